@@ -1,0 +1,23 @@
+# Everything runs in the environment that ./fumehood uses, made on first use outside the checkout.
+
+PYTHON := sh tools/python
+
+.PHONY: test lint bench lock clean
+
+# make test ARGS='-k undo'
+test:
+	@$(PYTHON) tools/run_tests.py $(ARGS)
+
+lint:
+	@$(PYTHON) -m ruff check --no-cache .
+	@$(PYTHON) -m mypy --cache-dir=/dev/null
+
+bench:
+	@$(PYTHON) bench/run.py $(ARGS)
+
+lock:
+	@sh tools/lock
+
+clean:
+	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests tools bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

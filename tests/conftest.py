@@ -1,0 +1,204 @@
+"""What every test stands on: a home, a project, a sandbox, the command line, and guards against leaks."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+PREFIX = "fumehood-tests-"
+# Variables that would make a test depend on who runs it.
+DROPPED = ("FUMEHOOD_", "PYTHON", "XDG_", "GIT_")
+KEPT = ("FUMEHOOD_TESTS_MUST_RUN", "FUMEHOOD_TESTS_DIR")
+UNSHARE_USER = """
+import ctypes, errno, os, sys
+if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
+    # The kernel's words for this one are about a disk.
+    code = ctypes.get_errno()
+    sys.exit("their number is limited" if code == errno.ENOSPC else os.strerror(code))
+"""
+
+# Mounts take their time on a busy machine, and in the hood a file left in the project is a change.
+hypothesis.settings.register_profile("fumehood", deadline=None, database=None)
+hypothesis.settings.load_profile("fumehood")
+
+
+def need(ability: bool, reason: str) -> None:
+    """Skip the test with the reason where the host lacks an ability; fail where every test must run."""
+    if ability:
+        return
+    if os.environ.get("FUMEHOOD_TESTS_MUST_RUN") == "1":
+        pytest.fail(f"every test must run here, but {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(name="need")
+def need_fixture() -> Callable[[bool, str], None]:
+    """The same as a fixture, for those who don't import it."""
+    return need
+
+
+@cache
+def why_no_user_namespace() -> str:
+    """The kernel's reason to refuse a user namespace, or nothing."""
+    command = [sys.executable, "-I", "-c", UNSHARE_USER]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr.strip()
+
+
+@cache
+def scratch() -> str:
+    """Where test directories go: not under /tmp, which the sandbox hides, unless there is nothing else."""
+    for place in (os.environ.get("FUMEHOOD_TESTS_DIR", ""), "/var/tmp"):
+        if place and os.access(place, os.W_OK | os.X_OK):
+            return place
+    return tempfile.gettempdir()
+
+
+def mounts_mentioning(text: str) -> list[str]:
+    """The mounts that this process sees and that name the text anywhere."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as handle:
+        return [line.strip() for line in handle if text in line]
+
+
+def mounts_that_stay(text: str, known: Sequence[str] = ()) -> list[str]:
+    """Give new mounts a moment: a FUSE mount goes away a little later than its last user."""
+    deadline = time.monotonic() + 2
+    while True:
+        found = [mount for mount in mounts_mentioning(text) if mount not in known]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def remove_tree(top: Path) -> None:
+    """Remove a tree, whatever is in it; never across a mount, whose files may be someone's."""
+    leaked = mounts_that_stay(str(top))
+    if leaked:
+        pytest.fail("still mounted, so not removed:\n" + "\n".join(leaked))
+    try:
+        shutil.rmtree(top)
+    except (OSError, RecursionError):
+        # Directories of mode 000, or deeper than a path or Python's stack can be.
+        subprocess.run(["chmod", "-R", "u+rwx", top], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", top], check=True)
+
+
+def fresh_directory(parent: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).resolve()
+
+
+@pytest.fixture(autouse=True)
+def namespaces_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Skip what needs namespaces where there are none, and see that no mount outlives its test."""
+    if request.node.get_closest_marker("namespaces") is None:
+        yield
+        return
+    refusal = why_no_user_namespace()
+    need(not refusal, f"user namespaces can't be made here: {refusal}")
+    known = mounts_mentioning(PREFIX)
+    yield
+    leaked = mounts_that_stay(PREFIX, known)
+    assert not leaked, "mounts left behind:\n" + "\n".join(leaked)
+
+
+@pytest.fixture
+def test_directory() -> Iterator[Path]:
+    """The one directory that holds a test's home and project."""
+    top = fresh_directory(scratch())
+    yield top
+    remove_tree(top)
+
+
+@pytest.fixture
+def home(test_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh home, named to this process and its children by HOME and XDG_*."""
+    for name in os.environ:
+        if name.startswith(DROPPED) and name not in KEPT:
+            monkeypatch.delenv(name)
+    home = test_directory / "home"
+    places = {
+        "HOME": home,
+        "XDG_STATE_HOME": home / ".local/state",
+        "XDG_DATA_HOME": home / ".local/share",
+        "XDG_CACHE_HOME": home / ".cache",
+        "XDG_CONFIG_HOME": home / ".config",
+        "XDG_RUNTIME_DIR": test_directory / "runtime",
+    }
+    for name, place in places.items():
+        place.mkdir(parents=True, mode=0o700)
+        monkeypatch.setenv(name, str(place))
+    return home
+
+
+@pytest.fixture
+def project(test_directory: Path) -> Path:
+    """A fresh, empty project outside the home and outside /tmp."""
+    project = test_directory / "project"
+    project.mkdir()
+    return project
+
+
+@pytest.fixture
+def sandbox(home: Path, project: Path) -> Iterator[object]:
+    """A sandbox on the project, its state in the fresh home."""
+    from fumehood import Sandbox
+
+    sandbox = Sandbox(project)
+    yield sandbox
+    close = getattr(sandbox, "close", None)
+    if close is not None:
+        close()
+
+
+def command_line() -> list[str]:
+    """How the wrapper starts Fumehood, where its environment runs the tests; else the module."""
+    launcher = Path(sys.prefix, "launch.py")
+    if launcher.is_file():
+        return [sys.executable, "-I", "-S", "-X", f"pycache_prefix={sys.prefix}/pycache", str(launcher)]
+    return [sys.executable, "-P", "-m", "fumehood"]
+
+
+@pytest.fixture
+def cli(home: Path, project: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The real command line: `cli("run", "--", "true")`, in the project unless told otherwise."""
+
+    def run(
+        *arguments: str | os.PathLike[str],
+        cwd: str | os.PathLike[str] | None = None,
+        input: str | None = None,  # noqa: A002  (subprocess's own name for it)
+        env: dict[str, str] | None = None,
+        timeout: float = 60,
+        command: Sequence[str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*(command or command_line()), *map(os.fspath, arguments)],
+            cwd=project if cwd is None else cwd,
+            env=os.environ | (env or {}),
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=timeout,
+            check=False,
+            capture_output=True,
+            **({"stdin": subprocess.DEVNULL} if input is None else {"input": input}),
+        )
+
+    return run
+
+
+@pytest.fixture
+def other_filesystem(test_directory: Path) -> Iterator[Path]:
+    """A directory on another file system than the home and the project."""
+    here = test_directory.stat().st_dev
+    places = ("/dev/shm", f"/run/user/{os.getuid()}", "/tmp", "/var/tmp")
+    others = [place for place in places if os.access(place, os.W_OK) and os.stat(place).st_dev != here]
+    need(bool(others), "there is no second writable file system")
+    top = fresh_directory(others[0])
+    yield top
+    remove_tree(top)

@@ -1,0 +1,132 @@
+"""The shape of the source: which way imports point, how long files are, and what a start loads."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SOURCES = CHECKOUT / "src"
+PACKAGE = SOURCES / "fumehood"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_LINES = 450
+
+# docs/design.md, section 4: each may import itself and what stands before it. The public names ("") are the
+# service's, shown to the faces and to users.
+ORDER = ["errors", "core", "linux", "rootfs", "store", "service", "", "faces", "adapters", "__main__"]
+
+SLOW = {"argparse", "asyncio", "contextlib", "dataclasses", "enum", "inspect", "json", "logging", "pathlib"}
+SLOW |= {"re", "signal", "socket", "subprocess", "threading", "tomllib", "typing"}
+
+
+def layer(dotted: str) -> str:
+    """The entry of ORDER that a module of ours belongs to."""
+    return dotted.split(".")[1] if "." in dotted else ""
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCES).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_ours(dotted: str) -> bool:
+    return dotted == "fumehood" or dotted.startswith("fumehood.")
+
+
+def exists(dotted: str) -> bool:
+    place = SOURCES.joinpath(*dotted.split("."))
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Every module of ours that a file imports: in functions and type-only blocks too."""
+    package = name_of(path).split(".") if path.name == "__init__.py" else name_of(path).split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            # `from fumehood import errors` names a module, `from fumehood import Sandbox` the package.
+            inner = [f"{source}.{alias.name}" for alias in node.names]
+            found = [one if exists(one) else source for one in inner] if is_ours(source) else []
+        else:
+            continue
+        yield from ((node.lineno, one) for one in found if is_ours(one))
+
+
+def test_every_module_has_its_place_in_the_order() -> None:
+    strangers = {name_of(path) for path in MODULES if layer(name_of(path)) not in ORDER}
+    assert not strangers, "say in docs/design.md and here where they stand"
+
+
+def test_imports_only_point_upward() -> None:
+    wrong = []
+    for path in MODULES:
+        importer = layer(name_of(path))
+        for line, imported in imports_of(path):
+            if ORDER.index(layer(imported)) > ORDER.index(importer):
+                wrong.append(f"{path.relative_to(CHECKOUT)}:{line}: imports {imported}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_file_is_longer_than_one_sitting() -> None:
+    lengths = {str(path.relative_to(CHECKOUT)): len(path.read_bytes().splitlines()) for path in MODULES}
+    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler takes any error at all and keeps it: to clean up and raise again is fine."""
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    names = {kind.id for kind in kinds if isinstance(kind, ast.Name)}
+    raises_again = isinstance(handler.body[-1], ast.Raise) and handler.body[-1].exc is None
+    return (handler.type is None or bool(names & {"Exception", "BaseException"})) and not raises_again
+
+
+def test_no_handler_swallows_errors_it_does_not_know() -> None:
+    broad = []
+    for path in MODULES:
+        lines = path.read_text().splitlines()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            # A listener may raise anything: where that is meant, the line says so to ruff, and why.
+            meant = isinstance(node, ast.ExceptHandler) and "noqa: BLE001" in lines[node.lineno - 1]
+            if isinstance(node, ast.ExceptHandler) and is_broad(node) and not meant:
+                broad += [f"{path.relative_to(CHECKOUT)}:{node.lineno}"]
+    assert not broad, "\n".join(broad)
+
+
+def test_the_locked_packages_are_those_the_distribution_asks_for() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    asked = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
+    lines = (CHECKOUT / "requirements/run.in").read_text().splitlines()
+    assert asked == {re.split(r"[^\w-]", line)[0] for line in lines if line and not line.startswith("#")}
+
+
+def test_no_committed_requirement_names_an_index() -> None:
+    for path in (CHECKOUT / "requirements").iterdir():
+        assert "://" not in path.read_text(), path.name
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(not (PACKAGE / "faces/cli/main.py").exists(), reason="there is no command line yet")
+def test_a_plain_run_loads_nothing_slow(home: Path, project: Path) -> None:
+    # Without site, as the wrapper starts it: what site loads is not ours.
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    path = f"import sys; sys.path += {[str(SOURCES), *packages]}; "
+    start = path + "from fumehood.faces.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", start, "run", "--", "true"]
+    # The second run: the first one of a boot also probes the host.
+    for _ in range(2):
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    imported = re.findall(r"^import time:.*\| +(\S+)$", done.stderr, flags=re.MULTILINE)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    need(done.returncode == 0, f"a plain run fails here: {' '.join(said)[-300:]}")
+    assert "fumehood.faces.cli.main" in imported
+    assert not sorted(SLOW & set(imported))

@@ -1,0 +1,298 @@
+"""The wrapper at the top of the repository: what a first use makes, and what later uses leave alone."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conftest import fresh_directory, need, remove_tree, scratch
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+NEEDED = ("fumehood", "requirements", "tools")
+# Stands in for the command line, to show how it was started.
+STAND_IN = """
+import json, os, sqlite3, sys
+def main():
+    print(json.dumps({
+        "argv": sys.argv[1:], "path": sys.path, "cwd": os.getcwd(), "sqlite3": sqlite3.__file__,
+        "here": __file__, "prefix": sys.prefix, "environment": dict(os.environ), "stdin": sys.stdin.read(),
+    }))
+    return 3
+"""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A copy of the checkout whose command line is the stand-in, and somebody's home."""
+
+    top: Path
+    copy: Path
+    home: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.home / ".cache/fumehood"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What a login has, and the way to the package index."""
+        kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "HTTP", "http", "PATH"))}
+        return kept | {"HOME": str(self.home)} | more
+
+    def start(
+        self, *arguments: str, program: str = "", cwd: Path | None = None, **more: str
+    ) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [program or str(self.copy / "fumehood"), *arguments],
+            cwd=cwd or self.top,
+            env=self.environment(**more),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, program: str = "", cwd: Path | None = None, **more: str) -> "Ended":
+        return ended(self.start(*arguments, program=program, cwd=cwd, **more))
+
+    def environments(self) -> list[str]:
+        return sorted(path.name for path in self.cache.glob("venv-*"))
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def shown(self) -> dict[str, object]:
+        assert self.status == 3, self.stderr
+        return dict(json.loads(self.stdout))
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    stdout, stderr = process.communicate("typed\n", timeout=240)
+    return Ended(process.returncode, stdout, stderr)
+
+
+def copy_of_the_checkout(copy: Path) -> None:
+    copy.mkdir(parents=True)
+    for name in NEEDED:
+        source = CHECKOUT / name
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, copy / name)
+    # The checkout under test may be one that its user can only read.
+    for path in copy.rglob("*"):
+        path.chmod(path.stat().st_mode | 0o200)
+    package = copy / "src/fumehood/faces/cli"
+    package.mkdir(parents=True)
+    for folder in (package, *list(package.parents)[:2]):
+        (folder / "__init__.py").touch()
+    (package / "main.py").write_text(STAND_IN)
+
+
+def index_reachable() -> bool:
+    """Whether a locked package can be had here."""
+    with_pip = [sys.executable, "-I", "-m", "pip", "download", "-qq", "--no-deps", "--no-cache-dir"]
+    with_pip += ["--require-hashes", "-r", str(CHECKOUT / "requirements/run.txt"), "--retries=0", "-d"]
+    target = fresh_directory(scratch())
+    try:
+        return subprocess.run([*with_pip, target], capture_output=True, check=False).returncode == 0
+    finally:
+        remove_tree(target)
+
+
+@pytest.fixture(scope="module")
+def first_uses() -> Iterator[tuple[Checkout, list[Ended]]]:
+    """A checkout with a blank in its name, used for the first time by two at once."""
+    need(index_reachable(), "the package index can't be reached from here")
+    top = fresh_directory(scratch())
+    made = Checkout(top, top / "a checkout", top / "home")
+    copy_of_the_checkout(made.copy)
+    made.home.mkdir()
+    both = [made.start("first", "use"), made.start("first", "use")]
+    yield made, [ended(process) for process in both]
+    remove_tree(top)
+
+
+@pytest.fixture
+def checkout(first_uses: tuple[Checkout, list[Ended]]) -> Checkout:
+    return first_uses[0]
+
+
+def test_two_first_uses_at_once_make_one_environment_and_both_run(
+    first_uses: tuple[Checkout, list[Ended]],
+) -> None:
+    checkout, both = first_uses
+    for one in both:
+        assert one.shown["argv"] == ["first", "use"]
+        assert "fumehood: first use" in one.stderr or "fumehood: waiting" in one.stderr
+    assert len(checkout.environments()) == 1
+
+
+def test_the_environment_is_private_and_outside_the_checkout(checkout: Checkout) -> None:
+    assert checkout.cache.stat().st_mode & 0o777 == 0o700
+    assert not [path for path in checkout.copy.rglob("*") if path.name in ("pyvenv.cfg", "__pycache__")]
+
+
+def test_a_later_use_starts_no_other_program(checkout: Checkout) -> None:
+    later = checkout.run("--", "a  b", "*", "", PATH="/nonexistent")
+    assert later.shown["argv"] == ["--", "a  b", "*", ""]
+    assert later.stderr == ""
+
+
+def test_standard_input_directory_and_exported_names_reach_the_command(checkout: Checkout) -> None:
+    shown = checkout.run(here="mine", env="mine", name="mine").shown
+    assert shown["stdin"] == "typed\n"
+    assert shown["cwd"] == str(checkout.top)
+    environment = shown["environment"]
+    assert isinstance(environment, dict)
+    assert [environment[name] for name in ("here", "env", "name")] == ["mine"] * 3
+    assert not [name for name in environment if name.startswith("fumehood_")]
+
+
+@pytest.mark.parametrize("program", ["./fumehood", "../a checkout/fumehood", "src/../fumehood"])
+def test_the_wrapper_may_be_called_by_any_path(checkout: Checkout, program: str) -> None:
+    again = checkout.run(program=program, cwd=checkout.copy)
+    assert again.shown["here"] == str(checkout.copy / "src/fumehood/faces/cli/main.py")
+    assert len(checkout.environments()) == 1
+
+
+def test_the_wrapper_may_be_called_through_a_link(checkout: Checkout) -> None:
+    link = checkout.top / "link"
+    link.symlink_to(checkout.copy / "fumehood")
+    assert checkout.run(program=str(link)).shown["prefix"] == str(checkout.cache / checkout.environments()[0])
+
+
+@pytest.mark.parametrize("name", ["fumehood.py", "sqlite3.py", "sitecustomize.py", "json/__init__.py"])
+def test_nothing_is_imported_from_the_current_directory(checkout: Checkout, name: str, project: Path) -> None:
+    planted = project / name
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_text("raise SystemExit('planted')")
+    shown = checkout.run(cwd=project, PYTHONPATH=str(project), PYTHONSTARTUP=str(planted)).shown
+    assert str(project) not in str(shown["path"])
+    assert str(project) not in str(shown["sqlite3"])
+
+
+def test_the_sources_can_not_stand_in_for_the_standard_library(checkout: Checkout) -> None:
+    planted = checkout.copy / "src/sqlite3.py"
+    planted.write_text("raise SystemExit('planted')")
+    try:
+        assert str(checkout.copy) not in str(checkout.run().shown["sqlite3"])
+    finally:
+        planted.unlink()
+
+
+def test_bytecode_beside_the_sources_is_not_executed(checkout: Checkout) -> None:
+    source = checkout.copy / "src/fumehood/faces/cli/main.py"
+    times = source.stat()
+    good = source.read_text()
+    try:
+        # As a command in the hood could: bytecode that claims to belong to the source, same time and size.
+        source.write_text("raise SystemExit('planted')".ljust(len(good)))
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+        env_python = checkout.cache / checkout.environments()[0] / "bin/python"
+        subprocess.run([env_python, "-I", "-m", "py_compile", source], check=True)
+    finally:
+        source.write_text(good)
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert list((source.parent / "__pycache__").iterdir())
+    assert checkout.run().shown["argv"] == []
+    shutil.rmtree(source.parent / "__pycache__")
+
+
+def test_a_touched_lock_is_looked_at_and_an_unchanged_one_keeps_the_environment(checkout: Checkout) -> None:
+    before = checkout.environments()
+    os.utime(checkout.copy / "requirements/run.txt", (1, 1))
+    assert checkout.run().stderr == ""
+    assert checkout.environments() == before
+    # Looked at once, not every time.
+    assert checkout.run(PATH="/nonexistent").status == 3
+
+
+def test_a_changed_lock_asks_for_a_new_environment_and_a_failure_leaves_nothing(checkout: Checkout) -> None:
+    before = checkout.environments()
+    lock = checkout.copy / "requirements/run.txt"
+    text = lock.read_text()
+    try:
+        lock.write_text(text.replace("sha256:", "sha256:" + "0" * 8)[: len(text)])
+        failed = checkout.run(PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+        assert failed.status == 125
+        assert "fumehood: the locked packages can't be installed" in failed.stderr
+        assert checkout.environments() == before
+    finally:
+        lock.write_text(text)
+    assert checkout.run().shown["argv"] == []
+
+
+def test_a_read_only_checkout_and_cache_are_enough_for_later_uses(checkout: Checkout) -> None:
+    folders = [path for path in (checkout.copy, *checkout.copy.rglob("*"), checkout.cache) if path.is_dir()]
+    modes = {path: path.stat().st_mode for path in folders}
+    for path in folders:
+        path.chmod(0o500)
+    try:
+        assert checkout.run().stderr == ""
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+
+def test_a_chosen_python_that_does_not_run_is_named(checkout: Checkout) -> None:
+    refused = checkout.run(FUMEHOOD_PYTHON="/nonexistent/python")
+    assert refused.status == 125
+    assert refused.stderr.count("\n") == 1
+    assert "FUMEHOOD_PYTHON=/nonexistent/python" in refused.stderr
+
+
+def test_without_any_python_one_line_says_what_to_type(project: Path) -> None:
+    tools = project / "bin"
+    tools.mkdir()
+    for name in ("sh", "id"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    (tools / "apt-get").symlink_to("/bin/true")
+    script = (CHECKOUT / "tools/find-python").read_text()
+    # The fixed places would find this machine's Python.
+    moved = project / "find-python"
+    moved.write_text(script.replace("/usr/bin/python3 /usr/local/bin/python3", ""))
+    command, path = [str(tools / "sh"), str(moved)], {"PATH": str(tools)}
+    told = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+    assert told.returncode == 125
+    assert told.stderr.startswith("fumehood: Python 3.11 or newer is needed; type: ")
+    assert told.stderr.endswith("apt install python3-venv\n")
+
+
+def test_a_cache_inside_the_checkout_is_refused(checkout: Checkout) -> None:
+    refused = checkout.run(XDG_CACHE_HOME=str(checkout.copy / "cache"))
+    assert refused.status == 125
+    assert "is in the checkout" in refused.stderr
+    assert not (checkout.copy / "cache").exists()
+
+
+def test_without_a_home_one_line_says_so(checkout: Checkout) -> None:
+    refused = checkout.run(HOME="")
+    assert refused.status == 125
+    assert refused.stderr == "fumehood: HOME is not set; type: export HOME=<your home directory>\n"
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(
+    not (CHECKOUT / "src/fumehood/faces/cli/main.py").exists(), reason="there is no command line yet"
+)
+def test_the_real_command_runs_through_the_wrapper(checkout: Checkout, project: Path) -> None:
+    sources = checkout.copy / "src"
+    aside = sources.rename(checkout.copy / "src.stand-in")
+    shutil.copytree(CHECKOUT / "src", sources, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        done = checkout.run("run", "--", "echo written > file && echo said", cwd=project)
+    finally:
+        shutil.rmtree(sources)
+        aside.rename(sources)
+    assert (done.status, done.stdout) == (0, "said\n"), done.stderr
+    assert (project / "file").read_text() == "written\n"
