@@ -1,0 +1,57 @@
+"""Fumehood: every shell command an agent runs is a transaction."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.core.policy import Policy as Policy
+    from fumehood.core.report import Blocked as Blocked
+    from fumehood.core.report import ReportedChange
+    from fumehood.core.report import Run as Run
+    from fumehood.errors import ApplyFailed as ApplyFailed
+    from fumehood.errors import BadRequest as BadRequest
+    from fumehood.errors import FumehoodError as FumehoodError
+    from fumehood.errors import LaunchFailed as LaunchFailed
+    from fumehood.errors import Refused as Refused
+    from fumehood.errors import StoreDamaged as StoreDamaged
+    from fumehood.errors import Unavailable as Unavailable
+    from fumehood.errors import UndoRefused as UndoRefused
+    from fumehood.service.library import Sandbox as Sandbox
+
+    Change = ReportedChange
+
+# Where each public name lives: importing the package itself must cost nothing.
+_PUBLIC = {
+    "Sandbox": ("fumehood.service.library", "Sandbox"),
+    "Policy": ("fumehood.core.policy", "Policy"),
+    "Run": ("fumehood.core.report", "Run"),
+    "Change": ("fumehood.core.report", "ReportedChange"),
+    "Blocked": ("fumehood.core.report", "Blocked"),
+    "FumehoodError": ("fumehood.errors", "FumehoodError"),
+    "ApplyFailed": ("fumehood.errors", "ApplyFailed"),
+    "BadRequest": ("fumehood.errors", "BadRequest"),
+    "LaunchFailed": ("fumehood.errors", "LaunchFailed"),
+    "Refused": ("fumehood.errors", "Refused"),
+    "StoreDamaged": ("fumehood.errors", "StoreDamaged"),
+    "Unavailable": ("fumehood.errors", "Unavailable"),
+    "UndoRefused": ("fumehood.errors", "UndoRefused"),
+}
+
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fumehood' has no attribute {name!r}")
+    import importlib
+
+    module, attribute = _PUBLIC[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Decisions as plain values: no disk, no process, no clock."""

@@ -1,0 +1,68 @@
+"""What the judge of dangerous changes is told, and what it answers."""
+
+from __future__ import annotations
+
+from fumehood.core.value import Value
+
+
+class Facts(Value):
+    """What was read about one change, only where it was asked for."""
+
+    target: str = ""  # a symlink's text, in its new version
+    old: bytes | None = None  # the content before; None: there was none, or it could not be read
+    new: bytes | None = None  # the content after
+    whole: bool = True  # False: a version was longer than what is read
+    root: str = ""  # the root's absolute path
+
+
+class Concern(Value):
+    """Why a change is held for a person, or taken over with a flag."""
+
+    held: bool
+    reason: str
+    flag: str
+
+
+class Rules(Value):
+    """A person's own globs, which add to ours.
+
+    A glob with a `/` is compared with the whole path below its root, one without with the last name,
+    and one that ends in `/` means everything below; `*` also matches `/`.
+    """
+
+    hold: tuple[str, ...] = ()
+    flag: tuple[str, ...] = ()
+
+
+class Ground(Value):
+    """What is known about the roots as a whole; see `danger.survey`.
+
+    `repositories` and `executed` hold pairs of a root's number and a path in it ("" is the root itself):
+    directories that are git repositories without being called `.git`, and files or directories that the
+    git configuration in force already makes git run or read as its own.
+    """
+
+    roots: tuple[str, ...] = ()
+    repositories: frozenset[tuple[int, str]] = frozenset()
+    executed: frozenset[tuple[int, str]] = frozenset()
+
+
+def held(flag: str, reason: str) -> Concern:
+    """Say that a change waits for a person."""
+    return Concern(held=True, reason=reason, flag=flag)
+
+
+def flagged(flag: str, reason: str) -> Concern:
+    """Say that a change is taken over, and why a person may want to look."""
+    return Concern(held=False, reason=reason, flag=flag)
+
+
+def shown(text: str) -> str:
+    """Return a command's own words fit for a person's terminal: no control characters, not too long."""
+    plain = text if text.isprintable() else ascii(text)[1:-1]
+    return plain if len(plain) <= 80 else f"{plain[:79]}…"
+
+
+def words(text: str) -> frozenset[str]:
+    """Make a table of the names in a text."""
+    return frozenset(text.split())

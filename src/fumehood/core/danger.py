@@ -1,0 +1,243 @@
+"""Tell which changes the host would act on by itself, and which run when a person builds.
+
+A path is judged by its final name alone, so that neither a file that did not exist yet nor a renamed
+directory above it slips through.
+"""
+
+from __future__ import annotations
+
+from fumehood.core import danger_tables as tables
+from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, SYMLINK
+from fumehood.core.concern import Concern, Facts, Ground, Rules, flagged, held, shown
+from fumehood.core.surroundings import Surroundings, is_dot_git, surroundings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fumehood.core.changes import Change, Stamp
+    from fumehood.core.danger_tables import Because
+
+__all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "executed", "survey", "suspects", "wants_facts"]
+
+_SET_ID = 0o6000
+_NOTHING_KNOWN = Ground()
+# A bare repository's own files, in a directory of any name.
+_GIT_NAMES = frozenset(("config", "config.worktree", "commondir", "head", ".gitmodules"))
+
+
+def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
+    """Tell whether judging a change needs the file's content or the link's target."""
+    if change.change == DELETED:
+        return False
+    if change.kind != FILE:
+        return change.kind == SYMLINK
+    directory, _, name = change.path.rpartition("/")
+    name, around = name.lower(), surroundings(directory)
+    if _may_be_git(name, around, ground):
+        from fumehood.core.gitdir import git_wants
+
+        if git_wants(change, (*around.parts, name), ground):
+            return True
+    # A file that was only touched, or switched away and back, needs no person.
+    return change.change != ADDED and (_held_by_name(name, around) is not None or _is_executed(change, ground))
+
+
+def concern(
+    change: Change, facts: Facts | None, extra: Rules, ground: Ground = _NOTHING_KNOWN
+) -> Concern | None:
+    """Return why a change must be held or flagged, or None.
+
+    Facts that `wants_facts` asked for and that could not be had count against the change. Deleting
+    is never dangerous in itself; a person's own globs hold it all the same.
+    """
+    if change.kind == DIRECTORY:
+        return None
+    if extra.hold and (glob := _matching(change.path, extra.hold)) is not None:
+        return held("own-rule", f"a rule of yours holds it: {shown(glob)}")
+    found = None
+    if change.change != DELETED and change.kind in (FILE, SYMLINK):
+        found = _judged(change, facts, ground)
+    if found is None and extra.flag and (glob := _matching(change.path, extra.flag)) is not None:
+        return flagged("own-rule", f"a rule of yours flags it: {shown(glob)}")
+    return found
+
+
+def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+    after = change.after
+    if after is not None and after.mode & _SET_ID and _gains_set_id(change, after):
+        return held("setuid", "would run with its owner's or group's rights, whoever starts it")
+    directory, _, name = change.path.rpartition("/")
+    name, around = name.lower(), surroundings(directory)
+    mild = None
+    if _may_be_git(name, around, ground) or (around.in_git and change.kind == SYMLINK):
+        from fumehood.core.gitdir import git_concern
+
+        mild = git_concern(change, (*around.parts, name), facts, ground)
+        if mild is not None and mild.held:
+            return mild
+    if change.kind == SYMLINK:
+        from fumehood.core.links import link_concern
+
+        link = link_concern(change, facts, ground)
+        if link is not None and link.held:
+            return link
+        mild = mild or link
+    return _by_name(change, name, around, facts, ground) or mild
+
+
+def _by_name(
+    change: Change, name: str, around: Surroundings, facts: Facts | None, ground: Ground
+) -> Concern | None:
+    because = _held_by_name(name, around)
+    if because is None and _is_executed(change, ground):
+        because = ("git-executed", "the git configuration in force makes git run or obey this")
+    if because is not None:
+        return None if _is_as_before(change, facts) else held(*because)
+    because = _flagged_by_name(name, around)
+    return None if because is None else flagged(*because)
+
+
+def _is_as_before(change: Change, facts: Facts | None) -> bool:
+    """Tell whether a file holds what it held, and has not become a program."""
+    if facts is None or change.kind != FILE or facts.old is None or not facts.whole or facts.old != facts.new:
+        return False
+    before, after = change.before, change.after
+    return before is not None and after is not None and not after.mode & ~before.mode & 0o111
+
+
+def _gains_set_id(change: Change, after: Stamp) -> bool:
+    """Tell whether a file's set-uid or set-gid bit counts: not if it had it and only other bits changed."""
+    before = change.before
+    if change.kind != FILE:
+        return False
+    return change.change != MODE or before is None or bool(after.mode & ~before.mode & _SET_ID)
+
+
+def _may_be_git(name: str, around: Surroundings, ground: Ground) -> bool:
+    """Tell cheaply whether git's rules need to be asked at all."""
+    if around.in_git:
+        return not around.is_dull or bool(ground.repositories)
+    return name in _GIT_NAMES or is_dot_git(name) or bool(ground.repositories)
+
+
+def _held_by_name(name: str, around: Surroundings) -> Because | None:
+    if around.in_git or around.is_packaged:
+        return None
+    if around.held is not None:
+        return around.held
+    # A link with a directory's name brings the whole directory.
+    found = tables.HELD_NAMES.get(name) or tables.HELD_DIRECTORIES.get(name)
+    found = found or tables.HELD_SUFFIXES.get(name.rpartition(".")[2])
+    if found is not None or not around.parts:
+        return found
+    found = tables.HELD_PAIRS.get((around.parts[-1], name))
+    return found if around.parts[-1] != "repo" or ".jj" in around.parts else None
+
+
+def _flagged_by_name(name: str, around: Surroundings) -> Because | None:
+    if around.in_git:
+        return None
+    if around.is_packaged:
+        # Python starts with these, wherever they are from.
+        return _flagged_by_file(name) if name.endswith((".pth", "customize.py")) else None
+    if around.flagged is not None:
+        return around.flagged
+    found = tables.FLAGGED_DIRECTORIES.get(name) or _flagged_by_file(name)
+    return found or tables.FLAGGED_PAIRS.get((around.parts[-1], name)) if around.parts else found
+
+
+def _flagged_by_file(name: str) -> Because | None:
+    if (found := tables.FLAGGED_NAMES.get(name)) is not None:
+        return found
+    stem, dot, ending = name.rpartition(".")
+    if not dot:
+        return None
+    if (found := tables.FLAGGED_SUFFIXES.get(ending)) is not None:
+        return found
+    if ending in tables.SCRIPT_ENDINGS and (stem.endswith(".config") or (stem[:1] == "." and stem.endswith("rc"))):
+        return tables.SCRIPT_REASON
+    return tables.FLAGGED_PREFIXES.get(name[: name.find(".", 1) + 1])
+
+
+def _matching(path: str, globs: Iterable[str]) -> str | None:
+    """Return the first of a person's globs that a path matches."""
+    from fnmatch import fnmatchcase
+
+    name = path.rpartition("/")[2]
+    for glob in globs:
+        whole = glob.removeprefix("/")
+        if whole.endswith("/"):
+            if fnmatchcase(path, f"{whole}*"):
+                return glob
+        elif fnmatchcase(path if "/" in glob else name, whole):
+            return glob
+    return None
+
+
+def _is_executed(change: Change, ground: Ground) -> bool:
+    for root, path in ground.executed:
+        if change.root == root and (change.path == path or change.path.startswith(f"{path}/")):
+            return True
+    return False
+
+
+def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
+    """Return the directories, by root and path, in which a `HEAD` would make these changes git's business.
+
+    The caller looks for a `HEAD` of any kind in each, in the project as the run left it, and gives those
+    that have one to `survey`.
+    """
+    found = set()
+    for change in changes:
+        if change.change == DELETED or change.kind == DIRECTORY:
+            continue
+        directory, _, name = change.path.rpartition("/")
+        for above in surroundings(directory).above_own:
+            found.add((change.root, above))
+        if name.lower() in _GIT_NAMES:
+            found.add((change.root, directory))
+    return found
+
+
+def survey(
+    changes: Iterable[Change],
+    roots: tuple[str, ...] = (),
+    repositories: Iterable[tuple[int, str]] = (),
+    executed: Iterable[tuple[int, str]] = (),
+) -> Ground:
+    """Gather what judging one change needs to know about the others and about the roots.
+
+    Finds bare repositories among what the run made; `repositories` are those found by `suspects`.
+    """
+    known = set(repositories)
+    for change in changes:
+        if change.path[-5:].lower() == "/head" and change.within is not None and change.change != DELETED:
+            parent = change.path[:-5]
+            if not surroundings(parent).in_git:
+                known.add((change.root, parent))
+    for number, root in enumerate(roots):
+        if root.lower().rstrip("/").endswith(".git"):
+            known.add((number, ""))
+    return Ground(roots=roots, repositories=frozenset(known), executed=frozenset(executed))
+
+
+def executed(
+    config: bytes, directory: str, work_tree: str, roots: tuple[str, ...], home: str = ""
+) -> set[tuple[int, str]]:
+    """Return what in the roots a git configuration already in force makes git run or obey.
+
+    `directory` is the one the configuration lies in: included files are named from there, all else from
+    the work tree. A person's global configuration counts too, since `core.hooksPath` may be relative.
+    """
+    from fumehood.core.gitkeys import named_paths
+    from fumehood.core.links import lands, within
+
+    found = set()
+    for key, word in named_paths(config):
+        text = f"{home}/{word[2:]}" if home and word.startswith("~/") else word
+        place = lands(directory if key.startswith("include") else work_tree, text)
+        spot = None if place is None else within(place, roots)
+        if spot is not None and spot[1]:
+            found.add(spot)
+    return found

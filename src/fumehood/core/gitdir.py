@@ -1,0 +1,271 @@
+"""Judge what a command leaves in a git directory, or makes a git directory of."""
+
+from __future__ import annotations
+
+from fumehood.core.changes import FILE, SYMLINK
+from fumehood.core.concern import flagged, held, words
+from fumehood.core.links import directory_of, lands, roots_of, within
+from fumehood.core.surroundings import AREAS, is_dot_git
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fumehood.core.changes import Change
+    from fumehood.core.concern import Concern, Facts, Ground
+
+HOOKS = words(
+    """
+    applypatch-msg pre-applypatch post-applypatch pre-commit pre-merge-commit prepare-commit-msg commit-msg
+    post-commit pre-rebase post-checkout post-merge pre-push pre-receive update proc-receive post-receive
+    post-update reference-transaction push-to-checkout pre-auto-gc post-rewrite sendemail-validate
+    fsmonitor-watchman query-watchman p4-changelist p4-prepare-changelist p4-post-changelist p4-pre-submit
+    post-index-change
+    """
+)
+_CONFIGS = ("config", "config.worktree")
+_OWN = frozenset((*AREAS, *_CONFIGS, "head", "hooks", "info", "commondir", "modules", "worktrees"))
+_REBASES = ("rebase-merge", "rebase-apply")
+_READ = frozenset(("gitdir", "attributes", "git-rebase-todo"))
+_READ_ANYWHERE = frozenset((*_CONFIGS, "commondir", "head", ".gitmodules"))
+_UNREAD = "could not be read whole, and git acts on what it says"
+
+
+def git_tails(change: Change, parts: Sequence[str], ground: Ground) -> list[Sequence[str]]:
+    """Return a path's remainder below each git directory it lies in; `parts` are its names in lower case."""
+    found = [parts[number + 1 :] for number, name in enumerate(parts[:-1]) if is_dot_git(name)]
+    if ground.repositories:
+        names = change.path.split("/")
+        above = ((number, (change.root, "/".join(names[:number]))) for number in range(len(names)))
+        found += [parts[number:] for number, directory in above if directory in ground.repositories]
+    return found
+
+
+def git_wants(change: Change, parts: Sequence[str], ground: Ground) -> bool:
+    """Tell whether judging a file by git's rules needs its content."""
+    name = parts[-1]
+    if is_dot_git(name) or name in _READ_ANYWHERE:
+        return True
+    tails = git_tails(change, parts, ground)
+    return any(name in _READ or ("hooks" in tail and change.before is not None) for tail in tails)
+
+
+def git_concern(change: Change, parts: Sequence[str], facts: Facts | None, ground: Ground) -> Concern | None:
+    """Judge a file or symlink by git's rules."""
+    if is_dot_git(parts[-1]):
+        return _pointer(change, facts, ground)
+    in_dot_git = any(map(is_dot_git, parts[:-1]))
+    tails = git_tails(change, parts, ground)
+    if change.kind == SYMLINK and (in_dot_git or any(tail[0] in _OWN for tail in tails)):
+        return held("git-redirect", "a link in a git directory leads git elsewhere")
+    worst = None
+    for tail in tails:
+        for place, sure in _places(tail):
+            found = _in_git(place, sure, change, facts, ground)
+            if found is not None and found.held:
+                return found
+            worst = worst or found
+    return worst if in_dot_git else worst or _stray(change, parts[-1], facts, ground)
+
+
+def _places(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
+    """Yield a path below a git directory, and below each that may lie in it: submodules' and work trees'.
+
+    A submodule's name may have slashes, so any name below `modules` can be its last; not sure is what
+    may as well be a branch.
+    """
+    yield tail, True
+    if tail[0] in ("modules", "worktrees"):
+        sure = True
+        for number in range(2, len(tail)):
+            yield tail[number:], sure
+            sure = sure and tail[number] not in AREAS
+
+
+def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+    first, name = place[0], place[-1]
+    if len(place) == 1:
+        return _at_top(name, sure, change, facts, ground)
+    if first == "hooks":
+        return _hook(place, change, facts) if sure or name in HOOKS else None
+    if tuple(place) == ("info", "attributes") and not is_unchanged(facts):
+        return held("git-attributes", "tells git which files to run through its filters")
+    if first in _REBASES and name == "git-rebase-todo":
+        return _rebase(facts)
+    if first in ("remotes", "branches") and sure:
+        return flagged("git-remote", "names an address for git")
+    return None
+
+
+def _at_top(name: str, sure: bool, change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+    if name in _CONFIGS:
+        return _config(change, facts, ground, sure=sure)
+    if name == "commondir":
+        return _common_directory(change, facts)
+    if name == "gitdir" and "worktrees" in change.path.lower():
+        return _work_tree(change, facts, ground)
+    return None
+
+
+def _hook(place: Sequence[str], change: Change, facts: Facts | None) -> Concern | None:
+    if len(place) == 2 and place[1].endswith(".sample"):
+        return None
+    if is_unchanged(facts) and not _became_executable(change):
+        return None
+    return held("git-hook", "git runs this hook by itself")
+
+
+def is_unchanged(facts: Facts | None) -> bool:
+    """Tell whether a file was written again with what it already held."""
+    return facts is not None and facts.whole and facts.old is not None and facts.old == facts.new
+
+
+def _became_executable(change: Change) -> bool:
+    before, after = change.before, change.after
+    return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
+
+
+def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) -> Concern | None:
+    """Compare two versions of a configuration by key; not sure, only what git would act on by itself counts."""
+    from fumehood.core.gitconfig import changed_keys
+    from fumehood.core.gitkeys import key_concern, runs_by_itself
+
+    if facts is None or facts.new is None or not facts.whole:
+        return held("git-config", _UNREAD)
+    changed = changed_keys(facts.old, facts.new)
+    if changed is None:
+        return held("git-config", "can't be understood as a git configuration") if sure else None
+    worst = None
+    for key, was, now in changed:
+        if not (sure or runs_by_itself(key)):
+            continue
+        if key == "core.worktree" and _is_own_work_tree(change, now[-1], facts, ground):
+            continue
+        found = key_concern(key, was, now)
+        if found is not None and found.held:
+            return found
+        worst = worst or found
+    return worst
+
+
+def _is_own_work_tree(change: Change, value: str | None, facts: Facts, ground: Ground) -> bool:
+    """Tell whether a submodule's configuration names a directory of the project as its work tree."""
+    place = lands(directory_of(change, facts), value or "")
+    spot = None if place is None or "/modules/" not in change.path else within(place, roots_of(facts, ground))
+    # A work tree in a git directory would let a checkout write hooks.
+    return spot is not None and not any(is_dot_git(name) for name in spot[1].lower().split("/"))
+
+
+def _line(facts: Facts | None) -> str | None:
+    """Return the one line that a file consists of, or None."""
+    if facts is None or facts.new is None or not facts.whole or b"\0" in facts.new:
+        return None
+    text = facts.new.decode("utf-8", "surrogateescape").rstrip("\r\n")
+    return None if "\n" in text else text
+
+
+def _pointer(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+    """Judge a `.git` that is no directory: a work tree's or a submodule's names its place in a git directory."""
+    if change.kind == SYMLINK:
+        return held("git-redirect", "a .git that is a link leads git elsewhere")
+    if is_unchanged(facts):
+        return None
+    text = _line(facts)
+    if facts is not None and text is not None and text.startswith("gitdir: "):
+        place = lands(directory_of(change, facts), text[len("gitdir: ") :])
+        spot = None if place is None else within(place, roots_of(facts, ground))
+        if spot is not None and _is_git_room(spot, facts, ground):
+            return None
+    return held("git-redirect", "a .git file points git at another repository")
+
+
+def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
+    """Tell whether a path is where git itself keeps a work tree's or a submodule's directory."""
+    number, path = spot
+    names = path.lower().split("/")
+    for at, name in enumerate(names[:-2]):
+        if is_dot_git(name) and names[at + 1] in ("modules", "worktrees"):
+            return True
+    # Number 0 is the change's own root once more: `roots_of`.
+    own = roots_of(facts, ground)[number]
+    known = any(own == root and (at, "") in ground.repositories for at, root in enumerate(ground.roots))
+    return known and len(names) > 1 and names[0] in ("modules", "worktrees")
+
+
+def _common_directory(change: Change, facts: Facts | None) -> Concern | None:
+    if is_unchanged(facts):
+        return None
+    in_worktrees = change.path.lower().split("/")[-3:-2] == ["worktrees"]
+    if in_worktrees and _line(facts) == "../..":
+        return None
+    return held("git-redirect", "commondir leads git to another repository's settings and hooks")
+
+
+def _work_tree(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+    if is_unchanged(facts):
+        return None
+    text = _line(facts)
+    place = lands(directory_of(change, facts), text) if facts is not None and text else None
+    if facts is not None and place is not None and place.endswith("/.git") and within(place, roots_of(facts, ground)):
+        return None
+    return held("git-redirect", "gitdir names a work tree outside the project")
+
+
+def _rebase(facts: Facts | None) -> Concern | None:
+    if facts is None or facts.new is None or not facts.whole:
+        return held("git-rebase", _UNREAD)
+    known = set((facts.old or b"").splitlines())
+    for line in facts.new.splitlines():
+        if line not in known and line.split(None, 1)[:1] in ([b"exec"], [b"x"]):
+            return held("git-rebase", "git runs a command from this list when the rebase goes on")
+    return None
+
+
+def _stray(change: Change, name: str, facts: Facts | None, ground: Ground) -> Concern | None:
+    """Judge a file that matters if its directory is, or becomes, a bare repository; and `.gitmodules`."""
+    if name == "commondir" and change.kind == FILE:
+        return _common_directory(change, facts)
+    if name == "head" and change.within is None:
+        return _head(change, facts)
+    if change.kind != FILE:
+        return None
+    if name == ".gitmodules":
+        return _submodules(facts)
+    return _config(change, facts, ground, sure=False) if name in _CONFIGS else None
+
+
+def _head(change: Change, facts: Facts | None) -> Concern | None:
+    """Judge a `HEAD` in a directory that was there before, whose other files are not judged with it.
+
+    In a directory that is new as a whole, everything is judged by git's rules: see `danger.survey`.
+    """
+    if change.kind == SYMLINK:
+        makes = facts is None or facts.target.startswith("refs/")
+    else:
+        new, old = (None, None) if facts is None else (facts.new, facts.old)
+        makes = new is None or (_is_head(new) and not (old is not None and _is_head(old)))
+    if makes:
+        return held("git-repository", "turns a directory that was there before into a git repository")
+    return None
+
+
+def _is_head(content: bytes) -> bool:
+    return content.startswith(b"ref:") or (len(content) >= 40 and content[:40].isalnum())
+
+
+def _submodules(facts: Facts | None) -> Concern | None:
+    from fumehood.core.gitconfig import changed_keys
+    from fumehood.core.gitkeys import key_concern
+
+    changed = None if facts is None or facts.new is None or not facts.whole else changed_keys(facts.old, facts.new)
+    if changed is None:
+        return held("git-submodules", "can't be understood as a list of submodules")
+    for key, was, now in changed:
+        if not key.startswith("submodule."):
+            continue
+        found = key_concern(key, was, now) if key.endswith((".url", ".update")) else None
+        if found is None and key.endswith(".path") and any((value or "").startswith("-") for value in now):
+            found = held("git-submodules", "a submodule's path would be taken for an option")
+        if found is not None and found.held:
+            return found
+    return None

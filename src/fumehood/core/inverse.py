@@ -1,0 +1,48 @@
+"""Turn a run's changes round: what must be done to the project to have it as it was before."""
+
+from __future__ import annotations
+
+from fumehood.core import changes as c
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OPPOSITE = {c.ADDED: c.DELETED, c.DELETED: c.ADDED, c.MODIFIED: c.MODIFIED, c.MODE: c.MODE, c.TYPE: c.TYPE}
+
+
+def inverse(changes: Sequence[c.Change]) -> list[c.Change]:
+    """Return the changes that take back those that were applied."""
+    return [_opposite(change) for change in changes if change.verdict == c.APPLIED]
+
+
+def _opposite(change: c.Change) -> c.Change:
+    kind = change.kind if change.before is None else change.before.kind
+    return c.Change(
+        change.root,
+        change.path,
+        _OPPOSITE[change.change],
+        kind,
+        before=change.after,
+        after=change.before,
+        within=change.within,
+        verdict=c.APPLIED,
+    )
+
+
+def staying(changes: Sequence[c.Change]) -> frozenset[tuple[int, str]]:
+    """Return the directories of the layer that hold something which was not taken over."""
+    return frozenset(
+        (change.root, "/".join(change.path.split("/")[:end]))
+        for change in changes
+        if change.verdict != c.APPLIED
+        for end in range(1, change.path.count("/") + 1)
+    )
+
+
+def needs_layer(change: c.Change) -> bool:
+    """Tell whether a change has a backup in the layer, or waits there for a person."""
+    if change.verdict in (c.HELD, c.CONFLICT):
+        return True
+    is_mode_alone = change.change == c.MODE and change.kind == c.DIRECTORY
+    return change.verdict == c.APPLIED and change.before is not None and not is_mode_alone

@@ -1,0 +1,63 @@
+"""What was asked: a command, where it runs, and what becomes of its changes."""
+
+from __future__ import annotations
+
+from fumehood.core.judge import APPLY
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
+_SHELL = "/bin/sh"
+_LONGEST_ARGUMENT = 128 * 1024 - 1  # the kernel's limit for one argument, its NUL included
+
+
+class Request(Value):
+    """One command, as it was asked for."""
+
+    command: str | tuple[str, ...]
+    cwd: str = ""
+    mode: str = APPLY
+    timeout: float | None = None
+    network: str = "none"
+
+
+def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
+    """Return a command that can be run, or say what is wrong with it."""
+    given = command if isinstance(command, str) else tuple(command)
+    parts = (given,) if isinstance(given, str) else given
+    if not parts or not parts[0].strip():
+        raise BadRequest("the command is empty", hint="fumehood run -- COMMAND")
+    for part in parts:
+        if "\0" in part:
+            raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
+        if len(part) > _LONGEST_ARGUMENT // 4 and len(part.encode(errors="surrogateescape")) > _LONGEST_ARGUMENT:
+            raise BadRequest(
+                f"the command is too long: the kernel takes {_LONGEST_ARGUMENT} bytes in one argument",
+                hint="write it to a script in the project and run that",
+            )
+    return given
+
+
+def arguments(command: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return what is executed: one string is a shell line, several are a program and its arguments.
+
+    The shell starts the program in both cases, so that one which is missing ends with 127, as people expect.
+    """
+    if isinstance(command, str):
+        return _SHELL, "-c", command
+    return _SHELL, "-c", 'exec "$@"', "sh", *command
+
+
+def shown(command: str | tuple[str, ...]) -> str:
+    """Write a command as a person would type it."""
+    return command if isinstance(command, str) else " ".join(_quoted(part) for part in command)
+
+
+def _quoted(part: str) -> str:
+    if part and _SAFE.issuperset(part):
+        return part
+    return "'" + part.replace("'", "'\"'\"'") + "'"

@@ -1,0 +1,60 @@
+"""Plain immutable records, light enough for the path that runs before every command.
+
+`dataclasses` and `typing` cost more to import than a whole sandboxed run, so records here are
+classes whose annotations name their fields; type checkers see them as frozen dataclasses.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self, dataclass_transform
+else:
+
+    def dataclass_transform(**_options):
+        """Stand in for the real one, which only type checkers need."""
+        return lambda cls: cls
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Value:
+    """A record whose fields are its class annotations; class attributes are defaults."""
+
+    _fields: tuple[str, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        own = [name for name in cls.__annotations__ if not name.startswith("_")]
+        cls._fields = (*cls._fields, *own)
+
+    def __init__(self, **given: Any) -> None:
+        values = self.__dict__
+        for name in self._fields:
+            if name in given:
+                values[name] = given.pop(name)
+            elif not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} needs {name}")
+        if given:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(given)}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable: {name} can't be set")
+
+    def fields(self) -> dict[str, Any]:
+        """Return every field with its value, in the order they were declared."""
+        return {name: getattr(self, name) for name in self._fields}
+
+    def replace(self, **changed: Any) -> Self:
+        """Return a copy with these fields changed."""
+        return type(self)(**{**self.fields(), **changed})
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.fields() == other.fields()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.fields().values()))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.fields().items())
+        return f"{type(self).__name__}({inside})"

@@ -1,0 +1,48 @@
+"""Every error Fumehood raises: what failed, the next step, and the exit code it becomes."""
+
+from __future__ import annotations
+
+
+class FumehoodError(Exception):
+    """Something Fumehood was asked to do can't be done; nothing was lost."""
+
+    exit_code = 125
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class BadRequest(FumehoodError):
+    """What was asked makes no sense: an empty command, an unknown run, a forbidden project."""
+
+
+class Refused(FumehoodError):
+    """A person, or the absence of one, said no."""
+
+    exit_code = 126
+
+
+class Unavailable(FumehoodError):
+    """This host lacks an ability that the request needs."""
+
+
+class OverlayUnavailable(Unavailable):
+    """A root can't be captured by an overlay here."""
+
+
+class LaunchFailed(FumehoodError):
+    """The sandbox itself failed to start: the command never ran."""
+
+
+class ApplyFailed(FumehoodError):
+    """Changes could not be taken over; the project is as it was before."""
+
+
+class UndoRefused(FumehoodError):
+    """A path is no longer what the run left, so taking the run back would lose something."""
+
+
+class StoreDamaged(FumehoodError):
+    """What we remember can't be read, or comes from a newer version."""
