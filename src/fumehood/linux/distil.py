@@ -1,0 +1,251 @@
+"""Tell a copy after the run from what was copied: whatever differs is moved into the layer."""
+
+from __future__ import annotations
+
+import os
+import stat
+from struct import Struct
+
+from fumehood.linux.copying import copy_belongings
+from fumehood.linux.marks import Opened, set_opaque, unmark, whiteout
+from fumehood.linux.nofollow import LISTING, is_whiteout, open_below, open_top, set_mode, split
+from fumehood.linux.upper import BOOKKEEPING, attributes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.linux.capture import Layer
+
+    # For each directory of the copy, by its path: each name in it, with the record of what was copied there.
+    Manifest = dict[str, dict[str, bytes]]
+
+COPIED, STAND_IN, LEFT_OUT = 0, 1, 2
+_RECORD = Struct("<QqqqIHB")  # packed, because there may be a hundred thousand
+_PIECE = 1 << 20
+_GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+record = _RECORD.pack
+
+
+class Was:
+    """What lay at a path of the copy before the run."""
+
+    __slots__ = ("changed_ns", "how", "inode", "lower", "mode", "modified_ns", "size")
+
+    def __init__(self, packed: bytes) -> None:
+        values = _RECORD.unpack(packed)
+        self.inode: int = values[0]
+        self.size: int = values[1]  # of a directory: its generation
+        self.modified_ns, self.changed_ns = int(values[2]), int(values[3])
+        self.mode: int = values[4]
+        self.lower, self.how = int(values[5]), int(values[6])
+
+
+def generation(directory: int) -> int:
+    """Return what tells one directory from a later one with the same inode number, where the system keeps it."""
+    import fcntl
+
+    try:
+        return int.from_bytes(fcntl.ioctl(directory, _GET_GENERATION, bytes(8))[:4], "little")
+    except OSError:
+        return 0
+
+
+class Distilling:
+    """One comparing of a copy with its manifest."""
+
+    def __init__(self, layer: Layer, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._merged = Opened(open_top(layer.merged))
+        self._upper = Opened(open_top(layer.upper))
+        self._lowers = [open_top(path) for path in layer.lowers]
+        self._made: dict[str, int] = {"": stat.S_IMODE(os.fstat(self._merged.top).st_mode)}
+        self._open: tuple[str, int] | None = None
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        if self._open is not None:
+            os.close(self._open[1])
+        for fd in (self._merged.top, self._upper.top, *self._lowers):
+            os.close(fd)
+
+    def distil(self) -> None:
+        """Compare directory by directory, then close up the layer's directories, the deepest first."""
+        os.close(self._upper.open(""))
+        waiting = [""]
+        while waiting:
+            waiting += self._directory(waiting.pop())
+        self._upper.restore()
+        for path, mode in reversed(self._made.items()):
+            self._finish(path, mode)
+
+    def _directory(self, path: str) -> list[str]:
+        """Take over what differs in a directory that is still the same one; return those like it inside."""
+        before = self._manifest.pop(path, {})
+        inside: list[str] = []
+        here = self._merged.open(path)
+        try:
+            for name in os.listdir(here):
+                found = os.stat(name, dir_fd=here, follow_symlinks=False)
+                if is_whiteout(found):
+                    continue  # an overlay would not have let the command make one; the name is as good as gone
+                below = f"{path}/{name}" if path else name
+                packed = before.pop(name, None)
+                was = None if packed is None else Was(packed)
+                if was is not None and self._is_same_directory(below, found, was):
+                    inside.append(below)
+                elif was is None or not self._is_unchanged(here, name, path, found, was):
+                    self._take(here, name, path, found, replacing=was is not None)
+            for name, packed in before.items():
+                if Was(packed).how != LEFT_OUT:
+                    whiteout(self._layer_directory(path), name)
+        finally:
+            os.close(here)
+        return inside
+
+    def _is_same_directory(self, path: str, found: os.stat_result, was: Was) -> bool:
+        if not (stat.S_ISDIR(found.st_mode) and stat.S_ISDIR(was.mode)) or found.st_ino != was.inode:
+            return False
+        directory = self._merged.open(path)
+        try:
+            if generation(directory) != was.size:
+                return False
+        finally:
+            os.close(directory)
+        if was.how == STAND_IN:
+            self._merged.modes[path] = stat.S_IMODE(was.mode)  # that of what it stands for
+        elif found.st_mode != was.mode:
+            self._layer_directory(path)
+        return True
+
+    def _is_unchanged(self, here: int, name: str, parent: str, found: os.stat_result, was: Was) -> bool:
+        if found.st_ino != was.inode or stat.S_IFMT(found.st_mode) != stat.S_IFMT(was.mode):
+            return False
+        if was.how == STAND_IN:
+            return found.st_size == 0
+        if found.st_ctime_ns == was.changed_ns:
+            return True
+        if (found.st_size, found.st_mtime_ns, found.st_mode) != (was.size, was.modified_ns, was.mode):
+            return False
+        return self._is_like_original(here, name, parent, was.lower)
+
+    def _is_like_original(self, here: int, name: str, parent: str, lower: int) -> bool:
+        """Compare with what was copied: a link made to it, or a mode set back, leaves a file as it was."""
+        try:
+            original = open_below(self._lowers[lower], parent)
+        except OSError:
+            return False
+        try:
+            return _same(here, original, name)
+        except OSError:
+            return False  # gone or replaced meanwhile: the apply will see that it is a conflict
+        finally:
+            os.close(original)
+
+    def _layer_directory(self, path: str) -> int:
+        """Return a descriptor of a directory in the layer, made with those above it; valid until the next call."""
+        if self._open is not None and self._open[0] == path:
+            return self._open[1]
+        missing = []
+        here = path
+        while here not in self._made:
+            missing.append(here)
+            here = split(here)[0]
+        for each in reversed(missing):
+            above, name = split(each)
+            directory = open_below(self._upper.top, above)
+            try:
+                os.mkdir(name, 0o700, dir_fd=directory)
+            finally:
+                os.close(directory)
+            self._made[each] = self._mode_of(each)
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
+        self._open = path, open_below(self._upper.top, path)
+        return self._open[1]
+
+    def _mode_of(self, path: str) -> int:
+        """Return the mode that the command left a directory of the copy at."""
+        if path in self._merged.modes:
+            return self._merged.modes[path]
+        directory = open_below(self._merged.top, path)
+        try:
+            return stat.S_IMODE(os.fstat(directory).st_mode)
+        finally:
+            os.close(directory)
+
+    def _take(self, here: int, name: str, parent: str, found: os.stat_result, *, replacing: bool) -> None:
+        """Move an entry into the layer, with all below it."""
+        path = f"{parent}/{name}" if parent else name
+        target = self._layer_directory(parent)
+        if not stat.S_ISDIR(found.st_mode):
+            os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
+            unmark(target, name)
+            return
+        os.close(self._merged.open(path))  # a directory must be writable to change parents
+        os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
+        if path in self._merged.modes:
+            self._upper.modes[path] = self._merged.modes.pop(path)
+        self._clean_tree(path)
+        if replacing:
+            directory = open_below(target, name, LISTING)
+            set_opaque(directory)
+            os.close(directory)
+
+    def _clean_tree(self, top: str) -> None:
+        """Remove from a new tree what only an overlay may put there: a command could have forged it."""
+        waiting = [top]
+        while waiting:
+            path = waiting.pop()
+            here = self._upper.open(path)
+            try:
+                unmark(here, ".")
+                for name in os.listdir(here):
+                    found = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    if stat.S_ISDIR(found.st_mode):
+                        waiting.append(f"{path}/{name}")
+                    elif is_whiteout(found):
+                        os.unlink(name, dir_fd=here)
+                    else:
+                        unmark(here, name)
+            finally:
+                os.close(here)
+
+    def _finish(self, path: str, mode: int) -> None:
+        """Give a directory of the layer what belongs to the one it stands for."""
+        reading = open_below(self._merged.top, path, LISTING)
+        writing = open_below(self._upper.top, path, LISTING)
+        try:
+            copy_belongings(reading, writing, os.fstat(reading))
+            set_mode(writing, mode)
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+
+def _same(one: int, other: int, name: str) -> bool:
+    """Tell whether two entries of one name are alike: kind, target, content, attributes."""
+    kind, other_kind = (stat.S_IFMT(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) for fd in (one, other))
+    if kind != other_kind or kind not in (stat.S_IFREG, stat.S_IFLNK):
+        return kind == other_kind
+    if kind == stat.S_IFLNK:
+        return os.readlink(name, dir_fd=one) == os.readlink(name, dir_fd=other)
+    return _attributes(one, name) == _attributes(other, name) and _same_content(one, other, name)
+
+
+def _attributes(directory: int, name: str) -> dict[str, bytes]:
+    path = f"/proc/self/fd/{directory}/{name}"
+    own = [each for each in attributes(directory, name) if not each.startswith(BOOKKEEPING)]
+    return {each: os.getxattr(path, each, follow_symlinks=False) for each in own}
+
+
+def _same_content(one: int, other: int, name: str) -> bool:
+    with (
+        open(os.open(name, _READING, dir_fd=one), "rb", 0) as mine,
+        open(os.open(name, _READING, dir_fd=other), "rb", 0) as theirs,
+    ):
+        while piece := mine.read(_PIECE):
+            if piece != theirs.read(_PIECE):
+                return False
+        return not theirs.read(1)

@@ -1,0 +1,294 @@
+"""Capture writes with fuse-overlayfs: mounted for one run, and its layer then put into the kernel's form.
+
+The mount stands on the host, in a directory of ours, where plain bubblewrap can bind it. The process that
+serves it ends with the thread that started it, and takes the mount along: nothing is left behind by a kill.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+
+from fumehood.errors import OverlayUnavailable
+from fumehood.linux import libc
+from fumehood.linux.bwrap import programs
+from fumehood.linux.marks import Opened, set_opaque, unmark, whiteout
+from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top
+from fumehood.linux.overlay import mounts_inside
+from fumehood.linux.probe import may_mount
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Sequence
+
+    from fumehood.linux.capture import Layer
+
+_PREFIX, _OPAQUE_FILE = ".wh.", ".wh..wh..opq"
+_OPAQUE_MARKS = ("user.fuseoverlayfs.opaque", "trusted.overlay.opaque")
+_START_S, _END_S, _BUSY_S = 10.0, 0.5, 1.0
+_DETACH = 2  # MNT_DETACH
+_SPECIAL = stat.S_ISUID | stat.S_ISGID
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
+
+# Becomes fuse-overlayfs once it is sure to end (SIGTERM, upon which it unmounts) with whoever started it.
+_CHILD = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def mount(layer: Layer) -> None:
+    """Mount a view of a root at `layer.merged` that writes into `layer.upper`; raises OverlayUnavailable."""
+    import subprocess
+    import tempfile
+
+    _check_place(layer.upper)
+    lowers = [open_top(path) for path in layer.lowers]
+    with tempfile.TemporaryFile() as said:
+        try:
+            daemon = subprocess.Popen(
+                _command(layer, lowers), cwd=os.path.dirname(layer.upper), pass_fds=lowers,
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, env={**os.environ, "LC_ALL": "C"},
+                start_new_session=True,  # Ctrl-C is for us, not for the mount that the command stands on
+            )  # fmt: skip
+        finally:
+            for fd in lowers:
+                os.close(fd)
+        _daemons[layer.merged] = daemon
+        try:
+            serves = _serves(daemon, layer.merged)
+        except BaseException:
+            clear_away(layer)
+            raise
+        if not serves:
+            clear_away(layer)
+            said.seek(0)
+            raise _failure(layer, said.read())
+
+
+def _check_place(upper: str) -> None:
+    """Refuse a place that fuse-overlayfs would misread: it resolves the path, then splits it at colons."""
+    place = os.path.realpath(os.path.dirname(upper))
+    if ":" in place or "\\" in place:
+        raise OverlayUnavailable(
+            f"fuse-overlayfs can't write to {place}: there is a colon or a backslash in it",
+            hint="name another place for Fumehood's records: export XDG_STATE_HOME=/some/directory",
+        )
+
+
+def _command(layer: Layer, lowers: Sequence[int]) -> list[str]:
+    """Name every directory so that no byte of a path can be taken for an option: by descriptor, or short.
+
+    Without its write-back cache, all that was written has reached the layer when the command has ended.
+    """
+    import sys
+
+    found = programs("fuse-overlayfs")
+    if not found:
+        raise OverlayUnavailable("fuse-overlayfs is not installed", hint="fumehood doctor names the line to type")
+    below = ":".join(f"/proc/self/fd/{fd}" for fd in lowers)
+    upper, work = os.path.basename(layer.upper), os.path.basename(layer.work)
+    options = f"lowerdir={below},upperdir={upper},workdir={work},volatile,writeback=0,nosuid,nodev"
+    child = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid())]
+    return [*child, found[0], "-f", "-o", options, layer.merged]
+
+
+def _serves(daemon: subprocess.Popen[bytes], merged: str) -> bool:
+    """Wait until the mount answers; tell whether it does."""
+    outside = os.stat(os.path.dirname(merged)).st_dev
+    until = time.monotonic() + _START_S
+    while daemon.poll() is None and time.monotonic() < until:
+        try:
+            if os.stat(merged).st_dev != outside:
+                return True
+        except OSError:
+            continue  # it ends while we look: the next turn sees that
+        time.sleep(0.001)
+    return False
+
+
+def _failure(layer: Layer, said: bytes) -> OverlayUnavailable:
+    lines = [line for line in said.decode(errors="replace").splitlines() if "argument ignored" not in line]
+    reason = "; ".join(lines[-2:]) or "it did not start"
+    return OverlayUnavailable(
+        f"fuse-overlayfs can't cover {layer.root}: {reason}", hint="fumehood doctor says what is missing here"
+    )
+
+
+def unmount(layer: Layer) -> None:
+    """Take the mount away, whatever state it is in; raises where it broke while the command ran."""
+    daemon = _daemons.get(layer.merged)
+    broke = daemon is not None and daemon.poll() is not None
+    clear_away(layer)
+    if broke:
+        raise OverlayUnavailable(
+            f"fuse-overlayfs broke while the command ran on {layer.root}, so its changes are incomplete",
+            hint="nothing was taken over; try another way of capturing: fumehood doctor lists those that work",
+        )
+
+
+def clear_away(layer: Layer) -> None:
+    """Unmount and end the process that served the mount, if there is one; may be repeated."""
+    merged = layer.merged
+    daemon = _daemons.get(merged)
+    until = time.monotonic() + _BUSY_S
+    while _is_mounted(merged) and not _detach(merged, lazily=False):
+        if time.monotonic() > until:
+            # Somebody on the host looks into it. All that was written is in the layer already, so the
+            # last resort is to take it out of sight: it goes when they are done.
+            _detach(merged, lazily=True)
+            break
+        time.sleep(0.02)
+    if daemon is not None:
+        _end(daemon)
+    # Last, so that a Ctrl-C on the way here leaves it to be cleared away by the next call.
+    _daemons.pop(merged, None)
+
+
+def _is_mounted(merged: str) -> bool:
+    """Tell by the kernel's table, because a mount whose process is dead can't be looked at."""
+    above = os.path.realpath(os.path.dirname(merged))
+    return f"{above}/{os.path.basename(merged)}" in mounts_inside(above)
+
+
+def _detach(merged: str, *, lazily: bool) -> bool:
+    """Unmount as root, or through fusermount as whoever mounted it; tell whether that worked."""
+    if may_mount():
+        try:
+            libc.umount(os.fsencode(merged), _DETACH if lazily else 0)
+        except OSError:
+            return False
+        return True
+    import subprocess
+
+    for program in (*programs("fusermount3"), *programs("fusermount")):
+        asked = [program, "-u", *(["-z"] if lazily else []), "--", merged]
+        if subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:
+            return True
+    return False
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    """Let the process end by itself; other mount namespaces may keep it, so ask it to, then make it."""
+    import subprocess
+
+    for ask in (None, daemon.terminate, daemon.kill):
+        if ask is not None:
+            ask()
+        try:
+            daemon.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def normalise(layer: Layer) -> None:
+    """Put the layer into the form that the kernel leaves, and drop what fuse-overlayfs adds to it."""
+    top = open_top(layer.upper)
+    lowers = [open_top(path) for path in layer.lowers]
+    opened = Opened(top)
+    waiting: list[tuple[str, Sequence[int]]] = [("", lowers)]
+    try:
+        while waiting:
+            path, below = waiting.pop()
+            waiting += _normalise_directory(opened, path, below)
+    finally:
+        opened.restore()
+        for fd in (top, *lowers):
+            os.close(fd)
+
+
+def _normalise_directory(opened: Opened, path: str, lowers: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
+    """Put one directory in order; return those in it, each with the lower layers that matter there."""
+    here = opened.open(path)
+    visible = [(lower, fd) for lower in lowers if (fd := _directory_in(lower, path)) is not None]
+    below = [fd for _, fd in visible]
+    inside: list[tuple[str, Sequence[int]]] = []
+    try:
+        if _take_opaque_marks(here) and below:
+            set_opaque(here)
+            visible = []
+        elif below:
+            _restore_special_bits(opened, path, here, below[0])
+        for name in os.listdir(here):
+            found = os.stat(name, dir_fd=here, follow_symlinks=False)
+            hidden = _hidden_by(name, found)
+            if hidden is not None:
+                _settle_whiteout(here, name, hidden, needed=bool(visible) and _exists(below, hidden))
+            elif stat.S_ISDIR(found.st_mode):
+                inside.append((f"{path}/{name}" if path else name, [lower for lower, _ in visible]))
+            else:
+                unmark(here, name)
+    finally:
+        for fd in (here, *below):
+            os.close(fd)
+    return inside
+
+
+def _restore_special_bits(opened: Opened, path: str, here: int, lower: int) -> None:
+    """Give a directory back the set-user and set-group bits that fuse-overlayfs loses when it copies one up."""
+    mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, lower))
+    if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:
+        opened.modes[path] = was
+
+
+def _directory_in(lower: int, path: str) -> int | None:
+    """Open a directory of a lower layer, or tell that it has none there that could be seen."""
+    try:
+        return open_below(lower, path)
+    except OSError as error:
+        if error.errno not in _NOTHING_THERE:
+            raise
+        return None
+
+
+def _exists(directories: Sequence[int], name: str) -> bool:
+    try:
+        return any(look(directory, name) is not None for directory in directories)
+    except PermissionError:
+        return False
+
+
+def _take_opaque_marks(directory: int) -> bool:
+    """Remove whatever marks a directory; tell whether fuse-overlayfs had marked it as opaque.
+
+    It never writes the kernel's own mark for users: one that is there is the command's doing.
+    """
+    names = os.listxattr(directory)
+    opaque = any(name in names and os.getxattr(directory, name) == b"y" for name in _OPAQUE_MARKS)
+    unmark(directory, ".")
+    if look(directory, _OPAQUE_FILE) is not None:
+        os.unlink(_OPAQUE_FILE, dir_fd=directory)
+        opaque = True
+    return opaque
+
+
+def _hidden_by(name: str, found: os.stat_result) -> str | None:
+    """Return the name that an entry declares deleted, if it does.
+
+    Where device nodes can't be made, that is done by an empty file `.wh.NAME`. A command can only rename
+    one into place, and then NAME is gone for it, too. Anything else of such a name is its own work.
+    """
+    if is_whiteout(found):
+        return name
+    if name.startswith(_PREFIX) and stat.S_ISREG(found.st_mode) and found.st_size == 0:
+        return name[len(_PREFIX) :]
+    return None
+
+
+def _settle_whiteout(directory: int, name: str, hidden: str, *, needed: bool) -> None:
+    """Keep a whiteout, as a device node, only where there is something to hide."""
+    if name == hidden:
+        if not needed:
+            os.unlink(name, dir_fd=directory)
+        return
+    os.unlink(name, dir_fd=directory)
+    if needed and look(directory, hidden) is None:
+        whiteout(directory, hidden)

@@ -1,0 +1,199 @@
+"""Start one sandbox: namespaces and overlays of our own, then bubblewrap in them."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.value import Value
+from fumehood.linux import libc, overlay
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+STATUS_FD = 3
+_REPORT_FD = 4
+_HIGHEST_FD = 1 << 20
+_KILL, _INTERRUPT = 9, 2
+
+
+class Owner(Value):
+    """Whom the command runs as, when root works on somebody else's project."""
+
+    user: int
+    group: int
+    groups: tuple[int, ...] = ()
+
+
+class Plan(Value):
+    """Everything a fresh process must do to become the sandboxed command."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    overlays: tuple[overlay.Overlay, ...] = ()
+    privileged: bool = False
+    owner: Owner | None = None
+
+
+class Exit(Value):
+    """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox."""
+
+    status: int | None
+    failure: str = ""
+
+
+def become(plan: Plan, stdio: tuple[int, int, int], status: int, report: int) -> NoReturn:
+    """Turn this freshly forked process into the sandbox; what fails is told on `report`."""
+    step = "preparing"
+    try:
+        _arrange_descriptors(stdio, status, report)
+        if plan.overlays:
+            step = "making namespaces"
+            overlay.enter_namespaces(privileged=plan.privileged)
+        for each in plan.overlays:
+            step = f"mounting an overlay over {each.root}"
+            overlay.mount(each)
+        if plan.owner is not None:
+            step = f"becoming user {plan.owner.user}"
+            os.setgroups(plan.owner.groups)
+            os.setresgid(plan.owner.group, plan.owner.group, plan.owner.group)
+            os.setresuid(plan.owner.user, plan.owner.user, plan.owner.user)
+        step = f"starting {plan.arguments[0]}"
+        libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
+        libc.default_signals()
+        os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
+        os.execve(plan.arguments[0], plan.arguments, plan.environment)
+    except OSError as error:
+        os.write(_REPORT_FD, f"{step}: {error.strerror}\0{error.errno}".encode(errors="surrogateescape"))
+    finally:
+        os._exit(125)
+
+
+def _arrange_descriptors(stdio: tuple[int, int, int], status: int, report: int) -> None:
+    """Put the few descriptors that are needed into their places; all others are closed before exec.
+
+    One left open would reach into the sandbox: a directory among them is a way out.
+    """
+    # First out of the way of the places that are about to be taken.
+    spare = [_above(fd) for fd in (*stdio, status, report)]
+    for place, fd in enumerate(spare):
+        os.dup2(fd, place, inheritable=place != _REPORT_FD)
+    os.chdir("/")
+
+
+def _above(fd: int) -> int:
+    while fd <= _REPORT_FD:
+        fd = os.dup(fd)
+    return fd
+
+
+class Status:
+    """What bubblewrap tells on its status descriptor, read as it comes."""
+
+    def __init__(self) -> None:
+        self._text = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take in what was read."""
+        self._text += data
+
+    @property
+    def init(self) -> int | None:
+        """The process that is number one inside: when it is gone, everything inside is."""
+        return self._number(b'"child-pid": ')
+
+    @property
+    def exit_code(self) -> int | None:
+        """The command's own status; never told where the command did not run."""
+        return self._number(b'"exit-code": ')
+
+    def _number(self, key: bytes) -> int | None:
+        _, found, rest = self._text.partition(key)
+        digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
+        # Without what follows the digits, the number may still be coming in.
+        return int(digits) if found and digits and len(rest) > len(digits) else None
+
+
+class Sandbox:
+    """One running sandbox whose outermost process is a child of this one.
+
+    This process must be a subreaper: the sandbox's own first process falls to it when bubblewrap ends,
+    and only when that one is reaped is nothing left that could still write.
+    """
+
+    def __init__(self, process: int, status: int, report: int) -> None:
+        self.process = process
+        self._reading = status
+        self._report = report
+        self._status = Status()
+        self._ending = False
+        self._killed = False
+
+    def fileno(self) -> int:
+        """The descriptor to poll next: readable when the sandbox tells of itself, or something ended."""
+        return self._reading
+
+    def advance(self) -> Exit | None:
+        """Take note of what made the descriptor readable; return how it ended once all inside is gone."""
+        if not self._ending:
+            data = os.read(self._reading, 4096)
+            if data:
+                self._status.feed(data)
+                return None
+            os.waitpid(self.process, 0)
+            self._ending = True
+        return self._reap_init()
+
+    def _reap_init(self) -> Exit | None:
+        """Reap the sandbox's first process, which falls to us when bubblewrap, killing it, is gone."""
+        init = self._status.init
+        if init is not None:
+            try:
+                if os.waitpid(init, os.WNOHANG)[0] == 0:
+                    os.close(self._reading)
+                    self._reading = os.pidfd_open(init)
+                    return None
+            except ChildProcessError:
+                pass  # bubblewrap reaped it itself
+        report = os.read(self._report, 4096).decode(errors="surrogateescape")
+        os.close(self._reading)
+        os.close(self._report)
+        if self._killed:
+            return Exit(status=128 + _KILL)
+        return Exit(status=None if report else self._status.exit_code, failure=report.partition("\0")[0])
+
+    def kill(self) -> None:
+        """End everything inside at once; it dies with bubblewrap, its parent."""
+        if not self._ending:
+            self._killed = True
+            os.kill(self.process, _KILL)
+
+    def interrupt(self) -> None:
+        """Send the command what Ctrl-C would; where it has not begun yet, end it."""
+        init = self._status.init
+        if init is None:
+            self.kill()
+            return
+        try:
+            with open(f"/proc/{init}/task/{init}/children") as children:
+                processes = [int(number) for number in children.read().split()]
+        except FileNotFoundError:
+            return
+        for process in processes:
+            try:
+                os.kill(process, _INTERRUPT)
+            except ProcessLookupError:
+                continue
+
+
+def start(plan: Plan, stdio: tuple[int, int, int]) -> Sandbox:
+    """Fork a sandbox from this process, which must have one thread only and outlive it."""
+    libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
+    status_read, status_write = os.pipe()
+    report_read, report_write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        become(plan, stdio, status_write, report_write)
+    os.close(status_write)
+    os.close(report_write)
+    return Sandbox(process, status_read, report_read)

@@ -1,0 +1,220 @@
+"""A small process of one thread, started once and kept, that forks sandboxes for a larger program.
+
+Forking with work between fork and exec is not safe in a threaded program, a fresh interpreter for each
+command is slow, and a sandbox dies with the thread that forked it. The launcher has none of these troubles.
+It ends, and everything it started with it, when its program does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import threading
+
+from fumehood.errors import LaunchFailed
+from fumehood.linux import launch
+from fumehood.linux.overlay import Overlay
+
+_KILL, _INTERRUPT = b"k", b"i"
+
+
+class Launcher:
+    """The program's side: asks for sandboxes."""
+
+    def __init__(self) -> None:
+        import subprocess
+
+        self.owner = os.getpid()
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]);"
+            "from fumehood.linux.launcher import serve; serve(int(sys.argv[2]))"
+        )
+        source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", code, source, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                cwd="/", start_new_session=True,
+            )  # fmt: skip
+
+    def start(self, plan: launch.Plan, stdio: tuple[int, int, int]) -> Remote:
+        """Have a sandbox started; its events come on a channel of its own."""
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        message = json.dumps(_packed(plan)).encode()
+        try:
+            with self._lock, theirs:
+                self._socket.sendall(len(message).to_bytes(4, "big"))
+                socket.send_fds(self._socket, [b"!"], [*stdio, theirs.fileno()])
+                self._socket.sendall(message)
+        except OSError as error:
+            mine.close()
+            raise LaunchFailed("the launcher is gone", hint="it was killed; the next run starts another") from error
+        return Remote(mine)
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it can still be asked, by this process."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def close(self) -> None:
+        """End it; whatever it started ends too."""
+        self._socket.close()
+        if self.owner == os.getpid():
+            self._process.wait()
+
+
+class Remote:
+    """One sandbox that the launcher attends for us."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+        return self._channel.fileno()
+
+    def advance(self) -> launch.Exit | None:
+        """Return how the sandbox ended."""
+        message = self._channel.recv(1 << 16)
+        self._channel.close()
+        if not message:
+            return launch.Exit(status=None, failure="the launcher is gone")
+        status, failure = json.loads(message)
+        return launch.Exit(status=status, failure=failure)
+
+    def kill(self) -> None:
+        """End everything inside."""
+        self._tell(_KILL)
+
+    def interrupt(self) -> None:
+        """Send the command what Ctrl-C would."""
+        self._tell(_INTERRUPT)
+
+    def _tell(self, what: bytes) -> None:
+        try:
+            self._channel.send(what)
+        except OSError:
+            return  # it has just ended
+
+
+_shared: Launcher | None = None
+_shared_lock = threading.Lock()
+
+
+def shared() -> Launcher:
+    """Return this process's launcher, starting it the first time, and after a fork."""
+    global _shared
+    with _shared_lock:
+        if _shared is None or not _shared.is_alive:
+            _shared = Launcher()
+        return _shared
+
+
+def _packed(plan: launch.Plan) -> dict[str, object]:
+    owner = plan.owner
+    return {
+        "arguments": plan.arguments, "environment": plan.environment, "privileged": plan.privileged,
+        "overlays": [each.fields() for each in plan.overlays],
+        "owner": None if owner is None else owner.fields(),
+    }  # fmt: skip
+
+
+def _unpacked(message: bytes) -> launch.Plan:
+    fields = json.loads(message)
+    owner = fields["owner"]
+    return launch.Plan(
+        arguments=tuple(fields["arguments"]), environment=fields["environment"], privileged=fields["privileged"],
+        overlays=tuple(Overlay(**{**each, "lowers": tuple(each["lowers"])}) for each in fields["overlays"]),
+        owner=None if owner is None else launch.Owner(**{**owner, "groups": tuple(owner["groups"])}),
+    )  # fmt: skip
+
+
+def serve(descriptor: int) -> None:
+    """Be the launcher, until the program at the other end is gone."""
+    control = socket.socket(fileno=descriptor)
+    _Service(control).serve()
+
+
+class _Service:
+    """The launcher's side: one thread, one poll, any number of sandboxes."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._poll = select.poll()
+        self._poll.register(control.fileno(), select.POLLIN)
+        self._sandboxes: dict[int, tuple[launch.Sandbox, socket.socket]] = {}
+        self._channels: dict[int, launch.Sandbox] = {}
+
+    def serve(self) -> None:
+        """Answer until the program ends; then so does everything, since sandboxes die with their parent."""
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._control.fileno():
+                    if not self._accept():
+                        return
+                elif fd in self._channels:
+                    self._listen(fd)
+                elif fd in self._sandboxes:
+                    self._advance(fd)
+
+    def _accept(self) -> bool:
+        """Start one sandbox; tell whether there is still a program to serve."""
+        head = self._exactly(4)
+        if head is None:
+            return False
+        _, descriptors, _, _ = socket.recv_fds(self._control, 1, 4)
+        message = self._exactly(int.from_bytes(head, "big"))
+        if message is None or len(descriptors) != 4:
+            return False
+        channel = socket.socket(fileno=descriptors[3])
+        sandbox = launch.start(_unpacked(message), (descriptors[0], descriptors[1], descriptors[2]))
+        for fd in descriptors[:3]:
+            os.close(fd)
+        self._follow(sandbox, channel)
+        self._channels[channel.fileno()] = sandbox
+        self._poll.register(channel.fileno(), select.POLLIN)
+        return True
+
+    def _exactly(self, size: int) -> bytes | None:
+        data = b""
+        while len(data) < size:
+            piece = self._control.recv(size - len(data))
+            if not piece:
+                return None
+            data += piece
+        return data
+
+    def _follow(self, sandbox: launch.Sandbox, channel: socket.socket) -> None:
+        self._sandboxes[sandbox.fileno()] = sandbox, channel
+        self._poll.register(sandbox.fileno(), select.POLLIN)
+
+    def _listen(self, fd: int) -> None:
+        """The program says something of one sandbox, or has let go of it."""
+        sandbox = self._channels[fd]
+        channel = next(channel for _, channel in self._sandboxes.values() if channel.fileno() == fd)
+        said = channel.recv(1)
+        if said == _INTERRUPT:
+            sandbox.interrupt()
+            return
+        sandbox.kill()
+        if not said:
+            self._poll.unregister(fd)
+            del self._channels[fd]
+
+    def _advance(self, fd: int) -> None:
+        sandbox, channel = self._sandboxes.pop(fd)
+        self._poll.unregister(fd)
+        ended = sandbox.advance()
+        if ended is None:
+            self._follow(sandbox, channel)
+            return
+        if channel.fileno() in self._channels:
+            self._poll.unregister(channel.fileno())
+            del self._channels[channel.fileno()]
+            channel.send(json.dumps([ended.status, ended.failure]).encode())
+        channel.close()

@@ -1,0 +1,93 @@
+"""The system calls that Python lacks, each raising OSError with the path it was about."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
+MS_PRIVATE, MS_REC = 1 << 18, 0x4000
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
+_SYS_OPENAT2 = 437  # the same number on every architecture
+_SIG_BLOCK, _SIG_SETMASK = 0, 2
+_SIGINT, _SIGPIPE, _SIGTERM, _SIGXFSZ = 2, 13, 15, 25
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+_libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+_libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+_libc.signal.restype = ctypes.c_void_p
+_libc.syscall.restype = ctypes.c_long
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+def _check(result: int, subject: bytes | str = "") -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), subject)
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None) -> None:
+    """Mount a file system in this process's mount namespace."""
+    _check(_libc.mount(source, target, kind, flags, options), target)
+
+
+def umount(target: bytes, flags: int = 0) -> None:
+    """Unmount what is mounted at a path."""
+    _check(_libc.umount2(target, flags), target)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set one attribute of this process."""
+    _check(_libc.prctl(option, value, 0, 0, 0), "prctl")
+
+
+def renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) -> None:
+    """Rename between two directories: exchange the two, or refuse to replace."""
+    if _libc.renameat2(old_dir, old, new_dir, new, flags):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), old, None, new)
+
+
+def openat2(directory: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
+    """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    return _check(_libc.syscall(_SYS_OPENAT2, directory, path, ctypes.byref(how), ctypes.sizeof(how)), path)
+
+
+def default_signals() -> None:
+    """Give the next program the signals it expects: Python ignores two of them, and some may be held."""
+    for number in (_SIGPIPE, _SIGXFSZ):
+        _libc.signal(number, None)
+    _libc.pthread_sigmask(_SIG_SETMASK, (ctypes.c_ulong * 16)(), None)
+
+
+class InterruptsHeld:
+    """Keeps Ctrl-C and SIGTERM pending for a while, so that bookkeeping is never cut in half."""
+
+    def __init__(self) -> None:
+        self._before: Any = (ctypes.c_ulong * 16)()
+
+    def __enter__(self) -> None:
+        held = (ctypes.c_ulong * 16)()
+        held[0] = 1 << (_SIGINT - 1) | 1 << (_SIGTERM - 1)
+        _libc.pthread_sigmask(_SIG_BLOCK, held, self._before)
+
+    def __exit__(self, *_error: object) -> None:
+        _libc.pthread_sigmask(_SIG_SETMASK, self._before, None)

@@ -1,0 +1,384 @@
+"""Tell live, by inotify, what a running command adds, updates and removes. It decides nothing: the scan does.
+
+An event only says *where to look*: what is told comes from what then lies in the layer and in the
+project (`core/activity.py`). Import this module only when somebody listens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections import deque
+from time import monotonic
+
+import inotify_simple  # type: ignore[import-untyped,unused-ignore]
+
+from fumehood.core import activity
+from fumehood.core.activity import ADDED, REMOVED, UPDATED, Directory
+from fumehood.core.changes import ABSENT, DIRECTORY, WHITEOUT
+from fumehood.linux.nofollow import PATH_ONLY, entries, is_whiteout, kind_of, look, open_below, open_top
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, Self
+
+# Left alone, the library finds libc by running ldconfig, then gcc, whatever those are on the PATH.
+inotify_simple._libc = ctypes.CDLL(None, use_errno=True)
+
+_FLAGS = inotify_simple.flags
+# Not MODIFY or CLOSE_WRITE: a file was told when it came into the layer, and writing on in it changes
+# no state, but would fill the queue. ATTRIB tells of directories' modes, and that one became opaque.
+_MASK = (
+    _FLAGS.CREATE | _FLAGS.DELETE | _FLAGS.MOVED_FROM | _FLAGS.MOVED_TO | _FLAGS.ATTRIB | _FLAGS.ONLYDIR
+)  # fmt: skip
+_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque", "user.fuseoverlayfs.opaque")
+_OPAQUE_FILE = ".wh..wh..opq"  # fuse-overlayfs puts one into each opaque directory and shows it to nobody
+# Replaced or moved away between two looks (EXDEV: out of the layer, by the overlay itself, while its
+# path was being walked): an event that says so is on its way.
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+_LONGEST = 4096  # Nothing below a path that no program can name is followed: trees can be endlessly deep.
+_LAST_READS = 64  # A process that outlives the run and goes on writing must not keep stop() from ending.
+
+
+class Monitor:
+    """Watches layers while a command runs and tells one listener what happens to each path.
+
+    Nothing here raises into the run. `incomplete` says that something could not be watched (a limit
+    of the host, a directory we may not read, events lost), so that news may have come late or not at
+    all; `listener_error` is what the listener raised, after which it is not called again.
+    """
+
+    def __init__(self, layers: list[tuple[bytes, bytes]], on_change: Callable[[str, bytes, bytes], None]) -> None:
+        self.incomplete = False
+        self.listener_error: Exception | None = None
+        self._layers = [_Layer(upper, root) for upper, root in layers]
+        self._on_change = on_change
+        self._started = False
+        self._inotify: Any = None
+        self._silence = -1
+        self._watches: dict[int, tuple[_Layer, Directory]] = {}
+        self._todo: deque[_Visit] = deque()
+        self._news: deque[tuple[str, bytes, bytes]] = deque()
+        self._behind = False
+        self._rest_until = 0.0
+
+    @property
+    def added(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Every (root, path) that the project lacks and the command made."""
+        return self._in_state(ADDED)
+
+    @property
+    def updated(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Every (root, path) of the project that the command wrote or replaced."""
+        return self._in_state(UPDATED)
+
+    @property
+    def removed(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Every (root, path) of the project that the command took away, down to the last one."""
+        return self._in_state(REMOVED)
+
+    def start(self) -> None:
+        """Watch the layers, and tell what is in them already; started again, go on from what was told."""
+        if self._started:
+            return
+        self._started = True
+        self._attempt(self._open_inotify)
+        for layer in self._layers:
+            self._attempt(layer.open)
+        self.incomplete = self.incomplete or not all(layer.is_open for layer in self._layers)
+        self._list_all()
+        self._deliver()
+
+    def _open_inotify(self) -> None:
+        try:
+            self._inotify = inotify_simple.INotify(nonblocking=True)
+        except OSError:
+            self.incomplete = True
+            self._silence = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll for reading; -1 when not started.
+
+        Where the host has no inotify instance left, it is one that never becomes readable.
+        """
+        return self._silence if self._inotify is None else int(self._inotify.fileno())
+
+    def drain(self) -> None:
+        """Take in all events that are pending and tell the listener; returns at once if there are none."""
+        self._read()
+        self._deliver()
+
+    def stop(self) -> None:
+        """Drain what is pending, then let go of everything; the lists stay."""
+        if not self._started:
+            return
+        try:
+            for _ in range(_LAST_READS):
+                if not self._read():
+                    break
+            else:
+                self.incomplete = True
+            if self.incomplete:
+                self._list_all()
+        finally:
+            self._close()
+        self._deliver()
+
+    def _close(self) -> None:
+        self._started = False
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+        if self._silence >= 0:
+            os.close(self._silence)
+            self._silence = -1
+        self._watches.clear()
+        self._todo.clear()
+        for layer in self._layers:
+            layer.close()
+
+    def _in_state(self, state: str) -> tuple[tuple[bytes, bytes], ...]:
+        return tuple(
+            sorted((layer.root, os.fsencode(path)) for layer in self._layers for path in layer.top.paths(state))
+        )
+
+    def _read(self) -> bool:
+        """Look wherever pending events point; return whether there were any."""
+        if self._inotify is None:
+            return False
+        try:
+            events = self._inotify.read(timeout=0)
+        except OSError:
+            self.incomplete = True
+            return False
+        dirty: dict[Directory, _Visit] = {}
+        for watch, mask, _cookie, name in events:
+            if mask & _FLAGS.Q_OVERFLOW:
+                self.incomplete = self._behind = True
+            elif mask & _FLAGS.IGNORED:
+                self._watches.pop(watch, None)
+            elif name and watch in self._watches:
+                layer, directory = self._watches[watch]
+                dirty.setdefault(directory, _Visit(layer, directory)).names[name] = None
+        self._settle(dirty.values())
+        if self._behind:
+            self._catch_up()
+        return bool(events)
+
+    def _catch_up(self) -> None:
+        """List everything after events were lost; of a huge layer not often, or the run would stand still."""
+        begun = monotonic()
+        if begun < self._rest_until:
+            return
+        self._behind = False
+        self._list_all()
+        self._rest_until = monotonic() + 9 * (monotonic() - begun)
+
+    def _list_all(self) -> None:
+        """Look at every path of every layer, whatever events said."""
+        visits = []
+        for layer in self._layers:
+            if layer.is_open:
+                self._watch(layer.upper_fd, layer, layer.top)
+                visits.append(_Visit(layer, layer.top, whole=True, again=True))
+        self._settle(visits)
+
+    def _settle(self, visits: Iterable[_Visit]) -> None:
+        self._todo.extend(visits)
+        while self._todo:
+            visit = self._todo.popleft()
+            if not visit.directory.gone:
+                self._attempt(self._visit, visit)
+
+    def _attempt(self, step: Callable[..., None], *given: object) -> None:
+        """Take one step; what fails because the command was faster is of no concern."""
+        try:
+            step(*given)
+        except OSError as problem:
+            if problem.errno not in _VANISHED:
+                self.incomplete = True
+
+    def _visit(self, visit: _Visit) -> None:
+        directory = visit.directory
+        with _Sides(visit.layer, directory.path) as sides:
+            if sides.upper < 0 and not directory.hidden:
+                return  # It has just vanished: what that means is told by an event of its parent.
+            names = sides.names(directory) if visit.whole else visit.names
+            for name in names:
+                if name != _OPAQUE_FILE:
+                    self._attempt(self._examine, visit, sides, name)
+
+    def _examine(self, visit: _Visit, sides: _Sides, name: str) -> None:
+        """Compare one entry of a directory with the project's, record its state, go on below it."""
+        directory = visit.directory
+        in_layer, layer_mode = _entry(sides.upper, name)
+        in_project, project_mode = _entry(sides.project, name)
+        altered = False
+        if in_layer == DIRECTORY:
+            altered = self._follow(visit, sides.upper, name, in_project) or layer_mode != project_mode
+        elif in_project == DIRECTORY and (directory.hidden or in_layer != ABSENT):
+            self._enter(visit, name, hidden=True, afresh=True)
+        else:
+            self._forget(visit.layer, directory, name)
+        state = activity.state_of(in_layer, in_project, hidden=directory.hidden, altered=altered)
+        self._record(visit.layer, directory, name, state)
+
+    def _follow(self, visit: _Visit, upper: int, name: str, in_project: str) -> bool:
+        """Watch a directory of the layer; return whether it covers what the project has there.
+
+        Watched before it is listed, so that nothing falls between the two. A descriptor names it to
+        the kernel, because the command can put a symlink in its place at any moment.
+        """
+        fd = os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)
+        try:
+            covers = visit.directory.hidden or (in_project == DIRECTORY and _is_opaque(fd))
+            child = visit.directory.enter(name)
+            is_new = self._watch(fd, visit.layer, child)
+        finally:
+            os.close(fd)
+        self._enter(visit, name, hidden=covers, afresh=is_new or visit.again or covers != child.hidden)
+        return covers
+
+    def _watch(self, fd: int, layer: _Layer, directory: Directory) -> bool:
+        """Watch an open directory; return False if it was watched already, and under the same path.
+
+        The kernel gives the same number for the same directory, so a moved one shows by its old path.
+        """
+        if self._inotify is None:
+            return True
+        try:
+            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", _MASK)
+        except OSError:
+            self.incomplete = True
+            return True
+        known = self._watches.get(watch)
+        self._watches[watch] = (layer, directory)
+        return known is None or known[1] is not directory
+
+    def _enter(self, visit: _Visit, name: str, *, hidden: bool, afresh: bool) -> None:
+        """Go on below a directory; `afresh` looks at all that is in it."""
+        child = visit.directory.enter(name)
+        child.hidden = hidden
+        if len(child.path) > _LONGEST:
+            self.incomplete = True
+            self._forget(visit.layer, visit.directory, name)
+        elif afresh:
+            self._todo.append(_Visit(visit.layer, child, whole=True, again=visit.again))
+
+    def _forget(self, layer: _Layer, parent: Directory, name: str) -> None:
+        """Take back what was told below a path that has nothing below it any more."""
+        for directory in parent.drop(name):
+            for told in list(directory.told):
+                self._record(layer, directory, told, None)
+
+    def _record(self, layer: _Layer, directory: Directory, name: str, state: str | None) -> None:
+        what = directory.record(name, state)
+        if what is not None:
+            self._news.append((what, layer.root, os.fsencode(directory.path_of(name))))
+
+    def _deliver(self) -> None:
+        """Tell the news, after all bookkeeping: so a listener may call any method here."""
+        while self._news:
+            told = self._news.popleft()
+            if self.listener_error is None:
+                try:
+                    self._on_change(*told)
+                except Exception as problem:  # noqa: BLE001  (theirs, and whatever it is, the run goes on)
+                    self.listener_error = problem
+
+
+class _Layer:
+    """An upper directory, the root it lies over, and what was told about it."""
+
+    def __init__(self, upper: bytes, root: bytes) -> None:
+        self.upper = upper
+        self.root = root
+        self.top = Directory()
+        self.upper_fd = self.project_fd = -1
+
+    @property
+    def is_open(self) -> bool:
+        return self.upper_fd >= 0
+
+    def open(self) -> None:
+        self.project_fd = open_top(os.fsdecode(self.root))
+        try:
+            self.upper_fd = open_top(os.fsdecode(self.upper))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for fd in (self.upper_fd, self.project_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.upper_fd = self.project_fd = -1
+
+
+class _Visit:
+    """A directory to look through: some names or the whole, and whether all below it is due again."""
+
+    __slots__ = ("again", "directory", "layer", "names", "whole")
+
+    def __init__(self, layer: _Layer, directory: Directory, *, whole: bool = False, again: bool = False) -> None:
+        self.layer = layer
+        self.directory = directory
+        self.names: dict[str, None] = {}  # in order: what happened first is told first
+        self.whole = whole
+        self.again = again
+
+
+class _Sides:
+    """One directory as the layer and as the project have it: two descriptors, -1 where there is none."""
+
+    def __init__(self, layer: _Layer, path: str) -> None:
+        self.upper = _open(layer.upper_fd, path)
+        self.project = -1
+        try:
+            self.project = _open(layer.project_fd, path)
+        except OSError:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for fd in (self.upper, self.project):
+            if fd >= 0:
+                os.close(fd)
+
+    def names(self, directory: Directory) -> list[str]:
+        """List every name about which there is or was something to tell."""
+        names = directory.known()
+        if self.upper >= 0:
+            names.update(entries(self.upper))
+        if self.project >= 0 and directory.hidden:
+            names.update(entries(self.project))
+        return sorted(names)
+
+
+def _open(top: int, path: str) -> int:
+    """Open a directory below a top, or return -1 where there is no directory."""
+    try:
+        return open_below(top, path)
+    except OSError as problem:
+        if problem.errno in _VANISHED:
+            return -1
+        raise
+
+
+def _entry(directory: int, name: str) -> tuple[str, int]:
+    """Return the kind and mode of an entry, or of none."""
+    found = look(directory, name) if directory >= 0 else None
+    if found is None:
+        return ABSENT, 0
+    return WHITEOUT if is_whiteout(found) else kind_of(found.st_mode), found.st_mode
+
+
+def _is_opaque(fd: int) -> bool:
+    directory = f"/proc/self/fd/{fd}"  # O_PATH descriptors have no attributes of their own
+    names = os.listxattr(directory)
+    return any(name in names and os.getxattr(directory, name) == b"y" for name in _OPAQUE)

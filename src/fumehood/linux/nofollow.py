@@ -1,0 +1,294 @@
+"""File work through directory descriptors that no symlink and no renamed parent can lead astray."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from fumehood.core import changes as c
+from fumehood.linux import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
+_LONGEST = 3000  # bytes of path given to the kernel at once; its own limit is 4096
+PATH_ONLY = os.O_PATH | os.O_DIRECTORY
+LISTING = os.O_RDONLY | os.O_DIRECTORY
+
+_KINDS = {
+    stat.S_IFREG: c.FILE,
+    stat.S_IFDIR: c.DIRECTORY,
+    stat.S_IFLNK: c.SYMLINK,
+    stat.S_IFIFO: c.FIFO,
+    stat.S_IFSOCK: c.SOCKET,
+    stat.S_IFCHR: c.DEVICE,
+    stat.S_IFBLK: c.DEVICE,
+}
+
+
+def open_top(path: str) -> int:
+    """Open a directory that the person named; everything below is then reached from it."""
+    return os.open(path, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def open_below(top: int, path: str, flags: int = PATH_ONLY) -> int:
+    """Open what lies at a relative path below a directory, following no symlink on the way."""
+    if not path:
+        return os.open(".", flags | os.O_CLOEXEC, dir_fd=top)
+    raw = os.fsencode(path)
+    if len(raw) < _LONGEST:
+        return libc.openat2(top, raw, flags, _BENEATH)
+    cut = raw.rfind(b"/", 0, _LONGEST)
+    step = libc.openat2(top, raw[:cut], PATH_ONLY, _BENEATH)
+    try:
+        return open_below(step, os.fsdecode(raw[cut + 1 :]), flags)
+    finally:
+        os.close(step)
+
+
+def kind_of(mode: int) -> str:
+    """Name the kind of entry that a mode tells."""
+    return _KINDS[stat.S_IFMT(mode)]
+
+
+def stamp_of(found: os.stat_result) -> c.Stamp:
+    """Turn what the kernel told about an entry into the stamp we keep."""
+    mode = found.st_mode
+    return c.Stamp(
+        _KINDS[mode & 0o170000],
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        mode & 0o7777,
+        found.st_nlink,
+    )
+
+
+def look(directory: int, name: str) -> os.stat_result | None:
+    """Return what an entry of a directory is, or None where there is none; follows nothing."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def is_whiteout(found: os.stat_result) -> bool:
+    """Tell whether an entry of a layer means "deleted"."""
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def split(path: str) -> tuple[str, str]:
+    """Split a relative path into its parent and its name."""
+    parent, _, name = path.rpartition("/")
+    return parent, name
+
+
+class Parents:
+    """The parent directories of the paths at hand, below one top, the latest kept open."""
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self._path: str | None = None
+        self._fd = -1
+
+    def of(self, parent: str) -> int:
+        """Return a descriptor of a directory by its relative path; it stays valid until the next call."""
+        if parent != self._path:
+            fd = open_below(self.top, parent)
+            self.close()
+            self._path, self._fd = parent, fd
+        return self._fd
+
+    def close(self) -> None:
+        """Close what is open; the next call opens again."""
+        if self._path is not None:
+            os.close(self._fd)
+        self._path = None
+
+
+class Loosened:
+    """Directories below one top that forbid something to their own owner, opened up for a while."""
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self.modes: dict[str, int] = {}
+
+    def reach(self, path: str, flags: int = LISTING) -> int:
+        """Open a directory whose entries are to be looked at, even one that its owner closed."""
+        try:
+            directory = open_below(self.top, path, flags)
+        except PermissionError:
+            self.loosen(path)
+            return open_below(self.top, path, flags)
+        if os.fstat(directory).st_mode & 0o500 != 0o500:
+            self.loosen(path)
+        return directory
+
+    def loosen(self, path: str) -> bool:
+        """Let the owner into every directory on the way to a path; tell whether any mode had to change."""
+        me = os.geteuid()
+        if me == 0:
+            return False  # modes forbid nothing to root
+        parts = path.split("/") if path else []
+        changed = False
+        for end in range(len(parts) + 1):
+            here = "/".join(parts[:end])
+            try:
+                directory = open_below(self.top, here)
+            except FileNotFoundError:
+                break
+            try:
+                found = os.fstat(directory)
+                if found.st_mode & 0o700 != 0o700 and found.st_uid == me:
+                    self.modes.setdefault(here, stat.S_IMODE(found.st_mode))
+                    set_mode(directory, stat.S_IMODE(found.st_mode) | 0o700)
+                    changed = True
+            finally:
+                os.close(directory)
+        return changed
+
+    def restore(self) -> None:
+        """Close up what was opened, the deepest first."""
+        for path, mode in sorted(self.modes.items(), key=lambda item: -len(item[0])):
+            try:
+                directory = open_below(self.top, path)
+            except OSError:
+                continue  # removed, or replaced by something that is not ours to change
+            try:
+                set_mode(directory, mode)
+            finally:
+                os.close(directory)
+        self.modes.clear()
+
+
+def make_parents(top: int, path: str) -> None:
+    """Make a directory of ours below a top, with those above it, where they are missing."""
+    missing: list[str] = []
+    while path and not _is_directory(top, path):
+        path, name = split(path)
+        missing.append(name)
+    if not missing:
+        return
+    here = open_below(top, path)
+    try:
+        for name in reversed(missing):
+            os.mkdir(name, 0o700, dir_fd=here)
+            below = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            os.close(here)
+            here = below
+    finally:
+        os.close(here)
+
+
+def _is_directory(top: int, path: str) -> bool:
+    try:
+        os.close(open_below(top, path))
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True  # there, in a directory that the command closed to its owner
+    return True
+
+
+def entries(directory: int) -> list[str]:
+    """List a directory held by a descriptor of any kind."""
+    listing = os.open(".", LISTING | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return os.listdir(listing)
+    finally:
+        os.close(listing)
+
+
+def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every entry below a directory, parents first, following no symlink.
+
+    Entries that vanish meanwhile are left out. Directories closed to their owner are closed again at the end.
+    """
+    loosened = Loosened(top)
+    waiting = [path]
+    try:
+        while waiting:
+            here = waiting.pop()
+            directory = loosened.reach(here)
+            try:
+                for name in sorted(os.listdir(directory)):
+                    found = look(directory, name)
+                    if found is None:
+                        continue
+                    below = f"{here}/{name}" if here else name
+                    yield below, found
+                    if stat.S_ISDIR(found.st_mode):
+                        waiting.append(below)
+            finally:
+                os.close(directory)
+    finally:
+        loosened.restore()
+
+
+def remove_tree(parent: int, name: str) -> None:
+    """Remove a tree of ours, whatever modes were left in it; one that is not there is fine."""
+    try:
+        os.unlink(name, dir_fd=parent)
+        return
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        pass
+    _empty(parent, name)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _empty(parent: int, name: str) -> None:
+    """Remove what is in a directory, however deep, with a bounded number of descriptors open."""
+    top = open_below(parent, name)
+    try:
+        waiting = [("", False)]
+        while waiting:
+            path, emptied = waiting.pop()
+            if emptied:
+                _rmdir_below(top, path)
+                continue
+            if path:
+                waiting.append((path, True))
+            waiting += [(f"{path}/{sub}" if path else sub, False) for sub in _unlink_files(top, path)]
+    finally:
+        os.close(top)
+
+
+def _rmdir_below(top: int, path: str) -> None:
+    above, name = split(path)
+    parent = open_below(top, above)
+    try:
+        os.rmdir(name, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def _unlink_files(top: int, path: str) -> list[str]:
+    """Unlink what is not a directory at one level; return the directories left."""
+    here = open_below(top, path)
+    try:
+        _make_usable(here)
+        left = []
+        for name in entries(here):
+            try:
+                os.unlink(name, dir_fd=here)
+            except (IsADirectoryError, PermissionError):
+                left.append(name)
+        return left
+    finally:
+        os.close(here)
+
+
+def _make_usable(directory: int) -> None:
+    """Let the owner list and change a directory that may have been left at mode 000."""
+    if os.fstat(directory).st_mode & 0o700 != 0o700:
+        set_mode(directory, 0o700)
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Change the mode of whatever a descriptor names, O_PATH ones included."""
+    os.chmod(f"/proc/self/fd/{fd}", mode)

@@ -1,0 +1,379 @@
+"""What this host can do for a sandbox: found by trying once a boot, then read from a small file."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fumehood.core.value import Value
+from fumehood.errors import Unavailable
+from fumehood.linux import bwrap as bubblewrap
+from fumehood.linux.bwrap import Bwrap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+CAPTURES = ("kernel", "bwrap", "fuse", "copy")
+"""The four ways of capturing writes, best first."""
+
+_FORMAT = "1"
+_KEPT_CONTEXTS = 8
+_CAP_SYS_ADMIN = 21
+_SYSCTLS = (
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+    "/proc/sys/kernel/unprivileged_userns_clone",
+    "/proc/sys/user/max_user_namespaces",
+)
+_CHILD = (
+    "import sys; sys.path.insert(0, sys.argv[1]);"
+    "from fumehood.linux.probe import trial_child; trial_child(*sys.argv[2:])"
+)
+
+
+class Host(Value):
+    """What works here. `captures` is best first, and empty when nothing can be sandboxed.
+
+    `privileged`: an overlay can be mounted in a mount namespace alone, with no user namespace.
+    `overlay_bwrap` is a bubblewrap whose own `--overlay` works, maybe another one than `bwrap`.
+    """
+
+    bwrap: Bwrap | None = None
+    overlay_bwrap: Bwrap | None = None
+    captures: tuple[str, ...] = ()
+    privileged: bool = False
+    flatpak: bool = False
+    container: str = ""
+    nested: bool = False
+    disable_userns: bool = False
+    fuse_overlayfs: str = ""
+    refusals: tuple[tuple[str, str], ...] = ()
+    why: str = ""
+
+    def refusal(self, capture: str) -> str:
+        """Say in words why a way of capturing does not work here; "" if it does."""
+        return dict(self.refusals).get(capture, "")
+
+
+def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
+    """Tell what this host can do, trying it out only where no earlier answer still holds.
+
+    An answer holds for one boot, user, set of namespaces, privileges and system settings, these
+    programs and the file system of `state_dir`. That nothing works is never remembered, so that a
+    fix counts at once. A cache that can't be written only costs time.
+    """
+    options = bubblewrap.candidates()
+    fuse = "".join(bubblewrap.programs("fuse-overlayfs")[:1])
+    key = _context(options, fuse, state_dir)
+    path = f"{cache_dir}/probe-{os.getuid()}"
+    remembered = _blocks(path)
+    if not fresh:
+        for block in remembered:
+            if block.startswith(key) and (answer := _parsed(block, options, fuse)):
+                return answer
+    found = look(state_dir, options)
+    if found.bwrap:
+        boot = key.partition(",")[0]
+        others = [b for b in remembered if b.startswith(boot) and not b.startswith(key)]
+        _remember(cache_dir, path, [key + _format(found, options), *others][:_KEPT_CONTEXTS])
+    return found
+
+
+# --- the key: everything an answer depends on ---
+
+
+def _context(options: list[tuple[str, str]], fuse: str, state_dir: str) -> str:
+    programs = [(origin, path, *_identity(path)) for origin, path in options]
+    parts = (
+        read("/proc/sys/kernel/random/boot_id"),
+        _FORMAT,
+        *(os.getresuid(), os.getegid()),
+        *(_namespace(kind) for kind in ("user", "mnt", "pid")),
+        _privileges(),
+        *(read(path) for path in _SYSCTLS),
+        programs,
+        (fuse, *_identity(fuse)),
+        _identity("/dev/fuse")[2:],
+        _device(state_dir),
+        *(os.environ.get(name, "") for name in ("FLATPAK_ID", "container")),
+    )
+    return f"key={parts!a}\n"  # escaped, so always one line of ASCII
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:  # the kernel has no such namespaces
+        return ""
+
+
+def _identity(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_mode)
+
+
+def _privileges() -> tuple[str, ...]:
+    # Capabilities, NoNewPrivs and Seccomp stand together; the lines after them change by themselves.
+    status = read("/proc/self/status").partition("\nCapInh:")[2].partition("\nCpus_allowed:")[0]
+    return (status, read("/proc/self/attr/current"))
+
+
+def _device(state_dir: str) -> int:
+    try:
+        os.makedirs(state_dir, mode=0o700, exist_ok=True)
+        return os.stat(state_dir).st_dev
+    except OSError as exc:
+        raise Unavailable(
+            f"cannot make the state directory {state_dir}: {exc.strerror}",
+            hint="name one that can be written: export XDG_STATE_HOME=/some/directory",
+        ) from exc
+
+
+def read(path: str) -> str:
+    """Give the text of a small file, or "" where it can't be had."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(file, 65536).decode("utf-8", "replace").rstrip("\n\0")
+    except OSError:  # AppArmor's label, where there is no AppArmor
+        return ""
+    finally:
+        os.close(file)
+
+
+# --- the file: blocks of key=value lines, one block a context, the newest first ---
+
+
+def _blocks(path: str) -> list[str]:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return []
+    try:
+        found = os.fstat(file)
+        # With `sudo` the cache may lie in someone else's home: what others wrote is not an answer.
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            return []
+        return os.read(file, 65536).decode("ascii", "replace").split("\n\n")
+    except OSError:
+        return []
+    finally:
+        os.close(file)
+
+
+def _format(found: Host, options: list[tuple[str, str]]) -> str:
+    claims = ("privileged", "flatpak", "nested", "disable_userns")
+    lines = [f"{name}={int(getattr(found, name))}" for name in claims]
+    lines += [f"captures={' '.join(found.captures)}", f"container={found.container}"]
+    for name, value in (("bwrap", found.bwrap), ("overlay_bwrap", found.overlay_bwrap)):
+        if value:
+            place = options.index((value.origin, value.path))
+            lines.append(f"{name}={place} {'.'.join(str(part) for part in value.version)}")
+    lines += [f"no {capture}={reason}" for capture, reason in found.refusals]
+    return "\n".join(lines)
+
+
+def _parsed(block: str, options: list[tuple[str, str]], fuse: str) -> Host | None:
+    try:
+        return _parse(block, options, fuse)
+    except (KeyError, ValueError, IndexError):  # cut short by a full disk
+        return None
+
+
+def _parse(block: str, options: list[tuple[str, str]], fuse: str) -> Host:
+    lines = [line.partition("=") for line in block.splitlines()]
+    given = {name: value for name, _, value in lines}
+    return Host(
+        bwrap=_parse_bwrap(given.get("bwrap", ""), options),
+        overlay_bwrap=_parse_bwrap(given.get("overlay_bwrap", ""), options),
+        captures=tuple(given["captures"].split()),
+        privileged=given["privileged"] == "1",
+        flatpak=given["flatpak"] == "1",
+        nested=given["nested"] == "1",
+        disable_userns=given["disable_userns"] == "1",
+        container=given["container"],
+        fuse_overlayfs=fuse,
+        refusals=tuple((name[3:], value) for name, _, value in lines if name.startswith("no ")),
+    )
+
+
+def _parse_bwrap(text: str, options: list[tuple[str, str]]) -> Bwrap | None:
+    if not text:
+        return None
+    place, _, dotted = text.partition(" ")
+    origin, path = options[int(place)]
+    version = tuple(int(part) for part in dotted.split("."))
+    return Bwrap(path=path, version=version, has_overlay=version >= bubblewrap.OVERLAY_SINCE, origin=origin)
+
+
+def _remember(cache_dir: str, path: str, blocks: list[str]) -> None:
+    beside = f"{path}.{os.getpid()}"
+    try:
+        os.makedirs(cache_dir, mode=0o700, exist_ok=True)
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(file, "\n\n".join(blocks).encode("ascii"))
+        finally:
+            os.close(file)
+        os.replace(beside, path)
+    except OSError:
+        return
+
+
+# --- the trying, once a boot ---
+
+
+def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
+    """Try everything out with these candidates, whatever is remembered; remembers nothing itself."""
+    _device(state_dir)
+    fuse = "".join(bubblewrap.programs("fuse-overlayfs")[:1])
+    usable, complaints = bubblewrap.described(options)
+    bwrap, disable_userns = bubblewrap.first_that_starts(usable, complaints)
+    found = Host(flatpak=in_flatpak(), container=container_name(), nested=inside_bwrap(), fuse_overlayfs=fuse)
+    if not bwrap:
+        from fumehood.linux.examine import explain
+
+        return found.replace(why=explain(complaints, found))
+    found = found.replace(bwrap=bwrap, disable_userns=disable_userns)
+    overlay_bwrap, no_bwrap = bubblewrap.first_that_overlays([bwrap, *usable], state_dir, disable_userns)
+    sandbox = bubblewrap.sandbox(bwrap, disable_userns=disable_userns)
+    privileged = may_mount() and not try_kernel_overlay(state_dir, True, sandbox)
+    refusals = {
+        "kernel": "" if privileged else try_kernel_overlay(state_dir, False, sandbox),
+        "bwrap": no_bwrap,
+        "fuse": try_fuse(fuse, state_dir, privileged, sandbox),
+    }
+    return found.replace(
+        overlay_bwrap=overlay_bwrap,
+        privileged=privileged,
+        captures=tuple(name for name in CAPTURES if not refusals.get(name)),
+        refusals=tuple((name, _one_line(reason)) for name, reason in refusals.items() if reason),
+    )
+
+
+def _one_line(reason: str) -> str:
+    return " ".join(reason.encode("ascii", "backslashreplace").decode("ascii").split())
+
+
+def try_kernel_overlay(scratch_dir: str, privileged: bool, sandbox: list[str] | None = None) -> str:
+    """Mount an overlay whose layer is in `scratch_dir` and write through it; returns "" or why not.
+
+    The writing is done from inside the sandbox that this beginning of a command line makes.
+    """
+    with bubblewrap.Layers(scratch_dir) as layers:
+        inside = [*sandbox, "--bind", layers.lower, layers.lower, "--"] if sandbox else []
+        inside += layers.exercise(layers.lower)
+        return _in_child("kernel", layers.base, privileged, inside) or layers.missing()
+
+
+def try_fuse(program: str, scratch_dir: str, privileged: bool, sandbox: list[str]) -> str:
+    """Mount with fuse-overlayfs and write through it from a sandbox; returns "" or why not."""
+    if not program:
+        return "fuse-overlayfs is not installed"
+    with bubblewrap.Layers(scratch_dir) as layers:
+        inside = [*sandbox, "--bind", layers.merged, layers.merged, "--", *layers.exercise(layers.merged)]
+        try:
+            return _in_child(program, layers.base, privileged, inside) or layers.missing(fuse=True)
+        finally:
+            if os.path.ismount(layers.merged):
+                bubblewrap.attempt(_unmount(layers.merged))
+
+
+def _unmount(merged: str) -> list[str]:
+    known = [*bubblewrap.programs("fusermount3"), *bubblewrap.programs("fusermount"), "/bin/false"]
+    return [known[0], "-u", "-z", merged]
+
+
+def try_user_namespace() -> str:
+    """Make a user and a mount namespace, as the launcher does; returns "" or why it can't be done."""
+    return _in_child("nothing", "/", False, ["/bin/sh", "-c", ":"])
+
+
+def _in_child(kind: str, base: str, privileged: bool, command: list[str]) -> str:
+    # A fresh interpreter, because only a single-threaded process may enter a user namespace.
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    # Bytecode lies where ours does: next to the sources, a command may have prepared some.
+    kept = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
+    child = [sys.executable, "-I", "-S", "-B", *kept, "-c", _CHILD, own]
+    return bubblewrap.attempt([*child, kind, base, str(int(privileged)), *command])
+
+
+def trial_child(kind: str, base: str, privileged: str, *command: str) -> NoReturn:
+    """Mount the layers at `base`, run a command, and exit as it did (runs in its own process)."""
+    from fumehood.linux import overlay
+
+    is_fuse = kind.startswith("/")
+    step = "making namespaces"
+    try:
+        if privileged == "1" or not is_fuse:
+            overlay.enter_namespaces(privileged=privileged == "1")
+        step = "mounting"
+        os.chdir(base)
+        if kind == "kernel":
+            overlay.mount(overlay.Overlay(root="lower", lowers=("lower",), upper="upper", work="work"))
+        elif is_fuse and _run([kind, "-o", "lowerdir=lower,upperdir=upper,workdir=work", "merged"]):
+            sys.exit(1)  # it has said why
+        step = f"starting {command[0]}"
+        status = _run(list(command))
+        if is_fuse:
+            _run(_unmount("merged"))
+    except OSError as exc:
+        sys.exit(f"{step}: {exc.strerror}")
+    sys.exit(status)
+
+
+def _run(argv: list[str]) -> int:
+    pid = os.posix_spawnp(argv[0], argv, os.environ)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# --- where we are ---
+
+
+def may_mount() -> bool:
+    """Tell whether this process is root with the capability to mount."""
+    return os.geteuid() == 0 and has_capability(_CAP_SYS_ADMIN)
+
+
+def has_capability(number: int) -> bool:
+    """Tell whether this process has a capability in effect."""
+    held = read("/proc/self/status").partition("CapEff:")[2].split()
+    return bool(held) and bool(int(held[0], 16) >> number & 1)
+
+
+def in_flatpak() -> bool:
+    """Tell whether this process runs inside a Flatpak application."""
+    return bool(os.environ.get("FLATPAK_ID")) or os.path.exists("/.flatpak-info")
+
+
+def container_name() -> str:
+    """Name the kind of container around this process, or ""."""
+    for path, name in (("/run/.containerenv", "podman"), ("/.dockerenv", "docker")):
+        if os.path.exists(path):
+            return name
+    told = (read("/run/systemd/container") or os.environ.get("container", "")).strip()  # noqa: SIM112
+    if told and told != "flatpak" and told.isascii() and told.isprintable():
+        return told
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    groups = read("/proc/1/cgroup")
+    marks = {"kubepods": "kubernetes", "docker": "docker", "lxc": "lxc", "containerd": "containerd"}
+    return next((name for mark, name in marks.items() if mark in groups), "")
+
+
+def inside_bwrap() -> bool:
+    """Tell whether a bubblewrap is among this process's ancestors, as far as they can be seen."""
+    pid = str(os.getpid())
+    while pid != "0":
+        name, _, rest = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
+        if name == "bwrap":
+            return True
+        if not rest:
+            return False
+        pid = rest.split()[1]
+    return False

@@ -1,0 +1,189 @@
+"""Stay with a running sandbox: carry its output, watch the clock, and end it when asked."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from fumehood.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from fumehood.linux.launch import Exit
+    from fumehood.linux.output import Stream
+
+    class Running(Protocol):
+        """A sandbox that can be polled, however it was started."""
+
+        def fileno(self) -> int:
+            """The descriptor to poll."""
+            ...
+        def advance(self) -> Exit | None:
+            """Take note; return how it ended."""
+            ...
+        def kill(self) -> None:
+            """End everything inside."""
+            ...
+        def interrupt(self) -> None:
+            """Send what Ctrl-C would."""
+            ...
+
+    class Watched(Protocol):
+        """Something else to be read while the command runs."""
+
+        def fileno(self) -> int:
+            """The descriptor to poll."""
+            ...
+        def drain(self) -> None:
+            """Read what there is."""
+            ...
+        def stop(self) -> None:
+            """Read the rest and stop."""
+            ...
+
+
+_PIECE = 1 << 16
+_GRACE_S = 2.0
+_READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+
+
+class Outcome(Value):
+    """How a command ended, and why if it was not by itself."""
+
+    exit: Exit
+    timed_out: bool = False
+    interrupted: bool = False
+
+
+class Attendance:
+    """One sandbox being attended until nothing of it is left.
+
+    `outputs` are the reading ends of its pipes, which are closed here, and what takes in their data.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        outputs: dict[int, Stream],
+        *,
+        deadline: float | None = None,
+        watched: Watched | None = None,
+        feeding: tuple[int, bytes] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        self._running = running
+        self._outputs = dict(outputs)
+        self._deadline = deadline
+        self._watched = watched
+        self._feeding = feeding
+        self._cancelled = cancelled
+        self._exit: Exit | None = None
+        self._timed_out = False
+        self._interrupted = False
+
+    def attend(self) -> Outcome:
+        """Wait for the end. The first Ctrl-C asks the command to end, the second ends it."""
+        try:
+            while self._exit is None:
+                try:
+                    self._turn()
+                except KeyboardInterrupt:
+                    self._give_way()
+        finally:
+            self._drain_outputs()
+        return Outcome(
+            exit=self._exit,
+            timed_out=self._timed_out and not self._interrupted,
+            interrupted=self._interrupted,
+        )
+
+    def _give_way(self) -> None:
+        if self._interrupted:
+            self._running.kill()
+        else:
+            self._running.interrupt()
+            self._deadline = time.monotonic() + _GRACE_S
+        self._interrupted = True
+
+    def _turn(self) -> None:
+        """Wait for something to happen and see to it."""
+        poll = select.poll()
+        poll.register(self._running.fileno(), _READABLE)
+        for fd in self._outputs:
+            poll.register(fd, _READABLE)
+        if self._watched is not None:
+            poll.register(self._watched.fileno(), _READABLE)
+        if self._feeding is not None:
+            poll.register(self._feeding[0], select.POLLOUT | select.POLLERR)
+        ready = {fd for fd, _ in poll.poll(self._patience_ms())}
+        for fd in ready & self._outputs.keys():
+            self._read(fd)
+        if self._watched is not None and self._watched.fileno() in ready:
+            self._watched.drain()
+        if self._feeding is not None and self._feeding[0] in ready:
+            self._feed(*self._feeding)
+        if self._running.fileno() in ready:
+            self._exit = self._running.advance()
+        self._look_at_the_clock()
+
+    def _patience_ms(self) -> float | None:
+        if self._deadline is None:
+            return 100.0 if self._cancelled is not None else None
+        left = max(0.0, self._deadline - time.monotonic()) * 1000 + 1
+        return min(left, 100.0) if self._cancelled is not None else left
+
+    def _look_at_the_clock(self) -> None:
+        if self._exit is not None:
+            return
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._timed_out = True
+            self._deadline = None
+            self._running.kill()
+        if self._cancelled is not None and self._cancelled():
+            self._interrupted = True
+            self._cancelled = None
+            self._running.kill()
+
+    def _read(self, fd: int) -> bool:
+        """Read one piece of an output; tell whether there may be more."""
+        data = os.read(fd, _PIECE)
+        if data:
+            try:
+                self._outputs[fd].feed(data)
+            except BrokenPipeError:
+                # Whoever read this output is gone; with the pipe closed, the command learns it as usual.
+                data = b""
+        if not data:
+            self._outputs.pop(fd).close()
+            os.close(fd)
+        return bool(data)
+
+    def _drain_outputs(self) -> None:
+        """Read what is left in the pipes; nothing that could write to them lives any more."""
+        if self._feeding is not None:
+            os.close(self._feeding[0])
+            self._feeding = None
+        for fd in list(self._outputs):
+            os.set_blocking(fd, False)
+            try:
+                while self._read(fd):
+                    pass
+            except BlockingIOError:
+                self._outputs.pop(fd).close()
+                os.close(fd)
+
+    def _feed(self, fd: int, data: bytes) -> None:
+        """Hand the command the next piece of its input; one that doesn't want it is left alone."""
+        try:
+            written = os.write(fd, data[:_PIECE])
+        except BrokenPipeError:
+            written = len(data)
+        if written < len(data):
+            self._feeding = fd, data[written:]
+            return
+        self._feeding = None
+        os.close(fd)

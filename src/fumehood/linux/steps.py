@@ -1,0 +1,420 @@
+"""Do one step of an apply to the project, and take it back: by swaps that are atomic for each path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from fumehood.core import changes as c
+from fumehood.core.plan import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
+from fumehood.linux import libc
+from fumehood.linux.copying import copy_directory, copy_file
+from fumehood.linux.nofollow import (
+    Loosened,
+    Parents,
+    is_whiteout,
+    look,
+    open_below,
+    set_mode,
+    split,
+    stamp_of,
+    walk,
+)
+from fumehood.linux.upper import BOOKKEEPING, ORIGIN, attributes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+class Changed(Exception):
+    """A live path is not, or no longer, what the step was judged against; the step left no trace."""
+
+
+class Sides:
+    """The layer and the project of one root, between which steps move entries."""
+
+    def __init__(self, layer: int, live: int) -> None:
+        self.layer = Parents(layer)
+        self.live = Parents(live)
+        self._loosened = Loosened(layer), Loosened(live)
+
+    def prepare(self, steps: Sequence[Step], sharing: Sequence[c.Change]) -> None:
+        """Mend the layer before anything leaves it: no overlay bookkeeping, no inode shared with what stays."""
+        loosened = Loosened(self.layer.top)
+        try:
+            for step in steps:
+                for change in step.unmark:
+                    self._in_layer(loosened, change, _unmark)
+            self._part(loosened, sharing, "after")
+        finally:
+            # Now, for some of these directories are about to move.
+            loosened.restore()
+
+    def part_backups(self, sharing: Sequence[c.Change]) -> None:
+        """Give backups that have a link in the project an inode of their own: a write there must not reach them."""
+        self._part(self._loosened[0], sharing, "before")
+
+    def _part(self, loosened: Loosened, sharing: Sequence[c.Change], version: str) -> None:
+        """Copy files of the layer to new inodes; those that shared one share the new one."""
+        copies: dict[int, str] = {}
+        for change in sharing:
+            inode = getattr(change, version).inode
+            first = copies.get(inode)
+            self._in_layer(loosened, change, _copy_aside if first is None else self._linking_to(first))
+            copies.setdefault(inode, change.path)
+            found = os.stat(split(change.path)[1], dir_fd=self.layer.of(split(change.path)[0]), follow_symlinks=False)
+            setattr(change, version, stamp_of(found))
+
+    def _linking_to(self, first: str) -> Callable[[int, c.Change], None]:
+        """Return what gives a file of the layer the inode of the copy that was made of it at another path."""
+        parent, name = split(first)
+
+        def link_aside(directory: int, change: c.Change) -> None:
+            spare = _spare()
+            there = open_below(self.layer.top, parent)
+            try:
+                os.link(name, spare, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
+            finally:
+                os.close(there)
+            os.rename(spare, split(change.path)[1], src_dir_fd=directory, dst_dir_fd=directory)
+
+        return link_aside
+
+    def _in_layer(self, loosened: Loosened, change: c.Change, act: Callable[[int, c.Change], None]) -> None:
+        """Do something in the directory that holds a change, opened up if it forbids that to its owner."""
+        parent = change.path.rpartition("/")[0]
+        try:
+            act(self.layer.of(parent), change)
+        except PermissionError:
+            if not loosened.loosen(parent):
+                raise
+            act(self.layer.of(parent), change)
+
+    def do(self, step: Step) -> None:
+        """Perform a step; directories that forbid it to their own owner are opened up for a while."""
+        self._patiently(step, _DO[step.act])
+
+    def undo(self, step: Step) -> None:
+        """Take a performed step back."""
+        self._patiently(step, _UNDO[step.act])
+
+    def _patiently(self, step: Step, act: Callable[[Sides, Step], None]) -> None:
+        try:
+            act(self, step)
+        except PermissionError:
+            # Both, even where opening up the first would do.
+            loosened = [each.loosen(step.parent) for each in self._loosened]
+            if not any(loosened):
+                raise
+            act(self, step)
+
+    def set_directory_mode(self, path: str, mode: int) -> None:
+        """Give a live directory its mode, now or when it is closed again."""
+        here = "" if path == "." else path
+        if here in self._loosened[1].modes:
+            self._loosened[1].modes[here] = mode
+            return
+        directory = open_below(self.live.top, here)
+        try:
+            set_mode(directory, mode)
+        finally:
+            os.close(directory)
+
+    def close(self) -> None:
+        """Close up what was opened, and let go of the directories."""
+        self.layer.close()
+        self.live.close()
+        for each in self._loosened:
+            each.restore()
+
+
+def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
+    """Yield what lies at the path of each change now, and whether its directory could be reached at all."""
+    loosened, parents = Loosened(top), Parents(top)
+    try:
+        for change in changes:
+            parent, _, name = change.path.rpartition("/")
+            try:
+                found = look(_reached(parents, loosened, parent), name)
+            except OSError:
+                yield change, None, False  # gone, or something else stands there
+            else:
+                yield change, found, True
+    finally:
+        parents.close()
+        loosened.restore()
+
+
+def _reached(parents: Parents, loosened: Loosened, parent: str) -> int:
+    """Return a directory's descriptor from the cache, opened up where its owner may not look into it."""
+    try:
+        directory = parents.of(parent)
+    except PermissionError:
+        loosened.loosen(parent)
+        return parents.of(parent)
+    if os.fstat(directory).st_mode & 0o500 != 0o500:
+        loosened.loosen(parent)
+    return directory
+
+
+def is_still(stamp: c.Stamp, found: os.stat_result | None) -> bool:
+    """Tell whether an entry is the version a stamp names; renaming alone does not change that."""
+    if found is None or found.st_ino != stamp.inode or found.st_mode & 0o7777 != stamp.mode:
+        return False
+    return stamp.kind == c.DIRECTORY or (
+        found.st_size == stamp.size and found.st_mtime_ns == stamp.modified_ns
+    )
+
+
+def _swap(sides: Sides, step: Step) -> None:
+    change = step.change
+    before, after, name = change.before, change.after, step.name
+    if before is None or after is None:
+        raise ValueError(f"a swap needs both versions: {step!r}")
+    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
+    _exchange(layer, live, name, after, before)
+    if not is_still(before, look(layer, name)):
+        _exchange(layer, live, name, before, after)
+        raise Changed(change.path)
+
+
+def _swap_back(sides: Sides, step: Step) -> None:
+    change = step.change
+    before, after = change.before, change.after
+    if before is None or after is None:
+        raise ValueError(f"a swap needs both versions: {step!r}")
+    parent, name = split(change.path)
+    layer, live = sides.layer.of(parent), sides.live.of(parent)
+    _exchange(layer, live, name, before, after)
+    if not is_still(after, look(layer, name)):
+        _exchange(layer, live, name, after, before)
+        raise Changed(change.path)
+
+
+def _exchange(layer: int, live: int, name: str, one: c.Stamp, other: c.Stamp) -> None:
+    """Swap an entry of the layer (`one`) with the live one (`other`), whatever their kinds."""
+    raw = os.fsencode(name)
+    if c.DIRECTORY not in (one.kind, other.kind):
+        libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
+        return
+    tight = [_loosen_entry(layer, name, one), _loosen_entry(live, name, other)]
+    sides = layer, live
+    try:
+        libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
+        sides = live, layer
+    finally:
+        for is_tight, side, stamp in zip(tight, sides, (one, other), strict=True):
+            if is_tight:
+                _chmod(side, name, stamp.mode)
+
+
+def _put(sides: Sides, step: Step) -> None:
+    if step.change.after is None:
+        raise ValueError(f"nothing to put: {step!r}")
+    parent, name = split(step.change.path)
+    try:
+        _move(sides.layer.of(parent), sides.live.of(parent), name, step.change.after)
+    except FileExistsError:
+        raise Changed(step.change.path) from None
+
+
+def _put_back(sides: Sides, step: Step) -> None:
+    after = step.change.after
+    parent, name = split(step.change.path)
+    layer, live = sides.layer.of(parent), sides.live.of(parent)
+    if after is None or not is_still(after, look(live, name)):
+        raise Changed(step.change.path)
+    _move(live, layer, name, after)
+
+
+def _take(sides: Sides, step: Step) -> None:
+    before = step.change.before
+    if before is None:
+        raise ValueError(f"nothing to take: {step!r}")
+    parent, name = split(step.change.path)
+    layer, live = sides.layer.of(parent), sides.live.of(parent)
+    if look(live, name) is None:
+        raise Changed(step.change.path)
+    slot = _clear_slot(layer, name)
+    try:
+        _move(live, layer, name, before)
+        if is_still(before, look(layer, name)):
+            return
+        _move(layer, live, name, before)
+    except OSError:
+        slot()
+        raise
+    slot()
+    raise Changed(step.change.path)
+
+
+def _clear_slot(layer: int, name: str) -> Callable[[], None]:
+    """Make room for a backup in the layer; returns what puts back the whiteout that was there."""
+    slot = look(layer, name)
+    if slot is not None and is_whiteout(slot):
+        os.unlink(name, dir_fd=layer)
+        return lambda: _whiteout(layer, name)
+    if slot is not None and stat.S_ISDIR(slot.st_mode):
+        # What was in it went into the project piece by piece.
+        _remove_directories(layer, name)
+    return lambda: None
+
+
+def _remove_directories(layer: int, name: str) -> None:
+    """Remove a directory that holds nothing but directories; fails if there is anything else."""
+    paths = [path for path, _ in walk(layer, name)]
+    for path in (*reversed(paths), name):
+        parent, last = split(path)
+        directory = open_below(layer, parent)
+        try:
+            os.rmdir(last, dir_fd=directory)
+        finally:
+            os.close(directory)
+
+
+def _take_back(sides: Sides, step: Step) -> None:
+    before = step.change.before
+    if before is None:
+        raise ValueError(f"nothing was taken: {step!r}")
+    parent, name = split(step.change.path)
+    layer, live = sides.layer.of(parent), sides.live.of(parent)
+    try:
+        _move(layer, live, name, before)
+    except FileExistsError:
+        raise Changed(step.change.path) from None
+    # The layer is again what the run left, so that it can be applied once more.
+    _whiteout(layer, name)
+
+
+def _mkdir(sides: Sides, step: Step) -> None:
+    step.change.after = _make_directory(sides, step, step.change.after)
+
+
+def _mkdir_back(sides: Sides, step: Step) -> None:
+    os.rmdir(step.name, dir_fd=sides.live.of(step.parent))
+
+
+def _rmdir(sides: Sides, step: Step) -> None:
+    live = sides.live.of(step.parent)
+    copy_directory(live, sides.layer.of(step.parent), step.name)
+    try:
+        os.rmdir(step.name, dir_fd=live)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        raise Changed(step.change.path) from None
+
+
+def _rmdir_back(sides: Sides, step: Step) -> None:
+    step.change.before = _make_directory(sides, step, step.change.before)
+
+
+def _make_directory(sides: Sides, step: Step, like: c.Stamp | None) -> c.Stamp:
+    """Make a live directory like the layer's; return its stamp, for it has an inode of its own."""
+    live = sides.live.of(step.parent)
+    try:
+        os.mkdir(step.name, 0o700, dir_fd=live)
+    except FileExistsError:
+        raise Changed(step.change.path) from None
+    with_belongings = sides.layer.of(step.parent)
+    if look(with_belongings, step.name) is not None:
+        copy_directory(with_belongings, live, step.name)
+    made = stamp_of(os.stat(step.name, dir_fd=live, follow_symlinks=False))
+    made.mode = 0o755 if like is None else like.mode
+    sides.set_directory_mode(step.change.path, made.mode)
+    return made
+
+
+def _chmod_to(sides: Sides, step: Step) -> None:
+    before, after = step.change.before, step.change.after
+    if before is None or after is None:
+        raise ValueError(f"a mode needs both versions: {step!r}")
+    _mode_between(sides, step, before, after)
+
+
+def _chmod_back(sides: Sides, step: Step) -> None:
+    before, after = step.change.before, step.change.after
+    if before is None or after is None:
+        raise ValueError(f"a mode needs both versions: {step!r}")
+    _mode_between(sides, step, after, before)
+
+
+def _mode_between(sides: Sides, step: Step, old: c.Stamp, new: c.Stamp) -> None:
+    parent, name = split(step.change.path)
+    found = look(sides.live.of(parent), name)
+    if found is None or found.st_ino != old.inode or not stat.S_ISDIR(found.st_mode):
+        raise Changed(step.change.path)
+    sides.set_directory_mode(step.change.path, new.mode)
+
+
+_DO = {SWAP: _swap, PUT: _put, TAKE: _take, MKDIR: _mkdir, RMDIR: _rmdir, CHMOD: _chmod_to}
+_UNDO = {
+    SWAP: _swap_back, PUT: _put_back, TAKE: _take_back, MKDIR: _mkdir_back, RMDIR: _rmdir_back, CHMOD: _chmod_back,
+}  # fmt: skip
+
+
+def _move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
+    """Rename an entry from one side to the other, refusing to replace anything."""
+    raw = os.fsencode(name)
+    tight = stamp.kind == c.DIRECTORY and _loosen_entry(source, name, stamp)
+    here = source
+    try:
+        libc.renameat2(source, raw, target, raw, libc.RENAME_NOREPLACE)
+        here = target
+    finally:
+        if tight:
+            _chmod(here, name, stamp.mode)
+
+
+def _loosen_entry(directory: int, name: str, stamp: c.Stamp) -> bool:
+    """Make a read-only directory movable: its own `..` is written when it changes parents."""
+    if stamp.kind != c.DIRECTORY or stamp.mode & 0o200 or os.geteuid() == 0:
+        return False
+    _chmod(directory, name, stamp.mode | 0o700)
+    return True
+
+
+def _chmod(directory: int, name: str, mode: int) -> None:
+    entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        set_mode(entry, mode)
+    finally:
+        os.close(entry)
+
+
+def _whiteout(layer: int, name: str) -> None:
+    os.mknod(name, stat.S_IFCHR | 0o000, os.makedev(0, 0), dir_fd=layer)
+
+
+def _unmark(directory: int, change: c.Change) -> None:
+    name = split(change.path)[1]
+    path = f"/proc/self/fd/{directory}/{name}"
+    if change.marked == c.ORIGIN:
+        names = [ORIGIN]
+    else:
+        names = [attribute for attribute in attributes(directory, name) if attribute.startswith(BOOKKEEPING)]
+    for attribute in names:
+        try:
+            os.removexattr(path, attribute, follow_symlinks=False)
+        except PermissionError:
+            # A read-only file's attributes can't be changed, not even by its owner.
+            mode = stat.S_IMODE(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+            _chmod(directory, name, mode | 0o600)
+            os.removexattr(path, attribute, follow_symlinks=False)
+            _chmod(directory, name, mode)
+        except OSError as error:
+            if error.errno != errno.ENODATA:  # an earlier apply that was taken back has removed it already
+                raise
+
+
+def _copy_aside(directory: int, change: c.Change) -> None:
+    """Give a file of the layer an inode of its own."""
+    name, spare = split(change.path)[1], _spare()
+    copy_file(directory, name, directory, spare)
+    os.rename(spare, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def _spare() -> str:
+    return f".fumehood-{os.getpid()}-{os.urandom(4).hex()}"

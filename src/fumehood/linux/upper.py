@@ -1,0 +1,248 @@
+"""Read the upper layer of an overlay after a run, and tell what the command changed."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from fumehood.core import changes as c
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, Loosened, is_whiteout, kind_of, look, stamp_of, walk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BOOKKEEPING = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
+ORIGIN = "user.overlay.origin"
+_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
+_WHITEOUT = ("user.overlay.whiteout", "trusted.overlay.whiteout")
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PIECE = 1 << 20
+
+
+def scan(root: int, upper: int, live: int) -> list[c.Change]:
+    """Return the change set of one layer: every path whose content, mode or kind differs from the project.
+
+    `upper` and `live` are descriptors of the layer's and the project's top directories.
+    """
+    reading = _Scan(root, upper, live)
+    try:
+        reading.top()
+        while reading.merged:
+            reading.directory(reading.merged.pop())
+    finally:
+        reading.close()
+    return c.by_path(reading.changes)
+
+
+def attributes(directory: int, name: str) -> list[str]:
+    """List the extended attributes of an entry without following it."""
+    return os.listxattr(f"/proc/self/fd/{directory}/{name}", follow_symlinks=False)
+
+
+def marks(names: list[str]) -> int:
+    """Tell what bookkeeping of an overlay attributes hold: none, only a copied-up file's, or more."""
+    if not names:
+        return 0
+    found = [name for name in names if name.startswith(BOOKKEEPING)]
+    return c.OTHERS if found not in ([], [ORIGIN]) else len(found)
+
+
+class _Scan:
+    """One reading of one layer."""
+
+    def __init__(self, root: int, upper: int, live: int) -> None:
+        self.root = root
+        self.upper = upper
+        self.live = live
+        self.changes: list[c.Change] = []
+        self.merged: list[str] = []
+        self._in_upper = Loosened(upper)
+        self._in_live = Loosened(live)
+
+    def top(self) -> None:
+        """Look at the root itself, whose mode can change too, and begin."""
+        upper, live = os.stat(self.upper), os.stat(self.live)
+        if upper.st_mode != live.st_mode:
+            self._add(".", c.MODE, c.DIRECTORY, before=stamp_of(live), after=_with_mode(live, upper))
+        self.merged.append("")
+
+    def directory(self, path: str) -> None:
+        """Compare one directory that the layer and the project both have."""
+        upper = self._in_upper.reach(path)
+        try:
+            live = self._in_live.reach(path, PATH_ONLY)
+            try:
+                names = os.listdir(upper)
+                for name in names:
+                    self._entry(upper, live, name, f"{path}/{name}" if path else name)
+                if _is_opaque(upper):
+                    self._hidden(live, path, set(names))
+            finally:
+                os.close(live)
+        finally:
+            os.close(upper)
+
+    def close(self) -> None:
+        """Close the directories again that were closed to their owner."""
+        self._in_upper.restore()
+        self._in_live.restore()
+
+    def _hidden(self, live: int, path: str, names: set[str]) -> None:
+        """An opaque directory hides what the project has there: all of that is deleted."""
+        listing = os.open(".", LISTING | os.O_CLOEXEC, dir_fd=live)
+        try:
+            for name in os.listdir(listing):
+                found = look(live, name)
+                if name not in names and found is not None:
+                    self._removed(f"{path}/{name}" if path else name, found)
+        finally:
+            os.close(listing)
+
+    def _entry(self, upper: int, live: int, name: str, path: str) -> None:
+        found = os.stat(name, dir_fd=upper, follow_symlinks=False)
+        below = look(live, name)
+        names = attributes(upper, name)
+        kind = _layer_kind(found, names)
+        change = c.classify(kind, c.ABSENT if below is None else kind_of(below.st_mode))
+        if kind == c.WHITEOUT:
+            if below is not None:
+                self._removed(path, below)
+        elif below is not None and kind == c.DIRECTORY and change is None:
+            if found.st_mode != below.st_mode:
+                self._add(path, c.MODE, kind, before=stamp_of(below), after=_with_mode(below, found))
+            self.merged.append(path)
+        elif below is not None and change == c.MODIFIED:
+            change = _difference(upper, live, name, found, below, names)
+            if change is not None:
+                self._add(
+                    path, change, kind,
+                    before=stamp_of(below), after=stamp_of(found), marked=marks(names),
+                )  # fmt: skip
+        else:
+            self._new(path, change or c.ADDED, kind, found, below, marks(names))
+
+    def _new(
+        self, path: str, change: str, kind: str, found: os.stat_result, below: os.stat_result | None, marked: int
+    ) -> None:
+        """Something where the project has nothing, or something of another kind."""
+        before = None if below is None else stamp_of(below)
+        self._add(path, change, kind, before=before, after=stamp_of(found), marked=marked)
+        if below is not None and before is not None and before.kind == c.DIRECTORY:
+            self._lost_inside(path)
+        if kind == c.DIRECTORY:
+            self._new_inside(path)
+
+    def _new_inside(self, top: str) -> None:
+        """List what came with a new directory; all of it can move in one step."""
+        waiting = [top]
+        while waiting:
+            here = waiting.pop()
+            directory = self._in_upper.reach(here)
+            try:
+                for name in os.listdir(directory):
+                    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    names = attributes(directory, name)
+                    kind = _layer_kind(found, names)
+                    path = f"{here}/{name}"
+                    if kind == c.WHITEOUT:
+                        # Hides nothing, since nothing lies below, and must not travel with the tree.
+                        os.unlink(name, dir_fd=directory)
+                        continue
+                    self._add(
+                        path, c.ADDED, kind,
+                        after=stamp_of(found), within=top, marked=marks(names),
+                    )  # fmt: skip
+                    if kind == c.DIRECTORY:
+                        waiting.append(path)
+            finally:
+                os.close(directory)
+
+    def _removed(self, path: str, below: os.stat_result) -> None:
+        before = stamp_of(below)
+        self._add(path, c.DELETED, before.kind, before=before)
+        if before.kind == c.DIRECTORY:
+            self._lost_inside(path)
+
+    def _lost_inside(self, top: str) -> None:
+        """Deletions are never left out of a report: list everything that goes with a directory."""
+        for path, found in walk(self.live, top):
+            before = stamp_of(found)
+            self._add(path, c.DELETED, before.kind, before=before, within=top)
+
+    def _add(self, path: str, change: str, kind: str, **more: object) -> None:
+        self.changes.append(c.Change(self.root, path, change, kind, **more))  # type: ignore[arg-type]
+
+
+def _with_mode(live: os.stat_result, layer: os.stat_result) -> c.Stamp:
+    """Return the stamp a live directory will have once it gets the layer's mode: it stays the same inode."""
+    stamp = stamp_of(live)
+    stamp.mode = layer.st_mode & 0o7777
+    return stamp
+
+
+def _layer_kind(found: os.stat_result, names: list[str]) -> str:
+    if is_whiteout(found):
+        return c.WHITEOUT
+    if found.st_size == 0 and stat.S_ISREG(found.st_mode) and any(name in names for name in _WHITEOUT):
+        return c.WHITEOUT
+    return kind_of(found.st_mode)
+
+
+def _is_opaque(directory: int) -> bool:
+    names = os.listxattr(directory)
+    return any(name in names and os.getxattr(directory, name) == b"y" for name in _OPAQUE)
+
+
+def _difference(
+    upper: int, live: int, name: str, found: os.stat_result, below: os.stat_result, names: list[str]
+) -> str | None:
+    """Name the change between two entries of the same kind, or None: a copy-up alone is no change."""
+    if kind_of(found.st_mode) == c.SYMLINK:
+        return None if os.readlink(name, dir_fd=upper) == os.readlink(name, dir_fd=live) else c.MODIFIED
+    if found.st_size != below.st_size or found.st_mtime_ns != below.st_mtime_ns:
+        return c.MODIFIED
+    if kind_of(found.st_mode) == c.FILE and not _same_content(upper, live, name):
+        return c.MODIFIED
+    if not _same_attributes(upper, live, name, names):
+        return c.MODIFIED
+    return None if found.st_mode == below.st_mode else c.MODE
+
+
+def _same_attributes(upper: int, live: int, name: str, names: list[str]) -> bool:
+    """Compare what a person sets; as with content, what may not be read counts as unchanged."""
+    try:
+        return _own_attributes(upper, name, names) == _own_attributes(live, name, attributes(live, name))
+    except PermissionError:
+        return True
+
+
+def _own_attributes(directory: int, name: str, names: list[str]) -> dict[str, bytes]:
+    path = f"/proc/self/fd/{directory}/{name}"
+    return {
+        attribute: os.getxattr(path, attribute, follow_symlinks=False)
+        for attribute in names
+        if not attribute.startswith(BOOKKEEPING)
+    }
+
+
+def _same_content(upper: int, live: int, name: str) -> bool:
+    """Compare two files of one size and time; one that may not be read counts as unchanged.
+
+    Nothing hangs on that guess: a change of mode alone is taken over as the whole file too.
+    """
+    try:
+        with open(name, "rb", 0, opener=_in(upper)) as one, open(name, "rb", 0, opener=_in(live)) as other:
+            while True:
+                piece = one.read(_PIECE)
+                if piece != other.read(_PIECE):
+                    return False
+                if not piece:
+                    return True
+    except PermissionError:
+        return True
+
+
+def _in(directory: int) -> Callable[[str, int], int]:
+    """Return an opener that reads an entry of a directory and follows nothing."""
+    return lambda name, _flags: os.open(name, _READING, dir_fd=directory)
