@@ -1,0 +1,133 @@
+"""The database: opened, brought up to date, and used in transactions."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sqlite3
+import time
+
+from fumehood.errors import StoreDamaged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+_FIRST = """
+CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied_at REAL NOT NULL);
+CREATE TABLE projects (
+    id INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, added_at REAL NOT NULL);
+CREATE TABLE roots (
+    project INTEGER NOT NULL REFERENCES projects(id), path BLOB NOT NULL, added_at REAL NOT NULL,
+    PRIMARY KEY (project, path)) WITHOUT ROWID;
+CREATE TABLE runs (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, project INTEGER NOT NULL REFERENCES projects(id),
+    act TEXT NOT NULL,              -- 'run' or 'undo'
+    of TEXT,                        -- the run that an undo takes back
+    layer TEXT NOT NULL,            -- the run whose layers hold its versions: an undo uses those of what it takes back
+    command TEXT NOT NULL, cwd BLOB NOT NULL,
+    roots BLOB NOT NULL,            -- paths, joined by NUL; a change names one by number
+    state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '',
+    mode TEXT NOT NULL, capture TEXT NOT NULL, sandboxed INTEGER NOT NULL, network TEXT NOT NULL,
+    started_at REAL NOT NULL, process INTEGER NOT NULL, duration_s REAL,
+    exit_code INTEGER, timed_out INTEGER NOT NULL DEFAULT 0,
+    stdout BLOB, stderr BLOB,       -- NULL where a file holds them
+    stdout_size INTEGER NOT NULL DEFAULT 0, stderr_size INTEGER NOT NULL DEFAULT 0,
+    blocked TEXT NOT NULL DEFAULT '[]', dropped TEXT NOT NULL DEFAULT '');
+CREATE INDEX runs_of_project ON runs (project, id);
+CREATE TABLE changes (
+    run INTEGER NOT NULL REFERENCES runs(number), n INTEGER NOT NULL,
+    root INTEGER NOT NULL, path BLOB NOT NULL, change TEXT NOT NULL, kind TEXT NOT NULL,
+    verdict TEXT NOT NULL, reason TEXT, flags TEXT, marked INTEGER NOT NULL,
+    within BLOB,                    -- the directory that carries this path along
+    before TEXT, after TEXT,        -- stamps: kind, inode, size, modification time, mode
+    inside BLOB, inside_count INTEGER NOT NULL,  -- what lies in it, where all of that shares its fate
+    PRIMARY KEY (run, n)) WITHOUT ROWID;
+"""
+MIGRATIONS = (_FIRST,)
+
+
+class Database:
+    """One connection, shared by the threads of this process, used by one at a time."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = _thread.allocate_lock()
+        fresh = not os.path.exists(path)
+        if fresh:
+            # Before SQLite does it with the mode of the day.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        try:
+            self._connection = sqlite3.connect(
+                path, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+            if fresh:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._bring_up_to_date()
+        except sqlite3.DatabaseError as error:
+            raise StoreDamaged(
+                f"the database {path} can't be read: {error}",
+                hint="its backups still lie beside it, in runs/ and edited/; move the database away to begin anew",
+            ) from error
+
+    def _bring_up_to_date(self) -> None:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise StoreDamaged(
+                f"the database {self.path} was written by a newer Fumehood (schema {version})",
+                hint="upgrade Fumehood; its backups still lie beside it, in runs/ and edited/",
+            )
+        while version < len(MIGRATIONS):
+            version = self._migrate()
+
+    def _migrate(self) -> int:
+        """Take one step: the change and its record in one transaction, so that it happens once or not at all."""
+        with self.transaction() as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version >= len(MIGRATIONS):
+                return int(version)  # another process was faster
+            for statement in MIGRATIONS[version].split(";\n"):
+                if statement.strip():
+                    connection.execute(statement)
+            connection.execute("INSERT INTO migrations VALUES (?, ?)", (version + 1, time.time()))
+            connection.execute(f"PRAGMA user_version={version + 1}")
+        return int(version) + 1
+
+    def transaction(self) -> Transaction:
+        """Begin a transaction for a `with` block: all of it is kept, or, on an error, nothing."""
+        return Transaction(self._lock, self._connection)
+
+    def rows(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return what a query finds."""
+        with self._lock:
+            return self._connection.execute(query, tuple(values)).fetchall()
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._connection.close()
+
+
+class Transaction:
+    """One transaction, taken at its beginning: two writers wait for each other instead of failing."""
+
+    def __init__(self, lock: Any, connection: sqlite3.Connection) -> None:
+        self._lock = lock
+        self._connection = connection
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._lock.acquire()
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            self._lock.release()
+            raise
+        return self._connection
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        try:
+            self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
+        finally:
+            self._lock.release()

@@ -1,0 +1,211 @@
+"""The record of runs: what was asked, how it ended, what it changed."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.report import Blocked, Run
+from fumehood.errors import BadRequest
+from fumehood.store import rows as changing
+from fumehood.store.outputs import read_kept
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Sequence
+    from typing import Any
+
+    from fumehood.core.changes import Change
+    from fumehood.store.database import Database
+    from fumehood.store.places import Places
+
+    Printed = tuple[bytes | None, int]
+
+RUNNING, APPLYING = "running", "applying"
+
+_COLUMNS = (
+    "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
+    "started_at", "duration_s", "exit_code", "timed_out", "stdout", "stderr", "stdout_size", "stderr_size",
+    "blocked", "dropped",
+)  # fmt: skip
+_SELECT = (
+    f"SELECT projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)}"
+    " FROM runs JOIN projects ON projects.id = project"
+)
+_CHANGES = ", ".join(f"changes.{column}" for column in changing.COLUMNS)
+_INSERT = f"INSERT INTO changes (run, n, {', '.join(changing.COLUMNS)}) VALUES (?, ?{', ?' * len(changing.COLUMNS)})"
+
+
+class History:
+    """Runs and their changes in the database."""
+
+    def __init__(self, database: Database, places: Places) -> None:
+        self.database = database
+        self.places = places
+
+    def begin(self, project: int, run: Run, process: int) -> None:
+        """Record that a run begins, so that it is found should this process die."""
+        with self.database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
+                " network, started_at, process, dropped) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    run.run, project, run.act, run.of, run.layer, _text(run.command), os.fsencode(run.cwd),
+                    b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
+                    run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
+                ),
+            )  # fmt: skip
+
+    def end(self, run: Run, outputs: Sequence[Printed] = ((b"", 0), (b"", 0))) -> None:
+        """Record how a run ended; an output is its bytes, or none where a file holds them, and its size."""
+        with self.database.transaction() as connection:
+            self._end(connection, run, outputs)
+
+    def _end(self, connection: sqlite3.Connection, run: Run, outputs: Sequence[Printed]) -> None:
+        (stdout, stdout_size), (stderr, stderr_size) = outputs
+        connection.execute(
+            "UPDATE runs SET state = ?, reason = ?, duration_s = ?, exit_code = ?, timed_out = ?, stdout = ?,"
+            " stderr = ?, stdout_size = ?, stderr_size = ?, blocked = ? WHERE id = ?",
+            (
+                run.state, _text(run.reason), run.duration_s, run.exit_code, run.timed_out, stdout, stderr,
+                stdout_size, stderr_size, _blocked_text(run.blocked), run.run,
+            ),
+        )  # fmt: skip
+
+    def journal(self, run: Run, outputs: Sequence[Printed]) -> None:
+        """Record all that is about to be done to the project, before it is done."""
+        with self.database.transaction() as connection:
+            self._end(connection, run, outputs)
+            self._write_changes(connection, run)
+
+    def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
+        ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
+        connection.executemany(_INSERT, ((number, n, *row) for n, row in enumerate(changing.rows(run.found))))
+
+    def state(self, run: str, state: str, reason: str = "") -> None:
+        """Record a new state."""
+        with self.database.transaction() as connection:
+            connection.execute("UPDATE runs SET state = ?, reason = ? WHERE id = ?", (state, _text(reason), run))
+
+    def settle(self, run: Run, *, rewrite: bool) -> None:
+        """Record the outcome of an apply or undo; the changes again, where some turned out otherwise."""
+        with self.database.transaction() as connection:
+            connection.execute(
+                "UPDATE runs SET state = ?, reason = ?, duration_s = ? WHERE id = ?",
+                (run.state, _text(run.reason), run.duration_s, run.run),
+            )
+            if rewrite:
+                connection.execute(
+                    "DELETE FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)", (run.run,)
+                )
+                self._write_changes(connection, run)
+
+    def find(self, name: str, project: int | None = None) -> Run:
+        """Return the run that an id, a unique prefix of one, or `last` names."""
+        if name == "last":
+            mine = "" if project is None else f"WHERE project = {int(project)}"
+            rows = self.database.rows(f"{_SELECT} {mine} ORDER BY runs.id DESC LIMIT 1")
+        else:
+            prefix = name.upper()
+            rows = self.database.rows(
+                f"{_SELECT} WHERE runs.id >= ? AND runs.id < ? ORDER BY runs.id LIMIT 2", (prefix, prefix + "~")
+            )
+        if not rows:
+            raise BadRequest(f"there is no run {name}", hint="fumehood log lists them")
+        if len(rows) > 1:
+            raise BadRequest(
+                f"several runs begin with {name}: {rows[0][1]}, {rows[1][1]}, …", hint="give more letters of the id"
+            )
+        return self._run(rows[0])
+
+    def runs(self, project: int | None = None, limit: int = 0) -> list[Run]:
+        """Return runs, the latest first, without their changes."""
+        mine = "" if project is None else f"WHERE project = {int(project)}"
+        most = f"LIMIT {int(limit)}" if limit else ""
+        return [
+            self._run(row, changes=False)
+            for row in self.database.rows(f"{_SELECT} {mine} ORDER BY runs.id DESC {most}")
+        ]
+
+    def count_changes(self, runs: Sequence[str]) -> dict[str, dict[str, int]]:
+        """Return for each run how many changes of each kind it made."""
+        counts: dict[str, dict[str, int]] = {run: {} for run in runs}
+        marks = ", ".join("?" * len(runs))
+        query = (
+            "SELECT id, change, count(*), sum(inside_count), after LIKE 'directory %' FROM changes"
+            f" JOIN runs ON runs.number = run WHERE id IN ({marks}) GROUP BY id, change, after LIKE 'directory %'"
+        )
+        for run, change, count, inside, added in self.database.rows(query, runs):
+            mine = counts[run]
+            mine[change] = mine.get(change, 0) + count
+            if inside:
+                carried = "added" if added else "deleted"
+                mine[carried] = mine.get(carried, 0) + inside
+        return counts
+
+    def changes(self, run: str) -> list[Change]:
+        """Return what a run changed."""
+        rows = self.database.rows(
+            f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n", (run,)
+        )
+        return [change for row in rows for change in changing.read(row)]
+
+    def later_versions(self, run: str, project_path: str, path: str) -> list[tuple[str, Change]]:
+        """Return the later changes of a path, the earliest first, with the runs that made them."""
+        parts = path.split("/")
+        above = [os.fsencode("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
+        rows = self.database.rows(
+            f"SELECT id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
+            " JOIN projects ON projects.id = runs.project"
+            f" WHERE changes.path IN ({', '.join('?' * len(above))}) AND id > ? AND projects.path = ? ORDER BY id",
+            (*above, run, os.fsencode(project_path)),
+        )
+        return [(row[0], change) for row in rows for change in changing.read(row[1:]) if change.path == path]
+
+    def _run(self, row: tuple[Any, ...], *, changes: bool = True) -> Run:
+        project, fields = os.fsdecode(row[0]), dict(zip(_COLUMNS, row[1:], strict=True))
+        (stdout, cut_out), (stderr, cut_err) = (self._printed(fields, name) for name in ("stdout", "stderr"))
+        fields["run"] = fields.pop("id")
+        fields["cwd"] = os.fsdecode(fields["cwd"])
+        fields["roots"] = tuple(os.fsdecode(root) for root in fields["roots"].split(b"\0"))
+        fields["timed_out"], fields["sandboxed"] = bool(fields["timed_out"]), bool(fields["sandboxed"])
+        fields["duration_s"] = fields["duration_s"] or 0.0
+        fields["blocked"] = _blocked(fields["blocked"])
+        fields["dropped"] = tuple(fields["dropped"].split())
+        return Run(
+            project=project, stdout=stdout, stderr=stderr, output_truncated=cut_out or cut_err,
+            found=self.changes(fields["run"]) if changes else (), **fields,
+        )  # fmt: skip
+
+
+    def _printed(self, fields: dict[str, Any], name: str) -> tuple[str, bool]:
+        """Return an output from the record, or from its file."""
+        data, size = fields.pop(name), fields.pop(f"{name}_size")
+        if data is None and size:
+            return read_kept(self.places.output(fields["id"], name), size)
+        return (data or b"").decode("utf-8", "replace"), False
+
+
+def _text(text: str) -> str:
+    """Make a text storable: bytes that are no UTF-8 are written as escapes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return text
+
+
+def _blocked_text(blocked: Sequence[Blocked]) -> str:
+    if not blocked:
+        return "[]"
+    import json
+
+    return json.dumps([each.fields() for each in blocked])
+
+
+def _blocked(text: str) -> tuple[Blocked, ...]:
+    if text == "[]":
+        return ()
+    import json
+
+    return tuple(Blocked(**each) for each in json.loads(text))

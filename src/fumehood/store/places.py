@@ -1,0 +1,86 @@
+"""Where things lie on disk: the directories of the XDG standard, ours in each, closed to others."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.value import Value
+from fumehood.errors import FumehoodError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Places(Value):
+    """Our own directories."""
+
+    state: str
+    data: str
+    cache: str
+    config: str
+
+    @property
+    def database(self) -> str:
+        """The file that holds all records."""
+        return f"{self.state}/fumehood.db"
+
+    def run(self, run: str) -> str:
+        """The directory that holds a run's layers."""
+        return f"{self.state}/runs/{run}"
+
+    def layer(self, run: str, root: int, part: str) -> str:
+        """One part of the layer that captured a run's writes to one root."""
+        return f"{self.state}/runs/{run}/{root}/{part}"
+
+    def output(self, run: str, stream: str) -> str:
+        """The file that holds the whole of an output too long for the record."""
+        return f"{self.state}/outputs/{run}.{stream}"
+
+    def lock(self, name: str) -> str:
+        """The file locked while something is nobody else's to do."""
+        return f"{self.state}/locks/{name}"
+
+    def own(self) -> tuple[str, ...]:
+        """Every directory that no project may hold or lie in."""
+        return self.state, self.data, self.cache, self.config
+
+
+def home() -> str:
+    """The person's home directory."""
+    return os.path.expanduser("~")
+
+
+def places(environment: Mapping[str, str] | None = None) -> Places:
+    """Find our directories; those that hold the person's only copies are made at once."""
+    given = os.environ if environment is None else environment
+    at = home()
+
+    def base(variable: str, default: str) -> str:
+        value = given.get(variable, "")
+        # The standard says to ignore a relative path.
+        return f"{value if value.startswith('/') else f'{at}/{default}'}/fumehood"
+
+    found = Places(
+        state=base("XDG_STATE_HOME", ".local/state"),
+        data=base("XDG_DATA_HOME", ".local/share"),
+        cache=base("XDG_CACHE_HOME", ".cache"),
+        config=base("XDG_CONFIG_HOME", ".config"),
+    )
+    for directory in (found.state, f"{found.state}/runs", f"{found.state}/outputs", f"{found.state}/locks"):
+        if not os.path.isdir(directory):
+            _make(directory)
+    return found
+
+
+def _make(directory: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(directory), exist_ok=True)
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        return  # another process was faster
+    except OSError as error:
+        raise FumehoodError(
+            f"cannot make {directory}: {error.strerror}",
+            hint="Fumehood keeps its records there; set XDG_STATE_HOME to a directory you can write",
+        ) from error
