@@ -1,0 +1,1 @@
+"""The story of one command, and of taking it back."""

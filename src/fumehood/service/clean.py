@@ -1,0 +1,258 @@
+"""Remove what is no longer needed: old backups, old outputs, and what runs left that came to nothing.
+
+The order of writes: the record forgets a layer, then the layer is renamed, then it is removed. So a run
+whose record names a layer has it whole, and what a crash leaves is removed the next time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.linux.nofollow import LISTING, entries, look, open_below, open_top
+from fumehood.service import layers as layering
+from fumehood.service.store import Alone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from fumehood.service.store import Store
+
+DAYS = 30
+_DAY_S = 86_400
+_NEEDED = frozenset({"held", "running", "applying"})
+_CAME_TO_NOTHING = frozenset({"failed", "discarded", "empty", "refused"})
+_GONE = ".gone"  # ends the name of a layer that only waits to be removed
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+class Freed(Value):
+    """What was removed, and the space that it took."""
+
+    runs: int = 0  # that can no longer be undone
+    outputs: int = 0
+    leftovers: int = 0
+    bytes: int = 0
+    days: int = DAYS
+    failed: tuple[str, ...] = ()
+
+    def told(self) -> str:
+        """Say it in one line, and one more for each thing that could not be removed."""
+        counted = ((self.runs, "run's backups", "runs' backups"), (self.outputs, "output", "outputs"),
+                   (self.leftovers, "leftover", "leftovers"))  # fmt: skip
+        parts = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
+        first = f"nothing to remove: no backup and no output is older than {_days(self.days)}"
+        if parts:
+            first = f"removed {', '.join(parts)}: {_size(self.bytes)} freed"
+        return "\n".join([first, *(f"could not remove {each}" for each in self.failed)])
+
+
+def clean(store: Store, *, days: int = DAYS, now: float | None = None) -> Freed:
+    """Remove the backups and saved outputs of runs older than some days; what is held is never removed.
+
+    A run whose backups are gone stays in the history, and its record no longer names a layer: that is
+    how undo knows. A run that only added files needs no backup, so it can be undone however old it is.
+    """
+    if days < 0:
+        raise BadRequest(f"there is no age of {days} days", hint="fumehood clean --days 30")
+    with Alone(store.places.lock("clean")):
+        return _Cleaning(store, days, time.time() if now is None else now).all()
+
+
+class _Layer(Value):
+    """A layer by its records: the runs that use it, by id and state, and when the latest of them began."""
+
+    name: str
+    project: int
+    users: tuple[tuple[str, str], ...]
+    latest: float
+
+
+class _Cleaning:
+    """One cleaning, done while no other is."""
+
+    def __init__(self, store: Store, days: int, now: float) -> None:
+        self._store = store
+        self._days = days
+        self._now = now
+        self._bytes = 0
+        self._failed: list[str] = []
+
+    def all(self) -> Freed:
+        """Remove everything that may go."""
+        places = self._store.places
+        runs, outputs = open_top(f"{places.state}/runs"), open_top(f"{places.state}/outputs")
+        try:
+            # Listed before the records are read: a run is recorded before it makes its directory, so one
+            # that has no record then has none at all.
+            on_disk, printed = entries(runs), entries(outputs)
+            known = _layers(self._store)
+            old = [known[name] for name in on_disk if name in known and self._may_go(known[name], runs)]
+            retired = self._retire(old, runs)
+            strays = [name for name in on_disk if name not in known and self._is_stray(name, runs)]
+            self._set_aside(strays, runs)
+            useless = sum(_is_useless(layer) for layer in retired)
+            self._remove_gone(runs)
+            return Freed(
+                runs=len(retired) - useless, leftovers=useless + len(strays),
+                outputs=self._remove_outputs(printed, outputs), bytes=self._bytes, days=self._days,
+                failed=tuple(self._failed),
+            )  # fmt: skip
+        finally:
+            os.close(runs)
+            os.close(outputs)
+
+    def _before(self, days: int) -> float:
+        return self._now - days * _DAY_S
+
+    def _may_go(self, layer: _Layer, runs: int) -> bool:
+        """Tell whether nobody needs a layer: nothing in it waits, and all that used it is old."""
+        if _NEEDED & {state for _, state in layer.users}:
+            return False
+        limit = self._before(1 if _is_useless(layer) else self._days)
+        # A run may have been held for long, and applied or undone only now: that moved things into its layer.
+        is_old = layer.latest < limit and _newest(runs, layer.name) < limit
+        return is_old and not self._holds_something(layer)
+
+    def _holds_something(self, layer: _Layer) -> bool:
+        """Tell whether something in a layer waits for a person; an undo leaves that there."""
+        marks = ", ".join("?" * len(layer.users))
+        query = (
+            "SELECT 1 FROM changes JOIN runs ON number = run"
+            f" WHERE id IN ({marks}) AND verdict IN ('held', 'conflict') LIMIT 1"
+        )
+        return bool(self._store.database.rows(query, [run for run, _ in layer.users]))
+
+    def _retire(self, layers: Sequence[_Layer], runs: int) -> list[_Layer]:
+        """Let the records forget layers, and set these aside, while nobody can apply or undo."""
+        retired: list[_Layer] = []
+        for project in sorted({layer.project for layer in layers}):
+            with self._store.alone(project):
+                now = _layers(self._store, project)
+                mine = [layer for layer in layers if layer.project == project and now.get(layer.name) == layer]
+                with self._store.database.transaction() as connection:
+                    connection.executemany(
+                        "UPDATE runs SET layer = '' WHERE layer = ?", [(layer.name,) for layer in mine]
+                    )
+                self._set_aside([layer.name for layer in mine], runs)
+                retired += mine
+        return retired
+
+    def _is_stray(self, name: str, runs: int) -> bool:
+        """Tell whether a directory that no record names may go.
+
+        Should the database be lost, these are the person's only copies: they stay as long as any other.
+        """
+        return not name.endswith(_GONE) and _newest(runs, name) < self._before(max(self._days, 1))
+
+    def _set_aside(self, names: Iterable[str], runs: int) -> None:
+        for name in names:
+            try:
+                os.rename(name, f"{name}{_GONE}", src_dir_fd=runs, dst_dir_fd=runs)
+            except FileNotFoundError:
+                continue  # its own run removed it, because nothing was left in it
+
+    def _remove_gone(self, runs: int) -> None:
+        """Remove what was set aside, now or by a cleaning that did not end."""
+        for name in entries(runs):
+            if not name.endswith(_GONE):
+                continue
+            size = _space(runs, name)
+            try:
+                layering.drop(self._store.places, name)
+            except OSError as error:
+                self._failed.append(f"{self._store.places.run(name)}: {error.strerror}")
+            else:
+                self._bytes += size
+
+    def _remove_outputs(self, names: Sequence[str], outputs: int) -> int:
+        """Remove the outputs of old runs; their records say how long they were."""
+        query = "SELECT id, state, started_at FROM runs"
+        runs = {run: (state, began) for run, state, began in self._store.database.rows(query)}
+        removed = 0
+        for name in names:
+            found = look(outputs, name)
+            state, began = runs.get(name.partition(".")[0], ("", 0.0))
+            limit = self._before(self._days if state else max(self._days, 1))
+            if found is None or state in _NEEDED or max(began, found.st_mtime) >= limit:
+                continue
+            os.unlink(name, dir_fd=outputs)
+            self._bytes += found.st_blocks * 512
+            removed += 1
+        return removed
+
+
+def _layers(store: Store, project: int | None = None) -> dict[str, _Layer]:
+    """Return the layers that records name, and by their own ids the runs that have none."""
+    mine = "" if project is None else f"WHERE project = {int(project)}"
+    rows = store.database.rows(f"SELECT id, layer, project, state, started_at FROM runs {mine} ORDER BY id")
+    found: dict[str, _Layer] = {}
+    for run, layer, owner, state, began in rows:
+        name = layer or run
+        known = found.get(name, _Layer(name=name, project=owner, users=(), latest=0.0))
+        found[name] = known.replace(users=(*known.users, (run, state)), latest=max(known.latest, began))
+    return found
+
+
+def _is_useless(layer: _Layer) -> bool:
+    """Tell whether a layer holds nothing that anybody wanted to keep."""
+    return all(state in _CAME_TO_NOTHING for _, state in layer.users)
+
+
+def _found_in(directory: int, name: str) -> Iterator[os.stat_result]:
+    """Yield what is known of an entry and of everything below it that may be listed; follows nothing."""
+    found = look(directory, name)
+    if found is not None:
+        yield found
+    waiting = [name]
+    while waiting:
+        here = waiting.pop()
+        try:
+            listing = open_below(directory, here, LISTING)
+        except OSError:
+            continue  # no directory, or closed by a mode that is the backup's own
+        try:
+            for below in os.listdir(listing):
+                found = look(listing, below)
+                if found is None:
+                    continue
+                yield found
+                if stat.S_ISDIR(found.st_mode):
+                    waiting.append(f"{here}/{below}")
+        finally:
+            os.close(listing)
+
+
+def _newest(directory: int, name: str) -> float:
+    """Return when the latest entry came into a directory or changed."""
+    return max((found.st_ctime for found in _found_in(directory, name)), default=0.0)
+
+
+def _space(directory: int, name: str) -> int:
+    """Return the bytes that an entry takes on disk, each file counted once however many names it has."""
+    blocks = 0
+    linked: set[int] = set()
+    for found in _found_in(directory, name):
+        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+            if found.st_ino in linked:
+                continue
+            linked.add(found.st_ino)
+        blocks += found.st_blocks
+    return blocks * 512
+
+
+def _days(days: int) -> str:
+    return f"{days} day{'' if days == 1 else 's'}"
+
+
+def _size(size: int) -> str:
+    """Write a size as a person says it."""
+    unit = 0
+    amount = float(size)
+    while amount >= 1024 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.1f} {_UNITS[unit]}" if unit else f"{size} bytes"

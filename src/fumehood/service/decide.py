@@ -1,0 +1,96 @@
+"""A person's word on held changes: apply them after all, or throw them away."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core import changes as c
+from fumehood.core.judge import keep_replacements_whole
+from fumehood.errors import ApplyFailed, BadRequest
+from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.nofollow import open_top
+from fumehood.linux.steps import looks
+from fumehood.service import layers as layering
+from fumehood.service.apply import take_over
+from fumehood.service.sandbox import DISCARDED, HELD, hold_all, state_of
+from fumehood.store.history import APPLYING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.core.report import Run
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
+
+_DONE = "done"
+
+
+def apply_held(store: Store, project: Project, run: Run) -> Run:
+    """Take over what a run had to hold."""
+    with InterruptsHeld(), store.alone(project.id):
+        run = _held(store, run)
+        # Those applied before are done; only what was held moves now.
+        waiting = [change for change in run.found if change.verdict in (c.HELD, c.CONFLICT)]
+        earlier = [change for change in run.found if change.verdict == c.APPLIED]
+        for change in earlier:
+            change.verdict = _DONE
+        for change in waiting:
+            change.verdict, change.reason = c.APPLIED, ""
+        keep_replacements_whole(run.found)
+        store.history.state(run.run, APPLYING)
+        failure = None
+        try:
+            _count_links(store, run)
+            take_over(run.found, run.roots, store.uppers(run), run.run)
+        except ApplyFailed as error:
+            failure = error
+            hold_all(run, error)
+        for change in earlier:
+            change.verdict = c.APPLIED
+        if failure is None:
+            run.state, run.reason = state_of(run.found), ""
+        store.history.settle(run, rewrite=True)
+        if failure is not None:
+            raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
+        layering.drop_if_empty(store.places, run.layer, run.found)
+    return run
+
+
+def _count_links(store: Store, run: Run) -> None:
+    """Find out which files have other names; the record does not tell, and a person may have made some since."""
+    for number, (root, upper) in enumerate(zip(run.roots, store.uppers(run), strict=True)):
+        moving = [change for change in run.found if change.root == number and change.verdict == c.APPLIED]
+        for top, version in ((root, "before"), (upper, "after")):
+            directory = open_top(top)
+            try:
+                for change, found, _ in looks(directory, moving):
+                    stamp: c.Stamp | None = getattr(change, version)
+                    if stamp is not None and found is not None:
+                        stamp.links = found.st_nlink
+            finally:
+                os.close(directory)
+
+
+def discard_held(store: Store, project: Project, run: Run) -> Run:
+    """Throw away what a run had to hold; what it had applied stays, with its backups."""
+    with InterruptsHeld(), store.alone(project.id):
+        run = _held(store, run)
+        for change in run.found:
+            if change.verdict in (c.HELD, c.CONFLICT):
+                change.verdict, change.reason = c.DISCARDED, "a person threw it away"
+        kept = any(change.verdict == c.APPLIED for change in run.found)
+        run.state, run.reason = "applied" if kept else DISCARDED, ""
+        store.history.settle(run, rewrite=True)
+        layering.drop_if_empty(store.places, run.layer, run.found)
+    return run
+
+
+def _held(store: Store, run: Run) -> Run:
+    """Return a run as it is now that nobody else can apply or undo; it must hold something."""
+    run = store.history.find(run.run)
+    _must_be_held(run)
+    return run
+
+
+def _must_be_held(run: Run) -> None:
+    if run.state != HELD:
+        raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")

@@ -1,0 +1,374 @@
+"""What a run changed, path by path, as unified diffs with headers in git's style.
+
+Nothing is kept for this: an apply leaves the old version in the layer's slot and the new one in the
+project, an undo the other way round, and what a later run took out of the project lies in its layer.
+Each version is known by its stamp, so the right one is found wherever it is, or it is said to be gone.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from fumehood.core import changes as c
+from fumehood.core.report import printable
+from fumehood.core.unified import hunks, quoted
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.linux.nofollow import open_below, open_top, stamp_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fumehood.core.report import Run
+    from fumehood.service.store import Store
+
+LONGEST = 1 << 20  # bytes of a file that is still shown
+MOST_LINES = 20_000
+MOST_TEXT = 32 << 20  # characters of all texts together, where all are kept in memory
+_BEGINNING = 8192  # bytes in which a NUL tells that a long file is binary
+_ENTRY = os.O_PATH | os.O_NOFOLLOW
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_CHANGED_SINCE = "changed since; shown against what is there now"
+
+
+class Difference(Value):
+    """What a run did to one path; `shown` is false where the text only says what is not shown, and why."""
+
+    path: str
+    root: str
+    change: str
+    kind: str
+    text: str
+    binary: bool
+    shown: bool
+
+
+def differences(store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "") -> list[Difference]:
+    """Return what a run changed; where that is too much for memory, the later texts are left out and say so."""
+    found = []
+    room = MOST_TEXT
+    for each in each_difference(store, run, paths, here=here):
+        room -= len(each.text)
+        if room < 0:
+            text = f"not shown: {quoted(each.path)}: the other differences are long already; ask for this path\n"
+            each = each.replace(text=text, shown=False)  # noqa: PLW2901
+        found.append(each)
+    return found
+
+
+def each_difference(
+    store: Store, run: Run, paths: Sequence[str] = (), *, here: str = ""
+) -> Iterator[Difference]:
+    """Yield what a run changed, one path at a time, so that memory stays bounded however much it is."""
+    wanted = chosen(run, paths, here=here)
+    versions = _Versions(store, run)
+    try:
+        for change in wanted:
+            yield _difference(run, change, versions)
+    finally:
+        versions.close()
+
+
+def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
+    """Return the changes that paths name, each by itself or by a directory above it; no path names all.
+
+    A path may be absolute, relative to `here` (where the person is), or relative to a root, as reports
+    show it; the first of these that names a change counts. A run that failed changed nothing.
+    """
+    if run.state == "failed":
+        return []
+    if not paths:
+        return list(run.found)
+    wanted: set[int] = set()
+    for path in paths:
+        meanings = (_named(run, place) for place in _meanings(run, path, here))
+        found = next((each for each in meanings if each), None)
+        if found is None:
+            raise BadRequest(
+                f"run {run.run} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.run}"
+            )
+        wanted |= found
+    return [change for n, change in enumerate(run.found) if n in wanted]
+
+
+def _meanings(run: Run, path: str, here: str) -> Iterator[str]:
+    """Yield the absolute paths that a path may mean, the likeliest first."""
+    if not path:
+        return
+    if not path.startswith("/"):
+        for place in (here, *run.roots) if here else run.roots:
+            yield os.path.normpath(f"{place}/{path}")
+        return
+    plain = os.path.normpath(path)
+    yield plain
+    # By way of a symlink; the last name is left alone, because it may be a symlink that was changed itself.
+    yield os.path.join(os.path.realpath(os.path.dirname(plain)), os.path.basename(plain))
+
+
+def _named(run: Run, place: str) -> set[int]:
+    """Return the numbers of the changes at or below an absolute path."""
+    found: set[int] = set()
+    for number, root in enumerate(run.roots):
+        if place == root:
+            found |= {n for n, change in enumerate(run.found) if change.root == number}
+        elif place.startswith(f"{root}/"):
+            path = place[len(root) + 1 :]
+            found |= {
+                n
+                for n, change in enumerate(run.found)
+                if change.root == number and (change.path == path or change.path.startswith(f"{path}/"))
+            }
+    return found
+
+
+def _difference(run: Run, change: c.Change, versions: _Versions) -> Difference:
+    root = run.roots[change.root]
+    # With its whole path, what is outside the project can't be taken for something in it.
+    name = change.path if change.root == 0 else f"{root[1:]}/{change.path}"
+    old, new = change.before, change.after
+    if change.change == c.MODE and old is not None and new is not None:
+        parts = [_Part(text=_header(name) + "".join(_modes(old, new)))]
+    elif change.change == c.TYPE:
+        parts = [_part(name, versions.old(change), _ABSENT), _part(name, _ABSENT, versions.new(change))]
+    else:
+        parts = [_part(name, versions.old(change), versions.new(change))]
+    return Difference(
+        path=change.path, root=root, change=change.change, kind=change.kind,
+        text="".join(part.text for part in parts), binary=any(part.binary for part in parts),
+        shown=all(part.shown for part in parts),
+    )  # fmt: skip
+
+
+class _Version(Value):
+    """One version of a path: its stamp, none where it is absent, and its content, none where `why` says why not."""
+
+    stamp: c.Stamp | None
+    data: bytes | None = b""
+    why: str = ""
+    note: str = ""
+
+    @property
+    def has_content(self) -> bool:
+        return self.stamp is not None and self.stamp.kind in (c.FILE, c.SYMLINK)
+
+
+_ABSENT = _Version(stamp=None)
+
+
+class _Versions:
+    """Where the versions of a run's paths lie."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store = store
+        self._run = run
+        self._slots = _slots(store, run)
+        self._later: dict[str, tuple[tuple[str, ...], Sequence[str]]] = {}
+        self._tops: dict[str, int] = {}
+
+    def old(self, change: c.Change) -> _Version:
+        """Return what was there before the run; before one that waits, what is there now counts."""
+        if change.before is None and change.verdict in (c.HELD, c.CONFLICT):
+            return self._now(change, None) or _ABSENT
+        return self._version(change, change.before, in_slot=self._stands(change), what="what was there before")
+
+    def new(self, change: c.Change) -> _Version:
+        """Return what the run left."""
+        return self._version(change, change.after, in_slot=not self._stands(change), what="what the run wrote")
+
+    def _stands(self, change: c.Change) -> bool:
+        """Tell whether the project has the run's version, or had it last: then the slot has the old one."""
+        return change.verdict == c.APPLIED and self._run.state != "undone"
+
+    def _version(self, change: c.Change, stamp: c.Stamp | None, *, in_slot: bool, what: str) -> _Version:
+        if stamp is None:
+            return _ABSENT
+        if stamp.kind not in (c.FILE, c.SYMLINK):
+            return _Version(stamp=stamp)  # all there is to know
+        denied = False
+        for top in self._places(change, stamp, in_slot=in_slot):
+            try:
+                found = _read(self._top(top), change.path, stamp)
+            except PermissionError:
+                denied = True
+            except OSError:
+                continue  # not there, or a symlink on the way
+            else:
+                if found is not None:
+                    return found
+        now = None if in_slot or denied else self._now(change, stamp)
+        why = "it can't be read: permission denied" if denied else f"{what} is no longer kept"
+        return now or _Version(stamp=stamp, data=None, why=why)
+
+    def _places(self, change: c.Change, stamp: c.Stamp, *, in_slot: bool) -> Iterator[str]:
+        """Yield the directories in which a version may lie, the likeliest first."""
+        slot = self._slots[change.root : change.root + 1]
+        root = self._run.roots[change.root]
+        if in_slot:
+            yield from slot
+        yield root
+        for run, later in self._store.history.later_versions(self._run.run, self._run.project, change.path):
+            if later.verdict == c.APPLIED and later.before is not None and later.before.same(stamp):
+                roots, slots = self._later_run(run)
+                if slots and roots[later.root] == root:
+                    yield slots[later.root]
+        if not in_slot:
+            yield from slot
+
+    def _later_run(self, name: str) -> tuple[tuple[str, ...], Sequence[str]]:
+        if name not in self._later:
+            run = self._store.history.find(name)
+            self._later[name] = run.roots, _slots(self._store, run)
+        return self._later[name]
+
+    def _now(self, change: c.Change, expected: c.Stamp | None) -> _Version | None:
+        """Return what the project has at a path now, where that is not what the record says."""
+        try:
+            found = _read(self._top(self._run.roots[change.root]), change.path, None)
+        except OSError:
+            return None
+        if found is None or not found.has_content or (expected is not None and _kind(found) != expected.kind):
+            return None
+        return found.replace(note=_CHANGED_SINCE)
+
+    def _top(self, path: str) -> int:
+        if path not in self._tops:
+            self._tops[path] = open_top(path)
+        return self._tops[path]
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        for top in self._tops.values():
+            os.close(top)
+        self._tops.clear()
+
+
+def _slots(store: Store, run: Run) -> Sequence[str]:
+    """The upper directories of a run's layers; none where they were removed by `clean`."""
+    return store.uppers(run) if run.layer else ()
+
+
+def _kind(version: _Version) -> str:
+    return c.ABSENT if version.stamp is None else version.stamp.kind
+
+
+def _read(top: int, path: str, wanted: c.Stamp | None) -> _Version | None:
+    """Read what lies at a path, or None where it is not the wanted version; follows nothing, waits for nothing."""
+    entry = open_below(top, path, _ENTRY)
+    try:
+        found = stamp_of(os.fstat(entry))
+        if wanted is not None and not _is_version(wanted, found):
+            return None
+        if found.kind == c.SYMLINK:
+            return _Version(stamp=found, data=os.fsencode(os.readlink("", dir_fd=entry)))
+    finally:
+        os.close(entry)
+    if found.kind != c.FILE:
+        return _Version(stamp=found)
+    file = open_below(top, path, _READING)
+    try:
+        # Between the two looks, something else may have taken its place.
+        return _content(file, found) if found.same(stamp_of(os.fstat(file))) else None
+    finally:
+        os.close(file)
+
+
+def _is_version(wanted: c.Stamp, found: c.Stamp) -> bool:
+    """Tell whether an entry is a version, or a copy of it: between file systems, versions get other inodes."""
+    return (wanted.kind, wanted.size, wanted.modified_ns, wanted.mode) == (
+        found.kind, found.size, found.modified_ns, found.mode,
+    )  # fmt: skip
+
+
+def _content(file: int, stamp: c.Stamp) -> _Version:
+    is_long = stamp.size > LONGEST
+    pieces: list[bytes] = []
+    left = _BEGINNING if is_long else stamp.size
+    while left and (piece := os.read(file, left)):
+        pieces.append(piece)
+        left -= len(piece)
+    data = b"".join(pieces)
+    if b"\0" in data:
+        return _Version(stamp=stamp, data=None, why="binary")
+    if is_long:
+        return _Version(stamp=stamp, data=None, why=f"longer than {LONGEST >> 20} MiB")
+    if data.count(b"\n") > MOST_LINES:
+        return _Version(stamp=stamp, data=None, why=f"more than {MOST_LINES:,} lines")
+    return _Version(stamp=stamp, data=data)
+
+
+class _Part(Value):
+    """The text for one path and one kind of entry."""
+
+    text: str
+    binary: bool = False
+    shown: bool = True
+
+
+def _part(name: str, old: _Version, new: _Version) -> _Part:
+    """Write how one version becomes another; where kinds differ, one of them is absent."""
+    if not old.has_content and not new.has_content:
+        return _Part(text=_other(name, old, new))
+    modes = _modes(old.stamp, new.stamp)
+    notes = {f"{version.note}: {quoted(name)}\n" for version in (old, new) if version.note}
+    unshown = [version.why for version in (old, new) if version.data is None]
+    if unshown:
+        # Not begun like a patch: a program that takes it for one would make an empty file of it.
+        why = "binary" if "binary" in unshown else unshown[0]
+        lines = [*notes, *modes, *_sides(name, old, new), f"not shown: {why} ({_sizes(old, new)})\n"]
+        return _Part(text="".join(lines), binary=why == "binary", shown=False)
+    if old.data == new.data and old.stamp is not None and new.stamp is not None and not modes:
+        return _Part(text=f"touched: {quoted(name)} (its content is the same)\n")
+    lines = list(hunks(*((version.data or b"").decode(errors="surrogateescape") for version in (old, new))))
+    sides = _sides(name, old, new) if lines else []
+    return _Part(text="".join([*notes, _header(name), *modes, *sides, *lines]))
+
+
+def _other(name: str, old: _Version, new: _Version) -> str:
+    """Write what there is to say of a directory, or of something that has no content."""
+    act = "changed" if old.stamp and new.stamp else "new" if new.stamp else "deleted"
+    stamp = new.stamp or old.stamp
+    if stamp is None:
+        return ""
+    slash = "/" if stamp.kind == c.DIRECTORY else ""
+    return f"{act} {stamp.kind} {quoted(name + slash)} (mode {stamp.mode:04o})\n"
+
+
+def _header(name: str) -> str:
+    return f"diff --git {quoted(f'a/{name}')} {quoted(f'b/{name}')}\n"
+
+
+def _modes(old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
+    if old is None:
+        return [f"new file mode {_mode(new)}\n"]
+    if new is None:
+        return [f"deleted file mode {_mode(old)}\n"]
+    same = _mode(old) == _mode(new)
+    return [] if same else [f"old mode {_mode(old)}\n", f"new mode {_mode(new)}\n"]
+
+
+def _mode(stamp: c.Stamp | None) -> str:
+    if stamp is None:
+        return "000000"
+    if stamp.kind == c.SYMLINK:
+        return "120000"
+    return f"{(stat.S_IFDIR if stamp.kind == c.DIRECTORY else stat.S_IFREG) | stamp.mode:06o}"
+
+
+def _sides(name: str, old: _Version, new: _Version) -> list[str]:
+    """Write the two lines that name the versions; as git does, a tab ends a name with a space in it."""
+    return [
+        f"{sign} /dev/null\n" if version.stamp is None else f"{sign} {quoted(side + name)}{_end(name)}\n"
+        for sign, side, version in (("---", "a/", old), ("+++", "b/", new))
+    ]
+
+
+def _end(name: str) -> str:
+    return "\t" if " " in name else ""
+
+
+def _sizes(old: _Version, new: _Version) -> str:
+    if old.stamp is None or new.stamp is None:
+        return "".join(f"{version.stamp.size:,} bytes" for version in (old, new) if version.stamp is not None)
+    return f"{old.stamp.size:,} bytes before, {new.stamp.size:,} bytes after"

@@ -1,0 +1,188 @@
+"""The Python face: a sandbox for one project, for sync and async programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from fumehood.core.judge import APPLY, HOLD
+from fumehood.core.policy import Policy
+from fumehood.core.request import Request
+from fumehood.errors import Refused
+from fumehood.linux import launcher
+from fumehood.linux.output import decoding
+from fumehood.service import decide
+from fumehood.service.running import CLOSED, Wishes
+from fumehood.service.sandbox import Hood
+from fumehood.service.store import Store
+from fumehood.service.undo import undo
+from fumehood.service.watching import watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+    from typing import Any, Self
+
+    from fumehood.core.report import Run
+    from fumehood.linux.launch import Plan
+    from fumehood.linux.process import Running
+
+    OnOutput = Callable[[str, str], None]
+    OnChange = Callable[[str, str], None]
+    Command = str | Sequence[str]
+
+
+class Sandbox:
+    """Runs commands on a project, each as a transaction: isolated, captured, judged, applied, undoable.
+
+    `on_output` is told ("stdout" or "stderr", text) as it is printed; `on_change` is told ("added",
+    "updated", "removed" or "cancelled", path) while files are written. Safe to use from many threads.
+    """
+
+    def __init__(
+        self,
+        project: str | os.PathLike[str],
+        policy: Policy | None = None,
+        ask: Callable[..., Any] | None = None,
+    ) -> None:
+        self._store = Store()
+        self._project = self._store.projects.open(os.fspath(project))
+        self._ask = ask
+        self._hood = Hood(self._store, self._project, policy or Policy(), _start)
+
+    @property
+    def project(self) -> str:
+        """The project's real path."""
+        return self._project.path
+
+    def run(
+        self,
+        command: Command,
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        network: bool = False,
+        timeout: float | None = None,
+        apply: str | bool | None = None,
+        on_output: OnOutput | None = None,
+        on_change: OnChange | None = None,
+        stdin: str | bytes | None = None,
+    ) -> Run:
+        """Run a command: a string is a shell line, a sequence a program and its arguments.
+
+        `apply` is "apply", "hold" or "discard"; True and False mean the first two.
+        """
+        request = self._request(command, cwd, network, timeout, apply)
+        return self._hood.run(request, _wishes(on_output, on_change, stdin, None))
+
+    async def arun(self, command: Command, **options: Any) -> Run:
+        """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
+
+        Takes what `run` takes. Callbacks are called from another thread.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Run] = loop.create_future()
+        cancelled = threading.Event()
+        on_output, on_change, stdin = (options.pop(name, None) for name in ("on_output", "on_change", "stdin"))
+        request = self._request(
+            command, *(options.pop(name, default) for name, default in _REQUEST_OPTIONS.items())
+        )
+        if options:
+            raise TypeError(f"arun takes no {', '.join(options)}")
+        wishes = _wishes(on_output, on_change, stdin, cancelled.is_set)
+
+        def work() -> None:
+            try:
+                run = self._hood.run(request, wishes)
+            except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
+                loop.call_soon_threadsafe(_settle, future, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, future, run, None)
+
+        thread = threading.Thread(target=work, name="fumehood-run", daemon=True)
+        thread.start()
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            cancelled.set()
+            await asyncio.wait([future])
+            raise
+
+    def _request(
+        self, command: Command, cwd: Any, network: bool, timeout: float | None, apply: str | bool | None
+    ) -> Request:
+        if network:
+            raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
+        mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
+        where = "" if cwd is None else os.path.join(self._project.path, os.fspath(cwd))
+        asked = command if isinstance(command, str) else tuple(command)
+        return Request(command=asked, cwd=where, mode=mode, timeout=timeout)
+
+    def apply(self, run: Run | str) -> Run:
+        """Take over what a run had to hold."""
+        return decide.apply_held(self._store, self._project, self._found(run))
+
+    def discard(self, run: Run | str) -> Run:
+        """Throw away what a run had to hold."""
+        return decide.discard_held(self._store, self._project, self._found(run))
+
+    def undo(self, run: Run | str = "last") -> Run:
+        """Bring back what was there before a run; returns the undo, a run of its own."""
+        return undo(self._store, self._project, self._found(run))
+
+    def history(self, limit: int = 0) -> list[Run]:
+        """Return this project's runs, the latest first."""
+        return [self._store.history.find(run.run) for run in self._store.history.runs(self._project.id, limit)]
+
+    def _found(self, run: Run | str) -> Run:
+        name = run if isinstance(run, str) else run.run
+        return self._store.history.find(name, self._project.id)
+
+    def close(self) -> None:
+        """Close the records; the sandbox can't be used after that."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_REQUEST_OPTIONS: dict[str, Any] = {"cwd": None, "network": False, "timeout": None, "apply": None}
+
+
+def _start(plan: Plan, stdio: tuple[int, int, int]) -> Running:
+    return launcher.shared().start(plan, stdio)
+
+
+def _settle(future: asyncio.Future[Run], run: Run | None, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    elif run is not None:
+        future.set_result(run)
+
+
+def _wishes(
+    on_output: OnOutput | None,
+    on_change: OnChange | None,
+    stdin: str | bytes | None,
+    cancelled: Callable[[], bool] | None,
+) -> Wishes:
+    def telling(stream: str) -> Callable[[bytes], None] | None:
+        return None if on_output is None else decoding(lambda text: on_output(stream, text))
+
+    # Bytes, so that no text can be taken for the words "closed" and "inherited".
+    fed = CLOSED if stdin is None else stdin.encode() if isinstance(stdin, str) else stdin
+    return Wishes(
+        stdin=fed,
+        on_stdout=telling("stdout"),
+        on_stderr=telling("stderr"),
+        watch=None if on_change is None else watcher(on_change),
+        cancelled=cancelled,
+    )

@@ -1,0 +1,161 @@
+"""One command, from its layers to its end: the sandbox is built, started, attended and cleared away."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fumehood.core.spec import Spec, bubblewrap_arguments
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
+from fumehood.linux.capture import BWRAP, COPY, Capture
+from fumehood.linux.launch import Owner, Plan
+from fumehood.linux.output import Stream
+from fumehood.linux.process import Attendance, Outcome
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fumehood.linux.bwrap import Bwrap
+    from fumehood.linux.capture import Layer
+    from fumehood.linux.output import Sink
+    from fumehood.linux.probe import Host
+    from fumehood.linux.process import Running, Watched
+
+    Starter = Callable[[Plan, tuple[int, int, int]], Running]
+
+CLOSED, INHERITED = "closed", "inherited"
+
+
+class Ended(Value):
+    """How a command ended and what it printed."""
+
+    outcome: Outcome
+    stdout: Stream
+    stderr: Stream
+    duration_s: float
+
+
+class Wishes(Value):
+    """How the caller wants to take part while the command runs."""
+
+    stdin: str | bytes = CLOSED
+    on_stdout: Sink | None = None
+    on_stderr: Sink | None = None
+    watch: Callable[[Sequence[Layer]], Watched] | None = None
+    cancelled: Callable[[], bool] | None = None
+
+
+class Execution:
+    """One command in its sandbox."""
+
+    def __init__(self, host: Host, capture: Capture, start: Starter) -> None:
+        self._host = host
+        self._capture = capture
+        self._start = start
+
+    def run(
+        self,
+        command: tuple[str, ...],
+        cwd: str,
+        environment: dict[str, str],
+        masked: tuple[str, ...],
+        outputs: tuple[Stream, Stream],
+        timeout: float | None,
+        wishes: Wishes,
+    ) -> Ended:
+        """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
+        capture = self._capture
+        bwrap = self._bubblewrap()
+        spec = Spec(
+            command=command, cwd=cwd, bounds=capture.bounds, masked=masked, overlays=capture.bubblewrap_overlays,
+            disable_userns=self._host.disable_userns,
+        )  # fmt: skip
+        plan = Plan(
+            arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
+            overlays=capture.overlays, privileged=self._host.privileged, owner=_owner(capture.layers[0].root),
+        )  # fmt: skip
+        capture.begin()
+        try:
+            ended = self._attend(plan, outputs, timeout, wishes)
+            capture.finish()
+        except BaseException:
+            capture.abandon()
+            raise
+        _check_launch(ended, cwd)
+        return ended
+
+    def _bubblewrap(self) -> Bwrap:
+        found = self._host.overlay_bwrap if self._capture.way == BWRAP else self._host.bwrap
+        if found is None:
+            raise LaunchFailed("there is no bubblewrap that works here", hint="fumehood doctor")
+        return found
+
+    def _attend(self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes) -> Ended:
+        began = time.monotonic()
+        stdin, feeding = _standard_input(wishes.stdin)
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        watched = None
+        try:
+            # Before the command starts, or its first writes would not be seen. A copied tree tells nothing until
+            # it is compared with the project.
+            if wishes.watch is not None and self._capture.way != COPY:
+                watched = wishes.watch(self._capture.layers)
+            try:
+                running = self._start(plan, (stdin, out_end, err_end))
+            except FumehoodError:
+                os.close(out)
+                os.close(err)
+                raise
+            finally:
+                for fd in (out_end, err_end, *([stdin] if stdin else [])):
+                    os.close(fd)
+            outcome = Attendance(
+                running, {out: outputs[0], err: outputs[1]},
+                deadline=None if timeout is None else began + timeout,
+                watched=watched, feeding=feeding, cancelled=wishes.cancelled,
+            ).attend()  # fmt: skip
+        finally:
+            if watched is not None:
+                watched.stop()
+        return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
+
+
+def _standard_input(wish: str | bytes) -> tuple[int, tuple[int, bytes] | None]:
+    """Return the command's standard input, and, where it is fed from here, the other end with what to feed."""
+    if wish == INHERITED:
+        return 0, None
+    if wish == CLOSED:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
+    data = wish if isinstance(wish, bytes) else wish.encode(errors="surrogateescape")
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    return reading, (writing, data)
+
+
+def _owner(project: str) -> Owner | None:
+    """Whom root runs as on somebody else's project: that person."""
+    if os.geteuid() != 0:
+        return None
+    found = os.stat(project)
+    if found.st_uid == 0:
+        return None
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(found.st_uid)
+    except KeyError:
+        return Owner(user=found.st_uid, group=found.st_gid)
+    return Owner(user=entry.pw_uid, group=entry.pw_gid, groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))
+
+
+def _check_launch(ended: Ended, cwd: str) -> None:
+    """Tell the sandbox's own failure from the command's."""
+    exit_ = ended.outcome.exit
+    if exit_.status is not None:
+        return
+    said = exit_.failure or ended.stderr.text().strip() or "it ended without a word"
+    if "Can't chdir to" in said:
+        raise BadRequest(f"Working directory does not exist: {cwd}", hint="it must exist as the command sees it")
+    raise LaunchFailed(f"the sandbox did not start: {said}", hint="fumehood doctor says what is missing here")

@@ -1,0 +1,180 @@
+"""The story of one command: request, layers, launch, scan, judge, apply, report."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fumehood.core import changes as c
+from fumehood.core.environment import inherited
+from fumehood.core.judge import judge
+from fumehood.core.policy import Policy
+from fumehood.core.report import Run
+from fumehood.core.request import Request, arguments, checked, shown
+from fumehood.errors import ApplyFailed, FumehoodError
+from fumehood.linux import capture as capturing
+from fumehood.linux.nofollow import open_top
+from fumehood.linux.output import INLINE, Stream
+from fumehood.linux.probe import host
+from fumehood.linux.upper import scan
+from fumehood.service import layers as layering
+from fumehood.service.running import Ended, Execution, Wishes
+from fumehood.store.history import APPLYING
+from fumehood.store.ids import new_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.linux.capture import Layer
+    from fumehood.linux.probe import Host
+    from fumehood.linux.process import Outcome
+    from fumehood.service.running import Starter
+    from fumehood.service.store import Store
+    from fumehood.store.history import Printed
+    from fumehood.store.projects import Project
+
+APPLIED, HELD, DISCARDED, EMPTY, FAILED = "applied", "held", "discarded", "empty", "failed"
+
+
+class Hood:
+    """One project's sandbox: every command a transaction."""
+
+    def __init__(self, store: Store, project: Project, policy: Policy, start: Starter) -> None:
+        self.store = store
+        self.project = project
+        self.policy = policy
+        self._start = start
+        self._host: Host | None = None
+
+    def run(self, request: Request, wishes: Wishes) -> Run:
+        """Run a command from request to report."""
+        command = checked(request.command)
+        environment, dropped = inherited(os.environ)
+        run, layers, execution = self._begin(request, command, dropped)
+        try:
+            ended = self._execute(run, execution, arguments(command), environment, request, wishes)
+            layering.drop_scratch(layers)
+            run.found = self._scan(layers)
+            judge(run.found, request.mode)
+            self._settle(run, _printed(ended), layers)
+        except FumehoodError as error:
+            self._failed(run, error)
+            raise
+        return run
+
+    def _begin(
+        self, request: Request, command: str | tuple[str, ...], dropped: tuple[str, ...]
+    ) -> tuple[Run, tuple[Layer, ...], Execution]:
+        """Make the run known, and its layers."""
+        places = self.store.places
+        if self._host is None:
+            self._host = host(places.cache, places.state)
+        found = self._host
+        roots = self.project.roots
+        way = capturing.choose(found, self.policy.capture, roots)
+        run = Run(
+            run=new_id(), project=self.project.path, command=shown(command), cwd=request.cwd or self.project.path,
+            state="running", network=request.network, started_at=time.time(), capture=way, mode=request.mode,
+            dropped=dropped, roots=roots,
+        )  # fmt: skip
+        self.store.history.begin(self.project.id, run, os.getpid())
+        layers = layering.make(places, run.run, roots, way)
+        return run, layers, Execution(found, capturing.Capture(way, layers), self._start)
+
+    def _execute(
+        self, run: Run, execution: Execution, command: tuple[str, ...], environment: dict[str, str],
+        request: Request, wishes: Wishes,
+    ) -> Ended:  # fmt: skip
+        places = self.store.places
+        streams = [
+            Stream(name, places.output(run.run, name), self.policy.output_limit, sink)
+            for name, sink in (("stdout", wishes.on_stdout), ("stderr", wishes.on_stderr))
+        ]
+        timeout = self.policy.timeout if request.timeout is None else request.timeout
+        ended = execution.run(
+            command, run.cwd, environment, (places.state,), (streams[0], streams[1]), timeout, wishes
+        )
+        run.exit_code = _exit_code(ended.outcome)
+        run.timed_out = ended.outcome.timed_out
+        run.duration_s = ended.duration_s
+        run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
+        run.output_truncated = ended.stdout.is_cut or ended.stderr.is_cut
+        return ended
+
+    def _scan(self, layers: Sequence[Layer]) -> list[c.Change]:
+        found: list[c.Change] = []
+        for number, layer in enumerate(layers):
+            upper, live = open_top(layer.upper), open_top(layer.root)
+            try:
+                found += scan(number, upper, live)
+            finally:
+                os.close(upper)
+                os.close(live)
+        return found
+
+    def _settle(self, run: Run, printed: Sequence[Printed], layers: Sequence[Layer]) -> None:
+        """Let the verdicts take effect, and record it."""
+        history = self.store.history
+        if not any(change.verdict == c.APPLIED for change in run.found):
+            run.state = state_of(run.found)
+            history.journal(run, printed)
+            if run.state != HELD:
+                layering.drop(self.store.places, run.run)
+            return
+        from fumehood.linux.libc import InterruptsHeld
+        from fumehood.service.apply import take_over
+
+        # Once it is journalled, an apply is finished or taken back, not left half-way.
+        with InterruptsHeld(), self.store.alone(self.project.id):
+            run.state = APPLYING
+            history.journal(run, printed)
+            stamps = [(change.verdict, change.after) for change in run.found]
+            try:
+                take_over(run.found, run.roots, [layer.upper for layer in layers], run.run)
+                run.state = state_of(run.found)
+            except ApplyFailed as error:
+                hold_all(run, error)
+            history.settle(run, rewrite=stamps != [(change.verdict, change.after) for change in run.found])
+        layering.drop_if_empty(self.store.places, run.run)
+
+    def _failed(self, run: Run, error: FumehoodError) -> None:
+        run.state, run.reason = FAILED, error.message
+        self.store.history.end(run)
+        layering.drop(self.store.places, run.run)
+
+
+def _exit_code(outcome: Outcome) -> int | None:
+    if outcome.timed_out:
+        return 124
+    if outcome.interrupted:
+        return 130
+    return outcome.exit.status
+
+
+def state_of(changes: Sequence[c.Change]) -> str:
+    """Name the state of a run by what became of its changes."""
+    verdicts = {change.verdict for change in changes}
+    if verdicts & {c.HELD, c.CONFLICT}:
+        return HELD
+    if c.APPLIED in verdicts:
+        return APPLIED
+    return DISCARDED if verdicts else EMPTY
+
+
+def hold_all(run: Run, error: FumehoodError) -> None:
+    """An apply was taken back: everything waits for a person, with the reason."""
+    run.state, run.reason = HELD, error.message
+    for change in run.found:
+        if change.verdict == c.APPLIED:
+            change.verdict, change.reason = c.HELD, error.message
+
+
+def _printed(ended: Ended) -> tuple[Printed, Printed]:
+    """Return both outputs for the record: their bytes where short, else only how long they were."""
+    return _short(ended.stdout), _short(ended.stderr)
+
+
+def _short(stream: Stream) -> Printed:
+    head, _ = stream.kept()
+    return (head if stream.size <= INLINE else None), stream.size
