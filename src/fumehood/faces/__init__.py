@@ -1,0 +1,1 @@
+"""Thin faces over the service: parse, call, show."""

@@ -1,0 +1,125 @@
+"""Every command but `run`: what it is called, what it takes, what it says of itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fumehood import __version__
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.cli.main import here
+from fumehood.faces.cli.style import Paint
+from fumehood.service.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fumehood.core.report import Run
+    from fumehood.store.projects import Project
+
+_DESCRIPTION = """Run the commands of AI agents where they can do no harm: every command is a transaction,
+isolated, captured, judged, applied or held, and undoable."""
+
+_EXAMPLES = """examples:
+  fumehood run -- 'make test'     run a command in the hood
+  fumehood log                    what ran in this project
+  fumehood diff last              what the last run changed
+  fumehood undo                   take the last run back
+"""
+
+
+class Context:
+    """What a command works with: the options given, the records, the project at hand."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.as_json: bool = getattr(options, "json", False)
+        self.store = Store()
+
+    @property
+    def project(self) -> Project:
+        """The project named, or the one that holds the current directory."""
+        named = getattr(self.options, "project", None)
+        return self.store.projects.open(self.store.projects.holding(here()) if named is None else named)
+
+    def run(self, name: str) -> Run:
+        """The run that was named; `last` means the last one of this project."""
+        return self.store.history.find(name, self.project.id if name == "last" else None)
+
+    def project_of(self, run: Run) -> Project:
+        """The project that a run belongs to."""
+        return self.store.projects.open(run.project)
+
+    def say(self, told: object, show: Callable[[], None]) -> int:
+        """Print an object where --json asks for it, else show it to a person."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(told) + "\n")
+        else:
+            show()
+        return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse and run one command."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "act"):
+        parser.print_help()
+        return 0
+    try:
+        result: int = options.act(options)
+    except FumehoodError as error:
+        if not options.json:
+            raise
+        # Whoever asked for an object gets one.
+        told = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        sys.stdout.write(json.dumps(told) + "\n")
+        return error.exit_code
+    return result
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints look like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadRequest(message, hint=f"{self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    from fumehood.faces.cli import inspect, keep, settle
+
+    shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = _Parser("fumehood", description=_DESCRIPTION, epilog=_EXAMPLES, **shape)
+    parser.add_argument("--version", action="version", version=f"fumehood {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    run = commands.add_parser("run", help="run a command in the hood", add_help=False)
+    run.set_defaults(act=lambda _options: 0)
+
+    def add(name: str, help_: str, act: Callable[[Context], int], example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.", epilog=f"examples:\n{example}", **shape
+        )
+        command.add_argument("--json", action="store_true", help="print one object instead of text")
+        command.add_argument("--project", metavar="DIR", help="the project (default: the one around here)")
+        command.set_defaults(act=lambda options: act(Context(options)))
+        return command
+
+    inspect.add_commands(add)
+    settle.add_commands(add)
+    keep.add_commands(add)
+    return parser
+
+
+def add_run(command: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """Let a command take a run by name."""
+    command.add_argument(
+        "run", nargs=None if default is None else "?", default=default, metavar="RUN",
+        help="an id, the beginning of one, or `last`",
+    )  # fmt: skip
+
+
+def paint() -> Paint:
+    """Colours for standard output."""
+    return Paint(1)

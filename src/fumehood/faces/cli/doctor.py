@@ -1,0 +1,94 @@
+"""`fumehood doctor`: what this machine can do for a sandbox, what is missing, and the line to type."""
+
+from __future__ import annotations
+
+import json
+
+from fumehood.linux import examine, probe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_GREEN, _RED, _YELLOW, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in (32, 31, 33, 2, 1, 0))
+_COLOURS = {"ok": _GREEN, "MISSING": _RED, "missing": _YELLOW, "info": _DIM}
+
+_MEANING = {
+    "kernel": "the kernel's overlay, mounted by the launcher in a namespace of its own",
+    "bwrap": "bubblewrap's own --overlay",
+    "fuse": "fuse-overlayfs",
+    "copy": "a copy of every root before each run (slow on big projects)",
+}
+_LABEL = {"kernel": "the kernel's overlay", "bwrap": "bubblewrap's --overlay", "fuse": "fuse-overlayfs"}
+
+
+def show(state_dir: str, cache_dir: str, *, as_json: bool, colour: bool, out: TextIO) -> int:
+    """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1."""
+    found = probe.host(cache_dir, state_dir, fresh=True)
+    abilities = examine.examine(state_dir, found)
+    if as_json:
+        json.dump(_as_object(found, abilities), out, indent=2)
+        out.write("\n")
+    else:
+        lines = [*_summary(found, colour), "", *_table(abilities, colour)]
+        out.write("\n".join(lines) + "\n")
+    return 0 if found.captures else 1
+
+
+def _as_object(found: probe.Host, abilities: list[examine.Ability]) -> dict[str, object]:
+    return {
+        "sandbox": bool(found.captures),
+        "capture": _capture(found),
+        "why": _reason(found),
+        "bwrap": found.bwrap.fields() if found.bwrap else None,
+        "abilities": [ability.fields() for ability in abilities],
+    }
+
+
+def _capture(found: probe.Host) -> str:
+    return found.captures[0] if found.captures else ""
+
+
+def _reason(found: probe.Host) -> str:
+    """Say why this capture is in force: what the better ones lack."""
+    if not found.captures:
+        return found.why
+    better = probe.CAPTURES[: probe.CAPTURES.index(_capture(found))]
+    lacking = [f"{_LABEL[name]} does not work here: {found.refusal(name)}" for name in better]
+    return "; ".join(lacking) or "the best there is"
+
+
+def _summary(found: probe.Host, colour: bool) -> list[str]:
+    if not found.bwrap:
+        return [_painted("Commands can NOT be sandboxed on this machine.", _RED, colour), f"  {found.why}"]
+    version = ".".join(str(part) for part in found.bwrap.version)
+    return [
+        _painted("Commands can be sandboxed on this machine.", _BOLD, colour),
+        f"  bubblewrap  {version}, {found.bwrap.path} ({found.bwrap.origin})",
+        f"  capture     {_capture(found)}: {_MEANING[_capture(found)]}",
+        f"  why         {_reason(found)}",
+    ]
+
+
+def _table(abilities: list[examine.Ability], colour: bool) -> list[str]:
+    width = min(max(len(ability.name) for ability in abilities), 44)
+    lines = []
+    for ability in abilities:
+        mark = _mark(ability)
+        painted = _painted(f"{mark:8}", _COLOURS[mark], colour)
+        lines.append(f"{painted} {ability.name:{width}}  {ability.detail}")
+        if ability.fix and not ability.works:
+            lines.append(f"{'':9}{_painted('fix:', _BOLD, colour)} {ability.fix}")
+    return lines
+
+
+def _mark(ability: examine.Ability) -> str:
+    if ability.needed == "info":
+        return "info"
+    if ability.works:
+        return "ok"
+    return "MISSING" if ability.needed == "required" else "missing"
+
+
+def _painted(text: str, code: str, colour: bool) -> str:
+    return f"{code}{text}{_PLAIN}" if colour else text

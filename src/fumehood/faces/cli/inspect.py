@@ -1,0 +1,150 @@
+"""Commands that look: log, show, diff, output."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from fumehood.core.report import printable
+from fumehood.faces.cli.commands import Context, add_run, paint
+from fumehood.faces.cli.main import here
+from fumehood.faces.cli.show import headline, lines, short
+from fumehood.service.differences import differences, each_difference
+from fumehood.store.outputs import pieces
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from fumehood.core.report import Run
+
+    Add = Callable[[str, str, Callable[[Context], int], str], argparse.ArgumentParser]
+
+_COLOURS = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
+_WIDEST = 60
+
+
+def add_commands(add: Add) -> None:
+    """Make these commands known."""
+    log = add("log", "list what ran, the latest first", _log, "  fumehood log\n  fumehood log -n 5 --json")
+    log.add_argument("-n", "--limit", type=int, default=20, metavar="N", help="how many (default 20; 0: all)")
+    log.add_argument("--all", action="store_true", help="of every project")
+    show = add("show", "tell everything about a run", _show, "  fumehood show last")
+    add_run(show, default="last")
+    diff = add("diff", "show what a run changed, line by line", _diff, "  fumehood diff\n  fumehood diff last src/a.py")
+    add_run(diff, default="last")
+    diff.add_argument(
+        "paths", nargs="*", metavar="PATH",
+        help="only these and what lies in them: absolute, from here, or as the report shows them",
+    )  # fmt: skip
+    output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
+    add_run(output, default="last")
+
+
+def _log(context: Context) -> int:
+    project = None if context.options.all else context.project.id
+    runs = context.store.history.runs(project, context.options.limit)
+    counts = context.store.history.count_changes([run.run for run in runs])
+    told = [
+        {
+            "run": run.run, "project": run.project, "command": run.command, "state": run.state, "act": run.act,
+            "of": run.of, "exit_code": run.exit_code, "started_at": run.started_at, "duration_s": run.duration_s,
+            "sandboxed": run.sandboxed, "network": run.network, "changes": counts[run.run],
+        }
+        for run in runs
+    ]  # fmt: skip
+
+    def show() -> None:
+        colour = paint()
+        if not runs:
+            sys.stdout.write("nothing ran here yet; fumehood run -- COMMAND\n")
+        for run in runs:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
+            state = colour(f"{run.state:9}", _COLOURS.get(run.state, "dim"))
+            code = "" if not run.exit_code else colour(f" exit {run.exit_code}", "red")
+            command = printable(run.command)
+            command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"
+            sys.stdout.write(
+                f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts[run.run]):14} {command}{code}\n"
+            )
+
+    return context.say(told, show)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    signs = (("added", "+"), ("modified", "~"), ("deleted", "-"), ("mode", "m"), ("type", "t"))
+    return " ".join(f"{sign}{counts[kind]}" for kind, sign in signs if counts.get(kind))
+
+
+def _show(context: Context) -> int:
+    run = context.run(context.options.run)
+    return context.say({**run.as_dict(), "dropped": list(run.dropped)}, lambda: _tell(run))
+
+
+def _tell(run: Run) -> None:
+    colour = paint()
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
+    facts = {
+        "run": run.run,
+        "command": run.command,
+        "directory": run.cwd,
+        "project": run.project,
+        "when": f"{when}, {run.duration_s:.3f} s",
+        "exit code": "none" if run.exit_code is None else str(run.exit_code),
+        "sandbox": f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED",
+        "state": f"{run.state}: {run.reason}" if run.reason else run.state,
+    }
+    if run.dropped:
+        facts["kept from it"] = ", ".join(run.dropped)
+    for name, value in facts.items():
+        sys.stdout.write(f"{colour(f'{name:13}', 'dim')}{printable(value)}\n")
+    if run.found:
+        sys.stdout.write(f"{headline(run)}\n")
+        for line in lines(run, colour, most=len(run.found)):
+            sys.stdout.write(f"  {line}\n")
+
+
+def _diff(context: Context) -> int:
+    run = context.run(context.options.run)
+    wanted = context.store, run, context.options.paths
+    if context.as_json:
+        return context.say([each.fields() for each in differences(*wanted, here=here())], lambda: None)
+    colour, is_terminal = paint(), os.isatty(1)
+    for each in each_difference(*wanted, here=here()):
+        if not is_terminal:
+            # For programs, byte for byte: it can be given to patch.
+            sys.stdout.buffer.write(each.text.encode(errors="surrogateescape"))
+            continue
+        for line in each.text.split("\n")[:-1]:
+            shown = "\t".join(printable(part) for part in line.split("\t"))
+            sys.stdout.write(f"{_coloured(shown, colour)}\n")
+    return 0
+
+
+def _coloured(line: str, colour: Callable[[str, str], str]) -> str:
+    if line.startswith(("+++", "---", "diff ")):
+        return colour(line, "bold")
+    for start, name in (("+", "green"), ("-", "red"), ("@@", "cyan")):
+        if line.startswith(start):
+            return colour(line, name)
+    return line
+
+
+def _output(context: Context) -> int:
+    run = context.run(context.options.run)
+
+    def show() -> None:
+        sys.stdout.flush()
+        for name, text in (("stdout", run.stdout), ("stderr", run.stderr)):
+            path = context.store.places.output(run.run, name)
+            try:
+                for piece in pieces(path):
+                    sys.stdout.buffer.write(piece)
+            except FileNotFoundError:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+
+    return context.say({"run": run.run, "stdout": run.stdout, "stderr": run.stderr,
+                        "output_truncated": run.output_truncated}, show)  # fmt: skip

@@ -1,0 +1,100 @@
+"""The command `fumehood`: find the subcommand, run it, turn errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fumehood.errors import BadRequest, FumehoodError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+
+def command() -> NoReturn:
+    """Be the command: run it and end at once.
+
+    Closing the database would write it all out and flush the disk, which costs more than the sandbox; what is
+    committed is safe in its log. Nothing else is left to be tidied up.
+    """
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            continue
+    os._exit(code)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_standard_descriptors()
+    _print_whatever_the_locale()
+    try:
+        code = _dispatch(given)
+        # Here and not when Python ends, where a closed pipe becomes a message and another exit code.
+        sys.stdout.flush()
+    except FumehoodError as error:
+        tell_error(error)
+        return error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has had enough; nothing more is to be said there.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        return 0
+    except KeyboardInterrupt:
+        sys.stderr.write("\nERROR: interrupted\n")
+        return 130
+    return code
+
+
+def _dispatch(given: list[str]) -> int:
+    if given[:1] == ["run"]:
+        # Alone among the commands it runs before everything an agent does: it loads as little as it can.
+        from fumehood.faces.cli import run
+
+        return run.main(given[1:])
+    from fumehood.faces.cli import commands
+
+    return commands.main(given)
+
+
+def here() -> str:
+    """The current directory."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise BadRequest(
+            f"the current directory can't be used: {error.strerror}", hint="cd to a directory that exists"
+        ) from error
+
+
+def tell_error(error: FumehoodError) -> None:
+    """Say what failed and what to do next, on standard error."""
+    from fumehood.core.report import printable
+
+    lines = [f"ERROR: {printable(error.message)}"]
+    if error.hint:
+        lines.append(f"hint: {printable(error.hint)}")
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+def _print_whatever_the_locale() -> None:
+    """Write a character that the terminal's encoding lacks as an escape, instead of failing on it."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _open_standard_descriptors() -> None:
+    """Open what the caller left closed: our own files would get those numbers, and a command's output."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    # Python found nothing to open there.
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115

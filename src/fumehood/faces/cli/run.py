@@ -1,0 +1,215 @@
+"""`fumehood run`: parse by hand, because this starts before every command an agent runs."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+
+from fumehood.core.judge import DISCARD, HOLD
+from fumehood.core.policy import Policy
+from fumehood.core.request import Request, shown
+from fumehood.errors import BadRequest, FumehoodError, Refused
+from fumehood.faces.cli.main import here
+from fumehood.linux.launch import start
+from fumehood.service.running import CLOSED, INHERITED, Wishes
+from fumehood.service.sandbox import Hood
+from fumehood.service.store import Store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.core.report import Run
+    from fumehood.store.projects import Project
+
+HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
+
+Run a command in the hood. It sees the whole system read-only and the project writable; what it wrote is
+captured, judged and applied to the project, and can be undone. There is no network.
+
+One argument is a shell line, several are a program and its arguments.
+
+options:
+  --project DIR      the project (default: the one that holds the current directory)
+  --cwd DIR          where the command starts (default: the current directory, if it is in the project)
+  --hold             keep the changes for review instead of applying them
+  --discard          throw the changes away
+  --network          ask for network
+  --allow-host HOST  ask for this host only; may be given again
+  --root host        the system the command sees
+  --timeout SECONDS  end the command, and everything it started, after this time
+  --json             print one object that tells everything, and nothing else
+  --quiet            say nothing about changes
+  -h, --help         show this help
+
+exit code: the command's own; 124 time limit; 125 Fumehood failed; 126 refused
+
+examples:
+  fumehood run -- 'make test'
+  fumehood run --hold -- npm install
+  fumehood run --timeout 60 --json -- 'pytest -x | tail -20'
+"""
+
+_FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet"}
+_VALUES = {"--project", "--cwd", "--allow-host", "--root", "--timeout"}
+
+
+class Options:
+    """What was asked on the command line."""
+
+    def __init__(self) -> None:
+        self.flags: set[str] = set()
+        self.values: dict[str, list[str]] = {}
+        self.command: list[str] = []
+
+    @property
+    def asked(self) -> str | tuple[str, ...]:
+        """The command: one word is a shell line, several are a program and its arguments."""
+        return self.command[0] if len(self.command) == 1 else tuple(self.command)
+
+    def last(self, name: str) -> str | None:
+        """The value of an option; the last one given counts."""
+        return self.values[name][-1] if name in self.values else None
+
+
+def parse(arguments: Sequence[str]) -> Options | None:
+    """Read the command line; None asks for help."""
+    options = Options()
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, value = word.partition("=")
+        if word == "--":
+            break
+        if word in ("-h", "--help"):
+            return None
+        if word in _FLAGS:
+            options.flags.add(word)
+        elif name in _VALUES:
+            if not equals and not waiting:
+                raise BadRequest(f"{name} needs a value", hint="fumehood run --help")
+            options.values.setdefault(name, []).append(value if equals else waiting.pop(0))
+        elif word.startswith("-"):
+            raise BadRequest(f"there is no option {word}", hint="fumehood run --help; the command goes after --")
+        else:
+            waiting.insert(0, word)
+            break
+    options.command = waiting
+    if {"--hold", "--discard"} <= options.flags:
+        raise BadRequest("--hold and --discard exclude each other", hint="choose one")
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command, show its output as it comes, then what it changed."""
+    # Known even where the options make no sense.
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    options: Options | None = Options()
+    try:
+        options = parse(arguments)
+        if options is None:
+            sys.stdout.write(HELP)
+            return 0
+        as_json = "--json" in options.flags
+        run = _run(options, as_json)
+    except FumehoodError as error:
+        if not as_json:
+            raise
+        _print_object(_refusal(options or Options(), error))
+        return error.exit_code
+    if as_json:
+        _print_object(run.as_dict())
+    elif "--quiet" not in options.flags:
+        _tell_changes(run)
+    return run.exit_code if run.exit_code is not None else 125
+
+
+def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
+    """Return the object that tells of a run that never was, with every field that a run has."""
+    return {
+        "run": None, "project": options.last("--project"), "command": shown(options.asked),
+        "cwd": options.last("--cwd"),
+        "state": "refused" if isinstance(error, Refused) else "failed", "reason": error.message,
+        "exit_code": error.exit_code, "timed_out": False, "sandboxed": True, "network": "none", "duration_s": 0.0,
+        "output": "", "output_truncated": False, "changes": [], "blocked": [],
+        "error": error.message, "hint": error.hint,
+    }  # fmt: skip
+
+
+def _run(options: Options, as_json: bool) -> Run:
+    if options.flags & {"--network"} or "--allow-host" in options.values:
+        raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
+    if options.last("--root") not in (None, "host"):
+        raise BadRequest(f"there is no root {options.last('--root')}", hint="--root host")
+    store = Store()
+    named = options.last("--project")
+    project = store.projects.open(store.projects.holding(here()) if named is None else named)
+    policy = Policy()
+    asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
+    request = Request(
+        command=options.asked, cwd=_directory(options.last("--cwd"), project), mode=policy.mode(asked),
+        timeout=_seconds(options.last("--timeout")),
+    )  # fmt: skip
+    return Hood(store, project, policy, start).run(request, _wishes(options, as_json))
+
+
+def _directory(asked: str | None, project: Project) -> str:
+    if asked is not None:
+        return os.path.normpath(asked if asked.startswith("/") else f"{here()}/{asked}")
+    current = here()
+    inside = any(current == root or current.startswith(f"{root}/") for root in project.roots)
+    return current if inside else project.path
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise BadRequest(f"{text!r} is no time limit", hint="--timeout takes seconds, more than 0")
+    return seconds
+
+
+def _wishes(options: Options, as_json: bool) -> Wishes:
+    """Pass output on as it comes, byte for byte; on a terminal, show what is being written."""
+    if as_json:
+        return Wishes(stdin=CLOSED if os.isatty(0) else INHERITED)
+    if "--quiet" in options.flags or not os.isatty(2):
+        return Wishes(stdin=INHERITED, on_stdout=_To(1), on_stderr=_To(2))
+    from fumehood.faces.cli.live import Live
+
+    live = Live()
+    return Wishes(stdin=INHERITED, on_stdout=live.around(_To(1)), on_stderr=live.around(_To(2)), watch=live.watch)
+
+
+class _To:
+    """A sink that writes to a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __call__(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:
+                # Somebody who shares our terminal, or our pipe, made it so.
+                select.select([], [self._fd], [])
+
+
+def _tell_changes(run: Run) -> None:
+    if not run.found and not run.blocked and not run.timed_out:
+        return
+    from fumehood.faces.cli.show import tell_run
+
+    tell_run(run)
+
+
+def _print_object(told: dict[str, object]) -> None:
+    import json
+
+    sys.stdout.write(json.dumps(told) + "\n")

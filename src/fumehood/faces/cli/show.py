@@ -1,0 +1,96 @@
+"""Tell a person what a run changed, in one short block."""
+
+from __future__ import annotations
+
+import sys
+
+from fumehood.core import changes as c
+from fumehood.core.report import printable
+from fumehood.faces.cli.style import Paint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TextIO
+
+    from fumehood.core.report import Run
+
+_MOST = 12  # additions and modifications listed; deletions and what was not applied always are
+_SIGNS = {
+    c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
+    c.TYPE: ("t", "cyan"),
+}  # fmt: skip
+_NEXT = {
+    "applied": "undo: fumehood undo {run}",
+    "held": "review: fumehood diff {run}   then: fumehood apply {run}  or  fumehood discard {run}",
+}
+
+
+def short(run: str) -> str:
+    """A prefix of an id that is hardly ever ambiguous."""
+    return run[:16]
+
+
+def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
+    """Write what a run changed, what was blocked, and the next step."""
+    stream = sys.stderr if out is None else out
+    paint = Paint(stream.fileno())
+    if run.timed_out:
+        stream.write(f"{paint('fumehood:', 'bold')} the time limit was reached; the command was ended\n")
+    if run.found:
+        stream.write(f"{paint('fumehood:', 'bold')} {headline(run)}\n")
+        for line in lines(run, paint, most):
+            stream.write(f"  {line}\n")
+    for blocked in run.blocked:
+        stream.write(f"  {paint('blocked', 'red')} {blocked.what}: {printable(blocked.detail)}. {blocked.hint}\n")
+    if run.found and run.state in _NEXT and run.act == "run":
+        stream.write(f"  {paint(_NEXT[run.state].format(run=short(run.run)), 'dim')}\n")
+    stream.flush()
+
+
+def headline(run: Run) -> str:
+    """Sum up a run's changes in a few words."""
+    count = len(run.found)
+    text = f"{count} {'change' if count == 1 else 'changes'} {run.state}"
+    return f"{text}: {printable(run.reason)}" if run.reason else text
+
+
+def lines(run: Run, paint: Paint, most: int) -> list[str]:
+    """Write one line a change, leaving out only additions and modifications beyond a number."""
+    listed: list[str] = []
+    left_out = 0
+    room = most
+    for change in _shown(run.found):
+        must = change.change == c.DELETED or change.verdict != c.APPLIED
+        if not must and room <= 0:
+            left_out += 1
+            continue
+        room -= not must
+        listed.append(line(run, change, paint))
+    if left_out:
+        listed.append(paint(f"… and {left_out} more; fumehood show {short(run.run)}", "dim"))
+    return listed
+
+
+def _shown(changes: Sequence[c.Change]) -> list[c.Change]:
+    """Leave out directories that only came with what lies in them."""
+    parents = {change.path.rpartition("/")[0] for change in changes}
+    return [
+        change
+        for change in changes
+        if not (change.change == c.ADDED and change.kind == c.DIRECTORY and change.path in parents)
+    ]
+
+
+def line(run: Run, change: c.Change, paint: Paint) -> str:
+    """Write one change."""
+    sign, colour = _SIGNS[change.change]
+    where = "" if change.root == 0 else f"{run.roots[change.root]}/"
+    path = printable(where + change.path) + ("/" if change.kind == c.DIRECTORY else "")
+    modes = ""
+    if change.change == c.MODE and change.before is not None and change.after is not None:
+        modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
+    told = "" if change.verdict == c.APPLIED else f"  [{change.verdict}: {printable(change.reason)}]"
+    flags = f"  ({', '.join(change.flags)})" if change.flags else ""
+    return f"{paint(sign, colour)} {path}{modes}{flags}{told}"
+
