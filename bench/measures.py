@@ -1,0 +1,241 @@
+"""What is measured, and the limits that are kept."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+FILES = 20_000
+FILE_SIZE = 64 << 10
+
+
+@dataclass
+class Figure:
+    """One figure against another, and how far apart they may be."""
+
+    what: str
+    value: float
+    unit: str
+    against: str = ""
+    other: float = 0.0
+    limit: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """How many times the other."""
+        return self.value / self.other if self.other else self.value
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the limit is kept; a figure without one always is."""
+        return self.limit is None or self.ratio <= self.limit
+
+    def cells(self) -> list[str]:
+        """The figure in words."""
+        value = f"{self.value:.2f} {self.unit}"
+        other = f"{self.against} {self.other:.2f} {self.unit}" if self.other else self.against
+        ratio = f"{self.ratio:.2f}×" if self.other else ""
+        limit = "" if self.limit is None else f"{self.limit:g}{'×' if self.other else ' ' + self.unit}"
+        return [self.what, value, other, ratio, limit]
+
+    def line(self) -> str:
+        """For the terminal."""
+        what, value, other, ratio, limit = self.cells()
+        kept = "" if self.limit is None else "  ok" if self.is_kept else "  OVER THE LIMIT"
+        return f"{what:58} {value:>12}  {other:32} {ratio:>8}  {limit:>8}{kept}"
+
+    def row(self) -> str:
+        """For the documentation."""
+        return f"| {' | '.join(self.cells())} |\n"
+
+
+def median_ms(*acts: Callable[[], object], times: int = 40) -> list[float]:
+    """Time several acts in turn, so that a slow moment hits them all; the median of each."""
+    taken: list[list[float]] = [[] for _ in acts]
+    for _ in range(times):
+        for act, mine in zip(acts, taken, strict=True):
+            began = time.perf_counter()
+            act()
+            mine.append((time.perf_counter() - began) * 1000)
+    return [statistics.median(mine) for mine in taken]
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """Time one act."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def bubblewrap_line(project: Path, command: list[str]) -> list[str]:
+    """Bubblewrap as we call it, without the overlay."""
+    from fumehood.core.spec import Bound, Spec, bubblewrap_arguments
+    from fumehood.linux.probe import host
+
+    found = host(f"{os.environ['HOME']}/.cache/fumehood", f"{os.environ['HOME']}/.local/state/fumehood").bwrap
+    if found is None:
+        raise SystemExit("there is no bubblewrap that works here; fumehood doctor")
+    spec = Spec(
+        command=("/bin/sh", "-c", " ".join(command)), cwd=str(project), masked=(f"{os.environ['HOME']}/.local/state",),
+        bounds=(Bound(source=str(project), target=str(project)),), status_fd=2,
+    )  # fmt: skip
+    return [found.path, *bubblewrap_arguments(spec)]
+
+
+def quiet(argv: list[str], **more: object) -> Callable[[], object]:
+    """An act that runs a program to its end, its output thrown away."""
+    return lambda: subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, **more)  # type: ignore[call-overload]
+
+
+def project_in(room: Path, files: int = 10) -> Path:
+    """A project with so many small files."""
+    project = room / f"project-{files}"
+    for number in range(files):
+        directory = project / f"d{number // 100}"
+        if number % 100 == 0:
+            directory.mkdir(parents=True)
+        (directory / f"f{number}").write_text("x\n")
+    return project
+
+
+def fumehood_command() -> list[str]:
+    """The command as a person has it: installed and byte-compiled."""
+    return [str(REPOSITORY / "fumehood"), "run", "--"]
+
+
+def warm(room: Path) -> Iterator[Figure]:
+    """A command from a program that is running already."""
+    from fumehood import Sandbox
+
+    project = project_in(room)
+    with Sandbox(project) as sandbox:
+        sandbox.run("true")
+        ours, raw = median_ms(lambda: sandbox.run("true"), quiet(bubblewrap_line(project, ["true"])), times=100)
+    yield Figure('library: run("true")', ours, "ms", "bwrap, the same flags", raw, 2.0)
+
+
+def cold(room: Path) -> Iterator[Figure]:
+    """A command from a shell."""
+    project = project_in(room)
+    quiet([*fumehood_command(), "true"], cwd=project)()
+    ours, bare = median_ms(quiet([*fumehood_command(), "true"], cwd=project), quiet([sys.executable, "-c", "pass"]))
+    yield Figure("command line: fumehood run -- true", ours, "ms", "python3 -c pass", bare, 4.0)
+
+
+def large(room: Path) -> Iterator[Figure]:
+    """The size of the project must not matter."""
+    from fumehood import Sandbox
+
+    small, huge = project_in(room), project_in(room, 100_000)
+    with Sandbox(small) as one, Sandbox(huge) as other:
+        line = "echo x > new; echo y >> d0/f1"
+        in_small, in_huge = median_ms(lambda: one.run(line), lambda: other.run(line), times=60)
+    yield Figure("a run in a project of 100,000 files", in_huge, "ms", "in one of 10", in_small, 1.2)
+
+
+def apply(room: Path) -> Iterator[Figure]:
+    """Many changes at once."""
+    yield from apply_files(room, FILE_SIZE, limit=0.1)
+    yield from apply_files(room, 4 << 10, limit=None)
+    yield from apply_tree(room)
+
+
+def apply_files(room: Path, size: int, limit: float | None) -> Iterator[Figure]:
+    """Take over 20,000 modified files with their backups, and take them back."""
+    from fumehood import Sandbox
+
+    project = room / f"files-{size}"
+    content = os.urandom(size)
+    for number in range(FILES):
+        directory = project / f"d{number // 200}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"f{number}").write_bytes(content)
+    with Sandbox(project) as sandbox:
+        held = sandbox.run("find . -type f -exec touch {} +", apply="hold")
+        # What the copy and the run have dirtied is written out first, for it would be charged to whoever comes next.
+        os.sync()
+        applied = seconds(lambda: sandbox.apply(held))
+        os.sync()
+        copied = seconds(quiet(["cp", "-a", str(project), f"{project}-copy"]))
+        os.sync()
+        undone = seconds(lambda: sandbox.undo(held))
+    shutil.rmtree(f"{project}-copy")
+    name = f"{FILES} modified files of {size >> 10} KiB"
+    yield Figure(f"apply {name}, with backups", applied, "s", "cp -a", copied, limit)
+    yield Figure(f"undo {name}", undone, "s", "cp -a", copied, limit)
+
+
+def apply_tree(room: Path) -> Iterator[Figure]:
+    """A new tree is applied in the time of its scan."""
+    from fumehood import Sandbox
+    from fumehood.linux.nofollow import open_top
+    from fumehood.linux.upper import scan
+
+    project = room / "tree"
+    project.mkdir()
+    line = f"mkdir new && cd new && for d in $(seq 100); do mkdir $d; (cd $d; seq {FILES // 100} | xargs touch); done"
+    with Sandbox(project) as sandbox:
+        held = sandbox.run(line, apply="hold")
+        upper = open_top(f"{os.environ['HOME']}/.local/state/fumehood/runs/{held.id}/0/upper")
+        live = open_top(str(project))
+        scanned = seconds(lambda: scan(0, upper, live))
+        applied = seconds(lambda: sandbox.apply(held))
+    yield Figure(f"apply a new tree of {FILES} files", applied, "s", "its scan", scanned, 1.0)
+
+
+def output(room: Path) -> Iterator[Figure]:
+    """A command that prints 1 GiB."""
+    project = project_in(room)
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY / 'src')!r}); from fumehood import Sandbox; import resource;"
+        f"run = Sandbox({str(project)!r}).run('head -c 1073741824 /dev/zero');"
+        "assert run.output_truncated; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    yield Figure("peak memory while a command prints 1 GiB", int(done.stdout) / 1024, "MiB", limit=100.0)
+
+
+def leftovers(room: Path) -> Iterator[Figure]:
+    """A thousand runs leave nothing but their records."""
+    from fumehood import Sandbox
+
+    project = project_in(room)
+    state = Path(os.environ["HOME"], ".local/state/fumehood")
+    with Sandbox(project) as sandbox:
+        sandbox.run("true")
+        before = _present(state)
+        for _ in range(1000):
+            sandbox.run("true")
+        after = _present(state)
+    yield Figure("files, mounts and processes left by 1,000 runs", float(after - before), "", limit=0.0)
+
+
+def _present(state: Path) -> int:
+    """Count files under our state, mounts that name it, and processes of ours."""
+    files = sum(len(names) + len(directories) for _, directories, names in os.walk(state))
+    mounts = sum(str(state) in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    mine = subprocess.run(["pgrep", "-c", "-u", str(os.getuid()), "bwrap"], capture_output=True, text=True, check=False)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return files + mounts + int(mine.stdout or 0) + descriptors
+
+
+MEASURES: dict[str, Callable[[Path], Iterator[Figure]]] = {
+    "warm": warm,
+    "cold": cold,
+    "large": large,
+    "apply": apply,
+    "output": output,
+    "leftovers": leftovers,
+}
+
+# The benchmark itself opens many files in a row.
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)

@@ -1,0 +1,76 @@
+"""The benchmark suite: `make bench`. Every figure is a ratio inside one run, so that machines can be compared.
+
+make bench ARGS='--only cold'     one of them
+make bench ARGS='--write'         put the results into docs/benchmarks.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent / "src"))
+
+from measures import MEASURES, Figure  # noqa: E402 - found through the line above
+from peers import peers  # noqa: E402
+
+
+def main() -> int:
+    """Measure, print, and say whether every limit is kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=[*MEASURES, "peers"], help="measure only this")
+    parser.add_argument("--write", action="store_true", help="put the results into docs/benchmarks.md")
+    options = parser.parse_args()
+    wanted = options.only or [*MEASURES, "peers"]
+    scratch = Path(tempfile.mkdtemp(prefix="fumehood-bench-", dir="/var/tmp"))
+    os.environ.update(HOME=str(scratch / "home"))
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "PYTHONDONTWRITEBYTECODE"):
+        os.environ.pop(name, None)
+    (scratch / "home").mkdir()
+    figures: list[Figure] = []
+    try:
+        for name in wanted:
+            room = scratch / name
+            room.mkdir()
+            for figure in peers(room) if name == "peers" else MEASURES[name](room):
+                print(figure.line(), flush=True)
+                figures.append(figure)
+    finally:
+        subprocess.run(["chmod", "-R", "u+rwx", scratch], check=False, stderr=subprocess.DEVNULL)
+        shutil.rmtree(scratch, ignore_errors=True)
+    if options.write:
+        write(figures)
+    return 0 if all(figure.is_kept for figure in figures) else 1
+
+
+def write(figures: list[Figure]) -> None:
+    """Replace the table in the documentation."""
+    page = HERE.parent / "docs" / "benchmarks.md"
+    begin, end = "<!-- figures -->\n", "<!-- end of figures -->\n"
+    text = page.read_text()
+    head, tail = text.partition(begin)[0], text.partition(end)[2]
+    table = [f"{machine()}\n\n", "| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"]
+    page.write_text(head + begin + "".join(table) + "".join(figure.row() for figure in figures) + end + tail)
+
+
+def machine() -> str:
+    """Say where the figures come from."""
+    bwrap = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    who = "root" if os.geteuid() == 0 else "an ordinary user"
+    return (
+        f"Measured {time.strftime('%Y-%m-%d')} as {who} with `make bench ARGS=--write`: {os.cpu_count()} cores, "
+        f"{platform.machine()}, Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}, {bwrap}."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
