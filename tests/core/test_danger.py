@@ -1,0 +1,220 @@
+"""The rules of the judge, on plain values: what is held, what is flagged, and what must pass."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.core.changes import (
+    ADDED,
+    DELETED,
+    DEVICE,
+    DIRECTORY,
+    FIFO,
+    FILE,
+    MODE,
+    MODIFIED,
+    SOCKET,
+    SYMLINK,
+    TYPE,
+    Change,
+    Stamp,
+)
+from fumehood.core.danger import Facts, Rules, concern, executed, survey, suspects, wants_facts
+from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, modified, setting, stamp
+
+HELD_FILES = [
+    ".git/hooks/pre-commit",
+    ".git/hooks/any-name",
+    ".git/hooks/pre-commit.d/one",
+    "vendor/lib/.git/hooks/post-checkout",
+    ".git/modules/sub/hooks/post-merge",
+    ".git/modules/libs/deep/sub/hooks/post-merge",
+    ".git/modules/sub/modules/inner/hooks/update",
+    ".git/modules/odd/refs/hooks/pre-commit",
+    ".git/worktrees/tree/modules/sub/hooks/pre-push",
+    ".GIT/hooks/pre-commit",
+    ".Git/HOOKS/pre-commit",
+    ".git./hooks/pre-commit",
+    ".git /hooks/pre-commit",
+    "git~1/hooks/pre-commit",
+    ".git::$INDEX_ALLOCATION/hooks/pre-commit",
+    ".g\u200cit/hooks/pre-commit",
+    ".git/objects/.git/hooks/pre-commit",
+    "node_modules/evil/.git/hooks/pre-commit",
+    ".git/info/attributes",
+    ".git/modules/sub/info/attributes",
+    ".git/commondir",
+    ".git/modules/sub/commondir",
+    "anywhere/commondir",
+    ".git",
+    "sub/.git",
+    ".hg/hgrc",
+    ".jj/repo/config.toml",
+    ".husky/pre-commit",
+    ".husky/_/husky.sh",
+    ".githooks/pre-push",
+    ".envrc",
+    "deep/down/.envrc",
+    ".direnv/bin/x",
+    ".vscode/tasks.json",
+    ".VSCode/settings.json",
+    "packages/a/.vscode/launch.json",
+    ".idea/workspace.xml",
+    ".zed/tasks.json",
+    ".devcontainer/devcontainer.json",
+    ".devcontainer.json",
+    "all.code-workspace",
+    ".exrc",
+    ".dir-locals.el",
+    ".claude/settings.json",
+    ".claude/worktrees/x/.claude/settings.json",
+    ".claude/worktrees/settings.json",
+    ".cursor/mcp.json",
+    ".mcp.json",
+    ".gemini/settings.json",
+    ".codex/config.toml",
+]
+FLAGGED_FILES = [
+    "Makefile", "GNUmakefile", "lib/rules.mk", "package.json", "setup.py", "setup.cfg", "pyproject.toml",
+    "tests/conftest.py", "tox.ini", "noxfile.py", "venv/lib/python3.11/site-packages/evil.pth",
+    "venv/lib/python3.11/site-packages/sitecustomize.py", "sitecustomize.py", "usercustomize.py", "CMakeLists.txt",
+    "build.rs", "Cargo.toml", ".cargo/config", ".cargo/config.toml", "build.gradle", "build.gradle.kts", "gradlew",
+    "pom.xml", "Rakefile", "Gemfile", "Justfile", "Taskfile.yml", "Dockerfile", "Dockerfile.dev", "dev.Dockerfile",
+    "docker-compose.yml", "docker-compose.override.yml", ".github/workflows/ci.yml", ".github/actions/x/action.yml",
+    ".gitlab-ci.yml", "Jenkinsfile", ".circleci/config.yml", ".pre-commit-config.yaml", "lefthook.yml",
+    "Vagrantfile", "Procfile", "vite.config.ts", ".eslintrc.js", "CLAUDE.md", "AGENTS.md", ".cursorrules",
+    ".tool-versions", "mise.toml", ".npmrc", ".yarnrc.yml", ".yarn/releases/yarn.cjs", ".env", ".env.local",
+    ".bashrc", ".claude/worktrees/x/Makefile", "packages/a/MAKEFILE",
+]  # fmt: skip
+PASSING_FILES = [
+    "README.md", "src/app.py", "src/hooks/useThing.ts", "hooks/pre-commit", "config.py", "config/settings.py",
+    ".gitignore", ".gitattributes", ".github/CODEOWNERS", ".nvmrc", ".python-version", "docs/git.md", "git/hooks/x",
+    ".git/HEAD", ".git/index", ".git/description", ".git/info/exclude", ".git/packed-refs", ".git/FETCH_HEAD",
+    ".git/hooks/pre-commit.sample", ".git/objects/ab/cdef", ".git/refs/heads/main", ".git/refs/heads/hooks/pre-commit",
+    ".git/refs/heads/config", ".git/refs/heads/info/attributes", ".git/logs/refs/heads/hooks/x", ".git/COMMIT_EDITMSG",
+    ".git/refs/heads/Makefile", ".git/modules/sub/refs/heads/hooks/fix", ".git/modules/sub/refs/heads/config",
+    ".git/modules/sub/hooks/pre-push.sample", ".git/worktrees/x/HEAD",
+    "node_modules/x/Makefile", "node_modules/x/package.json", "node_modules/x/.vscode/settings.json",
+    "node_modules/x/.husky/pre-commit", "node_modules/x/.npmrc", "node_modules/x/.envrc",
+    "venv/lib/python3.11/site-packages/x/conftest.py", "venv/lib/python3.11/site-packages/x/setup.py",
+    ".claude/worktrees/x/src/app.py", "target/debug/app", "rc.js", "src/config.ts", "repo/config.toml",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", HELD_FILES)
+def test_what_the_host_acts_on_by_itself_is_held(path: str) -> None:
+    assert is_held(file(path))
+
+
+@pytest.mark.parametrize("path", FLAGGED_FILES)
+def test_what_runs_when_a_person_builds_is_flagged(path: str) -> None:
+    assert is_flagged(file(path))
+
+
+@pytest.mark.parametrize("path", PASSING_FILES)
+def test_ordinary_files_pass_without_a_word(path: str) -> None:
+    assert file(path, b"0123456789012345678901234567890123456789\n") is None
+
+
+@pytest.mark.parametrize("path", [path for path in HELD_FILES if not path.endswith(("commondir", ".git"))])
+def test_deleting_and_empty_directories_are_never_held(path: str) -> None:
+    assert concern(Change(0, path, DELETED, FILE, before=stamp()), None, NO_RULES) is None
+    assert concern(added(path, DIRECTORY), None, NO_RULES) is None
+
+
+@pytest.mark.parametrize("path", [".vscode/tasks.json", ".git/hooks/pre-commit", ".git/info/attributes", ".envrc"])
+def test_a_protected_file_written_again_with_the_same_content_passes(path: str) -> None:
+    assert wants_facts(modified(path))
+    assert file(path, b"same", old=b"same") is None
+    assert is_held(file(path, b"new", old=b"old"))
+    assert is_held(concern(modified(path), None, NO_RULES))
+    assert is_held(concern(modified(path), Facts(old=b"same", new=b"same", whole=False), NO_RULES))
+
+
+def test_a_change_of_mode_that_hides_other_content_is_held() -> None:
+    sealed = modified(".vscode/tasks.json", after=0o000, change=MODE)
+    assert wants_facts(sealed)
+    assert is_held(concern(sealed, Facts(old=b"old", new=None, root=ROOT), NO_RULES))
+
+
+@pytest.mark.parametrize("path", [".git/hooks/pre-commit", ".husky/pre-commit"])
+def test_a_hook_that_becomes_executable_is_held(path: str) -> None:
+    same = Facts(old=b"same", new=b"same", root=ROOT)
+    assert is_held(concern(modified(path, after=0o755, change=MODE), same, NO_RULES))
+    assert concern(modified(path, before=0o755, after=0o750, change=MODE), same, NO_RULES) is None
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6711, 0o4644])
+def test_set_uid_and_set_gid_files_are_held_anywhere(mode: int) -> None:
+    assert is_held(concern(added("node_modules/x/tool", mode=mode), None, NO_RULES))
+    assert is_held(concern(modified("tool", after=mode, change=MODE), None, NO_RULES))
+    assert is_held(concern(modified("tool", before=mode, after=mode), None, NO_RULES))
+    assert concern(modified("tool", before=mode, after=mode & ~0o044, change=MODE), None, NO_RULES) is None
+    assert concern(added("shared", DIRECTORY, mode), None, NO_RULES) is None
+
+
+@pytest.mark.parametrize("change", [ADDED, MODIFIED, TYPE])
+def test_a_protected_path_is_held_however_it_came(change: str) -> None:
+    assert is_held(concern(Change(0, ".envrc", change, FILE, after=stamp()), None, NO_RULES))
+
+
+def test_a_persons_globs_add_to_both_lists() -> None:
+    rules = Rules(hold=("*.sql", "infra/", "/top.txt"), flag=("docs/*.md",))
+    for path in ("db/one.sql", "infra/a/b.tf", "top.txt"):
+        found = concern(added(path), None, rules)
+        assert found is not None
+        assert found.held
+        assert found.flag == "own-rule"
+        assert is_held(concern(Change(0, path, DELETED, FILE, before=stamp()), None, rules))
+    assert is_flagged(concern(added("docs/x.md"), None, rules))
+    assert is_held(concern(added(".envrc"), None, Rules(flag=("*",))))
+    for path in ("infra", "sub/top.txt", "src/docs/x.md.txt"):
+        assert concern(added(path), None, rules) is None
+
+
+def test_what_the_configuration_in_force_runs_is_held() -> None:
+    config = setting("core.hooksPath=my hooks") + setting("filter.x.clean=python3 'tools/clean.py' %f")
+    config += setting("include.path=../shared.cfg") + setting("core.attributesFile=~/project/attr")
+    found = executed(config, f"{ROOT}/.git", ROOT, (ROOT,), "/home/someone")
+    ground = survey([], (ROOT,), (), found)
+    for path in ("my hooks/pre-commit", "tools/clean.py", "shared.cfg", "attr"):
+        assert is_held(concern(added(path), None, NO_RULES, ground))
+        assert wants_facts(modified(path), ground)
+        assert file(path, b"same", old=b"same", ground=ground) is None
+    for path in ("hooks/pre-commit", "tools/other.py", "tools/clean.py2"):
+        assert concern(added(path), None, NO_RULES, ground) is None
+
+
+NAMES = st.sampled_from([
+    ".git", ".GIT", "git~1", "hooks", "modules", "worktrees", "config", "commondir", "gitdir", "HEAD", "refs", "info",
+    "attributes", ".vscode", ".claude", "node_modules", "site-packages", "x", "Makefile", ".gitmodules", "", "\udcff",
+])  # fmt: skip
+PATHS = st.lists(NAMES | st.text(max_size=5), min_size=1, max_size=6).map("/".join)
+KINDS = st.sampled_from([FILE, SYMLINK, DIRECTORY, FIFO, SOCKET, DEVICE])
+CHANGES = st.sampled_from([ADDED, MODIFIED, DELETED, MODE, TYPE])
+BYTES = st.none() | st.binary(max_size=40) | st.sampled_from([b"gitdir: ", b"ref: x", BASE, b"../..\n"])
+STAMPS = st.none() | st.builds(stamp, st.just(FILE), st.integers(0, 0o7777))
+
+
+@given(PATHS, CHANGES, KINDS, STAMPS, STAMPS, BYTES, BYTES, st.text(max_size=20), st.booleans(), st.booleans())
+def test_any_change_gets_an_answer(
+    path: str, kind_of_change: str, kind: str, before: Stamp | None, after: Stamp | None,
+    old: bytes | None, new: bytes | None, target: str, whole: bool, known: bool,
+) -> None:  # fmt: skip
+    change = Change(0, path, kind_of_change, kind, before=before, after=after)
+    ground = survey([change], (ROOT,), suspects([change]) if known else ())
+    rules = Rules(hold=("[", "*x"), flag=(target,))
+    for facts in (None, Facts(target=target, old=old, new=new, whole=whole, root=ROOT)):
+        assert wants_facts(change, ground) in (True, False)
+        found = concern(change, facts, rules, ground)
+        assert found is None or (found.reason and found.flag)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_only_what_facts_were_asked_for_depends_on_them(path: str, content: str) -> None:
+    change = added(path)
+    if not wants_facts(change):
+        told = Facts(new=content.encode("utf-8", "replace"), root=ROOT)
+        assert concern(change, told, NO_RULES) == concern(change, None, NO_RULES)

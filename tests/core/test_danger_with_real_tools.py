@@ -1,0 +1,249 @@
+"""What everyday tools leave behind is not held, and what an attack by git's own commands leaves is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, SYMLINK, TYPE, Change, Stamp, by_path
+from fumehood.core.danger import Concern, Facts, Rules, concern, survey, suspects, wants_facts
+
+LONGEST = 64 << 10
+Entry = tuple[Stamp, bytes]
+Judge = Callable[[str], dict[str, Concern]]
+
+
+def entries(top: Path) -> dict[str, Entry]:
+    """Every path below a directory with its stamp, and its content or target."""
+    found: dict[str, Entry] = {}
+    for directory, names, files in os.walk(top):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            about = path.lstat()
+            if path.is_symlink():
+                kind, content = SYMLINK, os.fsencode(os.readlink(path))
+            elif path.is_dir():
+                kind, content = DIRECTORY, b""
+            else:
+                kind, content = FILE, path.read_bytes()
+            stamp = Stamp(kind, about.st_ino, about.st_size, about.st_mtime_ns, 0, about.st_mode & 0o7777)
+            found[str(path.relative_to(top))] = (stamp, content)
+    return found
+
+
+def between(old: dict[str, Entry], new: dict[str, Entry]) -> list[Change]:
+    """The changes that lead from one state of a directory to another, as the scan of a layer tells them."""
+    changes = []
+    fresh: set[str] = set()
+    for path, (after, content) in sorted(new.items()):
+        before, was = old.get(path, (None, b""))
+        parents = [str(parent) for parent in reversed(Path(path).parents)]
+        within = next((parent for parent in parents if parent in fresh), None)
+        if before is None or before.kind != after.kind:
+            change = ADDED if before is None else TYPE
+            if after.kind == DIRECTORY:
+                fresh.add(path)
+        elif content != was or (after.kind == FILE and after.modified_ns != before.modified_ns):
+            change = MODIFIED
+        elif before.mode != after.mode:
+            change = MODE
+        else:
+            continue
+        changes.append(Change(0, path, change, after.kind, before=before, after=after, within=within))
+    gone = [Change(0, path, DELETED, old[path][0].kind, before=old[path][0]) for path in old if path not in new]
+    return by_path(changes + gone)
+
+
+def facts_of(change: Change, old: dict[str, Entry], new: dict[str, Entry], root: str) -> Facts:
+    content = new[change.path][1]
+    if change.kind == SYMLINK:
+        return Facts(target=os.fsdecode(content), root=root)
+    before = old[change.path][1] if change.before is not None and change.before.kind == FILE else None
+    if max(len(content), len(before or b"")) > LONGEST:
+        return Facts(whole=False, root=root)
+    return Facts(old=before, new=content, root=root)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    place = tmp_path.resolve() / "project"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def run(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Run a shell command in the project, with nobody's settings."""
+    need(shutil.which("git") is not None, "git is not installed")
+    config = tmp_path / "gitconfig"
+    config.write_text(
+        "[user]\nname = A\nemail = a@b\n[init]\ndefaultBranch = main\n[protocol \"file\"]\nallow = always\n"
+        "[commit]\ngpgSign = false\n"
+    )
+    for name, value in {
+        "GIT_CONFIG_GLOBAL": str(config), "GIT_CONFIG_NOSYSTEM": "1", "npm_config_cache": str(tmp_path / "npm"),
+        "npm_config_update_notifier": "false", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+
+    def shell(command: str) -> None:
+        done = subprocess.run(["sh", "-ec", command], cwd=project, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return shell
+
+
+@pytest.fixture
+def judge(project: Path, run: Callable[[str], None]) -> Judge:
+    """Run a shell command in the project and judge what it changed."""
+
+    def judged(command: str) -> dict[str, Concern]:
+        old = entries(project)
+        run(command)
+        new = entries(project)
+        changes, root = between(old, new), str(project)
+        found = {place for place in suspects(changes) if f"{place[1]}/HEAD".lstrip("/") in new}
+        ground = survey(changes, (root,), found)
+        concerns = {}
+        for change in changes:
+            facts = facts_of(change, old, new, root) if wants_facts(change, ground) else None
+            about = concern(change, facts, Rules(), ground)
+            if about is not None:
+                concerns[change.path] = about
+        assert changes, "the command changed nothing"
+        return concerns
+
+    return judged
+
+
+def held(concerns: dict[str, Concern]) -> dict[str, str]:
+    return {path: about.reason for path, about in concerns.items() if about.held}
+
+
+START = "git init -q && echo 1 > file && git add . && git commit -qm one"
+TOPIC = f"{START} && git checkout -qb topic && echo 2 > file && git commit -qam two && git checkout -q main"
+SOURCE = f"mkdir ../source && cd ../source && {START} && cd ../project"
+SUBMODULE = f"{SOURCE} && {START} && git submodule --quiet add ../source sub && git commit -qm sub"
+SETTINGS = f"{START} && mkdir .vscode && echo 1 > .vscode/tasks.json && git add . && git commit -qm two"
+
+
+@pytest.mark.parametrize(
+    ("before", "command"),
+    [
+        ("true", "git init"),
+        ("true", START),
+        (START, "echo 2 > file && git add . && git commit -qm two"),
+        (START, "git checkout -qb topic && echo 2 > file && git commit -qam two && git checkout -q main"),
+        (TOPIC, "git merge -q --no-ff -m merged topic"),
+        (f"{TOPIC} && echo 3 > file && git commit -qam 3", "git merge -q topic || true"),
+        (f"{TOPIC} && echo 3 > file && git commit -qam 3", "git rebase -q topic || true"),
+        (SETTINGS, "git checkout -q HEAD~1 && git checkout -q main"),
+        (START, "git checkout -qb hooks/pre-commit && git branch config && git branch info/attributes"),
+        (START, "git tag -a -m v1 v1 && git gc -q && git stash list"),
+        (START, "echo 2 > file && git stash -q && git stash pop -q"),
+        (SOURCE, "git clone -q ../source"),
+        (SOURCE, "git clone -q ../source . && git checkout -qb topic && git branch -u origin/main"),
+        (SOURCE, "git clone -q --depth 1 --filter=blob:none file://$PWD/../source shallow"),
+        (SOURCE, "git clone -q --bare ../source bare.git && git init -q --bare other.git"),
+        (SOURCE, "git clone -q --mirror ../source mirror && git -C mirror fetch -q"),
+        (f"{SOURCE} && git clone -q --bare ../source bare.git", "git -C bare.git branch new && git -C bare.git gc -q"),
+        (f"{SOURCE} && {START}", "git remote add origin ../source && git fetch -q && git remote rename origin up"),
+        (START, "git worktree add -q tree && cd tree && git checkout -qb more && echo 2 > file && git commit -qam 2"),
+        (f"{START} && git worktree add -q tree", "git worktree move tree deep && git worktree remove deep"),
+        (START, "git worktree add -q .claude/worktrees/task"),
+        (f"{SOURCE} && {START}", "git submodule --quiet add ../source libs/sub && git commit -qm sub"),
+        (SUBMODULE, "git worktree add -q tree && cd tree && git submodule --quiet update --init"),
+        (SUBMODULE, "git submodule --quiet deinit -f sub && git submodule --quiet update --init"),
+        (f"{SUBMODULE} && rm -rf sub .git/modules", "git submodule --quiet update --init"),
+        (START, "git config user.email a@b.c && git config user.name Someone && git config pull.rebase true"),
+        (START, "git config --unset core.filemode && git config commit.gpgsign false && git config core.eol lf"),
+        (START, "git sparse-checkout set src && git sparse-checkout disable"),
+    ],
+)  # fmt: skip
+def test_everyday_git_needs_no_person(run: Callable[[str], None], judge: Judge, before: str, command: str) -> None:
+    run(before)
+    assert not held(judge(command))
+
+
+def test_a_virtual_environment_needs_no_person(project: Path, tmp_path: Path, judge: Judge) -> None:
+    wheel = tmp_path / "thing-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("thing/__init__.py", "")
+        archive.writestr("thing/conftest.py", "")
+        archive.writestr("thing/.vscode/settings.json", "{}")
+        archive.writestr("thing.pth", "import sys\n")
+        archive.writestr("thing-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1\n")
+        archive.writestr("thing-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("thing-1.dist-info/RECORD", "")
+    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
+    need(not subprocess.run([python, "-c", "import ensurepip"], check=False).returncode, "python has no ensurepip")
+    found = judge(f"{python} -m venv .venv && .venv/bin/pip install -q {wheel}")
+    assert not held(found)
+    flags = {path: about.flag for path, about in found.items()}
+    assert flags.pop(".venv/bin/python3") == "interpreter-link"
+    assert any(path.endswith("site-packages/thing.pth") for path in flags)
+    assert set(flags.values()) == {"startup-file"}
+
+
+def test_npm_install_needs_no_person(project: Path, tmp_path: Path, judge: Judge, run: Callable[[str], None]) -> None:
+    need(shutil.which("npm") is not None, "npm is not installed")
+    package = tmp_path / "thing"
+    for name in (".vscode/settings.json", ".husky/pre-commit", "Makefile", "binding.gyp.txt", ".envrc", "CLAUDE.md"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("{}")
+    (package / "cli.js").write_text("#!/usr/bin/env node\n")
+    (package / "package.json").write_text('{"name": "thing", "version": "1.0.0", "bin": {"thing": "cli.js"}}')
+    run("cd ../thing && npm pack --silent > /dev/null && cd ../project && npm init -y > /dev/null")
+    found = judge("npm install --offline --no-audit --no-fund --silent ../thing/thing-1.0.0.tgz")
+    assert (project / "node_modules/.bin/thing").is_symlink()
+    assert {path: about.flag for path, about in found.items()} == {"package.json": "build-script"}
+
+
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
+def test_cargo_build_needs_no_person(judge: Judge) -> None:
+    found = judge("cargo new -q --vcs git app && cd app && cargo build -q --offline")
+    assert {path: about.flag for path, about in found.items()} == {"app/Cargo.toml": "build-script"}
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("git config core.fsmonitor ./evil", ".git/config"),
+        ("git config core.hooksPath .", ".git/config"),
+        ("git config alias.st '!evil'", ".git/config"),
+        ("git config --add include.path ../evil", ".git/config"),
+        ("git config rebase.instructionFormat '%s%nexec evil'", ".git/config"),
+        ("git config core.worktree /", ".git/config"),
+        ("git config extensions.worktreeConfig 1 && git config --worktree core.pager ./evil", ".git/config.worktree"),
+        ("git clone -q -c core.sshCommand=evil . copy", "copy/.git/config"),
+        ("git clone -q -c core.fsmonitor=evil --bare . copy", "copy/config"),
+        ("git init -q --bare new && git -C new config diff.external evil", "new/config"),
+        ("git init -q --bare new && cp new/hooks/update.sample new/hooks/update", "new/hooks/update"),
+        ("mv .git/hooks/pre-push.sample .git/hooks/pre-push", ".git/hooks/pre-push"),
+        ("mkdir x && echo evil > x/pre-commit && rm -r .git/hooks && mv x .git/hooks", ".git/hooks/pre-commit"),
+        ("mkdir -p y/hooks && cp -r .git/. y && echo evil > y/hooks/pre-commit && mv y .GIT", ".GIT/hooks/pre-commit"),
+        ("rm -r .git/hooks && ln -s ../evil .git/hooks", ".git/hooks"),
+        ("git init -q --separate-git-dir=elsewhere", ".git"),
+        ("cp -r .git old && rm -r .git && ln -s old .git", ".git"),
+        ("mkdir sub && echo 'gitdir: /tmp/evil' > sub/.git", "sub/.git"),
+        ("git worktree add -q tree && echo ../../../evil > .git/worktrees/tree/commondir",
+         ".git/worktrees/tree/commondir"),
+        ("git worktree add -q tree && cd tree && git config extensions.worktreeConfig 1 && git config --worktree a.b c",
+         ".git/worktrees/tree/config.worktree"),
+        ("git init -q --bare .", "HEAD"),
+        ("echo '* filter=x' > .git/info/attributes", ".git/info/attributes"),
+        ("touch tool && chmod 4755 tool", "tool"),
+        ("ln -s ../../.ssh keys", "keys"),
+        ("GIT_SEQUENCE_EDITOR='sed -i 1ibreak' git rebase -q -i -x evil --root", ".git/rebase-merge/git-rebase-todo"),
+    ],
+)  # fmt: skip
+def test_an_attack_is_held(run: Callable[[str], None], judge: Judge, command: str, path: str) -> None:
+    run(START)
+    assert path in held(judge(command))

@@ -1,0 +1,135 @@
+"""What a run may leave in a git directory, and what it may make one of."""
+
+from __future__ import annotations
+
+import pytest
+
+from fumehood.core.changes import SYMLINK
+from fumehood.core.danger import Facts, concern, survey, suspects, wants_facts
+from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, setting
+
+
+def test_a_submodules_work_tree_may_lie_in_the_project_only() -> None:
+    config = ".git/modules/sub/config"
+    assert file(config, setting("core.worktree=../../../sub")) is None
+    assert file(".git/worktrees/w/modules/sub/config", setting("core.worktree=../../../../../w/sub")) is None
+    for elsewhere in ("../../../../sub", "/etc", "../../../.git", "../../../.git/hooks", "../../../a/../../.."):
+        assert is_held(file(config, setting(f"core.worktree={elsewhere}")))
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "passes"),
+    [
+        ("tree/.git", f"gitdir: {ROOT}/.git/worktrees/tree\n", True),
+        ("sub/.git", "gitdir: ../.git/modules/sub\n", True),
+        ("a/b/.git", "gitdir: ../../.git/modules/a/b\n", True),
+        ("tree/.git", "gitdir: /tmp/evil\n", False),
+        ("tree/.git", "gitdir: ../evil\n", False),
+        ("tree/.git", "gitdir: ../../.git/worktrees/tree\n", False),
+        ("tree/.git", f"gitdir: {ROOT}/.git/worktrees/../../evil\n", False),
+        ("tree/.git", f"gitdir: {ROOT}-evil/.git/worktrees/tree\n", False),
+        ("tree/.git", f"gitdir: {ROOT}/.git/worktrees/tree\nmore\n", False),
+        ("tree/.git", f"gitdir: {ROOT}/.git\n", False),
+        ("tree/.git", "nonsense", False),
+        (".git/worktrees/tree/commondir", "../..\n", True),
+        (".git/modules/sub/worktrees/tree/commondir", "../..\n", True),
+        (".git/worktrees/tree/commondir", "../../../evil\n", False),
+        (".git/worktrees/tree/commondir", "/tmp/evil\n", False),
+        (".git/commondir", "../..\n", False),
+        (".git/worktrees/tree/gitdir", f"{ROOT}/tree/.git\n", True),
+        (".git/worktrees/tree/gitdir", "../../../tree/.git\n", True),
+        (".git/worktrees/tree/gitdir", "/home/someone/other/.git\n", False),
+        (".git/worktrees/tree/gitdir", "../../../../other/.git\n", False),
+    ],
+)
+def test_git_may_be_led_only_where_it_leads_itself(path: str, content: str, passes: bool) -> None:
+    assert wants_facts(added(path))
+    found = file(path, content.encode())
+    assert found is None if passes else is_held(found)
+
+
+def test_a_work_tree_may_belong_to_a_repository_that_is_another_root() -> None:
+    ground = survey([], (ROOT, "/home/someone/main/.git"))
+    change = added("tree/.git")
+    inside = Facts(new=b"gitdir: /home/someone/main/.git/worktrees/tree\n", root=ROOT)
+    assert concern(change, inside, NO_RULES, ground) is None
+    assert is_held(concern(change, inside, NO_RULES))
+
+
+@pytest.mark.parametrize(
+    ("path", "new"),
+    [("hooks/pre-commit", b"x"), ("config", setting("core.fsmonitor=x")), ("worktrees/x/commondir", b"/evil")],
+)
+def test_a_root_that_is_a_git_directory_is_judged_as_one(path: str, new: bytes) -> None:
+    ground = survey([], ("/home/someone/main/.git",))
+    assert is_held(file(path, new, ground=ground))
+    assert file("refs/heads/hooks/x", ground=ground) is None
+
+
+def test_a_bare_repository_that_a_run_makes_is_judged_as_one() -> None:
+    names = ("HEAD", "config", "hooks/post-receive", "hooks/update.sample", "refs/heads/main", ".vscode/tasks.json")
+    changes = [added(f"new/{name}", within="new") for name in names]
+    ground = survey(changes, (ROOT,))
+    content = {"new/HEAD": b"ref: refs/heads/main\n", "new/config": BASE + setting("alias.x=!evil")}
+    found = [concern(c, Facts(new=content.get(c.path, b""), root=ROOT), NO_RULES, ground) for c in changes]
+    assert [is_held(one) for one in found] == [False, True, True, False, False, True]
+
+
+def test_a_bare_repository_that_was_there_is_found_by_its_head() -> None:
+    hook = added("fixtures/repo/hooks/post-receive")
+    assert suspects([hook]) == {(0, "fixtures/repo")}
+    assert concern(hook, None, NO_RULES) is None
+    assert is_held(concern(hook, None, NO_RULES, survey([hook], (ROOT,), suspects([hook]))))
+
+
+def test_a_directory_that_was_there_does_not_become_a_repository() -> None:
+    assert is_held(file("old/HEAD", b"ref: refs/heads/main\n"))
+    assert is_held(concern(added("old/HEAD", SYMLINK), Facts(target="refs/heads/main", root=ROOT), NO_RULES))
+    assert file("old/HEAD", b"ref: refs/heads/other\n", old=b"ref: refs/heads/main\n") is None
+    assert file("docs/HEAD", b"a text\n") is None
+
+
+@pytest.mark.parametrize("line", ["core.fsmonitor=evil", "include.path=x", "filter.x.clean=evil", "core.hooksPath=x"])
+def test_a_configuration_that_would_serve_a_repository_is_held_anywhere(line: str) -> None:
+    assert is_held(file("data/config", BASE + setting(line)))
+    assert is_held(file("node_modules/x/config", BASE + setting(line)))
+
+
+@pytest.mark.parametrize("new", [b"key: value\n", b"[core]\nremote = storage\n", b"\x7fELF\0\0", b"[alias]\nx = y\n"])
+def test_other_files_called_config_pass(new: bytes) -> None:
+    assert file("data/config", new) is None
+
+
+@pytest.mark.parametrize(
+    ("new", "passes"),
+    [
+        (b'[submodule "a"]\npath = a\nurl = https://example.org/a.git\n', True),
+        (b'[submodule "a"]\npath = a\nurl = ../a.git\nbranch = main\nupdate = rebase\n', True),
+        (b'[submodule "a"]\nupdate = !evil\n', False),
+        (b'[submodule "a"]\nurl = --upload-pack=evil\n', False),
+        (b'[submodule "a"]\nurl = ext::sh -c evil\n', False),
+        (b'[submodule "a"]\npath = -evil\n', False),
+        (b"<<<<<<< HEAD\n", False),
+    ],
+)
+def test_submodules_are_judged_by_what_git_would_run_for_them(new: bytes, passes: bool) -> None:
+    assert wants_facts(added(".gitmodules"))
+    assert file(".gitmodules", new) is None if passes else is_held(file(".gitmodules", new))
+
+
+def test_commands_in_an_unfinished_rebase_are_held() -> None:
+    todo = ".git/rebase-merge/git-rebase-todo"
+    assert file(todo, b"pick 1234 exec\n# x comment\nupdate-ref refs/heads/a\n") is None
+    for line in (b"exec evil\n", b"  x evil\n", b"exec\tevil\n"):
+        assert is_held(file(todo, b"pick 1234 one\n" + line))
+        assert file(todo, line, old=b"pick 1234 one\n" + line) is None
+        assert is_held(file(".git/worktrees/w/rebase-merge/git-rebase-todo", line))
+
+
+def test_old_style_remotes_are_flagged() -> None:
+    assert is_flagged(file(".git/remotes/origin", b"URL: https://evil"))
+
+
+def test_a_path_as_deep_as_paths_can_be_is_judged_quickly() -> None:
+    path = ".git/" + "modules/" * 500 + "config"
+    assert is_held(file(path, setting("core.fsmonitor=evil")))

@@ -1,0 +1,49 @@
+"""Short words for tests of the judge: a change, a file a run wrote, a link it made."""
+
+from __future__ import annotations
+
+from fumehood.core.changes import ADDED, FILE, MODIFIED, SYMLINK, Change, Stamp
+from fumehood.core.danger import Concern, Facts, Ground, Rules, concern
+
+BASE = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n"
+ROOT = "/home/someone/project"
+NO_RULES = Rules()
+
+
+def stamp(kind: str = FILE, mode: int = 0o644) -> Stamp:
+    return Stamp(kind, 1, 1, 1, 1, mode)
+
+
+def added(path: str, kind: str = FILE, mode: int = 0o644, within: str | None = None) -> Change:
+    return Change(0, path, ADDED, kind, after=stamp(kind, mode), within=within)
+
+
+def modified(path: str, before: int = 0o644, after: int = 0o644, change: str = MODIFIED) -> Change:
+    return Change(0, path, change, FILE, before=stamp(mode=before), after=stamp(mode=after))
+
+
+def file(path: str, new: bytes = b"x", old: bytes | None = None, ground: Ground | None = None) -> Concern | None:
+    """Judge a file that a run wrote."""
+    change = added(path) if old is None else modified(path)
+    return concern(change, Facts(old=old, new=new, root=ROOT), NO_RULES, ground or Ground())
+
+
+def link(path: str, target: str, roots: tuple[str, ...] = ()) -> Concern | None:
+    return concern(added(path, SYMLINK, 0o777), Facts(target=target, root=ROOT), NO_RULES, Ground(roots=roots))
+
+
+def is_held(found: Concern | None) -> bool:
+    return found is not None and found.held and bool(found.reason)
+
+
+def is_flagged(found: Concern | None) -> bool:
+    return found is not None and not found.held and bool(found.reason)
+
+
+def setting(line: str) -> bytes:
+    """One setting in git's format, from `section.sub.name=value`."""
+    key, _, value = line.partition("=")
+    section, _, rest = key.partition(".")
+    subsection, dot, name = rest.rpartition(".")
+    header = f'[{section} "{subsection}"]' if dot else f"[{section}]"
+    return f'{header}\n\t{name} = "{value}"\n'.encode()
