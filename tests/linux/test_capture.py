@@ -288,9 +288,9 @@ def changes_of(run: Run) -> Changes:
     return sorted((each.path, each.change, each.kind) for each in run.changes)
 
 
-def tree(top: Path) -> dict[str, object]:
+def tree(top: Path) -> dict[str, tuple[str, object]]:
     """All that a command can leave in a directory: kinds, modes, contents, targets."""
-    found: dict[str, object] = {}
+    found: dict[str, tuple[str, object]] = {}
 
     def visit(path: Path) -> None:
         about = path.lstat()
@@ -615,14 +615,14 @@ def collect(layer: Layer, way: str) -> None:
 def test_held_layers_are_seen_and_written_over(way: str, layer: Layer) -> None:
     merged, upper = Path(layer.merged), Path(layer.upper)
     mount(layer, way)
-    seen = {name: said for name, (_, said) in tree(merged).items() if said is not None}  # type: ignore[misc]
+    seen = {name: said for name, (_, said) in tree(merged).items() if said is not None}
     shell("echo mine > a; rm b; rm -r new; rm d/z; echo mine > d/x; rm e/x", merged)
     collect(layer, way)
     assert seen == {
         "b": b"older\n", "c": b"newer\n", "d/z": b"newer\n",
         "e/x": b"root\n", "e/y": b"older\n", "new/n": b"older\n",
     }  # fmt: skip
-    left = {name: said for name, (mode, said) in tree(upper).items() if not mode.startswith("0o4")}  # type: ignore[misc, attr-defined]
+    left = {name: said for name, (mode, said) in tree(upper).items() if not mode.startswith("0o4")}
     assert left == {"a": b"mine\n", "b": None, "d/x": b"mine\n", "d/z": None, "e/x": None, "new": None}
 
 
@@ -679,11 +679,15 @@ def test_a_place_that_fuse_overlayfs_would_misread_is_refused(
 
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
 def test_names_like_those_that_fuse_overlayfs_uses(way: str, layer: Layer) -> None:
+    script = """
+        mkdir .wh.dir new2 new2/.wh..wh..opq; ln -s x .wh.link
+        echo 1 > f; mv f .wh.file; : > f; mv f .wh..; echo a > new2/a
+    """
     fuse.mount(layer)
-    shell("mkdir .wh.dir; ln -s x .wh.link; echo 1 > f; mv f .wh.file; mkdir new2; echo a > new2/a", Path(layer.merged))
+    shell(script, Path(layer.merged))
     collect(layer, way)
     left = sorted(tree(Path(layer.upper)))
-    assert left == [".", ".wh.dir", ".wh.file", ".wh.link", "new2", "new2/a"]
+    assert left == [".", ".wh.dir", ".wh.file", ".wh.link", "new2", "new2/.wh..wh..opq", "new2/a"]
     assert not [name for name in left if os.listxattr(f"{layer.upper}/{name}", follow_symlinks=False)]
 
 

@@ -8,8 +8,6 @@ copy:   a copied tree, compared with the project afterwards
 
 from __future__ import annotations
 
-import os
-
 from fumehood.core.spec import Bound
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
@@ -126,5 +124,4 @@ class Capture:
             from fumehood.linux import fuse
 
             for each in self.layers:
-                if os.path.ismount(each.merged):
-                    fuse.unmount(each)
+                fuse.clear_away(each)

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 
-from fumehood.errors import OverlayUnavailable
+from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
 from fumehood.linux.marks import Opened, set_opaque, unmark, whiteout
@@ -51,7 +51,7 @@ def mount(layer: Layer) -> None:
 
     _check_place(layer.upper)
     lowers = [open_top(path) for path in layer.lowers]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile(dir=os.path.dirname(layer.upper)) as said:
         try:
             daemon = subprocess.Popen(
                 _command(layer, lowers), cwd=os.path.dirname(layer.upper), pass_fds=lowers,
@@ -191,6 +191,16 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
 
 def normalise(layer: Layer) -> None:
     """Put the layer into the form that the kernel leaves, and drop what fuse-overlayfs adds to it."""
+    try:
+        _normalise(layer)
+    except OSError as error:
+        raise FumehoodError(
+            f"cannot collect what the command wrote to {layer.root}: {error.strerror}",
+            hint="nothing was taken over; fumehood clean frees what is no longer needed",
+        ) from error
+
+
+def _normalise(layer: Layer) -> None:
     top = open_top(layer.upper)
     lowers = [open_top(path) for path in layer.lowers]
     opened = Opened(top)
@@ -264,10 +274,15 @@ def _take_opaque_marks(directory: int) -> bool:
     names = os.listxattr(directory)
     opaque = any(name in names and os.getxattr(directory, name) == b"y" for name in _OPAQUE_MARKS)
     unmark(directory, ".")
-    if look(directory, _OPAQUE_FILE) is not None:
+    found = look(directory, _OPAQUE_FILE)
+    if found is not None and _is_empty_file(found):
         os.unlink(_OPAQUE_FILE, dir_fd=directory)
         opaque = True
     return opaque
+
+
+def _is_empty_file(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size == 0
 
 
 def _hidden_by(name: str, found: os.stat_result) -> str | None:
@@ -278,7 +293,7 @@ def _hidden_by(name: str, found: os.stat_result) -> str | None:
     """
     if is_whiteout(found):
         return name
-    if name.startswith(_PREFIX) and stat.S_ISREG(found.st_mode) and found.st_size == 0:
+    if name.startswith(_PREFIX) and _is_empty_file(found):
         return name[len(_PREFIX) :]
     return None
 

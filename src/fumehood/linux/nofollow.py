@@ -48,6 +48,11 @@ def open_below(top: int, path: str, flags: int = PATH_ONLY) -> int:
         os.close(step)
 
 
+def itself(top: int, path: str) -> int:
+    """Open a directory that may be closed even to its owner: one such does not let its own dot be looked up."""
+    return open_below(top, path) if path else os.dup(top)
+
+
 def kind_of(mode: int) -> str:
     """Name the kind of entry that a mode tells."""
     return _KINDS[stat.S_IFMT(mode)]
@@ -137,7 +142,7 @@ class Loosened:
         for end in range(len(parts) + 1):
             here = "/".join(parts[:end])
             try:
-                directory = open_below(self.top, here)
+                directory = itself(self.top, here)
             except FileNotFoundError:
                 break
             try:
@@ -154,7 +159,7 @@ class Loosened:
         """Close up what was opened, the deepest first."""
         for path, mode in sorted(self.modes.items(), key=lambda item: -len(item[0])):
             try:
-                directory = open_below(self.top, path)
+                directory = itself(self.top, path)
             except OSError:
                 continue  # removed, or replaced by something that is not ours to change
             try:
@@ -269,7 +274,7 @@ def _rmdir_below(top: int, path: str) -> None:
 
 def _unlink_files(top: int, path: str) -> list[str]:
     """Unlink what is not a directory at one level; return the directories left."""
-    here = open_below(top, path)
+    here = itself(top, path)
     try:
         _make_usable(here)
         left = []

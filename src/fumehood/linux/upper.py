@@ -29,7 +29,7 @@ def scan(root: int, upper: int, live: int) -> list[c.Change]:
     try:
         reading.top()
         while reading.merged:
-            reading.directory(reading.merged.pop())
+            reading.directory(*reading.merged.pop())
     finally:
         reading.close()
     return c.by_path(reading.changes)
@@ -56,7 +56,7 @@ class _Scan:
         self.upper = upper
         self.live = live
         self.changes: list[c.Change] = []
-        self.merged: list[str] = []
+        self.merged: list[tuple[str, bool]] = []  # and whether all the project has there is hidden
         self._in_upper = Loosened(upper)
         self._in_live = Loosened(live)
 
@@ -65,18 +65,22 @@ class _Scan:
         upper, live = os.stat(self.upper), os.stat(self.live)
         if upper.st_mode != live.st_mode:
             self._add(".", c.MODE, c.DIRECTORY, before=stamp_of(live), after=_with_mode(live, upper))
-        self.merged.append("")
+        self.merged.append(("", False))
 
-    def directory(self, path: str) -> None:
-        """Compare one directory that the layer and the project both have."""
+    def directory(self, path: str, hidden: bool) -> None:
+        """Compare one directory that the layer and the project both have.
+
+        One below an opaque directory hides as much as that, though it bears no mark itself.
+        """
         upper = self._in_upper.reach(path)
         try:
             live = self._in_live.reach(path, PATH_ONLY)
             try:
+                hidden = hidden or _is_opaque(upper)
                 names = os.listdir(upper)
                 for name in names:
-                    self._entry(upper, live, name, f"{path}/{name}" if path else name)
-                if _is_opaque(upper):
+                    self._entry(upper, live, name, f"{path}/{name}" if path else name, hidden)
+                if hidden:
                     self._hidden(live, path, set(names))
             finally:
                 os.close(live)
@@ -99,7 +103,7 @@ class _Scan:
         finally:
             os.close(listing)
 
-    def _entry(self, upper: int, live: int, name: str, path: str) -> None:
+    def _entry(self, upper: int, live: int, name: str, path: str, hidden: bool) -> None:
         found = os.stat(name, dir_fd=upper, follow_symlinks=False)
         below = look(live, name)
         names = attributes(upper, name)
@@ -111,7 +115,7 @@ class _Scan:
         elif below is not None and kind == c.DIRECTORY and change is None:
             if found.st_mode != below.st_mode:
                 self._add(path, c.MODE, kind, before=stamp_of(below), after=_with_mode(below, found))
-            self.merged.append(path)
+            self.merged.append((path, hidden))
         elif below is not None and change == c.MODIFIED:
             change = _difference(upper, live, name, found, below, names)
             if change is not None:

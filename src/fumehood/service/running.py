@@ -8,7 +8,7 @@ import time
 from fumehood.core.spec import Spec, bubblewrap_arguments
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
-from fumehood.linux.capture import BWRAP, COPY, Capture
+from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.launch import Owner, Plan
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
@@ -68,16 +68,20 @@ class Execution:
         """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
         capture = self._capture
         bwrap = self._bubblewrap()
+        owner = self._owner()
+        if owner is not None:
+            # Our own state is closed to them already, and what they can't reach can't be masked as them.
+            masked, environment = (), {**environment, **home_of(owner)}
         spec = Spec(
             command=command, cwd=cwd, bounds=capture.bounds, masked=masked, overlays=capture.bubblewrap_overlays,
             disable_userns=self._host.disable_userns,
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
-            overlays=capture.overlays, privileged=self._host.privileged, owner=_owner(capture.layers[0].root),
+            overlays=capture.overlays, privileged=self._host.privileged, owner=owner,
         )  # fmt: skip
-        capture.begin()
         try:
+            capture.begin()
             ended = self._attend(plan, outputs, timeout, wishes)
             capture.finish()
         except BaseException:
@@ -91,6 +95,17 @@ class Execution:
         if found is None:
             raise LaunchFailed("there is no bubblewrap that works here", hint="fumehood doctor")
         return found
+
+    def _owner(self) -> Owner | None:
+        """Whom root runs as on somebody else's project: that person."""
+        project = self._capture.layers[0].root
+        owner = owner_of(project)
+        if owner is not None and not (self._capture.way == KERNEL and self._host.privileged):
+            raise LaunchFailed(
+                f"{project} belongs to user {owner.user}, and root can't run commands as them here",
+                hint="run fumehood as that user",
+            )
+        return owner
 
     def _attend(self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes) -> Ended:
         began = time.monotonic()
@@ -134,8 +149,8 @@ def _standard_input(wish: str | bytes) -> tuple[int, tuple[int, bytes] | None]:
     return reading, (writing, data)
 
 
-def _owner(project: str) -> Owner | None:
-    """Whom root runs as on somebody else's project: that person."""
+def owner_of(project: str) -> Owner | None:
+    """Return the person whose project root works on, or None where that is nobody else."""
     if os.geteuid() != 0:
         return None
     found = os.stat(project)
@@ -148,6 +163,17 @@ def _owner(project: str) -> Owner | None:
     except KeyError:
         return Owner(user=found.st_uid, group=found.st_gid)
     return Owner(user=entry.pw_uid, group=entry.pw_gid, groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))
+
+
+def home_of(owner: Owner) -> dict[str, str]:
+    """Return the variables that tell a command whose it is."""
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(owner.user)
+    except KeyError:
+        return {"HOME": "/"}
+    return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
 
 
 def _check_launch(ended: Ended, cwd: str) -> None:

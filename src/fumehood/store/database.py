@@ -67,10 +67,7 @@ class Database:
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._bring_up_to_date()
         except sqlite3.DatabaseError as error:
-            raise StoreDamaged(
-                f"the database {path} can't be read: {error}",
-                hint="its backups still lie beside it, in runs/ and edited/; move the database away to begin anew",
-            ) from error
+            raise unusable(path, error) from error
 
     def _bring_up_to_date(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -97,12 +94,15 @@ class Database:
 
     def transaction(self) -> Transaction:
         """Begin a transaction for a `with` block: all of it is kept, or, on an error, nothing."""
-        return Transaction(self._lock, self._connection)
+        return Transaction(self._lock, self._connection, self.path)
 
     def rows(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
-        with self._lock:
-            return self._connection.execute(query, tuple(values)).fetchall()
+        try:
+            with self._lock:
+                return self._connection.execute(query, tuple(values)).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise unusable(self.path, error) from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -113,21 +113,39 @@ class Database:
 class Transaction:
     """One transaction, taken at its beginning: two writers wait for each other instead of failing."""
 
-    def __init__(self, lock: Any, connection: sqlite3.Connection) -> None:
+    def __init__(self, lock: Any, connection: sqlite3.Connection, path: str) -> None:
         self._lock = lock
         self._connection = connection
+        self._path = path
 
     def __enter__(self) -> sqlite3.Connection:
         self._lock.acquire()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error:
+        except sqlite3.DatabaseError as error:
             self._lock.release()
-            raise
+            raise unusable(self._path, error) from error
         return self._connection
 
-    def __exit__(self, kind: object, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
-            self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
+            if error is None:
+                self._connection.execute("COMMIT")
+        except sqlite3.DatabaseError as failure:
+            error = failure
         finally:
+            # A full disk may have ended the transaction already.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             self._lock.release()
+        if isinstance(error, sqlite3.DatabaseError):
+            raise unusable(self._path, error) from error
+
+
+def unusable(path: str, error: sqlite3.DatabaseError) -> StoreDamaged:
+    """Say that the records can't be read or written, and where the backups are."""
+    return StoreDamaged(
+        f"the database {path} can't be used: {error}",
+        hint="the backups still lie beside it, in runs/ and edited/; see that the disk is not full,"
+        " or move the database away to begin anew",
+    )

@@ -156,7 +156,13 @@ def _run(options: Options, as_json: bool) -> Run:
 
 def _directory(asked: str | None, project: Project) -> str:
     if asked is not None:
-        return os.path.normpath(asked if asked.startswith("/") else f"{here()}/{asked}")
+        # Looked at here, because bubblewrap's complaint would come before ours.
+        directory = os.path.normpath(asked if asked.startswith("/") else f"{here()}/{asked}")
+        if not os.path.isdir(directory):
+            raise BadRequest(f"Working directory does not exist: {directory}", hint="make it first, or name another")
+        if not os.access(directory, os.X_OK):
+            raise BadRequest(f"the working directory {directory} can't be entered", hint="check its permissions: ls -ld")
+        return directory
     current = here()
     inside = any(current == root or current.startswith(f"{root}/") for root in project.roots)
     return current if inside else project.path
