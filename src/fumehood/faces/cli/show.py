@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
 
 _MOST = 12  # additions and modifications listed; deletions and what was not applied always are
+_LARGE = 4  # entries of a new tree that get lines of their own
 _SIGNS = {
     c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
     c.TYPE: ("t", "cyan"),
@@ -60,26 +61,49 @@ def lines(run: Run, paint: Paint, most: int) -> list[str]:
     listed: list[str] = []
     left_out = 0
     room = most
-    for change in _shown(run.found):
+    for change, inside in _shown(run.found, whole=most < len(run.found)):
         must = change.change == c.DELETED or change.verdict != c.APPLIED
         if not must and room <= 0:
             left_out += 1
             continue
         room -= not must
-        listed.append(line(run, change, paint))
+        listed.append(line(run, change, paint) + (f"  {paint(f'{inside} entries', 'dim')}" if inside else ""))
     if left_out:
         listed.append(paint(f"… and {left_out} more; fumehood show {short(run.run)}", "dim"))
     return listed
 
 
-def _shown(changes: Sequence[c.Change]) -> list[c.Change]:
-    """Leave out directories that only came with what lies in them."""
-    parents = {change.path.rpartition("/")[0] for change in changes}
-    return [
-        change
-        for change in changes
-        if not (change.change == c.ADDED and change.kind == c.DIRECTORY and change.path in parents)
-    ]
+def _shown(changes: Sequence[c.Change], *, whole: bool) -> list[tuple[c.Change, int]]:
+    """Choose what is worth a line, with how many entries it stands for.
+
+    A directory that only came with what lies in it is left out; where there is little room, a large new tree
+    that was applied without a word is one line.
+    """
+    parents = {(change.root, change.path.rpartition("/")[0]) for change in changes}
+    large = _large_trees(changes) if whole else {}
+    chosen = []
+    for change in changes:
+        own, above = (change.root, change.path), (change.root, change.within)
+        if change.within is not None and above in large:
+            continue
+        if own in large:
+            chosen.append((change, large[own]))
+        elif not (change.change == c.ADDED and change.kind == c.DIRECTORY and own in parents):
+            chosen.append((change, 0))
+    return chosen
+
+
+def _large_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
+    counts: dict[tuple[int, str], int] = {}
+    telling = set()
+    for change in changes:
+        if change.within is None:
+            continue
+        top = change.root, change.within
+        counts[top] = counts.get(top, 0) + 1
+        if change.change != c.ADDED or change.verdict != c.APPLIED or change.flags:
+            telling.add(top)
+    return {top: count for top, count in counts.items() if count > _LARGE and top not in telling}
 
 
 def line(run: Run, change: c.Change, paint: Paint) -> str:
