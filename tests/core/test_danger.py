@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fumehood.core import danger
 from fumehood.core.changes import (
     ADDED,
     DELETED,
@@ -51,7 +56,6 @@ HELD_FILES = [
     ".git",
     "sub/.git",
     ".hg/hgrc",
-    ".jj/repo/config.toml",
     ".husky/pre-commit",
     ".husky/_/husky.sh",
     ".githooks/pre-push",
@@ -183,7 +187,8 @@ def test_what_the_configuration_in_force_runs_is_held() -> None:
         assert is_held(concern(added(path), None, NO_RULES, ground))
         assert wants_facts(modified(path), ground)
         assert file(path, b"same", old=b"same", ground=ground) is None
-    for path in ("hooks/pre-commit", "tools/other.py", "tools/clean.py2"):
+    assert is_held(concern(added("my hooks", SYMLINK), Facts(target="x", root=ROOT), NO_RULES, ground))
+    for path in ("hooks/pre-commit", "tools/other.py", "tools/clean.py2", "my hooks too"):
         assert concern(added(path), None, NO_RULES, ground) is None
 
 
@@ -218,3 +223,14 @@ def test_only_what_facts_were_asked_for_depends_on_them(path: str, content: str)
     if not wants_facts(change):
         told = Facts(new=content.encode("utf-8", "replace"), root=ROOT)
         assert concern(change, told, NO_RULES) == concern(change, None, NO_RULES)
+
+
+def test_judging_loads_nothing_slow() -> None:
+    modules = "danger gitdir gitkeys gitconfig links"
+    code = f"import sys\nfor name in '{modules}'.split(): __import__('fumehood.core.' + name)\nprint(*sys.modules)"
+    source = Path(danger.__file__).parents[2]
+    told = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=True
+    )
+    slow = {"re", "typing", "enum", "dataclasses", "json", "pathlib", "fnmatch", "shlex", "configparser", "functools"}
+    assert not slow & set(told.stdout.split())

@@ -78,6 +78,7 @@ def test_a_bare_repository_that_a_run_makes_is_judged_as_one() -> None:
 def test_a_bare_repository_that_was_there_is_found_by_its_head() -> None:
     hook = added("fixtures/repo/hooks/post-receive")
     assert suspects([hook]) == {(0, "fixtures/repo")}
+    assert suspects([added(".git/hooks/x"), added(".git/config"), added("src/app.py")]) == set()
     assert concern(hook, None, NO_RULES) is None
     assert is_held(concern(hook, None, NO_RULES, survey([hook], (ROOT,), suspects([hook]))))
 

@@ -245,12 +245,12 @@ def test_a_reader_that_has_had_enough_ends_the_command(started: Any, cli: Cli, t
 
 
 @in_the_hood
-@pytest.mark.parametrize("arguments", [("log",), ("log", "--json"), ("diff",), ("output",), ("run", "--json", "--", "true")])
-def test_a_reader_that_never_reads_is_no_error(arguments: tuple[str, ...], started: Any, cli: Cli) -> None:
+@pytest.mark.parametrize("line", ["log", "log --json", "diff", "output", "run --json -- true"])
+def test_a_reader_that_never_reads_is_no_error(line: str, started: Any, cli: Cli) -> None:
     cli("run", "--", "seq 100000 | tee a")
     reading, writing = os.pipe()
     os.close(reading)
-    process = started(*arguments, stdout=writing)
+    process = started(*line.split(), stdout=writing)
     os.close(writing)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, b"")
@@ -662,9 +662,10 @@ def test_the_git_directory_of_a_work_tree_is_offered_and_makes_commits_work(
     need(shutil.which("git") is not None, "git is not here")
     main, tree = test_directory / "main", test_directory / "tree"
     identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    for line in (["init", "-q", str(main)], ["-C", str(main), *identity, "commit", "-q", "--allow-empty", "-m", "first"],
-                 ["-C", str(main), "worktree", "add", "-q", str(tree)]):  # fmt: skip
-        subprocess.run(["git", *line], check=True, capture_output=True)
+    main.mkdir()
+    begin = (["init", "-q"], [*identity, "commit", "-qm", "first", "--allow-empty"], ["worktree", "add", str(tree)])
+    for line in begin:
+        subprocess.run(["git", *line], cwd=main, check=True, capture_output=True)
     assert told("roots", cwd=tree) == {"roots": [str(tree)], "offered": [f"{main}/.git"]}
     assert f"fumehood roots add {main}/.git" in cli("roots", cwd=tree).stdout
     told("roots", "add", f"{main}/.git", cwd=tree)
@@ -729,14 +730,13 @@ def test_the_program_tells_its_commands_and_its_version(cli: Cli) -> None:
 
 
 @in_the_hood
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_unicode_is_no_error(encoding: str, cli: Cli) -> None:
-    cli("run", "--", f"echo grün → {'long ' * 50}; touch grün; chmod 600 grün")
-    command = [sys.executable, "-P", "-X", "utf8=0", "-m", "fumehood"]
-    for arguments in (["log"], ["show"], ["run", "--help"]):
-        done = cli(*arguments, command=command, env={"PYTHONIOENCODING": encoding})
-        assert "Traceback" not in done.stderr
-        assert done.returncode == 0 or "No module named" in done.stderr
+def test_a_locale_without_unicode_is_no_error(cli: Cli) -> None:
+    python, *rest = command_line()
+    command = f"echo {'long ' * 50}; touch gr\xfcn"
+    for arguments in (["run", "--help"], ["run", "--", command], ["log"], ["show"], ["diff"]):
+        done = cli(*arguments, command=[python, "-X", "utf8=0", *rest], env={"LC_ALL": "C"})
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "\\u2026" in cli("log", command=[python, "-X", "utf8=0", *rest], env={"LC_ALL": "C"}).stdout
 
 
 # On a terminal
@@ -787,7 +787,8 @@ class Terminal:
 
 @in_the_hood
 def test_a_terminal_gets_colour_and_a_live_line_around_the_commands_own_output(home: Path, project: Path) -> None:
-    terminal = Terminal("run", "--", "echo begin; touch seen; sleep 0.5; printf 'a\\tb\\n'; sleep 0.2; echo end", cwd=project)
+    command = "echo begin; touch seen; sleep 0.5; printf 'a\\tb\\n'; sleep 0.2; echo end"
+    terminal = Terminal("run", "--", command, cwd=project)
     seen = terminal.read().replace(b"\r\n", b"\n")
     assert terminal.close() == 0
     assert b"\r\x1b[K" in seen, "the live line is cleared"

@@ -35,6 +35,15 @@ def kept(store: Store) -> set[str]:
     return {*os.listdir(f"{store.places.state}/runs"), *os.listdir(f"{store.places.state}/outputs")}
 
 
+def rejudge(store: Store, run: Run, state: str, verdicts: dict[str, str]) -> None:
+    """Let the record say that other things became of a run and its paths."""
+    found = store.history.find(run.run)
+    found.state = state
+    for change in found.found:
+        change.verdict = verdicts.get(change.path, change.verdict)
+    store.history.settle(found, rewrite=True)
+
+
 def layer_of(store: Store, run: Run) -> str:
     return store.history.find(run.run).layer
 
@@ -90,8 +99,7 @@ def test_what_stays_held_when_the_rest_was_undone_is_not_removed(
     sandbox: Sandbox, project: Path, store: Store
 ) -> None:
     run = sandbox.run("echo a > a; echo b > b", apply="hold")
-    store.database.rows("UPDATE changes SET verdict = 'applied' WHERE path = ?", (b"a",))
-    store.history.state(run.run, "undone")
+    rejudge(store, run, "undone", {"a": "applied"})
     assert clean(store, now=later(1000)) == Freed()
     assert kept(store) == {run.run}
 
@@ -146,8 +154,7 @@ def test_old_outputs_go_and_are_said_to_be_gone(sandbox: Sandbox, store: Store) 
 @pytest.mark.parametrize("state", ["failed", "discarded", "empty"])
 def test_what_came_to_nothing_goes_after_a_day(state: str, sandbox: Sandbox, store: Store) -> None:
     run = sandbox.run("echo a > a", apply="hold")
-    store.database.rows("UPDATE changes SET verdict = 'discarded'")
-    store.history.state(run.run, state)
+    rejudge(store, run, state, {"a": "discarded"})
     assert clean(store, days=0) == Freed(days=0)
     freed = clean(store, now=later(1.1))
     assert (freed.runs, freed.leftovers) == (0, 1)

@@ -117,13 +117,13 @@ class Stamp:
 
     def text(self) -> str:
         """Write the stamp for the record."""
-        return f"{self.kind} {self.inode} {self.size} {self.modified_ns} {self.mode}"
+        return f"{self.kind} {self.inode} {self.size} {self.modified_ns} {self.mode} {self.links}"
 
     @classmethod
     def read(cls, text: str) -> Stamp:
         """Read a stamp from the record."""
-        kind, inode, size, modified_ns, mode = text.split(" ")
-        return cls(kind, int(inode), int(size), int(modified_ns), 0, int(mode))
+        kind, inode, size, modified_ns, mode, links = text.split(" ")
+        return cls(kind, int(inode), int(size), int(modified_ns), 0, int(mode), int(links))
 
     def __repr__(self) -> str:
         return f"Stamp({self.text()})"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from fumehood.core.value import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.core.changes import Change
+
 
 class Facts(Value):
     """What was read about one change, only where it was asked for."""
@@ -38,8 +42,8 @@ class Ground(Value):
     """What is known about the roots as a whole; see `danger.survey`.
 
     `repositories` and `executed` hold pairs of a root's number and a path in it ("" is the root itself):
-    directories that are git repositories without being called `.git`, and files or directories that the
-    git configuration in force already makes git run or read as its own.
+    directories that are git repositories without being called `.git`, and files that the git configuration
+    in force already makes git run or obey; with a `/` at the end, a whole directory of them.
     """
 
     roots: tuple[str, ...] = ()
@@ -55,6 +59,17 @@ def held(flag: str, reason: str) -> Concern:
 def flagged(flag: str, reason: str) -> Concern:
     """Say that a change is taken over, and why a person may want to look."""
     return Concern(held=False, reason=reason, flag=flag)
+
+
+def is_unchanged(facts: Facts | None) -> bool:
+    """Tell whether a file was written again with what it already held."""
+    return facts is not None and facts.whole and facts.old is not None and facts.old == facts.new
+
+
+def became_executable(change: Change) -> bool:
+    """Tell whether a file can be run that could not be before."""
+    before, after = change.before, change.after
+    return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
 
 
 def shown(text: str) -> str:

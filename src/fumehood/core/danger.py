@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from fumehood.core import danger_tables as tables
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, SYMLINK
-from fumehood.core.concern import Concern, Facts, Ground, Rules, flagged, held, shown
+from fumehood.core.concern import (
+    Concern,
+    Facts,
+    Ground,
+    Rules,
+    became_executable,
+    flagged,
+    held,
+    is_unchanged,
+    shown,
+)
 from fumehood.core.surroundings import Surroundings, is_dot_git, surroundings
 
 TYPE_CHECKING = False
@@ -23,7 +33,9 @@ __all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "executed", "survey
 _SET_ID = 0o6000
 _NOTHING_KNOWN = Ground()
 # A bare repository's own files, in a directory of any name.
-_GIT_NAMES = frozenset(("config", "config.worktree", "commondir", "head", ".gitmodules"))
+_IN_REPOSITORIES = frozenset(("config", "config.worktree", "commondir"))
+_GIT_NAMES = _IN_REPOSITORIES | {"head", ".gitmodules"}
+_OBJECT = 38
 
 
 def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
@@ -93,17 +105,10 @@ def _by_name(
     if because is None and _is_executed(change, ground):
         because = ("git-executed", "the git configuration in force makes git run or obey this")
     if because is not None:
-        return None if _is_as_before(change, facts) else held(*because)
+        as_before = change.kind == FILE and is_unchanged(facts) and not became_executable(change)
+        return None if as_before else held(*because)
     because = _flagged_by_name(name, around)
     return None if because is None else flagged(*because)
-
-
-def _is_as_before(change: Change, facts: Facts | None) -> bool:
-    """Tell whether a file holds what it held, and has not become a program."""
-    if facts is None or change.kind != FILE or facts.old is None or not facts.whole or facts.old != facts.new:
-        return False
-    before, after = change.before, change.after
-    return before is not None and after is not None and not after.mode & ~before.mode & 0o111
 
 
 def _gains_set_id(change: Change, after: Stamp) -> bool:
@@ -117,7 +122,7 @@ def _gains_set_id(change: Change, after: Stamp) -> bool:
 def _may_be_git(name: str, around: Surroundings, ground: Ground) -> bool:
     """Tell cheaply whether git's rules need to be asked at all."""
     if around.in_git:
-        return not around.is_dull or bool(ground.repositories)
+        return not around.is_dull and not (around.is_store and len(name) >= _OBJECT)
     return name in _GIT_NAMES or is_dot_git(name) or bool(ground.repositories)
 
 
@@ -131,8 +136,7 @@ def _held_by_name(name: str, around: Surroundings) -> Because | None:
     found = found or tables.HELD_SUFFIXES.get(name.rpartition(".")[2])
     if found is not None or not around.parts:
         return found
-    found = tables.HELD_PAIRS.get((around.parts[-1], name))
-    return found if around.parts[-1] != "repo" or ".jj" in around.parts else None
+    return tables.HELD_PAIRS.get((around.parts[-1], name))
 
 
 def _flagged_by_name(name: str, around: Surroundings) -> Because | None:
@@ -177,7 +181,7 @@ def _matching(path: str, globs: Iterable[str]) -> str | None:
 
 def _is_executed(change: Change, ground: Ground) -> bool:
     for root, path in ground.executed:
-        if change.root == root and (change.path == path or change.path.startswith(f"{path}/")):
+        if change.root == root and (change.path == path or (path[-1] == "/" and f"{change.path}/".startswith(path))):
             return True
     return False
 
@@ -193,9 +197,10 @@ def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
         if change.change == DELETED or change.kind == DIRECTORY:
             continue
         directory, _, name = change.path.rpartition("/")
-        for above in surroundings(directory).above_own:
+        around = surroundings(directory)
+        for above in around.above_own:
             found.add((change.root, above))
-        if name.lower() in _GIT_NAMES:
+        if name.lower() in _IN_REPOSITORIES and not around.in_git:
             found.add((change.root, directory))
     return found
 
@@ -217,7 +222,7 @@ def survey(
             if not surroundings(parent).in_git:
                 known.add((change.root, parent))
     for number, root in enumerate(roots):
-        if root.lower().rstrip("/").endswith(".git"):
+        if surroundings(root.strip("/")).in_git:
             known.add((number, ""))
     return Ground(roots=roots, repositories=frozenset(known), executed=frozenset(executed))
 
@@ -239,5 +244,6 @@ def executed(
         place = lands(directory if key.startswith("include") else work_tree, text)
         spot = None if place is None else within(place, roots)
         if spot is not None and spot[1]:
-            found.add(spot)
+            number, path = spot
+            found.add((number, f"{path}/" if key == "core.hookspath" else path))
     return found

@@ -47,7 +47,6 @@ HELD_PAIRS = {
     (".hg", "hgrc"): _REPOSITORY,
     (".hg", "hgrc-not-shared"): _REPOSITORY,
     (".hg", "sharedpath"): _REPOSITORY,
-    ("repo", "config.toml"): _REPOSITORY,
 }
 
 _BUILD = ("build-script", "runs when the project is built or its tools are started")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fumehood.core.changes import FILE, SYMLINK
-from fumehood.core.concern import flagged, held, words
+from fumehood.core.concern import became_executable, flagged, held, is_unchanged, words
 from fumehood.core.links import directory_of, lands, roots_of, within
 from fumehood.core.surroundings import AREAS, is_dot_git
 
@@ -110,19 +110,9 @@ def _at_top(name: str, sure: bool, change: Change, facts: Facts | None, ground: 
 def _hook(place: Sequence[str], change: Change, facts: Facts | None) -> Concern | None:
     if len(place) == 2 and place[1].endswith(".sample"):
         return None
-    if is_unchanged(facts) and not _became_executable(change):
+    if is_unchanged(facts) and not became_executable(change):
         return None
     return held("git-hook", "git runs this hook by itself")
-
-
-def is_unchanged(facts: Facts | None) -> bool:
-    """Tell whether a file was written again with what it already held."""
-    return facts is not None and facts.whole and facts.old is not None and facts.old == facts.new
-
-
-def _became_executable(change: Change) -> bool:
-    before, after = change.before, change.after
-    return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
 
 
 def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) -> Concern | None:

@@ -99,7 +99,7 @@ _CONTACTS = words("remote.*.url remote.*.pushurl")
 _PLACES = words("core.hookspath core.attributesfile core.worktree")
 _SWITCHABLE = words("core.fsmonitor pager.*")
 _FOR_A_PERSON = words("core.pager core.editor sequence.editor pager.*")
-_SWITCHES = frozenset(("true", "false", "yes", "no", "on", "off", "1", "0"))
+_SWITCHES = frozenset(("true", "false"))
 # What agents name so that git does not wait for a person.
 _PLAIN_PROGRAMS = frozenset(("", "cat", "less", "more", "true", ":", "vi", "vim", "nano"))
 _UPDATES = frozenset(("checkout", "rebase", "merge", "none"))

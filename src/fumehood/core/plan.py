@@ -25,6 +25,14 @@ class Step:
         self.parent, _, self.name = change.path.rpartition("/")
         self.unmark = [] if unmark is None else unmark
 
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether this swaps two entries that are no directories: most steps do."""
+        before, after = self.change.before, self.change.after
+        if before is None or after is None or self.act != SWAP:
+            return False
+        return self.change.verdict == c.APPLIED and c.DIRECTORY not in (before.kind, after.kind)
+
     def __repr__(self) -> str:
         return f"Step({self.act} {self.change.path!r})"
 

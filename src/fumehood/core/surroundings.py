@@ -25,21 +25,23 @@ _known: dict[str, Surroundings] = {}
 class Surroundings:
     """One directory: its names in lower case, and what they mean for every file in it."""
 
-    __slots__ = ("above_own", "flagged", "held", "in_git", "is_dull", "is_packaged", "parts")
+    __slots__ = ("above_own", "flagged", "held", "in_git", "is_dull", "is_packaged", "is_store", "parts")
 
     def __init__(self, directory: str) -> None:
         self.parts = tuple(directory.lower().split("/")) if directory else ()
         git = [at for at, name in enumerate(self.parts) if is_dot_git(name)]
         self.in_git = bool(git)
-        self.is_dull = len(git) == 1 and self.parts[git[0] + 1 : git[0] + 2] != () and self.parts[git[0] + 1] in AREAS
+        self.is_dull = len(git) == 1 and not AREAS.isdisjoint(self.parts[git[0] + 1 : git[0] + 2])
+        self.is_store = self.parts[-2:-1] == ("objects",)
         self.is_packaged = not tables.PACKAGES.isdisjoint(self.parts)
         self.held = self.flagged = None
         if not (self.in_git or self.is_packaged):
             parts = in_project(self.parts)
             self.held = held_by_directory(parts)
             self.flagged = _flagged_by_directory(parts)
-        names = directory.split("/")
-        self.above_own = tuple("/".join(names[:at]) for at, part in enumerate(self.parts) if part in _IN_REPOSITORIES)
+        names = [] if git else directory.split("/")
+        own = [at for at, name in enumerate(names) if name.lower() in _IN_REPOSITORIES]
+        self.above_own = tuple("/".join(names[:at]) for at in own)
 
 
 def surroundings(directory: str) -> Surroundings:

@@ -62,10 +62,12 @@ class Launcher:
         return self.owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
-        """End it; whatever it started ends too."""
+        """End it; whatever it started ends too. A child of our program only lets go of it."""
         self._socket.close()
         if self.owner == os.getpid():
             self._process.wait()
+        else:
+            self._process.returncode = 0  # not ours to wait for
 
 
 class Remote:
@@ -110,7 +112,10 @@ def shared() -> Launcher:
     """Return this process's launcher, starting it the first time, and after a fork."""
     global _shared
     with _shared_lock:
-        if _shared is None or not _shared.is_alive:
+        if _shared is not None and not _shared.is_alive:
+            _shared.close()
+            _shared = None
+        if _shared is None:
             _shared = Launcher()
         return _shared
 

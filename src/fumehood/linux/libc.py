@@ -65,6 +65,11 @@ def renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) ->
         raise OSError(number, os.strerror(number), old, None, new)
 
 
+def exchanged(one: int, other: int, name: bytes) -> bool:
+    """Swap the entries that two directories have at a name; tell whether it could be done, not why not."""
+    return bool(_libc.renameat2(one, name, other, name, RENAME_EXCHANGE) == 0)
+
+
 def openat2(directory: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
     """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)

@@ -16,7 +16,7 @@ KEPT = 256 << 10  # bytes of head, and as many of tail, that stay in memory
 
 
 class Stream:
-    """One of a command's two outputs."""
+    """One of a command's two outputs; `sink` gets each piece as it comes, and an empty one at the end."""
 
     def __init__(self, name: str, path: str, limit: int, sink: Sink | None = None) -> None:
         self.name = name
@@ -58,7 +58,10 @@ class Stream:
             data = data[written:]
 
     def close(self) -> None:
-        """Close the file, if there is one."""
+        """Tell that this was all, and close the file, if there is one."""
+        if self._sink is not None:
+            self._sink(b"")
+            self._sink = None
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -76,6 +79,10 @@ class Stream:
     def kept(self) -> tuple[bytes, bytes]:
         """Return the head and the tail; the tail is empty when the head is all there is."""
         return bytes(self._head), bytes(self._tail[-KEPT:])
+
+    def mute(self) -> None:
+        """Pass nothing on any more."""
+        self._sink = None
 
     def text(self) -> str:
         """Return what was printed as text, with a line in the middle where something is left out."""
@@ -96,7 +103,7 @@ def decoding(tell: Callable[[str], None]) -> Sink:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def sink(data: bytes) -> None:
-        text = decoder.decode(data)
+        text = decoder.decode(data, final=not data)
         if text:
             tell(text)
 

@@ -93,8 +93,10 @@ class Attendance:
                     self._turn()
                 except KeyboardInterrupt:
                     self._give_way()
-        finally:
             self._drain_outputs()
+        except BaseException:
+            self._end_it_all()
+            raise
         return Outcome(
             exit=self._exit,
             timed_out=self._timed_out and not self._interrupted,
@@ -108,6 +110,17 @@ class Attendance:
             self._running.interrupt()
             self._deadline = time.monotonic() + _GRACE_S
         self._interrupted = True
+
+    def _end_it_all(self) -> None:
+        """Somebody who was told of the command's output failed: end the command, and tell nobody any more."""
+        for stream in self._outputs.values():
+            stream.mute()
+        self._watched = self._cancelled = self._deadline = None
+        if self._exit is None:
+            self._running.kill()
+        while self._exit is None:
+            self._turn()
+        self._drain_outputs()
 
     def _turn(self) -> None:
         """Wait for something to happen and see to it."""

@@ -121,10 +121,10 @@ class _Scan:
             if change is not None:
                 self._add(
                     path, change, kind,
-                    before=stamp_of(below), after=stamp_of(found), marked=marks(names),
+                    before=stamp_of(below), after=stamp_of(found), marked=_cleaned(upper, name, names),
                 )  # fmt: skip
         else:
-            self._new(path, change or c.ADDED, kind, found, below, marks(names))
+            self._new(path, change or c.ADDED, kind, found, below, _cleaned(upper, name, names))
 
     def _new(
         self, path: str, change: str, kind: str, found: os.stat_result, below: os.stat_result | None, marked: int
@@ -155,7 +155,7 @@ class _Scan:
                         continue
                     self._add(
                         path, c.ADDED, kind,
-                        after=stamp_of(found), within=top, marked=marks(names),
+                        after=stamp_of(found), within=top, marked=_cleaned(directory, name, names),
                     )  # fmt: skip
                     if kind == c.DIRECTORY:
                         waiting.append(path)
@@ -176,6 +176,18 @@ class _Scan:
 
     def _add(self, path: str, change: str, kind: str, **more: object) -> None:
         self.changes.append(c.Change(self.root, path, change, kind, **more))  # type: ignore[arg-type]
+
+
+def _cleaned(directory: int, name: str, names: list[str]) -> int:
+    """Remove the one mark that every copied-up file has, while it is at hand; tell what is left to be removed."""
+    marked = marks(names)
+    if marked == c.ORIGIN:
+        try:
+            os.removexattr(f"/proc/self/fd/{directory}/{name}", ORIGIN, follow_symlinks=False)
+        except PermissionError:
+            return marked  # a read-only file: its mode must be opened up for it
+        return 0
+    return marked
 
 
 def _with_mode(live: os.stat_result, layer: os.stat_result) -> c.Stamp:

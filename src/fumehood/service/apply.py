@@ -44,10 +44,16 @@ def take_over(
     between = Between(roots, uppers, run)
     try:
         between.open(steps, changes)
-        for step in steps:
+        at = 0
+        while at < len(steps):
+            step = steps[at]
+            sides = between.sides[step.change.root]
+            if step.is_plain and (reached := sides.swap_plainly(steps, at, done)) > at:
+                at = reached
+                continue
+            at += 1
             if step.change.verdict != c.APPLIED:
                 continue  # it lies in something that turned out to be a conflict
-            sides = between.sides[step.change.root]
             try:
                 sides.do(step)
             except Changed:

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 
+from fumehood.core.changes import CONFLICT, HELD
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.nofollow import LISTING, entries, look, open_below, open_top
@@ -120,12 +121,11 @@ class _Cleaning:
 
     def _holds_something(self, layer: _Layer) -> bool:
         """Tell whether something in a layer waits for a person; an undo leaves that there."""
-        marks = ", ".join("?" * len(layer.users))
-        query = (
-            "SELECT 1 FROM changes JOIN runs ON number = run"
-            f" WHERE id IN ({marks}) AND verdict IN ('held', 'conflict') LIMIT 1"
+        return any(
+            change.verdict in (HELD, CONFLICT)
+            for run, _ in layer.users
+            for change in self._store.history.changes(run)
         )
-        return bool(self._store.database.rows(query, [run for run, _ in layer.users]))
 
     def _retire(self, layers: Sequence[_Layer], runs: int) -> list[_Layer]:
         """Let the records forget layers, and set these aside, while nobody can apply or undo."""

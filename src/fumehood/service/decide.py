@@ -6,6 +6,7 @@ import os
 
 from fumehood.core import changes as c
 from fumehood.core.judge import keep_replacements_whole
+from fumehood.core.plan import SWAP, Step
 from fumehood.errors import ApplyFailed, BadRequest
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import open_top
@@ -58,7 +59,12 @@ def apply_held(store: Store, project: Project, run: Run) -> Run:
 def _count_links(store: Store, run: Run) -> None:
     """Find out which files have other names; the record does not tell, and a person may have made some since."""
     for number, (root, upper) in enumerate(zip(run.roots, store.uppers(run), strict=True)):
-        moving = [change for change in run.found if change.root == number and change.verdict == c.APPLIED]
+        # Those of a plain swap are counted when they come out.
+        moving = [
+            change
+            for change in run.found
+            if change.root == number and change.verdict == c.APPLIED and not Step(SWAP, change).is_plain
+        ]
         for top, version in ((root, "before"), (upper, "after")):
             directory = open_top(top)
             try:

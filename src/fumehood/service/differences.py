@@ -164,7 +164,7 @@ class _Versions:
         self._store = store
         self._run = run
         self._slots = _slots(store, run)
-        self._later: dict[str, tuple[tuple[str, ...], Sequence[str]]] = {}
+        self._later: dict[str, _Later] = {}
         self._tops: dict[str, int] = {}
 
     def old(self, change: c.Change) -> _Version:
@@ -208,19 +208,19 @@ class _Versions:
         if in_slot:
             yield from slot
         yield root
-        for run, later in self._store.history.later_versions(self._run.run, self._run.project, change.path):
-            if later.verdict == c.APPLIED and later.before is not None and later.before.same(stamp):
-                roots, slots = self._later_run(run)
-                if slots and roots[later.root] == root:
-                    yield slots[later.root]
+        yield from self._taken_out(root, change.path, stamp)
         if not in_slot:
             yield from slot
 
-    def _later_run(self, name: str) -> tuple[tuple[str, ...], Sequence[str]]:
-        if name not in self._later:
-            run = self._store.history.find(name)
-            self._later[name] = run.roots, _slots(self._store, run)
-        return self._later[name]
+    def _taken_out(self, root: str, path: str, stamp: c.Stamp) -> Iterator[str]:
+        """Yield the layers into which later runs moved a version out of the project."""
+        # Runs already known come first: asking for each path of a big tree would take minutes.
+        for later in self._later.values():
+            yield from later.slot(root, path, stamp)
+        for name, _ in self._store.history.later_versions(self._run.run, self._run.project, path):
+            if name not in self._later:
+                self._later[name] = _Later(self._store, name)
+                yield from self._later[name].slot(root, path, stamp)
 
     def _now(self, change: c.Change, expected: c.Stamp | None) -> _Version | None:
         """Return what the project has at a path now, where that is not what the record says."""
@@ -242,6 +242,25 @@ class _Versions:
         for top in self._tops.values():
             os.close(top)
         self._tops.clear()
+
+
+class _Later:
+    """A later run, and what it took out of the project."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        run = store.history.find(name)
+        self._slots = _slots(store, run)
+        self._taken = {
+            (run.roots[change.root], change.path): change
+            for change in run.found
+            if change.verdict == c.APPLIED and change.before is not None
+        }
+
+    def slot(self, root: str, path: str, stamp: c.Stamp) -> Iterator[str]:
+        """Yield the layer that a version went into, if it went into this run's."""
+        change = self._taken.get((root, path))
+        if change is not None and stamp.same(change.before):
+            yield from self._slots[change.root : change.root + 1]
 
 
 def _slots(store: Store, run: Run) -> Sequence[str]:

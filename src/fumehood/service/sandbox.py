@@ -54,13 +54,13 @@ class Hood:
         run, layers, execution = self._begin(request, command, dropped)
         try:
             ended = self._execute(run, execution, arguments(command), environment, request, wishes)
-            layering.drop_scratch(layers)
-            run.found = self._scan(layers)
-            judge(run.found, request.mode)
-            self._settle(run, _printed(ended), layers)
-        except FumehoodError as error:
+        except BaseException as error:
             self._failed(run, error)
             raise
+        layering.drop_scratch(layers)
+        run.found = self._scan(layers)
+        judge(run.found, request.mode)
+        self._settle(run, _printed(ended), layers)
         return run
 
     def _begin(
@@ -129,17 +129,18 @@ class Hood:
         with InterruptsHeld(), self.store.alone(self.project.id):
             run.state = APPLYING
             history.journal(run, printed)
-            stamps = [(change.verdict, change.after) for change in run.found]
+            stamps = [(change.verdict, change.before, change.after) for change in run.found]
             try:
                 take_over(run.found, run.roots, [layer.upper for layer in layers], run.run)
                 run.state = state_of(run.found)
             except ApplyFailed as error:
                 hold_all(run, error)
-            history.settle(run, rewrite=stamps != [(change.verdict, change.after) for change in run.found])
+            turned_out = [(change.verdict, change.before, change.after) for change in run.found]
+            history.settle(run, rewrite=stamps != turned_out)
         layering.drop_if_empty(self.store.places, run.run)
 
-    def _failed(self, run: Run, error: FumehoodError) -> None:
-        run.state, run.reason = FAILED, error.message
+    def _failed(self, run: Run, error: BaseException) -> None:
+        run.state, run.reason = FAILED, str(error) or type(error).__name__
         self.store.history.end(run)
         layering.drop(self.store.places, run.run)
 

@@ -8,6 +8,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.inverse import inverse, staying
+from fumehood.core.plan import SWAP, Step
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.libc import InterruptsHeld
@@ -35,33 +36,53 @@ def undo(store: Store, project: Project, run: Run) -> Run:
     with InterruptsHeld(), store.alone(project.id):
         # Again, now that nobody else can apply or undo.
         run = store.history.find(run.run)
-        changes = _to_take_back(run)
-        layer = run.layer or run.run
-        back = Run(
-            run=new_id(), project=run.project, command=f"undo {run.run}", cwd=run.project, state=APPLYING,
-            act="undo", of=run.run, layer=layer, started_at=time.time(), roots=run.roots, found=changes,
-            capture=run.capture,
-        )  # fmt: skip
-        first = run if layer == run.run else store.history.find(layer)
-        _refuse_where_moved_on(run, changes)
-        _find_backups(store, back)
+        back = _planned(run)
+        first = run if back.layer == run.run else store.history.find(back.layer)
+        # A plain swap finds out by itself; whole trees must be looked at first.
+        _check(store, run, back, [change for change in back.found if not Step(SWAP, change).is_plain])
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))
-        stamps = [change.after for change in changes]
-        try:
-            take_over(changes, run.roots, store.uppers(back), back.run, staying=staying(first.found), or_nothing=True)
-        except (ApplyFailed, Changed) as error:
-            store.history.state(back.run, "failed", str(error))
-            raise UndoRefused(
-                f"nothing was undone: {error}", hint="the project is as it was before the undo"
-            ) from error
+        stamps = [(change.before, change.after) for change in back.found]
+        _perform(store, run, back, staying(first.found))
         back.state, back.duration_s = "applied", time.monotonic() - began
-        store.history.settle(back, rewrite=stamps != [change.after for change in changes])
+        store.history.settle(back, rewrite=stamps != [(change.before, change.after) for change in back.found])
         _mark_undone(store, run)
         held = [change for change in first.found if change.verdict in (c.HELD, c.CONFLICT)]
-        layering.drop_if_empty(store.places, layer, [*changes, *held])
+        layering.drop_if_empty(store.places, back.layer, [*back.found, *held])
     return back
+
+
+def _planned(run: Run) -> Run:
+    """Return the run that takes another back."""
+    return Run(
+        run=new_id(), project=run.project, command=f"undo {run.run}", cwd=run.project, state=APPLYING,
+        act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
+        found=_to_take_back(run), capture=run.capture,
+    )  # fmt: skip
+
+
+def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
+    """Refuse where a live path is no longer what the run left, or where a backup is gone."""
+    _refuse_where_moved_on(run, changes)
+    _find_backups(store, back, changes)
+
+
+def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]]) -> None:
+    """Do it. Where something is not as the record says, everything is looked at, and it is tried once more."""
+    for last in (False, True):
+        try:
+            take_over(back.found, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True)
+        except (ApplyFailed, Changed) as error:
+            store.history.state(back.run, "failed", str(error))
+            _check(store, run, back, back.found)
+            if last:
+                raise UndoRefused(
+                    f"nothing was undone: {error}", hint="the project is as it was before the undo"
+                ) from error
+            store.history.state(back.run, APPLYING)
+        else:
+            return
 
 
 def _to_take_back(run: Run) -> list[c.Change]:
@@ -86,7 +107,7 @@ def _mark_undone(store: Store, run: Run) -> None:
         stands = not stands
 
 
-def _find_backups(store: Store, back: Run) -> None:
+def _find_backups(store: Store, back: Run, changes: Sequence[c.Change]) -> None:
     """Let changes name what lies in the layers now: a backup may have got another inode since it was judged.
 
     Layers are made again where they were dropped because they held nothing.
@@ -95,7 +116,7 @@ def _find_backups(store: Store, back: Run) -> None:
         os.makedirs(upper, 0o700, exist_ok=True)
         layer = open_top(upper)
         try:
-            wanted = [change for change in back.found if change.root == number and _is_kept(change)]
+            wanted = [change for change in changes if change.root == number and _is_kept(change)]
             for change, found, _ in looks(layer, wanted):
                 if found is None:
                     raise UndoRefused(

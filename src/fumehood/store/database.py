@@ -34,18 +34,31 @@ CREATE TABLE runs (
     exit_code INTEGER, timed_out INTEGER NOT NULL DEFAULT 0,
     stdout BLOB, stderr BLOB,       -- NULL where a file holds them
     stdout_size INTEGER NOT NULL DEFAULT 0, stderr_size INTEGER NOT NULL DEFAULT 0,
-    blocked TEXT NOT NULL DEFAULT '[]', dropped TEXT NOT NULL DEFAULT '');
+    blocked TEXT NOT NULL DEFAULT '[]', dropped TEXT NOT NULL DEFAULT '',
+    counts TEXT NOT NULL DEFAULT ''  -- how many changes of each kind
+    );
 CREATE INDEX runs_of_project ON runs (project, id);
-CREATE TABLE changes (
+CREATE TABLE changes (              -- a row a directory: store/rows.py
     run INTEGER NOT NULL REFERENCES runs(number), n INTEGER NOT NULL,
-    root INTEGER NOT NULL, path BLOB NOT NULL, change TEXT NOT NULL, kind TEXT NOT NULL,
-    verdict TEXT NOT NULL, reason TEXT, flags TEXT, marked INTEGER NOT NULL,
-    within BLOB,                    -- the directory that carries this path along
-    before TEXT, after TEXT,        -- stamps: kind, inode, size, modification time, mode
-    inside BLOB, inside_count INTEGER NOT NULL,  -- what lies in it, where all of that shares its fate
+    root INTEGER NOT NULL, directory BLOB NOT NULL,
+    within BLOB,                    -- the changed directory that carries all this along
+    entries BLOB NOT NULL,          -- change, kind, verdict, mark, both stamps, flags, reason, name of each
     PRIMARY KEY (run, n)) WITHOUT ROWID;
 """
-MIGRATIONS = (_FIRST,)
+_FILES = """
+CREATE TABLE files (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- it is in the names of backups, so it is never given twice
+    project INTEGER NOT NULL REFERENCES projects(id), root BLOB NOT NULL, path BLOB NOT NULL,
+    kind TEXT NOT NULL,             -- 'absent' where only a held change would make it
+    size INTEGER NOT NULL, modified_ns INTEGER NOT NULL, recorded_at REAL NOT NULL,
+    last_run INTEGER REFERENCES runs(number),
+    last_approved_copy_path BLOB NOT NULL DEFAULT x'',  -- the latest daily backup, below the state directory
+    is_deleted INTEGER NOT NULL DEFAULT 0, needs_approval INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (project, root, path));
+CREATE INDEX files_waiting ON files (project) WHERE needs_approval;
+INSERT INTO sqlite_sequence VALUES ('files', 0);
+"""
+MIGRATIONS = (_FIRST, _FILES)
 
 
 class Database:

@@ -81,6 +81,7 @@ class History:
     def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
         connection.executemany(_INSERT, ((number, n, *row) for n, row in enumerate(changing.rows(run.found))))
+        connection.execute("UPDATE runs SET counts = ? WHERE number = ?", (changing.counted(run.found), number))
 
     def state(self, run: str, state: str, reason: str = "") -> None:
         """Record a new state."""
@@ -129,38 +130,29 @@ class History:
 
     def count_changes(self, runs: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each run how many changes of each kind it made."""
-        counts: dict[str, dict[str, int]] = {run: {} for run in runs}
         marks = ", ".join("?" * len(runs))
-        query = (
-            "SELECT id, change, count(*), sum(inside_count), after LIKE 'directory %' FROM changes"
-            f" JOIN runs ON runs.number = run WHERE id IN ({marks}) GROUP BY id, change, after LIKE 'directory %'"
-        )
-        for run, change, count, inside, added in self.database.rows(query, runs):
-            mine = counts[run]
-            mine[change] = mine.get(change, 0) + count
-            if inside:
-                carried = "added" if added else "deleted"
-                mine[carried] = mine.get(carried, 0) + inside
-        return counts
+        found = self.database.rows(f"SELECT id, counts FROM runs WHERE id IN ({marks})", runs)
+        return {
+            run: {kind: int(count) for kind, _, count in (part.partition("=") for part in counts.split())}
+            for run, counts in found
+        }
 
     def changes(self, run: str) -> list[Change]:
         """Return what a run changed."""
         rows = self.database.rows(
             f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n", (run,)
         )
-        return [change for row in rows for change in changing.read(row)]
+        return changing.read(rows)
 
     def later_versions(self, run: str, project_path: str, path: str) -> list[tuple[str, Change]]:
         """Return the later changes of a path, the earliest first, with the runs that made them."""
-        parts = path.split("/")
-        above = [os.fsencode("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
         rows = self.database.rows(
-            f"SELECT id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
+            f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
             " JOIN projects ON projects.id = runs.project"
-            f" WHERE changes.path IN ({', '.join('?' * len(above))}) AND id > ? AND projects.path = ? ORDER BY id",
-            (*above, run, os.fsencode(project_path)),
+            " WHERE changes.directory = ? AND runs.id > ? AND projects.path = ? ORDER BY runs.id",
+            (os.fsencode(path.rpartition("/")[0]), run, os.fsencode(project_path)),
         )
-        return [(row[0], change) for row in rows for change in changing.read(row[1:]) if change.path == path]
+        return [(row[0], change) for row in rows for change in changing.read([row[1:]]) if change.path == path]
 
     def _run(self, row: tuple[Any, ...], *, changes: bool = True) -> Run:
         project, fields = os.fsdecode(row[0]), dict(zip(_COLUMNS, row[1:], strict=True))

@@ -58,6 +58,8 @@ class Live:
         """Return a sink that clears the line before the command's output."""
 
         def clearing(data: bytes) -> None:
+            if not data:
+                return
             self._clear()
             self._at_line_start = data.endswith(b"\n")
             sink(data)

@@ -161,7 +161,7 @@ def _directory(asked: str | None, project: Project) -> str:
         if not os.path.isdir(directory):
             raise BadRequest(f"Working directory does not exist: {directory}", hint="make it first, or name another")
         if not os.access(directory, os.X_OK):
-            raise BadRequest(f"the working directory {directory} can't be entered", hint="check its permissions: ls -ld")
+            raise BadRequest(f"Working directory can't be entered: {directory}", hint="check its permissions: ls -ld")
         return directory
     current = here()
     inside = any(current == root or current.startswith(f"{root}/") for root in project.roots)

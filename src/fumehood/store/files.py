@@ -1,0 +1,274 @@
+"""The record of a project's files: what is known of each, and what it can be restored from."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fumehood.core.changes import ABSENT, APPLIED
+from fumehood.core.value import Value
+from fumehood.store import rows as changing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
+    from fumehood.core.changes import Change
+    from fumehood.store.database import Database
+
+    Noted = tuple[int, bytes, str, int, int, bytes]
+    Seen = tuple[bytes, str, int, int]
+    Place = tuple[bytes, bytes]
+
+# Rows in one statement: each costs half of what it would in a statement of its own, and SQLite's oldest
+# limit on values in a statement, 999, is kept.
+_ROWS = 100
+_PLACES = 500
+_CHANGES = ", ".join(f"changes.{column}" for column in changing.COLUMNS)
+_PAST = (
+    "SELECT runs.id, runs.act, runs.command, runs.layer, runs.started_at, runs.roots,"
+    f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run"
+)
+_COLUMNS = 6  # of the run, before those of the change
+_RECORD = (
+    "SELECT files.id, root, path, kind, size, modified_ns, files.last_approved_copy_path, is_deleted, needs_approval,"
+    " runs.id FROM files LEFT JOIN runs ON number = last_run"
+)
+
+
+class Record(Value):
+    """One file of a project, as it was last seen; `is_deleted` tells that a run deleted it."""
+
+    id: int
+    root: str
+    path: str
+    kind: str
+    size: int
+    modified_ns: int
+    last_approved_copy_path: str  # below the state directory
+    is_deleted: bool
+    needs_approval: bool
+    last_run: str | None
+
+
+class Past(Value):
+    """One run's change of a path, and the layer that may hold what was there before."""
+
+    run: str
+    act: str
+    command: str
+    layer: str
+    started_at: float
+    root: str
+    change: Change
+
+
+class Files:
+    """The records of files in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def numbers(self, project: int, root: bytes, paths: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the numbers of the records of these paths; one that has none gets a number of its own now.
+
+        Such a number is kept before anything is named after it: should we die, it is never given again.
+        """
+        known: dict[bytes, int] = {}
+        for start in range(0, len(paths), _PLACES):
+            some = paths[start : start + _PLACES]
+            query = f"SELECT path, id FROM files WHERE project = ? AND root = ? AND path IN ({_marks(len(some))})"
+            known.update(self.database.rows(query, (project, root, *some)))
+        fresh = [path for path in paths if path not in known]
+        if fresh:
+            with self.database.transaction() as connection:
+                connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'files'", (len(fresh),))
+                ((last,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'files'")
+            known.update(zip(fresh, range(last - len(fresh) + 1, last + 1), strict=True))
+        return known
+
+    def note(self, project: int, root: bytes, run: str, noted: Sequence[Noted], *, are_deleted: bool) -> None:
+        """Record what a run left of files of one root: number, path, kind, size, time, new copy or nothing.
+
+        They are there, or all of them were deleted; and nothing that the run held waits on them any more.
+        """
+        with self.database.transaction() as connection:
+            ((last_run,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run,))
+            # What is the same for all is in the text: values to be bound are what this costs.
+            same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {time.time()!r}, {int(last_run)}"
+            one = f"(?, ?, ?, ?, ?, ?, {same})"
+            for start in range(0, len(noted), _ROWS):
+                some = noted[start : start + _ROWS]
+                connection.execute(
+                    "INSERT INTO files (id, path, kind, size, modified_ns, last_approved_copy_path,"
+                    f" project, root, is_deleted, recorded_at, last_run) VALUES {', '.join([one] * len(some))}"
+                    " ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, size = excluded.size,"
+                    " modified_ns = excluded.modified_ns, is_deleted = excluded.is_deleted, needs_approval = 0,"
+                    " recorded_at = excluded.recorded_at, last_run = excluded.last_run, last_approved_copy_path ="
+                    " CASE excluded.last_approved_copy_path WHEN x'' THEN last_approved_copy_path"
+                    " ELSE excluded.last_approved_copy_path END",
+                    [value for row in some for value in row],
+                )
+
+    def wait(self, project: int, waiting: Sequence[tuple[bytes, bytes, str, int, int]]) -> None:
+        """Record that held changes wait on files: root, path, and the kind, size and time of what is there."""
+        with self.database.transaction() as connection:
+            connection.executemany(
+                "INSERT INTO files (root, path, kind, size, modified_ns, project, recorded_at, needs_approval)"
+                f" VALUES (?, ?, ?, ?, ?, {int(project)}, {time.time()!r}, 1)"
+                " ON CONFLICT (project, root, path) DO UPDATE SET needs_approval = 1",
+                waiting,
+            )
+
+    def wait_no_more(self, project: int, places: Iterable[Place]) -> None:
+        """Record that nothing waits on these files; one that would only have come to be is forgotten."""
+        mine = "project = ? AND root = ? AND path = ?"
+        with self.database.transaction() as connection:
+            values = [(project, *place) for place in places]
+            connection.executemany(f"UPDATE files SET needs_approval = 0 WHERE {mine}", values)
+            connection.executemany(f"DELETE FROM files WHERE {mine} AND kind = '{ABSENT}' AND NOT is_deleted", values)
+
+    def waiting(self, project: int) -> set[Place]:
+        """Return the places of all files that held changes wait on."""
+        query = "SELECT root, path FROM files WHERE project = ? AND needs_approval"
+        return {(root, path) for root, path in self.database.rows(query, (project,))}
+
+    def see(self, project: int, root: bytes, seen: Sequence[Seen], since: float) -> int:
+        """Record files as a scan saw them: path, kind, size, time; returns how many rows were written.
+
+        A record written after the scan looked (`since`) knows better and stays.
+        """
+        written = 0
+        one = f"(?, ?, ?, ?, {int(project)}, x'{root.hex()}', {time.time()!r})"
+        with self.database.transaction() as connection:
+            for start in range(0, len(seen), _ROWS):
+                some = seen[start : start + _ROWS]
+                written += connection.execute(
+                    "INSERT INTO files (path, kind, size, modified_ns, project, root, recorded_at)"
+                    f" VALUES {', '.join([one] * len(some))} ON CONFLICT (project, root, path) DO UPDATE SET"
+                    " kind = excluded.kind, size = excluded.size, modified_ns = excluded.modified_ns,"
+                    " is_deleted = 0, recorded_at = excluded.recorded_at"
+                    f" WHERE recorded_at < {since!r} AND (is_deleted OR size != excluded.size"
+                    " OR modified_ns != excluded.modified_ns OR kind != excluded.kind)",
+                    [value for row in some for value in row],
+                ).rowcount
+        return written
+
+    def last_number(self) -> int:
+        """Return the highest number given to a record so far."""
+        ((last,),) = self.database.rows("SELECT seq FROM sqlite_sequence WHERE name = 'files'")
+        return int(last)
+
+    def count(self, project: int, after: int = 0) -> int:
+        """Return how many records a project has, or only those with numbers above one."""
+        query = "SELECT count(*) FROM files WHERE id > ? AND project = ?"
+        return int(self.database.rows(query, (after, project))[0][0])
+
+    def present(self, project: int, root: bytes, size: int) -> Iterator[list[tuple[int, bytes]]]:
+        """Yield numbers and paths of the files that should be there, in order, some at a time."""
+        last = b""
+        while True:
+            query = (
+                "SELECT id, path FROM files WHERE project = ? AND root = ? AND path > ?"
+                " AND NOT is_deleted AND NOT needs_approval ORDER BY path LIMIT ?"
+            )
+            found = self.database.rows(query, (project, root, last, size))
+            if not found:
+                return
+            yield [(number, path) for number, path in found]
+            last = found[-1][1]
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Remove records; never one that is marked deleted, or that a held change waits on."""
+        with self.database.transaction() as connection:
+            connection.executemany(
+                "DELETE FROM files WHERE id = ? AND NOT is_deleted AND NOT needs_approval",
+                [(number,) for number in numbers],
+            )
+
+    def set_copies(self, copies: Iterable[tuple[int, bytes]]) -> None:
+        """Record the latest daily backup of files, by number; empty where there is none."""
+        with self.database.transaction() as connection:
+            connection.executemany(
+                "UPDATE files SET last_approved_copy_path = ? WHERE id = ?", [(copy, n) for n, copy in copies]
+            )
+
+    def by_numbers(self, numbers: Sequence[int]) -> list[tuple[int, Record]]:
+        """Return records by number, each with its project's."""
+        found: list[tuple[int, Record]] = []
+        for start in range(0, len(numbers), _PLACES):
+            some = numbers[start : start + _PLACES]
+            query = _RECORD.replace("SELECT", "SELECT files.project,", 1) + f" WHERE files.id IN ({_marks(len(some))})"
+            found += [(row[0], _record(row[1:])) for row in self.database.rows(query, some)]
+        return found
+
+    def at(self, project: int, root: str, path: str) -> Record | None:
+        """Return the record of one path."""
+        query = f"{_RECORD} WHERE files.project = ? AND root = ? AND path = ?"
+        rows = self.database.rows(query, (project, os.fsencode(root), os.fsencode(path)))
+        return _record(rows[0]) if rows else None
+
+    def below(self, project: int, root: str, path: str = "") -> list[Record]:
+        """Return the records of everything below a directory of a root, in order."""
+        where, values = "files.project = ? AND root = ?", [project, os.fsencode(root)]
+        if path:
+            # Whatever begins with the path and a slash; the letter after the slash is a 0.
+            where += " AND path > ? AND path < ?"
+            values += [os.fsencode(f"{path}/"), os.fsencode(f"{path}0")]
+        return [_record(row) for row in self.database.rows(f"{_RECORD} WHERE {where} ORDER BY path", values)]
+
+    def past(self, project: int, root: str, path: str) -> list[Past]:
+        """Return the changes of one path that were applied, the latest first."""
+        directory, _, name = path.rpartition("/")
+        rows = self.database.rows(
+            f"{_PAST} WHERE runs.project = ? AND changes.directory = ? ORDER BY runs.id DESC",
+            (project, os.fsencode(directory)),
+        )
+        # Read only if it is there: very much may have changed in one directory.
+        ending = os.fsencode(f"/{name}\0")
+        return [
+            each
+            for row in rows
+            if ending in row[-1]
+            for each in _pasts(row)
+            if each.change.path == path and each.root == root
+        ]
+
+    def sources(self, project: int) -> dict[tuple[str, str], list[str]]:
+        """Return for each root and path the runs whose layers should hold what was there before, the latest first."""
+        found: dict[tuple[str, str], list[str]] = {}
+        rows = self.database.rows(
+            f"{_PAST} WHERE runs.project = ? AND runs.layer != '' AND runs.state IN ('applied', 'held')"
+            " ORDER BY runs.id DESC",
+            (project,),
+        )
+        for row in rows:
+            for each in _pasts(row):
+                if each.change.before is not None:
+                    found.setdefault((each.root, each.change.path), []).append(each.run)
+        return found
+
+
+def _marks(count: int) -> str:
+    return ", ".join("?" * count)
+
+
+def _record(row: Sequence[Any]) -> Record:
+    number, root, path, kind, size, modified_ns, copy, is_deleted, needs_approval, last_run = row
+    return Record(
+        id=number, root=os.fsdecode(root), path=os.fsdecode(path), kind=kind, size=size, modified_ns=modified_ns,
+        last_approved_copy_path=os.fsdecode(copy), is_deleted=bool(is_deleted), needs_approval=bool(needs_approval),
+        last_run=last_run,
+    )  # fmt: skip
+
+
+def _pasts(row: Sequence[Any]) -> Iterator[Past]:
+    run, act, command, layer, started_at, roots = row[:_COLUMNS]
+    paths = [os.fsdecode(root) for root in roots.split(b"\0")]
+    for change in changing.read([row[_COLUMNS:]]):
+        if change.verdict == APPLIED:
+            yield Past(
+                run=run, act=act, command=command, layer=layer, started_at=started_at, root=paths[change.root],
+                change=change,
+            )  # fmt: skip

@@ -1,0 +1,595 @@
+"""The Python face: what it takes and gives, from threads, from asyncio, and when things end badly."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import fumehood
+from fumehood import BadRequest, FumehoodError, LaunchFailed, Policy, Refused, Sandbox
+from fumehood.linux import launcher
+
+SOURCE = Path(fumehood.__file__).parent.parent
+sandboxed = pytest.mark.namespaces
+
+
+# --- the public surface ---
+
+
+def test_the_public_names_are_these():
+    assert sorted(fumehood.__all__) == [
+        "ApplyFailed", "BadRequest", "Blocked", "Change", "FumehoodError", "LaunchFailed", "Policy", "Refused", "Run",
+        "Sandbox", "StoreDamaged", "Unavailable", "UndoRefused", "__version__",
+    ]  # fmt: skip
+    assert dir(fumehood) == sorted(fumehood.__all__)
+    for name in fumehood.__all__:
+        assert getattr(fumehood, name) is not None
+
+
+def test_a_name_that_is_not_public_is_not_there():
+    with pytest.raises(AttributeError, match="no attribute 'Hood'"):
+        _ = fumehood.Hood
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (Path(fumehood.__file__).parent / "py.typed").is_file()
+
+
+def test_every_public_error_is_one_of_ours_with_a_hint_and_an_exit_code():
+    errors = [value for name in fumehood.__all__ if isinstance(value := getattr(fumehood, name), type)]
+    errors = [error for error in errors if issubclass(error, Exception)]
+    assert len(errors) == 8
+    for error in errors:
+        assert issubclass(error, FumehoodError)
+        raised = error("what failed", hint="the next step")
+        assert (str(raised), raised.hint) == ("what failed", "the next step")
+        assert raised.exit_code == (126 if error is Refused else 125)
+
+
+# --- what goes in ---
+
+
+@sandboxed
+def test_a_string_is_a_shell_line_and_a_sequence_is_a_program_with_its_arguments(sandbox, project):
+    assert sandbox.run("echo a  b | tr a c").stdout == "c b\n"
+    assert sandbox.run(["echo", "a  b | tr a c", "$HOME"]).stdout == "a  b | tr a c $HOME\n"
+    assert sandbox.run(("printf", "%s.", "", "-n", "*")).stdout == ".-n.*."
+
+
+@sandboxed
+@pytest.mark.parametrize("command", ["", "   ", [], "a\0b", ["a", "b\0"], "x" * 200_000])
+def test_a_command_that_can_not_be_run_is_refused_before_anything_happens(sandbox, project, command):
+    with pytest.raises(BadRequest) as refusal:
+        sandbox.run(command)
+    assert refusal.value.hint
+    assert sandbox.history() == []
+
+
+@sandboxed
+def test_a_program_that_is_missing_ends_with_127(sandbox, project, monkeypatch):
+    # Where one directory of PATH is closed to us, a shell says 126.
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert sandbox.run(["no-such-program"]).exit_code == 127
+
+
+@sandboxed
+def test_the_working_directory_is_the_project_or_one_named_from_there(sandbox, project):
+    (project / "sub dir").mkdir()
+    assert sandbox.run("pwd").stdout == f"{project}\n"
+    assert sandbox.run("pwd", cwd="sub dir").stdout == f"{project}/sub dir\n"
+    assert sandbox.run("pwd", cwd=project / "sub dir").stdout == f"{project}/sub dir\n"
+    assert sandbox.run("pwd", cwd="/usr").stdout == "/usr\n"
+
+
+@sandboxed
+@pytest.mark.parametrize("given", ["a line\n", b"a line\n", "é☃", b"\xff\0\n", "", b"", "closed", "inherited"])
+def test_standard_input_is_what_was_given(sandbox, project, given):
+    run = sandbox.run("cat > got", stdin=given)
+    assert run.exit_code == 0
+    assert (project / "got").read_bytes() == (given.encode() if isinstance(given, str) else given)
+
+
+@sandboxed
+def test_without_standard_input_there_is_nothing_to_read(sandbox, project):
+    run = sandbox.run("cat; [ -t 0 ] || echo not a terminal", timeout=20)
+    assert run.stdout == "not a terminal\n"
+
+
+@sandboxed
+def test_a_long_input_is_fed_as_it_is_read(sandbox, project):
+    given = os.urandom(3 << 20)
+    run = sandbox.run("cat > got", stdin=given)
+    assert (project / "got").read_bytes() == given
+    assert run.exit_code == 0
+
+
+@sandboxed
+@pytest.mark.parametrize("command", ["true", "exec <&-; true", "head -c 10", "sleep 1000"])
+def test_an_input_that_is_not_read_holds_nothing_up_and_leaves_nothing_open(sandbox, project, command):
+    sandbox.run("true")
+    gc.collect()
+    before = descriptors()
+    run = sandbox.run(command, stdin=bytes(1 << 20), timeout=0.3 if "sleep" in command else 20)
+    assert run.timed_out == ("sleep" in command)
+    assert descriptors() == before
+
+
+def descriptors():
+    return {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_open(fd)}
+
+
+def is_open(fd):
+    try:
+        return not os.readlink(f"/proc/self/fd/{fd}").startswith("/proc/")
+    except FileNotFoundError:
+        return False
+
+
+@sandboxed
+def test_what_becomes_of_changes_must_be_a_known_word(sandbox, project):
+    with pytest.raises(BadRequest, match="'later'"):
+        sandbox.run("true", apply="later")
+
+
+@sandboxed
+def test_the_policy_holds_where_nothing_else_is_asked(home, project):
+    with Sandbox(project, Policy(apply="hold", timeout=0.3)) as sandbox:
+        assert sandbox.run("echo x > f").state == "held"
+        assert sandbox.run("echo x > f", apply="apply").state == "applied"
+        assert sandbox.run("sleep 1000").timed_out
+
+
+@sandboxed
+def test_network_is_refused_where_nobody_can_be_asked(sandbox, project):
+    with pytest.raises(Refused, match="Permission denied"):
+        sandbox.run("true", network=True)
+    assert sandbox.history() == []
+
+
+# --- what comes out ---
+
+
+@sandboxed
+def test_a_run_tells_everything_of_the_contract(sandbox, project):
+    run = sandbox.run("echo out; echo err >&2; echo x > f; exit 3")
+    assert (run.stdout, run.stderr, run.output) == ("out\n", "err\n", "out\nerr\n")
+    assert (run.exit_code, run.state, run.timed_out, run.sandboxed, run.network) == (3, "applied", False, True, "none")
+    assert (run.project, run.cwd, run.output_truncated, run.blocked) == (str(project), str(project), False, ())
+    assert run.duration_s > 0
+    assert run.id == run.run
+    (change,) = run.changes
+    assert (change.path, change.root, change.change, change.kind) == ("f", str(project), "added", "file")
+    assert (change.verdict, change.reason, change.flags) == ("applied", "", ())
+    assert set(run.as_dict()) >= {
+        "run", "project", "command", "cwd", "state", "exit_code", "timed_out", "sandboxed", "network", "duration_s",
+        "output", "output_truncated", "changes", "blocked",
+    }  # fmt: skip
+
+
+@sandboxed
+def test_the_history_tells_runs_as_they_were_told_the_latest_first(sandbox, project):
+    runs = [sandbox.run(f"echo {number}; echo {number} > f{number}; mkdir d{number}; rm -rf d0") for number in range(3)]
+    back = sandbox.undo(runs[2])
+    told = sandbox.history()
+    assert [run.id for run in told] == [back.id, *(run.id for run in reversed(runs))]
+    assert [run.state for run in told] == ["applied", "undone", "applied", "applied"]
+    for run, kept in zip(runs[:2], reversed(told[2:]), strict=True):
+        assert {**kept.as_dict(), "state": ""} == {**run.as_dict(), "state": ""}
+    assert (told[0].act, told[0].of) == ("undo", runs[2].id)
+    assert [run.id for run in sandbox.history(limit=2)] == [back.id, runs[2].id]
+
+
+@sandboxed
+def test_runs_are_named_by_id_by_a_beginning_of_it_or_as_the_last(sandbox, project):
+    run = sandbox.run("echo x > f")
+    assert sandbox.undo(run.id[:-2]).of == run.id
+    second = sandbox.run("echo x > f")
+    assert sandbox.undo().of == second.id
+    with pytest.raises(BadRequest, match="no run NOSUCH"):
+        sandbox.undo("NOSUCH")
+    with pytest.raises(BadRequest, match="several runs begin with 0"):
+        sandbox.undo("0")
+
+
+WRITER = """
+import os, time
+os.write(1, b"x\\xe2\\x98"); os.write(2, b"\\xf0")
+while not os.path.exists({go!r}): time.sleep(0.01)
+os.write(1, b"\\x83y\\xff"); os.write(2, b"\\x9d\\x84\\x9e")
+"""
+
+
+@sandboxed
+def test_output_is_told_as_it_comes_and_no_character_is_ever_cut(sandbox, project, test_directory):
+    go, told = test_directory / "go", []
+
+    def on_output(stream, text):
+        told.append((stream, text))
+        go.touch()
+
+    run = sandbox.run([sys.executable, "-I", "-S", "-c", WRITER.format(go=str(go))], on_output=on_output, timeout=20)
+    assert [text for stream, text in told if stream == "stdout"] == ["x", "☃y\ufffd"]
+    assert [text for stream, text in told if stream == "stderr"] == ["𝄞"]
+    assert (run.stdout, run.stderr) == ("x☃y\ufffd", "𝄞")
+
+
+@sandboxed
+def test_a_character_that_never_ends_is_told_at_the_end(sandbox, project):
+    told = []
+    run = sandbox.run("printf 'x\\303'", on_output=lambda _stream, text: told.append(text))
+    assert run.stdout == "x\ufffd"
+    assert "".join(told) == run.stdout
+
+
+@sandboxed
+def test_every_byte_printed_is_told(sandbox, project):
+    told = []
+    run = sandbox.run("seq 200000", on_output=lambda _stream, text: told.append(text))
+    assert "".join(told) == "".join(f"{number}\n" for number in range(1, 200_001))
+    assert run.output_truncated
+    assert run.stdout.startswith("1\n2\n")
+    assert run.stdout.endswith("199999\n200000\n")
+    assert "left out" in run.stdout
+
+
+@sandboxed
+def test_changes_are_told_while_the_command_runs(sandbox, project, test_directory):
+    go, told = test_directory / "go", []
+
+    def on_change(what, path):
+        told.append((what, path))
+        go.touch()
+
+    run = sandbox.run(f"echo x > f; until [ -e {go} ]; do sleep 0.01; done", on_change=on_change, timeout=20)
+    assert not run.timed_out
+    assert told == [("added", f"{project}/f")]
+
+
+@sandboxed
+def test_a_listener_that_fails_ends_the_command_and_nothing_is_applied(sandbox, project, home):
+    def on_output(_stream, _text):
+        raise RuntimeError("the listener's own trouble")
+
+    with pytest.raises(RuntimeError, match="own trouble"):
+        sandbox.run("echo x > f; echo ready; sleep 7654321.11", on_output=on_output)
+    gc.collect()
+    assert not left_over("7654321.11")
+    assert os.listdir(project) == []
+    (run,) = sandbox.history()
+    assert run.state == "failed"
+    assert os.listdir(home / ".local/state/fumehood/runs") == []
+
+
+# --- it ends, and everything with it ---
+
+
+def left_over(marker, *, patience_s=5.0):
+    """Processes that name a marker, after a moment for those that are about to end."""
+    until = time.monotonic() + patience_s
+    while (found := processes(marker)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found
+
+
+def processes(marker):
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and marker.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
+                found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+@sandboxed
+def test_the_time_limit_ends_everything_and_keeps_what_was_printed(sandbox, project):
+    began = time.monotonic()
+    run = sandbox.run(
+        "trap '' TERM INT HUP; echo before; echo err >&2; echo x > f;"
+        " (trap '' TERM; sleep 7654321.12) & setsid sleep 7654321.12 & sleep 7654321.12",
+        timeout=0.5,
+    )
+    assert time.monotonic() - began < 10
+    assert (run.exit_code, run.timed_out, run.stdout, run.stderr) == (124, True, "before\n", "err\n")
+    assert not left_over("7654321.12", patience_s=0.0)
+    assert run.state == "applied"
+    assert sandbox.history()[0].timed_out
+
+
+@sandboxed
+def test_a_time_limit_that_is_not_reached_changes_nothing(sandbox, project):
+    run = sandbox.run("echo x", timeout=60)
+    assert (run.exit_code, run.timed_out, run.stdout) == (0, False, "x\n")
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sleep 7654321.13 & echo done",
+        "(sleep 7654321.13 >&- 2>&- <&-) & echo done",
+        "setsid nohup sleep 7654321.13 > /dev/null 2>&1 & echo done",
+        "(trap '' TERM HUP; while :; do sleep 7654321.13; done) & echo done",
+    ],
+    ids=["keeps the pipe open", "closes its output", "has a session of its own", "ignores signals"],
+)
+def test_a_background_child_dies_with_the_run(sandbox, project, command):
+    run = sandbox.run(command, timeout=30)
+    assert not run.timed_out
+    assert (run.exit_code, run.stdout) == (0, "done\n")
+    assert not left_over("7654321.13", patience_s=0.0)
+
+
+@sandboxed
+def test_a_command_that_closes_its_output_is_waited_for(sandbox, project):
+    run = sandbox.run("echo first; exec >&- 2>&-; sleep 0.1; touch late; exit 7", timeout=30)
+    assert (run.exit_code, run.stdout) == (7, "first\n")
+    assert (project / "late").exists()
+    assert sandbox.run("exec >&- 2>&-; sleep 7654321.14", timeout=0.3).timed_out
+    assert not left_over("7654321.14", patience_s=0.0)
+
+
+@sandboxed
+def test_no_descriptor_is_left_open_by_runs_and_undos(sandbox, project):
+    sandbox.undo(sandbox.run("echo x > f"))
+    gc.collect()
+    before = descriptors()
+    for number in range(5):
+        run = sandbox.run(f"mkdir d; echo {number} > d/f; mkfifo d/fifo; head -c 100000 /dev/zero", stdin="x")
+        sandbox.undo(run)
+    gc.collect()
+    assert descriptors() == before
+
+
+@sandboxed
+def test_the_next_run_works_after_the_launcher_was_killed(sandbox, project):
+    sandbox.run("true")
+    process = launcher.shared()._process
+    process.kill()
+    process.wait()
+    assert sandbox.run("echo x > f").state == "applied"
+
+
+@sandboxed
+def test_a_launcher_killed_meanwhile_takes_its_command_along(sandbox, project):
+    sandbox.run("true")
+    with pytest.raises(LaunchFailed):
+        sandbox.run(
+            "echo x > f; echo ready; sleep 7654321.15",
+            on_output=lambda _stream, _text: launcher.shared()._process.kill(),
+        )
+    assert not left_over("7654321.15")
+    assert sandbox.history()[0].state == "failed"
+    assert os.listdir(project) == []
+    assert sandbox.run("echo x > f").state == "applied"
+
+
+def program(code, *arguments):
+    """Start a program of its own that uses the library."""
+    text = f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n" + textwrap.dedent(code)
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@sandboxed
+def test_a_program_that_is_killed_takes_its_sandboxes_along(home, project):
+    running = program(
+        """
+        from fumehood import Sandbox
+        Sandbox(sys.argv[1]).run(
+            "echo x > f; (sleep 7654321.16 &); echo ready; sleep 7654321.16",
+            on_output=lambda stream, text: print(text, flush=True),
+        )
+        """,
+        project,
+    )
+    with running:
+        assert running.stdout.readline() == "ready\n"
+        assert processes("7654321.16")
+        running.send_signal(signal.SIGKILL)
+    assert not left_over("7654321.16")
+    assert os.listdir(project) == []
+    with Sandbox(project) as sandbox:
+        assert sandbox.run("echo y > f").state == "applied"
+
+
+@sandboxed
+def test_fifty_mebibytes_of_output_stay_out_of_memory(home, project):
+    running = program(
+        """
+        import resource
+        from fumehood import Sandbox
+        sandbox = Sandbox(sys.argv[1])
+        sandbox.run("true")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        told = 0
+        def on_output(stream, text):
+            global told
+            told += len(text) * (stream == "stdout")
+        run = sandbox.run("head -c 52428800 /dev/zero | tr '\\\\0' x; echo end >&2", on_output=on_output)
+        print(told, len(run.stdout) < 2**20, run.output_truncated, run.stderr.strip())
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        """,
+        project,
+    )
+    out, err = running.communicate(timeout=60)
+    first, grown = out.splitlines()
+    assert first == f"{50 << 20} True True end", err
+    assert int(grown) < 10_000
+    saved = list((home / ".local/state/fumehood/outputs").iterdir())
+    assert [path.stat().st_size for path in saved] == [50 << 20]
+
+
+@sandboxed
+def test_output_beyond_the_limit_is_counted_and_not_saved(home, project):
+    with Sandbox(project, Policy(output_limit=1 << 20)) as sandbox:
+        run = sandbox.run("head -c 3000000 /dev/zero | tr '\\0' x; printf end")
+        assert run.output_truncated
+        assert run.stdout.endswith("xend")
+        (saved,) = (home / ".local/state/fumehood/outputs").iterdir()
+        assert saved.stat().st_size == 1 << 20
+        assert sandbox.history()[0].output_truncated
+
+
+@sandboxed
+def test_a_program_may_fork_after_using_the_library(home, project):
+    running = program(
+        """
+        import os
+        from fumehood import Sandbox
+        sandbox = Sandbox(sys.argv[1])
+        sandbox.run("echo first > first")
+        child = os.fork()
+        if child == 0:
+            with Sandbox(sys.argv[1]) as own:
+                print(own.run("echo child > child; echo child").state, flush=True)
+            os._exit(0)
+        print(sandbox.run("echo parent > parent").state, flush=True)
+        status = os.waitpid(child, 0)[1]
+        print(status, sandbox.run("ls").stdout.split(), len(sandbox.history()))
+        """,
+        project,
+    )
+    out, err = running.communicate(timeout=60)
+    assert out.splitlines() == ["applied", "applied", "0 ['child', 'first', 'parent'] 4"], err
+
+
+# --- many at once ---
+
+IN_FLIGHT = 50
+
+
+@sandboxed
+@pytest.mark.parametrize("projects", [1, 5])
+def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
+    go, ready, results = test_directory / "go", [], []
+    tops = [test_directory / f"project{number}" for number in range(projects)]
+    for top in tops:
+        top.mkdir()
+    boxes = [Sandbox(top) for top in tops]
+
+    def on_output(_stream, text):
+        ready.append(text)
+        if len(ready) == IN_FLIGHT:
+            go.touch()
+
+    def work(number):
+        command = f"echo {number} > f{number}; echo {number}; until [ -e {go} ]; do sleep 0.05; done; echo {number} >&2"
+        results.append((number, boxes[number % projects].run(command, on_output=None if go.exists() else on_output)))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(IN_FLIGHT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == IN_FLIGHT
+    for number, run in results:
+        assert (run.state, run.stdout, run.stderr) == ("applied", f"{number}\n", f"{number}\n")
+        assert (tops[number % projects] / f"f{number}").read_text() == f"{number}\n"
+    assert sum(len(os.listdir(top)) for top in tops) == IN_FLIGHT
+    for number, run in results[::5]:
+        boxes[number % projects].undo(run)
+    assert sum(len(os.listdir(top)) for top in tops) == IN_FLIGHT * 4 // 5
+    for box in boxes:
+        box.close()
+
+
+@sandboxed
+@pytest.mark.parametrize("projects", [1, 5])
+def test_fifty_runs_in_flight_from_asyncio(home, test_directory, projects):
+    go, ready = test_directory / "go", []
+    tops = [test_directory / f"project{number}" for number in range(projects)]
+    for top in tops:
+        top.mkdir()
+    boxes = [Sandbox(top) for top in tops]
+
+    def on_output(stream, text):
+        if stream == "stdout":
+            ready.append(text)
+        if len(ready) == IN_FLIGHT:
+            go.touch()
+
+    async def work(number):
+        command = f"echo {number} > f{number}; echo {number}; until [ -e {go} ]; do sleep 0.05; done"
+        return await boxes[number % projects].arun(command, on_output=on_output)
+
+    async def main():
+        beats = 0
+
+        async def beat():
+            nonlocal beats
+            while True:
+                beats += 1
+                await asyncio.sleep(0.01)
+
+        heart = asyncio.create_task(beat())
+        runs = await asyncio.gather(*(work(number) for number in range(IN_FLIGHT)))
+        heart.cancel()
+        return runs, beats
+
+    runs, beats = asyncio.run(main())
+    assert [(run.state, run.stdout) for run in runs] == [("applied", f"{number}\n") for number in range(IN_FLIGHT)]
+    assert beats > 10, "the event loop was blocked"
+    assert sum(len(os.listdir(top)) for top in tops) == IN_FLIGHT
+    for box in boxes:
+        box.close()
+
+
+@sandboxed
+def test_arun_takes_what_run_takes_and_nothing_else(sandbox, project):
+    async def main():
+        told = []
+        run = await sandbox.arun(
+            ["sh", "-c", "cat; pwd; exit 4"], cwd="/usr", stdin="in\n", timeout=60, apply="hold",
+            on_output=lambda stream, text: told.append(text), on_change=None, network=False,
+        )  # fmt: skip
+        assert (run.exit_code, run.stdout, "".join(told)) == (4, "in\n/usr\n", "in\n/usr\n")
+        with pytest.raises(TypeError, match="colour"):
+            await sandbox.arun("true", colour="blue")
+        with pytest.raises(BadRequest, match="empty"):
+            await sandbox.arun("")
+        with pytest.raises(Refused):
+            await sandbox.arun("true", network=True)
+
+    asyncio.run(main())
+
+
+@sandboxed
+def test_cancelling_ends_the_command_and_keeps_its_record(sandbox, project):
+    async def main():
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        task = asyncio.create_task(
+            sandbox.arun(
+                "echo ready; (sleep 7654321.17 &); sleep 7654321.17",
+                on_output=lambda *_: loop.call_soon_threadsafe(ready.set),
+            )
+        )
+        await ready.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert not left_over("7654321.17", patience_s=0.0)
+    (run,) = sandbox.history()
+    assert (run.stdout, run.exit_code, run.timed_out) == ("ready\n", 130, False)
+    assert sandbox.run("echo x > f").state == "applied"
+
+
+@sandboxed
+def test_a_closed_sandbox_says_so_and_others_go_on(home, project):
+    with Sandbox(project) as first, Sandbox(project) as second:
+        first.run("echo x > f")
+        first.close()
+        assert second.run("echo y > f").state == "applied"
+        assert len(second.history()) == 2

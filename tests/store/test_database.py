@@ -1,0 +1,244 @@
+"""The database: how it is made, brought up to date, refused, and shared."""
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import fumehood
+from fumehood import BadRequest, StoreDamaged
+from fumehood.store import database
+from fumehood.store.database import MIGRATIONS, Database
+from fumehood.store.ids import LENGTH, new_id
+from fumehood.store.places import places
+
+SOURCE = Path(fumehood.__file__).parent.parent
+
+
+@pytest.fixture
+def path(test_directory):
+    return str(test_directory / "fumehood.db")
+
+
+def asked(path, query):
+    with sqlite3.connect(path) as connection:
+        found = connection.execute(query).fetchall()
+    connection.close()
+    return found
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+# --- made ---
+
+
+def test_a_new_database_keeps_a_write_ahead_log_and_is_closed_to_others(path):
+    old = os.umask(0)
+    try:
+        made = Database(path)
+        with made.transaction() as connection:
+            connection.execute("INSERT INTO projects (path, added_at) VALUES ('/p', 0)")
+        assert asked(path, "PRAGMA journal_mode") == [("wal",)]
+        for suffix in ("", "-wal", "-shm"):
+            assert mode(path + suffix) == 0o600, suffix
+        made.close()
+    finally:
+        os.umask(old)
+
+
+def test_our_directories_are_closed_to_others(home):
+    old = os.umask(0)
+    try:
+        found = places()
+    finally:
+        os.umask(old)
+    for directory in (found.state, f"{found.state}/runs", f"{found.state}/outputs", f"{found.state}/locks"):
+        assert mode(directory) == 0o700
+
+
+def test_the_places_are_those_of_the_standard(home):
+    found = places({})
+    assert found.state == f"{home}/.local/state/fumehood"
+    assert found.data == f"{home}/.local/share/fumehood"
+    assert found.cache == f"{home}/.cache/fumehood"
+    assert found.config == f"{home}/.config/fumehood"
+    assert places({"XDG_CACHE_HOME": "not/absolute"}).cache == found.cache
+    assert places({"XDG_CACHE_HOME": f"{home}/x"}).cache == f"{home}/x/fumehood"
+
+
+def test_a_database_that_is_there_is_opened_as_it_is(path):
+    Database(path).close()
+    before = Path(path).read_bytes()
+    Database(path).close()
+    assert Path(path).read_bytes() == before
+
+
+# --- brought up to date ---
+
+
+def test_every_migration_is_recorded(path):
+    Database(path).close()
+    assert asked(path, "SELECT version FROM migrations ORDER BY version") == [
+        (number + 1,) for number in range(len(MIGRATIONS))
+    ]
+    assert asked(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+
+
+def test_a_later_migration_runs_once_on_a_database_that_is_there(path, monkeypatch):
+    Database(path).close()
+    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE later (x);\nINSERT INTO later VALUES (1);\n"))
+    for _ in range(2):
+        Database(path).close()
+    assert asked(path, "SELECT x FROM later") == [(1,)]
+    assert asked(path, "SELECT count(*) FROM migrations") == [(len(MIGRATIONS) + 1,)]
+
+
+def test_a_migration_that_fails_leaves_neither_a_change_nor_a_record(path, monkeypatch):
+    Database(path).close()
+    broken = "CREATE TABLE later (x);\nINSERT INTO nowhere VALUES (1);\n"
+    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, broken))
+    with pytest.raises(StoreDamaged, match="nowhere"):
+        Database(path)
+    assert asked(path, "SELECT name FROM sqlite_master WHERE name = 'later'") == []
+    assert asked(path, "SELECT count(*) FROM migrations") == [(len(MIGRATIONS),)]
+    assert asked(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    monkeypatch.undo()
+    Database(path).close()
+
+
+def test_many_who_open_a_new_database_at_once_migrate_it_once(path):
+    code = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from fumehood.store.database import Database; Database(sys.argv[1])"
+    started = [subprocess.Popen([sys.executable, "-I", "-c", code, path], stderr=subprocess.PIPE) for _ in range(6)]
+    for process in started:
+        assert process.communicate()[1] == b""
+        assert process.returncode == 0
+    assert asked(path, "SELECT count(*) FROM migrations") == [(len(MIGRATIONS),)]
+
+
+# --- refused ---
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(path):
+    Database(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+    connection.close()
+    before = Path(path).read_bytes()
+    with pytest.raises(StoreDamaged, match=f"newer Fumehood .schema {len(MIGRATIONS) + 1}") as refusal:
+        Database(path)
+    assert "upgrade" in refusal.value.hint
+    assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", [b"not a database, however long " * 50, b"SQLite format 3\0" + b"\xff" * 4096])
+def test_a_damaged_database_is_refused_with_a_way_on_and_left_alone(path, damage):
+    Path(path).write_bytes(damage)
+    with pytest.raises(StoreDamaged, match=path) as refusal:
+        Database(path)
+    assert refusal.value.hint
+    assert Path(path).read_bytes() == damage
+
+
+def test_damage_inside_is_told_when_it_is_met(path):
+    made = Database(path)
+    with made.transaction() as connection:
+        connection.executemany(
+            "INSERT INTO projects (path, added_at) VALUES (?, 0)", [(f"/{number}" * 100,) for number in range(500)]
+        )
+    made.close()
+    size = os.path.getsize(path)
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 8192))
+    with pytest.raises(StoreDamaged, match="fumehood.db"):
+        Database(path).rows("SELECT * FROM projects")
+
+
+def test_a_directory_in_its_place_is_refused(path):
+    os.mkdir(path)
+    with pytest.raises(StoreDamaged):
+        Database(path)
+
+
+# --- used ---
+
+
+def test_a_transaction_is_kept_whole_or_not_at_all(path):
+    made = Database(path)
+    insert = "INSERT INTO projects (path, added_at) VALUES (?, 0)"
+    with made.transaction() as connection:
+        connection.execute(insert, ("/kept",))
+    with pytest.raises(ZeroDivisionError), made.transaction() as connection:
+        connection.execute(insert, ("/lost",))
+        _ = 1 / 0
+    assert made.rows("SELECT path FROM projects") == [("/kept",)]
+    made.close()
+
+
+def test_threads_and_connections_write_one_after_the_other(path):
+    connections = [Database(path) for _ in range(3)]
+
+    def write(number):
+        for step in range(20):
+            with connections[number % 3].transaction() as connection:
+                connection.execute("INSERT INTO projects (path, added_at) VALUES (?, 0)", (f"/{number}/{step}",))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert connections[0].rows("SELECT count(*) FROM projects") == [(120,)]
+    for connection in connections:
+        connection.close()
+
+
+def test_what_is_committed_survives_a_kill(path):
+    code = (
+        f"import sys, os; sys.path.insert(0, {str(SOURCE)!r}); from fumehood.store.database import Database\n"
+        "made = Database(sys.argv[1])\n"
+        "with made.transaction() as c: c.execute(\"INSERT INTO projects (path, added_at) VALUES ('/kept', 0)\")\n"
+        "made.transaction().__enter__().execute(\"INSERT INTO projects (path, added_at) VALUES ('/lost', 0)\")\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-I", "-c", code, path], check=False).returncode == -9
+    made = Database(path)
+    assert made.rows("SELECT path FROM projects") == [("/kept",)]
+    made.close()
+
+
+# --- names ---
+
+
+def test_ids_are_unique_and_sort_by_time():
+    ids = [new_id() for _ in range(20_000)]
+    assert len(set(ids)) == len(ids)
+    assert {len(each) for each in ids} == {LENGTH}
+    assert "".join(ids).isalnum()
+    times = [0, 1_000, 999_000, 1_000_000, 10**18, 10**18 + 1_000, 10**18 + 10**6, 4 * 10**18]
+    made = [new_id(now) for now in times]
+    assert made == sorted(made)
+
+
+def test_ids_of_one_instant_still_differ():
+    assert len({new_id(10**18) for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("name", ["", "%", "~", "'; DROP TABLE runs; --", "\x00", "é", "last "])
+def test_no_name_of_a_run_is_anything_but_a_name(home, project, name):
+    from fumehood.service.store import Store
+
+    store = Store()
+    try:
+        with pytest.raises(BadRequest, match="there is no run"):
+            store.history.find(name)
+        assert store.database.rows("SELECT count(*) FROM runs") == [(0,)]
+    finally:
+        store.close()
