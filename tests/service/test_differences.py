@@ -228,6 +228,19 @@ def test_held_changes_are_shown_against_what_is_there_now(sandbox: Sandbox, proj
 
 
 @on_real_layers
+def test_what_a_held_change_would_replace_is_what_is_there(sandbox: Sandbox, project: Path, diff: Diff) -> None:
+    (project / "a").write_text("old\n")
+    held = sandbox.run("echo held > a", apply="hold")
+    (project / "a").unlink()
+    (project / "a").write_text("later\n")
+    found = diff(held)["a"].text
+    assert body(found) == ["-later", "+held"]
+    assert found.startswith("changed since")
+    (project / "a").unlink()
+    assert "not shown: what was there before is no longer kept" in diff(held)["a"].text
+
+
+@on_real_layers
 def test_discarded_changes_are_no_longer_kept(sandbox: Sandbox, project: Path, diff: Diff) -> None:
     (project / "a").write_text("old\n")
     found = diff(sandbox.run("echo new > a", apply="discard"))["a"]

@@ -551,7 +551,7 @@ def test_arun_takes_what_run_takes_and_nothing_else(sandbox, project):
         told = []
         run = await sandbox.arun(
             ["sh", "-c", "cat; pwd; exit 4"], cwd="/usr", stdin="in\n", timeout=60, apply="hold",
-            on_output=lambda stream, text: told.append(text), on_change=None, network=False,
+            on_output=lambda _stream, text: told.append(text), on_change=None, network=False,
         )  # fmt: skip
         assert (run.exit_code, run.stdout, "".join(told)) == (4, "in\n/usr\n", "in\n/usr\n")
         with pytest.raises(TypeError, match="colour"):

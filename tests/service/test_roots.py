@@ -55,7 +55,8 @@ def test_every_root_has_a_layer_and_its_changes_say_which(add_root, project, sec
     before = snapshot(project), snapshot(second)
     with Sandbox(project) as sandbox:
         run = sandbox.run(
-            f"echo 1 > both; echo 22 > {second}/both; mkdir {second}/d; echo x > {second}/d/f; {told(second)} >&2; {told(project)}"
+            f"echo 1 > both; echo 22 > {second}/both; mkdir {second}/d; echo x > {second}/d/f;"
+            f" {told(second)} >&2; {told(project)}"
         )
         left = heard(run.stdout), heard(run.stderr)
         assert {(change.root, change.path) for change in run.changes} == {
@@ -109,7 +110,7 @@ def test_a_move_from_one_root_to_another_is_undone_in_both(add_root, project, se
 
 
 @sandboxed
-def test_a_root_that_was_taken_back_is_read_only_again_and_its_runs_can_still_be_undone(add_root, store, project, second):
+def test_a_root_that_was_taken_back_is_read_only_again_and_its_runs_can_be_undone(add_root, store, project, second):
     known = add_root(second)
     with Sandbox(project) as sandbox:
         run = sandbox.run(f"echo x > {second}/f")
@@ -121,7 +122,7 @@ def test_a_root_that_was_taken_back_is_read_only_again_and_its_runs_can_still_be
 
 
 @sandboxed
-@pytest.mark.parametrize("name", ["a,b", "a:b", "a\\b", "a b", "new\nline", "é", "'\"$x", "-rf", b"\xff".decode(errors="surrogateescape")])
+@pytest.mark.parametrize("name", ["a,b", "a:b", "a\\b", "a b", "new\nline", "é", "'\"$x", "-rf", os.fsdecode(b"\xff")])
 def test_a_root_and_a_project_may_have_any_name(home, test_directory, name):
     project, second = test_directory / "p" / name, test_directory / "r" / name
     project.mkdir(parents=True)
@@ -141,8 +142,8 @@ def test_a_root_and_a_project_may_have_any_name(home, test_directory, name):
 
 
 def test_the_whole_system_the_home_and_system_directories_are_refused(add_root, store, home):
-    refused = ["/", str(home), str(home.parent), "/etc", "/usr", "/home", "/var", "/var/tmp", "/tmp", "/root", "/dev", "/proc"]
-    for path in refused:
+    system = ["/", "/etc", "/usr", "/home", "/var", "/var/tmp", "/tmp", "/root", "/dev", "/proc"]
+    for path in (str(home), str(home.parent), *system):
         with pytest.raises(BadRequest, match="can't be a root") as refusal:
             add_root(path)
         assert refusal.value.hint
@@ -184,7 +185,8 @@ def test_a_symlink_is_taken_for_what_it_leads_to(add_root, project, second, home
 
 def test_what_is_no_directory_is_refused(add_root, project):
     (project / "file").write_text("x")
-    for path, why in ((project / "file", "is not a directory"), (project / "nowhere", "does not exist"), ("", "no directory")):
+    reasons = {project / "file": "is not a directory", project / "nowhere": "does not exist", "": "no directory"}
+    for path, why in reasons.items():
         with pytest.raises(BadRequest, match=why):
             add_root(path)
 
@@ -223,9 +225,8 @@ def git(cwd, *arguments):
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b",
     }  # fmt: skip
-    done = subprocess.run(
-        ["git", "-c", "init.defaultBranch=main", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    command = ["git", "-c", "init.defaultBranch=main", *arguments]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -1,4 +1,4 @@
-"""The story of one command: held, thrown away, in conflict with a person, failing half-way, and whose files they are."""
+"""The story of one command: held, thrown away, in conflict with a person, failing half-way, and whose it is."""
 
 import os
 import resource
@@ -280,11 +280,8 @@ WORK = (
 
 
 def furnish(project):
-    subprocess.run(
-        ["sh", "-ec", "echo a > a; echo b > b; ln b b2; echo a > a2; mkdir c d t; echo c > c/c; ln -s old l; echo t > t/t"],
-        cwd=project,
-        check=True,
-    )
+    script = "echo a > a; echo b > b; ln b b2; echo a > a2; mkdir c d t; echo c > c/c; ln -s old l; echo t > t/t"
+    subprocess.run(["sh", "-ec", script], cwd=project, check=True)
 
 
 @as_root
@@ -441,7 +438,7 @@ def owners(top):
 @as_root
 def test_a_command_that_root_runs_on_somebodys_project_runs_as_them(theirs):
     with Sandbox(theirs) as sandbox:
-        run = sandbox.run("id -u; id -g; id -G; cat /proc/self/status | grep CapEff; touch /etc/x 2>/dev/null || echo no")
+        run = sandbox.run("id -u; id -g; id -G; grep CapEff /proc/self/status; touch /etc/x 2>/dev/null || echo no")
     assert run.stdout.split("\n")[:3] == [str(SOMEBODY), str(THEIR_GROUP), str(THEIR_GROUP)], run.output
     assert "0000000000000000" in run.stdout
     assert run.stdout.endswith("no\n")
@@ -452,8 +449,8 @@ def test_what_it_leaves_belongs_to_them_and_so_does_what_comes_back(theirs):
     before = snapshot(theirs)
     with Sandbox(theirs) as sandbox:
         run = sandbox.run(
-            "echo new > d/old; mkdir -p n/m; echo x > n/m/f; ln n/m/f n/link; ln -s f n/l; mkfifo n/fifo; echo x > closed/f;"
-            f" chmod 2750 n; {told(theirs)}"
+            "echo new > d/old; mkdir -p n/m; echo x > n/m/f; ln n/m/f n/link; ln -s f n/l; mkfifo n/fifo;"
+            f" echo x > closed/f; chmod 2750 n; {told(theirs)}"
         )
         assert run.state == "applied", run.reason + run.output
         left = {path: value for path, value in heard(run.stdout).items() if path != "n/fifo"}

@@ -93,7 +93,8 @@ def test_every_migration_is_recorded(path):
 
 def test_a_later_migration_runs_once_on_a_database_that_is_there(path, monkeypatch):
     Database(path).close()
-    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE later (x);\nINSERT INTO later VALUES (1);\n"))
+    later = "CREATE TABLE later (x);\nINSERT INTO later VALUES (1);\n"
+    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, later))
     for _ in range(2):
         Database(path).close()
     assert asked(path, "SELECT x FROM later") == [(1,)]
@@ -114,7 +115,10 @@ def test_a_migration_that_fails_leaves_neither_a_change_nor_a_record(path, monke
 
 
 def test_many_who_open_a_new_database_at_once_migrate_it_once(path):
-    code = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from fumehood.store.database import Database; Database(sys.argv[1])"
+    code = (
+        f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from fumehood.store.database import Database;"
+        "Database(sys.argv[1])"
+    )
     started = [subprocess.Popen([sys.executable, "-I", "-c", code, path], stderr=subprocess.PIPE) for _ in range(6)]
     for process in started:
         assert process.communicate()[1] == b""
@@ -157,7 +161,7 @@ def test_damage_inside_is_told_when_it_is_met(path):
     with open(path, "r+b") as file:
         file.seek(4096)
         file.write(b"\xff" * (size - 8192))
-    with pytest.raises(StoreDamaged, match="fumehood.db"):
+    with pytest.raises(StoreDamaged, match=r"fumehood\.db"):
         Database(path).rows("SELECT * FROM projects")
 
 
@@ -175,9 +179,14 @@ def test_a_transaction_is_kept_whole_or_not_at_all(path):
     insert = "INSERT INTO projects (path, added_at) VALUES (?, 0)"
     with made.transaction() as connection:
         connection.execute(insert, ("/kept",))
-    with pytest.raises(ZeroDivisionError), made.transaction() as connection:
-        connection.execute(insert, ("/lost",))
-        _ = 1 / 0
+
+    def fail():
+        with made.transaction() as connection:
+            connection.execute(insert, ("/lost",))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert made.rows("SELECT path FROM projects") == [("/kept",)]
     made.close()
 

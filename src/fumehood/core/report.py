@@ -7,7 +7,7 @@ from fumehood.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 MODEL_OUTPUT = 30_000  # characters of output that a model is shown
@@ -61,9 +61,20 @@ class Run:
         self.mode: str = fields.pop("mode", "apply")
         self.dropped: tuple[str, ...] = fields.pop("dropped", ())
         self.roots: tuple[str, ...] = fields.pop("roots", ())
-        self.found: Sequence[Change] = fields.pop("found", ())
+        self._found: Sequence[Change] | Callable[[], Sequence[Change]] = fields.pop("found", ())
         if fields:
             raise TypeError(f"a run has no {', '.join(fields)}")
+
+    @property
+    def found(self) -> Sequence[Change]:
+        """The changes as they are judged and applied; those of an old run are read when they are asked for."""
+        if callable(self._found):
+            self._found = self._found()
+        return self._found
+
+    @found.setter
+    def found(self, changes: Sequence[Change]) -> None:
+        self._found = changes
 
     @property
     def id(self) -> str:
@@ -104,7 +115,7 @@ class Run:
         return model_text(self)
 
     def __repr__(self) -> str:
-        return f"Run({self.run} {self.state} exit {self.exit_code}, {len(self.found)} changes)"
+        return f"Run({self.run} {self.state} exit {self.exit_code})"
 
 
 def joined(stdout: str, stderr: str) -> str:

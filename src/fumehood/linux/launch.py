@@ -47,6 +47,8 @@ def become(plan: Plan, stdio: tuple[int, int, int], status: int, report: int) ->
     step = "preparing"
     try:
         _arrange_descriptors(stdio, status, report)
+        # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
+        os.setpgid(0, 0)
         if plan.overlays:
             step = "making namespaces"
             overlay.enter_namespaces(privileged=plan.privileged)
@@ -175,15 +177,10 @@ class Sandbox:
             self.kill()
             return
         try:
-            with open(f"/proc/{init}/task/{init}/children") as children:
-                processes = [int(number) for number in children.read().split()]
-        except FileNotFoundError:
+            # The sandbox's first process leads the session, and ignores the signal itself.
+            os.killpg(init, _INTERRUPT)
+        except ProcessLookupError:
             return
-        for process in processes:
-            try:
-                os.kill(process, _INTERRUPT)
-            except ProcessLookupError:
-                continue
 
 
 def start(plan: Plan, stdio: tuple[int, int, int]) -> Sandbox:

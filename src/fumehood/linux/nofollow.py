@@ -10,7 +10,7 @@ from fumehood.linux import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
 _LONGEST = 3000  # bytes of path given to the kernel at once; its own limit is 4096
@@ -231,6 +231,47 @@ def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
                 os.close(directory)
     finally:
         loosened.restore()
+
+
+def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
+    """Yield what lies at the path of each change now, and whether its directory could be reached at all."""
+    loosened, parents = Loosened(top), Parents(top)
+    try:
+        for change in changes:
+            parent, _, name = change.path.rpartition("/")
+            try:
+                found = look(_reached(parents, loosened, parent), name)
+            except OSError:
+                yield change, None, False  # gone, or something else stands there
+            else:
+                yield change, found, True
+    finally:
+        parents.close()
+        loosened.restore()
+
+
+def _reached(parents: Parents, loosened: Loosened, parent: str) -> int:
+    """Return a directory's descriptor from the cache, opened up where its owner may not look into it."""
+    try:
+        directory = parents.of(parent)
+    except PermissionError:
+        loosened.loosen(parent)
+        return parents.of(parent)
+    if os.fstat(directory).st_mode & 0o500 != 0o500:
+        loosened.loosen(parent)
+    return directory
+
+
+def remove_directories(parent: int, name: str) -> None:
+    """Remove a directory that holds nothing but directories; fails if there is anything else."""
+    paths = [path for path, _ in walk(parent, name)]
+    for path in (*reversed(paths), name):
+        above, last = split(path)
+        directory = open_below(parent, above)
+        try:
+            os.rmdir(last, dir_fd=directory)
+        finally:
+            os.close(directory)
 
 
 def remove_tree(parent: int, name: str) -> None:

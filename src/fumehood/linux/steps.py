@@ -16,16 +16,16 @@ from fumehood.linux.nofollow import (
     is_whiteout,
     look,
     open_below,
+    remove_directories,
     set_mode,
     split,
     stamp_of,
-    walk,
 )
 from fumehood.linux.upper import BOOKKEEPING, ORIGIN, attributes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 
 class Changed(Exception):
@@ -161,35 +161,6 @@ class Sides:
             each.restore()
 
 
-def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
-    """Yield what lies at the path of each change now, and whether its directory could be reached at all."""
-    loosened, parents = Loosened(top), Parents(top)
-    try:
-        for change in changes:
-            parent, _, name = change.path.rpartition("/")
-            try:
-                found = look(_reached(parents, loosened, parent), name)
-            except OSError:
-                yield change, None, False  # gone, or something else stands there
-            else:
-                yield change, found, True
-    finally:
-        parents.close()
-        loosened.restore()
-
-
-def _reached(parents: Parents, loosened: Loosened, parent: str) -> int:
-    """Return a directory's descriptor from the cache, opened up where its owner may not look into it."""
-    try:
-        directory = parents.of(parent)
-    except PermissionError:
-        loosened.loosen(parent)
-        return parents.of(parent)
-    if os.fstat(directory).st_mode & 0o500 != 0o500:
-        loosened.loosen(parent)
-    return directory
-
-
 def is_still(stamp: c.Stamp, found: os.stat_result | None) -> bool:
     """Tell whether an entry is the version a stamp names; renaming alone does not change that."""
     if found is None or found.st_ino != stamp.inode or found.st_mode & 0o7777 != stamp.mode:
@@ -289,20 +260,8 @@ def _clear_slot(layer: int, name: str) -> Callable[[], None]:
         return lambda: _whiteout(layer, name)
     if slot is not None and stat.S_ISDIR(slot.st_mode):
         # What was in it went into the project piece by piece.
-        _remove_directories(layer, name)
+        remove_directories(layer, name)
     return lambda: None
-
-
-def _remove_directories(layer: int, name: str) -> None:
-    """Remove a directory that holds nothing but directories; fails if there is anything else."""
-    paths = [path for path, _ in walk(layer, name)]
-    for path in (*reversed(paths), name):
-        parent, last = split(path)
-        directory = open_below(layer, parent)
-        try:
-            os.rmdir(last, dir_fd=directory)
-        finally:
-            os.close(directory)
 
 
 def _take_back(sides: Sides, step: Step) -> None:

@@ -9,8 +9,7 @@ from fumehood.core.judge import keep_replacements_whole
 from fumehood.core.plan import SWAP, Step
 from fumehood.errors import ApplyFailed, BadRequest
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.nofollow import open_top
-from fumehood.linux.steps import looks
+from fumehood.linux.nofollow import looks, open_top
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.sandbox import DISCARDED, HELD, hold_all, state_of
@@ -40,7 +39,7 @@ def apply_held(store: Store, project: Project, run: Run) -> Run:
         store.history.state(run.run, APPLYING)
         failure = None
         try:
-            _count_links(store, run)
+            _count_links(run)
             take_over(run.found, run.roots, store.uppers(run), run.run)
         except ApplyFailed as error:
             failure = error
@@ -56,24 +55,27 @@ def apply_held(store: Store, project: Project, run: Run) -> Run:
     return run
 
 
-def _count_links(store: Store, run: Run) -> None:
-    """Find out which files have other names; the record does not tell, and a person may have made some since."""
-    for number, (root, upper) in enumerate(zip(run.roots, store.uppers(run), strict=True)):
-        # Those of a plain swap are counted when they come out.
-        moving = [
+def _count_links(run: Run) -> None:
+    """Find out which files of trees that go have other names: a person may have made some since.
+
+    Those of a plain swap are counted when they come out, and nobody can link to what is in a layer.
+    """
+    for number, root in enumerate(run.roots):
+        leaving = [
             change
             for change in run.found
-            if change.root == number and change.verdict == c.APPLIED and not Step(SWAP, change).is_plain
+            if change.root == number
+            and change.verdict == c.APPLIED
+            and change.before is not None
+            and not Step(SWAP, change).is_plain
         ]
-        for top, version in ((root, "before"), (upper, "after")):
-            directory = open_top(top)
-            try:
-                for change, found, _ in looks(directory, moving):
-                    stamp: c.Stamp | None = getattr(change, version)
-                    if stamp is not None and found is not None:
-                        stamp.links = found.st_nlink
-            finally:
-                os.close(directory)
+        directory = open_top(root)
+        try:
+            for change, found, _ in looks(directory, leaving):
+                if change.before is not None and found is not None:
+                    change.before.links = found.st_nlink
+        finally:
+            os.close(directory)
 
 
 def discard_held(store: Store, project: Project, run: Run) -> Run:

@@ -28,6 +28,8 @@ LONGEST = 1 << 20  # bytes of a file that is still shown
 MOST_LINES = 20_000
 MOST_TEXT = 32 << 20  # characters of all texts together, where all are kept in memory
 _BEGINNING = 8192  # bytes in which a NUL tells that a long file is binary
+_MOST_OPEN = 64  # directories
+_WITH_CONTENT = (c.FILE, c.SYMLINK)
 _ENTRY = os.O_PATH | os.O_NOFOLLOW
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _CHANGED_SINCE = "changed since; shown against what is there now"
@@ -58,9 +60,7 @@ def differences(store: Store, run: Run, paths: Sequence[str] = (), *, here: str 
     return found
 
 
-def each_difference(
-    store: Store, run: Run, paths: Sequence[str] = (), *, here: str = ""
-) -> Iterator[Difference]:
+def each_difference(store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "") -> Iterator[Difference]:
     """Yield what a run changed, one path at a time, so that memory stays bounded however much it is."""
     wanted = chosen(run, paths, here=here)
     versions = _Versions(store, run)
@@ -150,8 +150,12 @@ class _Version(Value):
     note: str = ""
 
     @property
+    def kind(self) -> str:
+        return c.ABSENT if self.stamp is None else self.stamp.kind
+
+    @property
     def has_content(self) -> bool:
-        return self.stamp is not None and self.stamp.kind in (c.FILE, c.SYMLINK)
+        return self.kind in _WITH_CONTENT
 
 
 _ABSENT = _Version(stamp=None)
@@ -168,10 +172,11 @@ class _Versions:
         self._tops: dict[str, int] = {}
 
     def old(self, change: c.Change) -> _Version:
-        """Return what was there before the run; before one that waits, what is there now counts."""
-        if change.before is None and change.verdict in (c.HELD, c.CONFLICT):
-            return self._now(change, None) or _ABSENT
-        return self._version(change, change.before, in_slot=self._stands(change), what="what was there before")
+        """Return what was there before the run; for a change that waits, what is there now counts."""
+        before, what = change.before, "what was there before"
+        if change.verdict in (c.HELD, c.CONFLICT) and (before is None or before.kind in _WITH_CONTENT):
+            return self._now(change, before) or (_ABSENT if before is None else _gone(before, what))
+        return self._version(change, before, in_slot=self._stands(change), what=what)
 
     def new(self, change: c.Change) -> _Version:
         """Return what the run left."""
@@ -184,7 +189,7 @@ class _Versions:
     def _version(self, change: c.Change, stamp: c.Stamp | None, *, in_slot: bool, what: str) -> _Version:
         if stamp is None:
             return _ABSENT
-        if stamp.kind not in (c.FILE, c.SYMLINK):
+        if stamp.kind not in _WITH_CONTENT:
             return _Version(stamp=stamp)  # all there is to know
         denied = False
         for top in self._places(change, stamp, in_slot=in_slot):
@@ -197,9 +202,11 @@ class _Versions:
             else:
                 if found is not None:
                     return found
-        now = None if in_slot or denied else self._now(change, stamp)
-        why = "it can't be read: permission denied" if denied else f"{what} is no longer kept"
-        return now or _Version(stamp=stamp, data=None, why=why)
+        if denied:
+            return _Version(stamp=stamp, data=None, why="it can't be read: permission denied")
+        now = None if in_slot else self._now(change, stamp)
+        # Of another kind, it is no later version of this.
+        return now if now is not None and now.kind == stamp.kind else _gone(stamp, what)
 
     def _places(self, change: c.Change, stamp: c.Stamp, *, in_slot: bool) -> Iterator[str]:
         """Yield the directories in which a version may lie, the likeliest first."""
@@ -223,17 +230,20 @@ class _Versions:
                 yield from self._later[name].slot(root, path, stamp)
 
     def _now(self, change: c.Change, expected: c.Stamp | None) -> _Version | None:
-        """Return what the project has at a path now, where that is not what the record says."""
+        """Return what the project has at a path now, noting where that is not what the record says."""
         try:
             found = _read(self._top(self._run.roots[change.root]), change.path, None)
         except OSError:
             return None
-        if found is None or not found.has_content or (expected is not None and _kind(found) != expected.kind):
+        if found is None or found.stamp is None or not found.has_content:
             return None
-        return found.replace(note=_CHANGED_SINCE)
+        is_expected = expected is not None and _is_version(expected, found.stamp)
+        return found if is_expected else found.replace(note=_CHANGED_SINCE)
 
     def _top(self, path: str) -> int:
         if path not in self._tops:
+            if len(self._tops) >= _MOST_OPEN:
+                self.close()
             self._tops[path] = open_top(path)
         return self._tops[path]
 
@@ -268,8 +278,8 @@ def _slots(store: Store, run: Run) -> Sequence[str]:
     return store.uppers(run) if run.layer else ()
 
 
-def _kind(version: _Version) -> str:
-    return c.ABSENT if version.stamp is None else version.stamp.kind
+def _gone(stamp: c.Stamp, what: str) -> _Version:
+    return _Version(stamp=stamp, data=None, why=f"{what} is no longer kept")
 
 
 def _read(top: int, path: str, wanted: c.Stamp | None) -> _Version | None:
@@ -359,17 +369,13 @@ def _header(name: str) -> str:
 
 
 def _modes(old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
-    if old is None:
-        return [f"new file mode {_mode(new)}\n"]
-    if new is None:
-        return [f"deleted file mode {_mode(old)}\n"]
-    same = _mode(old) == _mode(new)
-    return [] if same else [f"old mode {_mode(old)}\n", f"new mode {_mode(new)}\n"]
+    was, now = (None if stamp is None else _mode(stamp) for stamp in (old, new))
+    if was is None or now is None:
+        return [f"new file mode {now}\n" if was is None else f"deleted file mode {was}\n"]
+    return [] if was == now else [f"old mode {was}\n", f"new mode {now}\n"]
 
 
-def _mode(stamp: c.Stamp | None) -> str:
-    if stamp is None:
-        return "000000"
+def _mode(stamp: c.Stamp) -> str:
     if stamp.kind == c.SYMLINK:
         return "120000"
     return f"{(stat.S_IFDIR if stamp.kind == c.DIRECTORY else stat.S_IFREG) | stamp.mode:06o}"
@@ -377,14 +383,11 @@ def _mode(stamp: c.Stamp | None) -> str:
 
 def _sides(name: str, old: _Version, new: _Version) -> list[str]:
     """Write the two lines that name the versions; as git does, a tab ends a name with a space in it."""
+    end = "\t\n" if " " in name else "\n"
     return [
-        f"{sign} /dev/null\n" if version.stamp is None else f"{sign} {quoted(side + name)}{_end(name)}\n"
+        f"{sign} /dev/null\n" if version.stamp is None else f"{sign} {quoted(side + name)}{end}"
         for sign, side, version in (("---", "a/", old), ("+++", "b/", new))
     ]
-
-
-def _end(name: str) -> str:
-    return "\t" if " " in name else ""
 
 
 def _sizes(old: _Version, new: _Version) -> str:

@@ -133,7 +133,7 @@ class Sandbox:
 
     def history(self, limit: int = 0) -> list[Run]:
         """Return this project's runs, the latest first."""
-        return [self._store.history.find(run.run) for run in self._store.history.runs(self._project.id, limit)]
+        return self._store.history.runs(self._project.id, limit)
 
     def _found(self, run: Run | str) -> Run:
         name = run if isinstance(run, str) else run.run

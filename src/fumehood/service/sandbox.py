@@ -13,6 +13,7 @@ from fumehood.core.report import Run
 from fumehood.core.request import Request, arguments, checked, shown
 from fumehood.errors import ApplyFailed, FumehoodError
 from fumehood.linux import capture as capturing
+from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import open_top
 from fumehood.linux.output import INLINE, Stream
 from fumehood.linux.probe import host
@@ -57,10 +58,12 @@ class Hood:
         except BaseException as error:
             self._failed(run, error)
             raise
-        layering.drop_scratch(layers)
-        run.found = self._scan(layers)
-        judge(run.found, request.mode)
-        self._settle(run, _printed(ended), layers)
+        # The command has ended; Ctrl-C no longer stops what is left to be done.
+        with InterruptsHeld():
+            layering.drop_scratch(layers)
+            run.found = self._scan(layers)
+            judge(run.found, request.mode)
+            self._settle(run, _printed(ended), layers)
         return run
 
     def _begin(
@@ -122,11 +125,9 @@ class Hood:
             if run.state != HELD:
                 layering.drop(self.store.places, run.run)
             return
-        from fumehood.linux.libc import InterruptsHeld
         from fumehood.service.apply import take_over
 
-        # Once it is journalled, an apply is finished or taken back, not left half-way.
-        with InterruptsHeld(), self.store.alone(self.project.id):
+        with self.store.alone(self.project.id):
             run.state = APPLYING
             history.journal(run, printed)
             stamps = [(change.verdict, change.before, change.after) for change in run.found]

@@ -12,8 +12,8 @@ from fumehood.core.plan import SWAP, Step
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.nofollow import kind_of, open_top, stamp_of, walk
-from fumehood.linux.steps import Changed, looks
+from fumehood.linux.nofollow import kind_of, looks, open_top, stamp_of, walk
+from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.sandbox import state_of

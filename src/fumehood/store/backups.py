@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DAYS = 7
 DIRECTORY = "edited"
+PREFIX = b"edited/"  # begins a backup's path below the state directory
 _LONGEST = 255  # bytes in a name
 _COPYING = ".copying-"  # begins the name of a copy that is not whole yet
 _CANT_LINK = (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
@@ -35,11 +36,12 @@ def name_of(number: int, day: str, basename: bytes) -> bytes:
 
 def parsed(name: str) -> tuple[int, str] | None:
     """Return the record's number and the day in a backup's name, or None where it is none."""
-    parts = name.split("-", 4)
-    if len(parts) != 5 or not all(part.isascii() and part.isdigit() for part in parts[:4]):
-        return None
-    is_day = [len(part) for part in parts[1:4]] == [2, 2, 2]
-    return (int(parts[0]), "-".join(parts[1:4])) if is_day else None
+    number, _, rest = name.partition("-")
+    day = rest[:8]
+    digits = number + day[:2] + day[3:5] + day[6:]
+    if number and len(digits) == len(number) + 6 and digits.isascii() and digits.isdigit() and rest[2:9:3] == "---":
+        return int(number), day
+    return None
 
 
 def expired(names: Iterable[str], now: float, days: int = DAYS) -> list[str]:
@@ -71,19 +73,36 @@ class Daily:
             self._fd = open_top(self.path)
         return self._fd
 
-    def keep(self, slots: Slots, parent: str, basename: bytes, name: bytes) -> None:
-        """Make an original in a layer the day's backup too, unless there is one of that day already."""
+    def keep(self, slots: Slots, wanted: Iterable[tuple[str, bytes, bytes]]) -> dict[int, OSError]:
+        """Make originals in a layer the day's backups too: the directory, the name, and the backup's name of each.
+
+        One that has a backup of that day already keeps it. Returns those that failed, by their place in the row.
+        """
+        failed: dict[int, OSError] = {}
+        here, last, there = self.fd(), None, -1
+        for n, (parent, basename, name) in enumerate(wanted):
+            try:
+                if parent != last:
+                    there, last = slots.directory(parent), parent
+                os.link(basename, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                failure = self._copied(slots, parent, basename, name) if error.errno in _CANT_LINK else error
+                if failure is not None:
+                    failed[n] = failure
+        return failed
+
+    def _copied(self, slots: Slots, parent: str, basename: bytes, name: bytes) -> OSError | None:
+        """Copy an original that can't be linked; returns what prevented that."""
         try:
-            slots.link(parent, basename, self.fd(), name)
-        except FileExistsError:
-            return
-        except OSError as error:
-            if error.errno not in _CANT_LINK:
-                raise
             self._copy(slots, parent, basename, name)
+        except OSError as error:
+            return error
+        return None
 
     def _copy(self, slots: Slots, parent: str, basename: bytes, name: bytes) -> None:
-        """Copy an original that can't be linked; under another name until it is whole."""
+        """Copy, under another name until the copy is whole."""
         from fumehood.linux.copying import copy_file
 
         here, whole = self.fd(), os.fsdecode(name)
@@ -104,13 +123,17 @@ class Daily:
         except FileNotFoundError:
             return None
 
-    def remove(self, name: str) -> int:
-        """Remove a backup; returns the bytes that this freed, none where a run's layer has it too."""
+    def remove(self, name: str) -> None:
+        """Remove a backup, if it is there."""
+        try:
+            os.unlink(name, dir_fd=self.fd())
+        except FileNotFoundError:
+            return
+
+    def freed_by(self, name: str) -> int:
+        """Return the bytes that it would free to remove a backup: none where a run's layer has it too."""
         found = self.look(name)
-        if found is None:
-            return 0
-        os.unlink(name, dir_fd=self.fd())
-        return found.st_blocks * 512 if found.st_nlink == 1 else 0
+        return 0 if found is None or found.st_nlink > 1 else found.st_blocks * 512
 
     def entries(self) -> Iterator[tuple[str, int]]:
         """Yield the name and the inode of everything in the directory."""
@@ -168,17 +191,6 @@ class Slots:
                 raise
             found = self._parents.of(parent)
         return found
-
-    def link(self, parent: str, name: bytes, target: int, target_name: bytes) -> None:
-        """Give an original one more name, in another directory."""
-        try:
-            here = self._parents.of(parent)
-            os.link(name, target_name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
-        except PermissionError:
-            if not self._loosened.loosen(parent):
-                raise
-            here = self._parents.of(parent)
-            os.link(name, target_name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
 
     def look(self, parent: str, name: str) -> os.stat_result | None:
         """Return what lies in a slot, or None where nothing does."""

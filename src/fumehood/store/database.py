@@ -56,6 +56,8 @@ CREATE TABLE files (
     is_deleted INTEGER NOT NULL DEFAULT 0, needs_approval INTEGER NOT NULL DEFAULT 0,
     UNIQUE (project, root, path));
 CREATE INDEX files_waiting ON files (project) WHERE needs_approval;
+CREATE TABLE files_due (            -- runs whose changes the records of files do not show yet
+    n INTEGER PRIMARY KEY, project INTEGER NOT NULL, run TEXT NOT NULL);
 INSERT INTO sqlite_sequence VALUES ('files', 0);
 """
 MIGRATIONS = (_FIRST, _FILES)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 _ROWS = 100
 _PLACES = 500
 _CHANGES = ", ".join(f"changes.{column}" for column in changing.COLUMNS)
+_SET = (
+    "kind = excluded.kind, size = excluded.size, modified_ns = excluded.modified_ns,"
+    " is_deleted = excluded.is_deleted, recorded_at = excluded.recorded_at,"
+    " last_run = max(coalesce(excluded.last_run, last_run), coalesce(last_run, excluded.last_run))"
+)
 _PAST = (
     "SELECT runs.id, runs.act, runs.command, runs.layer, runs.started_at, runs.roots,"
     f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run"
@@ -88,11 +93,10 @@ class Files:
             known.update(zip(fresh, range(last - len(fresh) + 1, last + 1), strict=True))
         return known
 
-    def note(self, project: int, root: bytes, run: str, noted: Sequence[Noted], *, are_deleted: bool) -> None:
-        """Record what a run left of files of one root: number, path, kind, size, time, new copy or nothing.
-
-        They are there, or all of them were deleted; and nothing that the run held waits on them any more.
-        """
+    def note(self, project: int, root: bytes, run: str, noted: Sequence[Noted], *, are_deleted: bool = False) -> None:
+        """Record files of one root that a run changed or deleted: number, path, kind, size, time, new copy."""
+        if not noted:
+            return
         with self.database.transaction() as connection:
             ((last_run,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run,))
             # What is the same for all is in the text: values to be bound are what this costs.
@@ -101,24 +105,64 @@ class Files:
             for start in range(0, len(noted), _ROWS):
                 some = noted[start : start + _ROWS]
                 connection.execute(
-                    "INSERT INTO files (id, path, kind, size, modified_ns, last_approved_copy_path,"
-                    f" project, root, is_deleted, recorded_at, last_run) VALUES {', '.join([one] * len(some))}"
-                    " ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, size = excluded.size,"
-                    " modified_ns = excluded.modified_ns, is_deleted = excluded.is_deleted, needs_approval = 0,"
-                    " recorded_at = excluded.recorded_at, last_run = excluded.last_run, last_approved_copy_path ="
+                    "INSERT INTO files (id, path, kind, size, modified_ns, last_approved_copy_path, project, root,"
+                    f" is_deleted, recorded_at, last_run) VALUES {', '.join([one] * len(some))}"
+                    f" ON CONFLICT (id) DO UPDATE SET {_SET}, last_approved_copy_path ="
                     " CASE excluded.last_approved_copy_path WHEN x'' THEN last_approved_copy_path"
                     " ELSE excluded.last_approved_copy_path END",
                     [value for row in some for value in row],
                 )
 
-    def wait(self, project: int, waiting: Sequence[tuple[bytes, bytes, str, int, int]]) -> None:
-        """Record that held changes wait on files: root, path, and the kind, size and time of what is there."""
+    def learn(
+        self, project: int, root: bytes, seen: Sequence[Seen], since: float, *, run: str = "", are_deleted: bool = False
+    ) -> int:
+        """Record files of one root as they were seen: path, kind, size, time; returns how many rows that took.
+
+        A record written after the look at the files began (`since`) knows better and stays.
+        """
+        if not seen:
+            return 0
+        written = 0
+        with self.database.transaction() as connection:
+            rows = connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchall()
+            last_run = int(rows[0][0]) if rows else "NULL"
+            same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {since!r}, {last_run}"
+            one = f"(?, ?, ?, ?, {same})"
+            for start in range(0, len(seen), _ROWS):
+                some = seen[start : start + _ROWS]
+                written += connection.execute(
+                    "INSERT INTO files (path, kind, size, modified_ns, project, root, is_deleted, recorded_at,"
+                    f" last_run) VALUES {', '.join([one] * len(some))} ON CONFLICT (project, root, path)"
+                    f" DO UPDATE SET {_SET} WHERE recorded_at < {since!r} AND (is_deleted != excluded.is_deleted"
+                    " OR size != excluded.size OR modified_ns != excluded.modified_ns OR kind != excluded.kind"
+                    " OR excluded.last_run > coalesce(last_run, 0))",
+                    [value for row in some for value in row],
+                ).rowcount
+        return written
+
+    def add_due(self, project: int, run: str) -> None:
+        """Remember that the records do not show yet what a run did."""
+        with self.database.transaction() as connection:
+            connection.execute("INSERT INTO files_due (project, run) VALUES (?, ?)", (project, run))
+
+    def due(self, project: int) -> list[tuple[int, str]]:
+        """Return what is due, by number and run, in order."""
+        query = "SELECT n, run FROM files_due WHERE project = ? ORDER BY n"
+        return [(number, run) for number, run in self.database.rows(query, (project,))]
+
+    def drop_due(self, numbers: Iterable[int]) -> None:
+        """Forget what was due."""
+        with self.database.transaction() as connection:
+            connection.executemany("DELETE FROM files_due WHERE n = ?", [(number,) for number in numbers])
+
+    def wait(self, project: int, places: Iterable[Place]) -> None:
+        """Record that held changes wait on files, or on what would come to be."""
         with self.database.transaction() as connection:
             connection.executemany(
                 "INSERT INTO files (root, path, kind, size, modified_ns, project, recorded_at, needs_approval)"
-                f" VALUES (?, ?, ?, ?, ?, {int(project)}, {time.time()!r}, 1)"
+                f" VALUES (?, ?, '{ABSENT}', 0, 0, {int(project)}, {time.time()!r}, 1)"
                 " ON CONFLICT (project, root, path) DO UPDATE SET needs_approval = 1",
-                waiting,
+                places,
             )
 
     def wait_no_more(self, project: int, places: Iterable[Place]) -> None:
@@ -127,33 +171,12 @@ class Files:
         with self.database.transaction() as connection:
             values = [(project, *place) for place in places]
             connection.executemany(f"UPDATE files SET needs_approval = 0 WHERE {mine}", values)
-            connection.executemany(f"DELETE FROM files WHERE {mine} AND kind = '{ABSENT}' AND NOT is_deleted", values)
+            connection.executemany(f"DELETE FROM files WHERE {mine} AND kind = '{ABSENT}'", values)
 
     def waiting(self, project: int) -> set[Place]:
         """Return the places of all files that held changes wait on."""
         query = "SELECT root, path FROM files WHERE project = ? AND needs_approval"
         return {(root, path) for root, path in self.database.rows(query, (project,))}
-
-    def see(self, project: int, root: bytes, seen: Sequence[Seen], since: float) -> int:
-        """Record files as a scan saw them: path, kind, size, time; returns how many rows were written.
-
-        A record written after the scan looked (`since`) knows better and stays.
-        """
-        written = 0
-        one = f"(?, ?, ?, ?, {int(project)}, x'{root.hex()}', {time.time()!r})"
-        with self.database.transaction() as connection:
-            for start in range(0, len(seen), _ROWS):
-                some = seen[start : start + _ROWS]
-                written += connection.execute(
-                    "INSERT INTO files (path, kind, size, modified_ns, project, root, recorded_at)"
-                    f" VALUES {', '.join([one] * len(some))} ON CONFLICT (project, root, path) DO UPDATE SET"
-                    " kind = excluded.kind, size = excluded.size, modified_ns = excluded.modified_ns,"
-                    " is_deleted = 0, recorded_at = excluded.recorded_at"
-                    f" WHERE recorded_at < {since!r} AND (is_deleted OR size != excluded.size"
-                    " OR modified_ns != excluded.modified_ns OR kind != excluded.kind)",
-                    [value for row in some for value in row],
-                ).rowcount
-        return written
 
     def last_number(self) -> int:
         """Return the highest number given to a record so far."""

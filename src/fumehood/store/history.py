@@ -7,12 +7,12 @@ import os
 from fumehood.core.report import Blocked, Run
 from fumehood.errors import BadRequest
 from fumehood.store import rows as changing
-from fumehood.store.outputs import read_kept
+from fumehood.store.outputs import pieces, read_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from fumehood.core.changes import Change
@@ -120,13 +120,18 @@ class History:
         return self._run(rows[0])
 
     def runs(self, project: int | None = None, limit: int = 0) -> list[Run]:
-        """Return runs, the latest first, without their changes."""
+        """Return runs, the latest first."""
         mine = "" if project is None else f"WHERE project = {int(project)}"
         most = f"LIMIT {int(limit)}" if limit else ""
         return [
-            self._run(row, changes=False)
+            self._run(row)
             for row in self.database.rows(f"{_SELECT} {mine} ORDER BY runs.id DESC {most}")
         ]
+
+    def printed(self, run: str, stream: str) -> Iterator[bytes]:
+        """Yield all that is kept of what a run printed, byte for byte."""
+        ((data,),) = self.database.rows(f"SELECT {stream} FROM runs WHERE id = ?", (run,))
+        yield from pieces(self.places.output(run, stream)) if data is None else [data]
 
     def count_changes(self, runs: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each run how many changes of each kind it made."""
@@ -154,7 +159,7 @@ class History:
         )
         return [(row[0], change) for row in rows for change in changing.read([row[1:]]) if change.path == path]
 
-    def _run(self, row: tuple[Any, ...], *, changes: bool = True) -> Run:
+    def _run(self, row: tuple[Any, ...]) -> Run:
         project, fields = os.fsdecode(row[0]), dict(zip(_COLUMNS, row[1:], strict=True))
         (stdout, cut_out), (stderr, cut_err) = (self._printed(fields, name) for name in ("stdout", "stderr"))
         fields["run"] = fields.pop("id")
@@ -166,7 +171,7 @@ class History:
         fields["dropped"] = tuple(fields["dropped"].split())
         return Run(
             project=project, stdout=stdout, stderr=stderr, output_truncated=cut_out or cut_err,
-            found=self.changes(fields["run"]) if changes else (), **fields,
+            found=lambda: self.changes(fields["run"]), **fields,
         )  # fmt: skip
 
 

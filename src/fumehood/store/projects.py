@@ -43,8 +43,8 @@ class Projects:
         self.database = database
         self.places = places
 
-    def open(self, path: str) -> Project:
-        """Return the project at a path, registering it the first time."""
+    def open(self, path: str, *, register: bool = True) -> Project:
+        """Return the project at a path, registering it the first time; else an unknown one has number 0."""
         real = self._checked(path, "project")
         rows = self.database.rows(
             "SELECT id, roots.path FROM projects LEFT JOIN roots ON project = id WHERE projects.path = ?"
@@ -54,6 +54,8 @@ class Projects:
         if rows:
             extra = tuple(os.fsdecode(row[1]) for row in rows if row[1] is not None)
             return Project(id=rows[0][0], path=real, extra=extra)
+        if not register:
+            return Project(id=0, path=real)
         with self.database.transaction() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO projects (path, added_at) VALUES (?, ?)", (os.fsencode(real), time.time())

@@ -42,7 +42,8 @@ class Context:
     def project(self) -> Project:
         """The project named, or the one that holds the current directory."""
         named = getattr(self.options, "project", None)
-        return self.store.projects.open(self.store.projects.holding(here()) if named is None else named)
+        path = self.store.projects.holding(here()) if named is None else named
+        return self.store.projects.open(path, register=False)
 
     def run(self, name: str) -> Run:
         """The run that was named; `last` means the last one of this project."""

@@ -12,7 +12,6 @@ from fumehood.faces.cli.commands import Context, add_run, paint
 from fumehood.faces.cli.main import here
 from fumehood.faces.cli.show import headline, lines, short
 from fumehood.service.differences import differences, each_difference
-from fumehood.store.outputs import pieces
 
 if TYPE_CHECKING:
     import argparse
@@ -138,13 +137,11 @@ def _output(context: Context) -> int:
     def show() -> None:
         sys.stdout.flush()
         for name, text in (("stdout", run.stdout), ("stderr", run.stderr)):
-            path = context.store.places.output(run.run, name)
             try:
-                for piece in pieces(path):
+                for piece in context.store.history.printed(run.run, name):
                     sys.stdout.buffer.write(piece)
             except FileNotFoundError:
-                sys.stdout.write(text)
-                sys.stdout.flush()
+                sys.stdout.buffer.write(text.encode())
 
     return context.say({"run": run.run, "stdout": run.stdout, "stderr": run.stderr,
                         "output_truncated": run.output_truncated}, show)  # fmt: skip

@@ -41,7 +41,7 @@ def _roots(context: Context) -> int:
 
         raise BadRequest(f"roots {options.what} needs a directory", hint=f"fumehood roots {options.what} DIR")
     if options.what == "add":
-        project = context.store.projects.add_root(project, options.directory)
+        project = context.store.projects.add_root(context.store.projects.open(project.path), options.directory)
     elif options.what == "remove":
         project = context.store.projects.remove_root(project, options.directory)
     offered = git_directory(project.path)

@@ -1,0 +1,393 @@
+"""Steps move entries between a layer and a project, and take themselves back: on real entries, without a sandbox."""
+
+import os
+import stat
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from fumehood.core import changes as c
+from fumehood.core.judge import APPLY, judge
+from fumehood.core.plan import plan, sharing
+from fumehood.errors import ApplyFailed
+from fumehood.linux import steps
+from fumehood.linux.nofollow import open_top
+from fumehood.linux.steps import Changed, Sides
+from fumehood.linux.upper import scan
+from fumehood.service.apply import take_over
+from snapshots import snapshot
+
+# To an ordinary user closed directories are closed: this must run as one too.
+pytestmark = pytest.mark.namespaces
+
+
+class Hand:
+    """A project and a layer over it made by hand, with the way between them."""
+
+    def __init__(self, top):
+        # Where a run's layer lies: runs/ID/0/upper.
+        self.live, self.upper = top / "live", top / "runs/run/0/upper"
+        self.live.mkdir()
+        self.upper.mkdir(parents=True)
+        self.descriptors = open_top(str(self.upper)), open_top(str(self.live))
+        self.sides = Sides(*self.descriptors)
+
+    def changes(self):
+        found = scan(0, *self.descriptors)
+        judge(found, APPLY)
+        return found
+
+    def ready(self):
+        found = self.changes()
+        planned = plan(found)
+        self.sides.prepare(planned, sharing(found, "after"))
+        return planned
+
+    def close(self):
+        self.sides.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+@pytest.fixture
+def hand(test_directory):
+    hand = Hand(test_directory)
+    yield hand
+    hand.close()
+
+
+def both(hand):
+    """Both sides; a whiteout is one whenever it was made."""
+    layer = {path: what if what[0] != "device" else "a whiteout" for path, what in snapshot(hand.upper).items()}
+    return snapshot(hand.live), layer
+
+
+def whiteout(path):
+    os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
+
+
+def swap(hand):
+    (hand.live / "it").write_text("old")
+    (hand.upper / "it").write_text("newer")
+
+
+def swap_kinds(hand):
+    (hand.live / "it").mkdir()
+    (hand.live / "it/old").write_text("old")
+    (hand.upper / "it").symlink_to("new")
+
+
+def put(hand):
+    (hand.upper / "it").mkdir(mode=0o555)
+
+
+def take(hand):
+    (hand.live / "it").write_text("old")
+    whiteout(hand.upper / "it")
+
+
+def take_directory(hand):
+    (hand.live / "it").mkdir(mode=0o500)
+    whiteout(hand.upper / "it")
+
+
+def make_directory(hand):
+    (hand.upper / "it").mkdir(mode=0o750)
+    os.setxattr(hand.upper / "it", "user.colour", b"blue")
+    (hand.upper / "it/file").write_text("new")
+    os.mkfifo(hand.upper / "it/fifo")
+
+
+def change_mode(hand):
+    (hand.live / "it").mkdir(mode=0o755)
+    (hand.upper / "it").mkdir(mode=0o500)
+
+
+SITUATIONS = [swap, swap_kinds, put, take, take_directory, make_directory, change_mode]
+every_situation = pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.__name__.replace("_", " "))
+
+
+@every_situation
+def test_a_step_that_is_taken_back_leaves_both_sides_as_they_were(hand, situation):
+    situation(hand)
+    before = both(hand)
+    planned = hand.ready()
+    for step in planned:
+        hand.sides.do(step)
+    assert snapshot(hand.live) != before[0]
+    for step in reversed(planned):
+        hand.sides.undo(step)
+    assert both(hand) == before
+
+
+@every_situation
+def test_a_step_can_be_done_again_after_it_was_taken_back(hand, situation):
+    situation(hand)
+    for step in (planned := hand.ready()):
+        hand.sides.do(step)
+    done = snapshot(hand.live)
+    for step in reversed(planned):
+        hand.sides.undo(step)
+    for step in hand.ready():
+        hand.sides.do(step)
+    assert snapshot(hand.live) == done
+
+
+def edited(live):
+    (live / "it").write_text("the person's")
+
+
+def replaced(live):
+    (live / "mine").write_text("old")
+    os.replace(live / "mine", live / "it")
+
+
+def removed(live):
+    (live / "it").unlink()
+
+
+def given_a_mode(live):
+    (live / "it").chmod(0o600)
+
+
+@pytest.mark.parametrize("situation", [swap, take])
+@pytest.mark.parametrize("act", [edited, replaced, given_a_mode])
+def test_a_path_that_changed_since_it_was_judged_is_left_to_the_person(hand, situation, act):
+    situation(hand)
+    (step,) = hand.ready()
+    act(hand.live)
+    before = both(hand)
+    with pytest.raises(Changed, match="it"):
+        hand.sides.do(step)
+    assert both(hand) == before
+
+
+def test_a_path_that_went_away_since_it_was_judged_is_no_longer_taken(hand):
+    take(hand)
+    (step,) = hand.ready()
+    removed(hand.live)
+    with pytest.raises(Changed):
+        hand.sides.do(step)
+
+
+@pytest.mark.parametrize("situation", [put, make_directory])
+def test_a_path_that_appeared_since_it_was_judged_is_not_replaced(hand, situation):
+    situation(hand)
+    step = hand.ready()[0]
+    (hand.live / "it").write_text("the person's")
+    before = both(hand)
+    with pytest.raises(Changed):
+        hand.sides.do(step)
+    assert both(hand) == before
+
+
+def test_a_directory_that_became_another_since_it_was_judged_keeps_its_mode(hand):
+    change_mode(hand)
+    (step,) = hand.ready()
+    os.rename(hand.live / "it", hand.live / "gone")
+    (hand.live / "it").mkdir(mode=0o755)
+    with pytest.raises(Changed):
+        hand.sides.do(step)
+    assert stat.S_IMODE((hand.live / "it").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o500])
+def test_directories_that_forbid_a_step_to_their_owner_are_as_they_were_afterwards(hand, mode):
+    for top in (hand.live, hand.upper):
+        (top / "d/e").mkdir(parents=True)
+    (hand.live / "d/e/old").write_text("old")
+    (hand.upper / "d/e/old").write_text("newer")
+    (hand.upper / "d/e/new").write_text("new")
+    os.setxattr(hand.upper / "d/e/old", "user.overlay.origin", b"\0")
+    for top in (hand.live, hand.upper):
+        for path in ("d/e", "d"):
+            (top / path).chmod(mode)
+    for step in hand.ready():
+        hand.sides.do(step)
+    hand.sides.close()
+    for top in (hand.live, hand.upper):
+        for path in ("d", "d/e"):
+            assert stat.S_IMODE((top / path).stat().st_mode) == mode
+            (top / path).chmod(0o700)
+    assert (hand.live / "d/e/old").read_text() == "newer"
+    assert os.listxattr(hand.live / "d/e/old") == []
+    assert (hand.upper / "d/e/old").read_text() == "old"
+    assert (hand.live / "d/e/new").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+def test_a_read_only_directory_that_can_not_move_after_all_stays_read_only(hand):
+    take_directory(hand)
+    (step,) = hand.ready()
+    # Something else stands in the layer where the backup should go.
+    (hand.upper / "it").unlink()
+    (hand.upper / "it").write_text("in the way")
+    with pytest.raises(FileExistsError):
+        hand.sides.do(step)
+    assert stat.S_IMODE((hand.live / "it").stat().st_mode) == 0o500
+
+
+def test_a_deletion_that_fails_keeps_its_whiteout(hand, monkeypatch):
+    take(hand)
+    (step,) = hand.ready()
+
+    def no(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(steps.libc, "renameat2", no)
+        with pytest.raises(OSError, match="No space"):
+            hand.sides.do(step)
+    assert stat.S_ISCHR((hand.upper / "it").lstat().st_mode)
+    assert (hand.live / "it").read_text() == "old"
+    hand.sides.do(step)
+    assert (hand.upper / "it").read_text() == "old"
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.__name__.replace("_", " "))
+def test_no_step_goes_through_a_parent_that_became_a_symlink(hand, test_directory, situation):
+    outside = test_directory / "outside"
+    outside.mkdir()
+    inner = Hand.__new__(Hand)
+    inner.live, inner.upper = hand.live / "d", hand.upper / "d"
+    inner.live.mkdir()
+    inner.upper.mkdir()
+    situation(inner)
+    planned = hand.ready()
+    os.rename(hand.live / "d", hand.live / "moved")
+    (hand.live / "d").symlink_to(outside)
+    before = snapshot(outside)
+    with pytest.raises(OSError, match="symbolic links"):
+        hand.sides.do(planned[0])
+    assert snapshot(outside) == before
+
+
+# --- whole change sets ---
+
+
+def applied(hand, found):
+    # As if the run had begun after everything else was written.
+    os.utime(hand.upper.parent.parent, (2**32, 2**32))
+    take_over(found, [str(hand.live)], [str(hand.upper)], "run")
+
+
+def test_a_conflict_on_a_new_directory_keeps_all_of_it_in_the_layer(hand):
+    make_directory(hand)
+    (hand.upper / "other").write_text("new")
+    found = hand.changes()
+    (hand.live / "it").mkdir()
+    (hand.live / "it/mine").write_text("the person's")
+    applied(hand, found)
+    assert {change.path: change.verdict for change in found} == {
+        "it": c.CONFLICT, "it/file": c.CONFLICT, "it/fifo": c.UNSUPPORTED, "other": c.APPLIED,
+    }  # fmt: skip
+    assert os.listdir(hand.live / "it") == ["mine"]
+    assert (hand.upper / "it/file").read_text() == "new"
+
+
+def test_a_conflict_inside_a_new_directory_holds_only_what_it_is_about(hand, monkeypatch):
+    make_directory(hand)
+    (hand.upper / "it/sub").mkdir()
+    (hand.upper / "it/sub/deep").write_text("new")
+    found = hand.changes()
+    make = os.mkdir
+
+    def and_a_person_makes_something_in_it(name, *arguments, **options):
+        make(name, *arguments, **options)
+        if name == "it":
+            (hand.live / "it/sub").write_text("the person's")
+
+    monkeypatch.setattr(os, "mkdir", and_a_person_makes_something_in_it)
+    applied(hand, found)
+    assert {change.path: change.verdict for change in found} == {
+        "it": c.APPLIED, "it/file": c.APPLIED, "it/fifo": c.UNSUPPORTED,
+        "it/sub": c.CONFLICT, "it/sub/deep": c.CONFLICT,
+    }  # fmt: skip
+    assert (hand.live / "it/sub").read_text() == "the person's"
+
+
+def test_a_failure_that_is_taken_back_names_what_a_person_changed_meanwhile(hand, monkeypatch):
+    swap(hand)
+    (hand.upper / "new").write_text("new")
+    found = hand.changes()
+    rename = steps.libc.renameat2
+
+    def fail_at_new(old_dir, old, *more):
+        if old == b"new":
+            (hand.live / "it").write_text("the person's")
+            raise OSError(28, "No space left on device", old)
+        rename(old_dir, old, *more)
+
+    monkeypatch.setattr(steps.libc, "renameat2", fail_at_new)
+    with pytest.raises(ApplyFailed, match="No space left on device: new; could not be taken back: it"):
+        applied(hand, found)
+    assert (hand.live / "it").read_text() == "the person's"
+    assert (hand.upper / "it").read_text() == "old"
+
+
+names = strategies.sampled_from(["a", "b", "c"])
+leaves = strategies.sampled_from(["x", "yy", ("link", "a"), ("link", "/nowhere")])
+entries = strategies.recursive(
+    leaves, lambda inner: strategies.dictionaries(names, inner, max_size=3), max_leaves=6
+)
+trees = strategies.dictionaries(names, entries, max_size=3)
+
+
+def build(top, tree):
+    for name, what in tree.items():
+        if isinstance(what, dict):
+            (top / name).mkdir()
+            build(top / name, what)
+        elif isinstance(what, tuple):
+            (top / name).symlink_to(what[1])
+        else:
+            (top / name).write_text(what)
+
+
+def build_layer(upper, old, new, *, opaque):
+    """Write the layer that an overlay leaves when one tree becomes another."""
+    for name in old.keys() | new.keys():
+        here, was, now = upper / name, old.get(name), new.get(name)
+        if now is None:
+            whiteout(here)
+        elif isinstance(was, dict) and isinstance(now, dict):
+            here.mkdir()
+            if opaque:
+                os.setxattr(here, "user.overlay.opaque", b"y")
+                build(here, now)
+            else:
+                build_layer(here, was, now, opaque=opaque)
+        elif was != now:
+            build(upper, {name: now})
+
+
+def shape(top):
+    found = {}
+    for path in top.iterdir():
+        if path.is_symlink():
+            found[path.name] = ("link", os.readlink(path))
+        else:
+            found[path.name] = shape(path) if path.is_dir() else path.read_text()
+    return found
+
+
+@hypothesis.settings(max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(old=trees, new=trees, opaque=strategies.booleans())
+def test_any_tree_becomes_any_other_and_is_itself_again_when_all_is_taken_back(test_directory, old, new, opaque):
+    here = test_directory / os.urandom(4).hex()
+    here.mkdir()
+    hand = Hand(here)
+    try:
+        build(hand.live, old)
+        build_layer(hand.upper, old, new, opaque=opaque)
+        before = snapshot(hand.live)
+        planned = hand.ready()
+        for step in planned:
+            hand.sides.do(step)
+        assert shape(hand.live) == new
+        for step in reversed(planned):
+            hand.sides.undo(step)
+        assert snapshot(hand.live) == before
+    finally:
+        hand.close()
