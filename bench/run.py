@@ -68,7 +68,8 @@ def machine() -> str:
     who = "root" if os.geteuid() == 0 else "an ordinary user"
     return (
         f"Measured {time.strftime('%Y-%m-%d')} as {who} with `make bench ARGS=--write`: {os.cpu_count()} cores, "
-        f"{platform.machine()}, Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}, {bwrap}."
+        f"{platform.machine()}, Linux {platform.release().partition('-')[0]}, Python {platform.python_version()},"
+        f" {bwrap}."
     )
 
 

@@ -41,8 +41,11 @@ def staying(changes: Sequence[c.Change]) -> frozenset[tuple[int, str]]:
 
 
 def needs_layer(change: c.Change) -> bool:
-    """Tell whether a change has a backup in the layer, or waits there for a person."""
-    if change.verdict in (c.HELD, c.CONFLICT):
+    """Tell whether a change has a backup in the layer, waits there for a person, or could not leave it.
+
+    What could not leave keeps the directories around it, which an undo puts back into.
+    """
+    if change.verdict in (c.HELD, c.CONFLICT, c.UNSUPPORTED):
         return True
     is_mode_alone = change.change == c.MODE and change.kind == c.DIRECTORY
     return change.verdict == c.APPLIED and change.before is not None and not is_mode_alone

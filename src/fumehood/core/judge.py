@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fumehood.core.changes import (
+    ADDED,
     APPLIED,
     DELETED,
+    DIRECTORY,
     DISCARDED,
     HELD,
     TAKEN_OVER,
@@ -15,25 +17,61 @@ from fumehood.core.changes import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from fumehood.core.concern import Concern
 
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"
 
 
-def judge(changes: Sequence[Change], mode: str) -> None:
-    """Give every change its verdict and, where it is not `applied`, the reason in words."""
-    for change in changes:
-        change.verdict, change.reason = _verdict(change, mode)
+def judge(changes: Sequence[Change], mode: str, concerns: Mapping[int, Concern] | None = None) -> None:
+    """Give every change its verdict and, where it is not `applied`, the reason in words.
+
+    `concerns` tell, by place in the list, which changes the host would act on by itself, and which run when a
+    person builds: those are held, these are applied and flagged.
+    """
+    known = {} if concerns is None else concerns
+    for place, change in enumerate(changes):
+        found = known.get(place)
+        change.verdict, change.reason = _verdict(change, mode, found)
+        if found is not None:
+            change.flags = (found.flag,)
     keep_replacements_whole(changes)
+    if known:
+        _hold_shells(changes)
 
 
-def _verdict(change: Change, mode: str) -> tuple[str, str]:
+def _hold_shells(changes: Sequence[Change]) -> None:
+    """Hold a new directory in which everything is held: without that it would be an empty shell."""
+    needed: set[tuple[int, str]] = set()
+    full: set[tuple[int, str]] = set()
+    for change in changes:
+        parts = change.path.split("/")
+        above = [(change.root, "/".join(parts[:end])) for end in range(1, len(parts))]
+        if change.kind != DIRECTORY:
+            full.update(above)
+            if change.verdict == APPLIED:
+                needed.update(above)
+    shells: set[tuple[int, str]] = set()
+    for change in changes:
+        if change.change != ADDED or change.kind != DIRECTORY or change.verdict != APPLIED:
+            continue
+        own, above = (change.root, change.path), (change.root, change.path.rpartition("/")[0])
+        # An empty directory in a shell has nowhere to go either.
+        if own in full - needed or above in shells:
+            change.verdict, change.reason = HELD, "all that is in it is held" if own in full else "it lies in such a one"
+            shells.add(own)
+
+
+def _verdict(change: Change, mode: str, found: Concern | None) -> tuple[str, str]:
     if mode == DISCARD:
         return DISCARDED, "the run was asked to throw its changes away"
     if change.change != DELETED and change.kind not in TAKEN_OVER:
         return UNSUPPORTED, f"a {change.kind} is not taken over into a project"
     if mode == HOLD:
         return HELD, "the run was asked to hold its changes"
+    if found is not None and found.held:
+        return HELD, found.reason
     return APPLIED, ""
 
 

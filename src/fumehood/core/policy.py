@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fumehood.core.concern import Rules
 from fumehood.core.judge import APPLY, DISCARD, HOLD
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -14,6 +15,7 @@ class Policy(Value):
     timeout: float | None = None
     output_limit: int = 64 << 20
     capture: str = ""
+    rules: Rules = Rules()
 
     def mode(self, asked: str | None) -> str:
         """Return what becomes of a run's changes."""

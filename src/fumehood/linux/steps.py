@@ -103,7 +103,10 @@ class Sides:
         """
         first = steps[start]
         root, parent = first.change.root, first.parent
-        layer, live = self.layer.of(parent), self.live.of(parent)
+        try:
+            layer, live = self.layer.of(parent), self.live.of(parent)
+        except PermissionError:
+            return start
         exchanged, encoded, look_at = libc.exchanged, os.fsencode, os.stat
         for at in range(start, len(steps)):
             step = steps[at]
@@ -287,8 +290,11 @@ def _mkdir_back(sides: Sides, step: Step) -> None:
 
 
 def _rmdir(sides: Sides, step: Step) -> None:
-    live = sides.live.of(step.parent)
-    copy_directory(live, sides.layer.of(step.parent), step.name)
+    live, layer = sides.live.of(step.parent), sides.layer.of(step.parent)
+    # The layer's own stands for it from now on.
+    copy_directory(live, layer, step.name)
+    if step.change.before is not None:
+        _chmod(layer, step.name, step.change.before.mode)
     try:
         os.rmdir(step.name, dir_fd=live)
     except OSError as error:

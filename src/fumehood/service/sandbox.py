@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fumehood.core.concern import Concern
     from fumehood.linux.capture import Layer
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
@@ -62,7 +63,7 @@ class Hood:
         with InterruptsHeld():
             layering.drop_scratch(layers)
             run.found = self._scan(layers)
-            judge(run.found, request.mode)
+            judge(run.found, request.mode, self._concerns(run, layers))
             self._settle(run, _printed(ended), layers)
         return run
 
@@ -116,6 +117,14 @@ class Hood:
                 os.close(live)
         return found
 
+    def _concerns(self, run: Run, layers: Sequence[Layer]) -> dict[int, Concern]:
+        """Find out which changes the host would act on by itself."""
+        if not run.found:
+            return {}
+        from fumehood.service.facts import concerns
+
+        return concerns(run.found, run.roots, [layer.upper for layer in layers], self.policy.rules)
+
     def _settle(self, run: Run, printed: Sequence[Printed], layers: Sequence[Layer]) -> None:
         """Let the verdicts take effect, and record it."""
         history = self.store.history
@@ -138,7 +147,7 @@ class Hood:
                 hold_all(run, error)
             turned_out = [(change.verdict, change.before, change.after) for change in run.found]
             history.settle(run, rewrite=stamps != turned_out)
-        layering.drop_if_empty(self.store.places, run.run)
+        layering.drop_if_empty(self.store.places, run.run, run.found)
 
     def _failed(self, run: Run, error: BaseException) -> None:
         run.state, run.reason = FAILED, str(error) or type(error).__name__

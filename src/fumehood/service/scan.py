@@ -10,7 +10,7 @@ from fumehood.core.changes import FILE, SYMLINK
 from fumehood.core.ignore import LARGEST, MARKERS, Rules, is_skipped
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.linux.nofollow import LISTING, open_below, open_top
+from fumehood.linux.nofollow import LISTING, look, open_below, open_top
 from fumehood.service.files import Live, catch_up
 from fumehood.store.backups import Daily
 from fumehood.store.files import Files
@@ -112,35 +112,34 @@ class _Scan:
                 self.unread += 1  # closed, or gone meanwhile
                 continue
             try:
-                with os.scandir(directory) as found:
-                    entries = list(found)
                 # What marks a cache or a virtual environment does not count at the top: that is the project.
-                if path and any(entry.name in MARKERS for entry in entries):
-                    continue
-                ignored = _rules(directory, path, entries) + above
-                yield from self._entries(path, entries, ignored, waiting)
+                if not path or not any(look(directory, marker) for marker in MARKERS):
+                    ignored = _rules(directory, path) + above
+                    yield from self._entries(directory, path, ignored, waiting)
             finally:
                 os.close(directory)
 
     def _entries(
-        self, path: str, entries: list[os.DirEntry[str]], ignored: Ignored, waiting: list[tuple[str, Ignored]]
+        self, directory: int, path: str, ignored: Ignored, waiting: list[tuple[str, Ignored]]
     ) -> Iterator[Seen]:
         """Yield the files of one directory, and let the directories in it wait."""
-        for entry in entries:
-            below = f"{path}/{entry.name}" if path else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if not is_skipped(entry.name) and not _is_ignored(below, ignored, is_directory=True):
-                    waiting.append((below, ignored))
-                continue
-            if ignored and _is_ignored(below, ignored, is_directory=False):
-                continue
-            try:
-                found = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue  # gone meanwhile
-            kind = FILE if stat.S_ISREG(found.st_mode) else SYMLINK if stat.S_ISLNK(found.st_mode) else ""
-            if kind:
-                yield os.fsencode(below), kind, found.st_size, found.st_mtime_ns
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                below = f"{path}/{entry.name}" if path else entry.name
+                try:
+                    is_directory = entry.is_dir(follow_symlinks=False)
+                    if _is_ignored(below, ignored, is_directory=is_directory):
+                        continue
+                    if is_directory:
+                        if not is_skipped(entry.name):
+                            waiting.append((below, ignored))
+                        continue
+                    found = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # gone meanwhile
+                kind = FILE if stat.S_ISREG(found.st_mode) else SYMLINK if stat.S_ISLNK(found.st_mode) else ""
+                if kind:
+                    yield os.fsencode(below), kind, found.st_size, found.st_mtime_ns
 
     def drop_missing(self, root: str) -> None:
         """Remove the records of files that are gone, unless a run deleted them or a backup exists."""
@@ -159,10 +158,8 @@ class _Scan:
                 self.kept += len(missing) - len(gone)
 
 
-def _rules(directory: int, path: str, entries: list[os.DirEntry[str]]) -> Ignored:
+def _rules(directory: int, path: str) -> Ignored:
     """Return what a directory's own .gitignore says, if it has one; a long one is read in part."""
-    if not any(entry.name == ".gitignore" for entry in entries):
-        return ()
     try:
         file = os.open(
             ".gitignore", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory

@@ -51,8 +51,15 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
 
 def headline(run: Run) -> str:
     """Sum up a run's changes in a few words."""
-    count = len(run.found)
-    text = f"{count} {'change' if count == 1 else 'changes'} {run.state}"
+    counts: dict[str, int] = {}
+    for change in run.found:
+        counts[change.verdict] = counts.get(change.verdict, 0) + 1
+    if run.state == "undone":
+        counts = {run.state: len(run.found)}
+    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    noun = "change" if len(run.found) == 1 else "changes"
+    parts[0] = parts[0].replace(" ", f" {noun} ", 1)
+    text = ", ".join(parts)
     return f"{text}: {printable(run.reason)}" if run.reason else text
 
 

@@ -1,0 +1,196 @@
+"""Commands about files: what is known of them, bringing one back, reading the project anew."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from fumehood.core.report import printable
+from fumehood.errors import BadRequest
+from fumehood.faces.cli.commands import Context, paint
+from fumehood.faces.cli.main import here
+from fumehood.faces.cli.show import short, tell_run
+from fumehood.service.restore import EMPTY, restore
+from fumehood.service.scan import scan_project
+from fumehood.service.versions import known_file, known_files, place_of, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fumehood.core.report import Run
+    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.style import Paint
+    from fumehood.service.versions import Known, Version
+    from fumehood.store.projects import Project
+
+_NAMED = 3  # days and runs named in a line
+_OFTEN_S = 0.1  # between two words of progress
+
+
+def add_commands(add: Add) -> None:
+    """Make these commands known."""
+    files = add(
+        "files", "list the files that runs changed, or everything one of them can be restored from", _files,
+        "  fumehood files\n  fumehood files --all\n  fumehood files src/app.py",
+    )  # fmt: skip
+    files.add_argument("path", nargs="?", metavar="PATH", help="a file, or a directory: what lies in it")
+    files.add_argument("--all", action="store_true", help="every file that is known, changed by a run or not")
+    back = add(
+        "restore", "bring an earlier version of a file back; undo takes that back again", _restore,
+        "  fumehood restore src/app.py\n  fumehood restore src/app.py --from 01J8ZQ\n"
+        "  fumehood restore src/app.py --from 2026-03-01",
+    )  # fmt: skip
+    back.add_argument("path", metavar="PATH", help="absolute, from here, or as the report shows it")
+    back.add_argument(
+        "--from", dest="source", default="", metavar="RUN|DATE",
+        help="as it was before a run, or its backup of a day (default: as it was before it last changed)",
+    )  # fmt: skip
+    add(
+        "scan", "read the project and bring the list of its files up to date; what .gitignore names, packages, "
+        "virtual environments and caches are left out", _scan, "  fumehood scan",
+    )  # fmt: skip
+
+
+def _files(context: Context) -> int:
+    project, path = context.project, context.options.path
+    if path is None:
+        return _tell_list(context, known_files(context.store, project))
+    top = os.path.realpath(os.path.join(here(), path))
+    if top in project.roots:
+        return _tell_list(context, known_files(context.store, project, top))
+    root, below = place_of(context.store, project, path, here())
+    known = known_file(context.store, project, root, below)
+    inside = [] if known is not None else known_files(context.store, project, root, below)
+    if inside:
+        return _tell_list(context, inside)
+    return _tell_one(context, project, root, below, known)
+
+
+def _tell_list(context: Context, known: Sequence[Known]) -> int:
+    told = [each for each in known if context.options.all or each.is_worth_telling]
+    left_out = len(known) - len(told)
+
+    def show() -> None:
+        colour = paint()
+        for each in told:
+            sys.stdout.write(f"{_line(context, each, colour)}\n")
+        if not known:
+            sys.stdout.write("no files are known yet; fumehood scan reads the project\n")
+        elif left_out:
+            sys.stdout.write(
+                colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim") + "\n"
+            )
+
+    return context.say([each.told() for each in told], show)
+
+
+def _line(context: Context, each: Known, colour: Paint) -> str:
+    """Write a file in one line: its state, size, path, and where it can be had from."""
+    known = each.record
+    word, shade = ("", "dim")
+    if known.needs_approval:
+        word, shade = "waiting", "yellow"
+    elif known.is_deleted:
+        word, shade = "deleted", "red"
+    sources = [*each.days, *map(short, each.runs)]
+    named = ", ".join(sources[:_NAMED]) + (f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else "")
+    where = "" if known.root == context.project.path else f"{known.root}/"
+    past = colour(f"  from {named}", "dim") if sources else ""
+    return f"{colour(f'{word:8}', shade)} {_size(known.size):>10}  {printable(where + known.path)}{past}"
+
+
+def _tell_one(context: Context, project: Project, root: str, path: str, known: Known | None) -> int:
+    found = versions(context.store, project, root, path)
+    if known is None and not found:
+        raise BadRequest(
+            f"nothing is known of {printable(path)}", hint="no run changed it; fumehood scan reads the project"
+        )
+    told = {**({"path": path, "root": root} if known is None else known.told()),
+            "versions": [version.told() for version in found]}  # fmt: skip
+    return context.say(told, lambda: _show_versions(context, path, known, found))
+
+
+def _show_versions(context: Context, path: str, known: Known | None, found: Sequence[Version]) -> None:
+    colour = paint()
+    if known is not None:
+        sys.stdout.write(f"{_line(context, known.replace(days=(), runs=()), colour)}\n")
+    if not found:
+        sys.stdout.write("it can't be restored: no run that is kept changed it\n")
+        return
+    sys.stdout.write("it can be restored:\n")
+    for version in found:
+        is_run = "-" not in version.source
+        when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
+        source = short(version.source) if is_run else version.source
+        kind = "" if version.kind == "file" else f" {version.kind}"
+        sys.stdout.write(
+            f"  {source:16}  {colour(f'{when:19}', 'dim')}  {_size(version.size):>10}{kind}  "
+            f"{printable(version.about)}\n"
+        )
+    sys.stdout.write(colour(f"fumehood restore {printable(path)} [--from RUN|DATE]", "dim") + "\n")
+
+
+def _size(size: int) -> str:
+    """Write a size as a person says it."""
+    amount, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount /= 1024
+        units.pop(0)
+    return f"{size} bytes" if units[0] == "bytes" else f"{amount:.1f} {units[0]}"
+
+
+def _restore(context: Context) -> int:
+    done = restore(
+        context.store, context.project, context.options.path, context.options.source, here=here()
+    )
+    return context.say(done.as_dict(), lambda: _tell_restored(done))
+
+
+def _tell_restored(done: Run) -> None:
+    if done.state == EMPTY:
+        sys.stdout.write("nothing to do: it is that version already\n")
+        return
+    tell_run(done, sys.stdout)
+    sys.stdout.write(f"  to have it back as it was: fumehood undo {short(done.run)}\n")
+
+
+def _scan(context: Context) -> int:
+    tell, done = _progress()
+    try:
+        found = scan_project(context.store, context.project, tell)
+    finally:
+        done()
+
+    def show() -> None:
+        sys.stdout.write(
+            f"{found.files} files: {found.added} new, {found.updated} changed, {found.dropped} gone"
+            + (f", {found.kept} missing but backed up" if found.kept else "")
+            + "\n"
+        )
+        if found.unread:
+            sys.stdout.write(f"{found.unread} directories could not be read\n")
+
+    return context.say(found.fields(), show)
+
+
+def _progress() -> tuple[Callable[[int], None] | None, Callable[[], None]]:
+    """Return what shows on a terminal how far a scan is, now and then, and what removes that again."""
+    if not os.isatty(2) or os.environ.get("TERM") == "dumb":
+        return None, lambda: None
+    last = 0.0
+
+    def tell(count: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _OFTEN_S:
+            last = time.monotonic()
+            sys.stderr.write(f"\rreading the project: {count} files ")
+            sys.stderr.flush()
+
+    def done() -> None:
+        if last:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+    return tell, done

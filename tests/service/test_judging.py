@@ -1,0 +1,107 @@
+"""The judge on real commands: everyday work is not held, what the host would execute by itself is."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.namespaces
+
+GIT = "git -c user.name=ada -c user.email=ada@example.org"
+# Debian's own, which everybody may run: the test's interpreter may lie in somebody's home.
+PYTHON = next((path for path in ("/usr/bin/python3", sys.executable) if shutil.which(path)), sys.executable)
+
+
+def verdicts(run):
+    return {change.path: (change.verdict, change.flags) for change in run.changes if change.verdict != "applied"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "git init -q .",
+        f"git init -q . && echo x > a && git add a && {GIT} commit -qm one && git checkout -qb other",
+        f"git init -q one && cd one && echo x > a && git add a && {GIT} commit -qm 1 && cd .. && git clone -q one two",
+        f"git init -q one && cd one && {GIT} commit -q --allow-empty -m one && git worktree add -q ../two",
+        f"{PYTHON} -m venv --without-pip env",
+        "cd $(mkdir -p node_modules/.bin node_modules/x/.husky && echo node_modules) && echo x > x/.husky/pre-commit",
+    ],
+)
+def test_everyday_work_is_not_held(sandbox, line):
+    run = sandbox.run(line)
+    assert run.exit_code == 0, run.output
+    assert run.state == "applied", verdicts(run)
+
+
+def test_a_commit_in_a_repository_that_was_there_is_not_held(sandbox, project):
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    assert sandbox.run("git remote add origin https://example.org/x.git && git config user.name ada").state == "applied"
+    assert sandbox.run(f"echo x > a; git add a; {GIT} commit -qm one").state == "applied"
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "flag"),
+    [
+        ("echo x > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", ".git/hooks/pre-commit", "git-hook"),
+        ("git config core.fsmonitor ./evil", ".git/config", "git-config"),
+        ("git config filter.x.clean ./evil", ".git/config", "git-config"),
+        ("echo '* filter=x' > .git/info/attributes", ".git/info/attributes", ""),
+        ("mkdir .husky; echo x > .husky/pre-push", ".husky/pre-push", ""),
+        ("echo x > .envrc", ".envrc", ""),
+        ("mkdir .vscode; echo '{}' > .vscode/tasks.json", ".vscode/tasks.json", ""),
+        ("mkdir .claude; echo '{}' > .claude/settings.json", ".claude/settings.json", ""),
+        ("echo '{}' > .mcp.json", ".mcp.json", ""),
+        ("cp /bin/true t; chmod u+s t", "t", "setuid"),
+        ("ln -s /etc/passwd out", "out", "outside-link"),
+        ("mkdir a; ln -s ../../x a/out", "a/out", "outside-link"),
+    ],
+)
+def test_what_the_host_would_execute_by_itself_is_held(sandbox, project, line, path, flag):
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    before = (project / path).read_bytes() if (project / path).is_file() else None
+    run = sandbox.run(f"{line}; echo ordinary > ordinary.txt")
+    assert run.state == "held"
+    (change,) = [change for change in run.changes if change.path == path]
+    assert change.verdict == "held"
+    assert change.reason
+    assert not flag or change.flags == (flag,)
+    now = (project / path).read_bytes() if (project / path).is_file() else None
+    assert now == before
+    assert not (project / path).is_symlink()
+    assert (project / "ordinary.txt").read_text() == "ordinary\n"
+
+
+def test_a_person_may_apply_what_was_held(sandbox, project):
+    run = sandbox.run("echo 'use flake' > .envrc")
+    assert run.state == "held"
+    assert sandbox.apply(run).state == "applied"
+    assert (project / ".envrc").read_text() == "use flake\n"
+    sandbox.undo(run)
+    assert not (project / ".envrc").exists()
+
+
+def test_what_runs_when_a_person_builds_is_applied_and_flagged(sandbox, project):
+    run = sandbox.run("echo all: > Makefile; echo '{}' > package.json; echo x > notes.txt")
+    assert run.state == "applied"
+    flags = {change.path: bool(change.flags) for change in run.changes}
+    assert flags == {"Makefile": True, "notes.txt": False, "package.json": True}
+
+
+def test_a_directory_in_which_everything_is_held_is_not_left_as_a_shell(sandbox, project):
+    run = sandbox.run("mkdir -p .vscode/deep; echo '{}' > .vscode/deep/tasks.json; mkdir empty")
+    assert run.state == "held"
+    assert not (project / ".vscode").exists()
+    assert (project / "empty").is_dir()
+
+
+def test_a_persons_own_globs_add_to_ours(project, home):
+    from fumehood import Policy, Sandbox
+    from fumehood.core.concern import Rules
+
+    with Sandbox(project, Policy(rules=Rules(hold=("*.sql",), flag=("deploy/",)))) as sandbox:
+        run = sandbox.run("echo x > a.sql; mkdir deploy; echo x > deploy/run; echo x > b")
+    found = {change.path: (change.verdict, change.flags) for change in run.changes}
+    assert found["a.sql"][0] == "held"
+    assert found["deploy/run"] == ("applied", ("own-rule",))
+    assert found["b"] == ("applied", ())

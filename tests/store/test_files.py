@@ -1,0 +1,236 @@
+"""The records of files, and the names of their backups."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fumehood.core.report import Run
+from fumehood.service.store import Store
+from fumehood.store import backups
+from fumehood.store.backups import Daily, Slots
+from fumehood.store.files import Files
+
+ROOT = b"/project"
+
+
+@pytest.fixture
+def store(home: Path) -> Iterator[Store]:
+    store = Store()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def files(store: Store, project: Path) -> Files:
+    number = store.projects.open(str(project)).id
+    assert number == 1
+    for name in ("RUN1", "RUN2"):
+        store.history.begin(
+            1, Run(run=name, project=str(project), command="x", cwd="/", state="running", roots=("/project",)), 1
+        )
+    return Files(store.database)
+
+
+def all_of(files: Files) -> dict[str, dict[str, object]]:
+    return {record.path: record.fields() for record in files.below(1, os.fsdecode(ROOT))}
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("7-26-03-01-notes.txt", (7, "26-03-01")),
+        ("12-26-03-01-a-b-c", (12, "26-03-01")),
+        ("12-26-03-01-", (12, "26-03-01")),
+        ("12-26-03-01", None),
+        ("x-26-03-01-a", None),
+        ("7-2026-03-01-a", None),
+        ("7-26-3-01-a", None),
+        ("٧-26-03-01-a", None),
+        (".copying-12-ab", None),
+        ("", None),
+    ],
+)
+def test_the_name_of_a_backup_tells_the_file_and_the_day(name: str, meaning: tuple[int, str] | None) -> None:
+    assert backups.parsed(name) == meaning
+
+
+def test_a_long_name_loses_its_end_and_keeps_its_bytes() -> None:
+    name = backups.name_of(7, "26-03-01", b"\xff" + b"x" * 254)
+    assert len(name) == 255
+    assert name.startswith(b"7-26-03-01-\xff")
+    assert backups.parsed(os.fsdecode(name)) == (7, "26-03-01")
+
+
+def test_backups_expire_by_the_day_in_their_names() -> None:
+    now = 1_772_366_400.0  # 2026-03-01, noon UTC
+    today = backups.day_of(now)
+    week_ago, older = backups.day_of(now - 7 * 86_400), backups.day_of(now - 8 * 86_400)
+    names = [f"1-{today}-a", f"2-{week_ago}-b", f"3-{older}-c", "no-backup-at-all"]
+    assert backups.expired(names, now) == [f"3-{older}-c"]
+    assert backups.expired(names, now, days=0) == [f"2-{week_ago}-b", f"3-{older}-c"]
+
+
+def test_a_number_is_never_given_twice(files: Files) -> None:
+    first = files.numbers(1, ROOT, [b"a", b"b"])
+    # Nothing was recorded under them, as after a crash.
+    second = files.numbers(1, ROOT, [b"c"])
+    assert set(first.values()).isdisjoint(second.values())
+    files.note(1, ROOT, "RUN1", [(second[b"c"], b"c", "file", 1, 2, b"")])
+    files.drop(second.values())
+    assert files.numbers(1, ROOT, [b"d"])[b"d"] > second[b"c"]
+
+
+def test_a_known_path_keeps_its_number(files: Files) -> None:
+    number = files.numbers(1, ROOT, [b"a"])[b"a"]
+    files.note(1, ROOT, "RUN1", [(number, b"a", "file", 1, 2, b"edited/1")])
+    assert files.numbers(1, ROOT, [b"a", b"b"])[b"a"] == number
+    assert files.numbers(1, b"/other", [b"a"])[b"a"] != number
+
+
+def test_a_record_keeps_its_copy_until_there_is_a_newer_one(files: Files) -> None:
+    number = files.numbers(1, ROOT, [b"a"])[b"a"]
+    files.note(1, ROOT, "RUN1", [(number, b"a", "file", 1, 2, b"edited/old")])
+    files.note(1, ROOT, "RUN2", [(number, b"a", "file", 5, 6, b"")], are_deleted=True)
+    known = files.at(1, "/project", "a")
+    assert known is not None
+    assert (known.last_approved_copy_path, known.is_deleted, known.size) == ("edited/old", True, 5)
+    assert known.last_run == "RUN2"
+    files.note(1, ROOT, "RUN2", [(number, b"a", "file", 5, 6, b"edited/new")])
+    known = files.at(1, "/project", "a")
+    assert known is not None
+    assert (known.last_approved_copy_path, known.is_deleted) == ("edited/new", False)
+
+
+def test_many_records_are_written_and_read(files: Files) -> None:
+    paths = [b"d/%d" % n for n in range(1234)]
+    numbers = files.numbers(1, ROOT, paths)
+    assert len(set(numbers.values())) == 1234
+    files.note(1, ROOT, "RUN1", [(numbers[path], path, "file", 1, 2, b"") for path in paths])
+    assert files.numbers(1, ROOT, paths) == numbers
+    assert sum(len(some) for some in files.present(1, ROOT, 100)) == 1234
+    assert len(files.below(1, "/project", "d")) == 1234
+
+
+def test_a_name_of_any_bytes_is_kept(files: Files) -> None:
+    raw = b"a\xff\n'\""
+    number = files.numbers(1, ROOT, [raw])[raw]
+    files.note(1, ROOT, "RUN1", [(number, raw, "file", 1, 2, b"")])
+    assert files.at(1, "/project", os.fsdecode(raw)) is not None
+    assert list(all_of(files)) == [os.fsdecode(raw)]
+
+
+def test_what_was_recorded_after_the_look_knows_better(files: Files) -> None:
+    files.learn(1, ROOT, [(b"a", "file", 1, 2)], 100.0)
+    assert files.learn(1, ROOT, [(b"a", "file", 1, 2)], 200.0) == 0
+    assert files.learn(1, ROOT, [(b"a", "file", 9, 9)], 200.0) == 1
+    assert files.learn(1, ROOT, [(b"a", "file", 5, 5)], 150.0) == 0
+    assert all_of(files)["a"]["size"] == 9
+
+
+def test_a_file_that_is_there_again_is_not_deleted(files: Files) -> None:
+    files.learn(1, ROOT, [(b"a", "file", 1, 2)], 100.0, run="RUN1", are_deleted=True)
+    assert all_of(files)["a"]["is_deleted"]
+    files.learn(1, ROOT, [(b"a", "file", 1, 2)], 200.0)
+    assert not all_of(files)["a"]["is_deleted"]
+    assert all_of(files)["a"]["last_run"] == "RUN1"
+
+
+def test_only_what_lies_below_a_directory_is_listed(files: Files) -> None:
+    places = [b"src/a", b"src/b/c", b"src.txt", b"src", b"src0", b"other"]
+    files.learn(1, ROOT, [(place, "file", 1, 2) for place in places], 1.0)
+    assert [record.path for record in files.below(1, "/project", "src")] == ["src/a", "src/b/c"]
+
+
+def test_records_that_are_deleted_or_wait_are_never_dropped(files: Files) -> None:
+    files.learn(1, ROOT, [(b"gone", "file", 1, 2)], 1.0, are_deleted=True)
+    files.learn(1, ROOT, [(b"there", "file", 1, 2), (b"waits", "file", 1, 2)], 1.0)
+    files.wait(1, [(ROOT, b"waits")])
+    files.drop(int(str(fields["id"])) for fields in all_of(files).values())
+    assert set(all_of(files)) == {"gone", "waits"}
+
+
+def test_what_would_only_have_come_to_be_is_forgotten_when_nothing_waits_any_more(files: Files) -> None:
+    files.learn(1, ROOT, [(b"there", "file", 1, 2)], 1.0)
+    files.wait(1, [(ROOT, b"there"), (ROOT, b"new")])
+    assert files.waiting(1) == {(ROOT, b"there"), (ROOT, b"new")}
+    files.wait_no_more(1, files.waiting(1))
+    assert set(all_of(files)) == {"there"}
+    assert files.waiting(1) == set()
+
+
+def test_what_is_due_is_done_in_order(files: Files) -> None:
+    for run in ("RUN1", "RUN2", "RUN1"):
+        files.add_due(1, run)
+    assert [run for _, run in files.due(1)] == ["RUN1", "RUN2", "RUN1"]
+    files.drop_due(number for number, _ in files.due(1)[:2])
+    assert [run for _, run in files.due(1)] == ["RUN1"]
+    assert files.due(2) == []
+
+
+@pytest.fixture
+def slots(test_directory: Path) -> Iterator[Slots]:
+    upper = test_directory / "upper"
+    (upper / "d").mkdir(parents=True)
+    (upper / "d/a").write_text("one")
+    with Slots(str(upper)) as slots:
+        yield slots
+
+
+def test_a_backup_shares_its_inode_with_the_original_and_stays_when_there_is_one(
+    store: Store, slots: Slots, test_directory: Path
+) -> None:
+    edited = Path(store.places.state, "edited")
+    with Daily(store.places.state) as daily:
+        assert daily.keep(slots, [("d", b"a", b"1-26-03-01-a")]) == {}
+        assert edited.stat().st_mode & 0o777 == 0o700
+        assert (edited / "1-26-03-01-a").samefile(test_directory / "upper/d/a")
+        (test_directory / "upper/d/a").unlink()
+        (test_directory / "upper/d/a").write_text("two")
+        assert daily.keep(slots, [("d", b"a", b"1-26-03-01-a")]) == {}
+        assert (edited / "1-26-03-01-a").read_text() == "one"
+        assert daily.by_file() == {1: ["1-26-03-01-a"]}
+
+
+def test_what_can_not_be_saved_is_told_and_the_rest_is_saved(store: Store, slots: Slots) -> None:
+    with Daily(store.places.state) as daily:
+        failed = daily.keep(slots, [("d", b"missing", b"1-26-03-01-x"), ("d", b"a", b"2-26-03-01-a")])
+        assert set(failed) == {0}
+        assert isinstance(failed[0], FileNotFoundError)
+        assert daily.by_file() == {2: ["2-26-03-01-a"]}
+
+
+def test_across_file_systems_a_backup_is_a_whole_copy(
+    other_filesystem: Path, slots: Slots, test_directory: Path
+) -> None:
+    os.chmod(test_directory / "upper/d/a", 0o640)
+    os.utime(test_directory / "upper/d/a", ns=(1, 2_000_000_000))
+    with Daily(str(other_filesystem)) as daily:
+        assert daily.keep(slots, [("d", b"a", b"1-26-03-01-a")]) == {}
+        assert daily.keep(slots, [("d", b"a", b"1-26-03-01-a")]) == {}
+        assert [name for name, _ in daily.entries()] == ["1-26-03-01-a"]
+    copy = other_filesystem / "edited/1-26-03-01-a"
+    assert copy.read_text() == "one"
+    assert (copy.stat().st_mode & 0o777, copy.stat().st_mtime_ns) == (0o640, 2_000_000_000)
+
+
+def test_an_original_in_a_closed_directory_is_saved_and_the_directory_closed_again(
+    store: Store, test_directory: Path
+) -> None:
+    upper = test_directory / "upper"
+    (upper / "d/e").mkdir(parents=True)
+    (upper / "d/e/a").write_text("one")
+    (upper / "d/e").chmod(0)
+    (upper / "d").chmod(0)
+    try:
+        with Slots(str(upper)) as slots, Daily(store.places.state) as daily:
+            assert daily.keep(slots, [("d/e", b"a", b"1-26-03-01-a")]) == {}
+            found = slots.look("d/e", "a")
+            assert found is not None
+            assert found.st_nlink == 2
+        assert (upper / "d").stat().st_mode & 0o777 == 0
+    finally:
+        (upper / "d").chmod(0o700)
+    assert (upper / "d/e").stat().st_mode & 0o777 == 0
+    (upper / "d/e").chmod(0o700)
