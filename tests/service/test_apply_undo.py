@@ -478,7 +478,7 @@ def test_a_file_does_not_become_half_a_directory(sandbox, project):
 # --- some of it held ---
 
 PARTLY_HELD = {
-    "links in a new directory": "mkdir -p n/sub; echo x > n/f; ln -s /etc n/sub/out; echo y > n/sub/g; ln -s /etc n/out",
+    "links in a new directory": "mkdir -p n/sub; echo x > n/f; ln -s /etc n/sub/out; echo y > n/sub/g; ln -s /etc n/o",
     "all of a directory in a new one": "mkdir -p n/sub/deep; echo x > n/f; ln -s /etc n/sub/deep/out",
     "all of a new directory": "mkdir -p n/sub; ln -s /etc n/sub/out; echo x > f",
     "all of a new directory but an empty one": "mkdir -p n/empty n/sub/empty; ln -s /etc n/sub/out; echo x > f",
@@ -529,6 +529,13 @@ def test_what_was_held_and_thrown_away_does_not_hinder_the_undo(sandbox, project
     assert snapshot(project) == before
     sandbox.undo(back)
     assert snapshot(project) == partly
+
+
+def test_a_deep_tree_with_one_held_link_is_judged_in_reasonable_time(sandbox, project):
+    code = deep(str(project), "d", 1500, "os.symlink('/etc', 'out', dir_fd=here)", make=True)
+    run = sandbox.run([sys.executable, "-I", "-S", "-c", code])
+    assert {change.verdict for change in run.changes} == {"held"}
+    assert os.listdir(project) == []
 
 
 # --- undo refuses ---

@@ -336,3 +336,19 @@ def test_a_commit_in_a_work_tree_works_once_its_repository_is_a_root_and_can_be_
         assert git(worktree, "log", "--format=%s") == "first"
     assert snapshot(worktree) == before[0]
     assert snapshot(repository / ".git") == before[1]
+
+
+@sandboxed
+def test_a_failed_commit_in_a_work_tree_is_told_which_root_is_missing(test_directory, home):
+    main, tree = test_directory / "main", test_directory / "tree"
+    subprocess.run(["git", "init", "-q", main], check=True)
+    git = ["git", "-C", main, "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    subprocess.run([*git, "worktree", "add", "-q", tree], check=True)
+    with Sandbox(tree) as sandbox:
+        run = sandbox.run("git -c user.name=a -c user.email=a@b.c commit -q --allow-empty -m two")
+        assert run.exit_code != 0
+        (blocked,) = run.blocked
+        assert blocked.detail == str(main / ".git")
+        assert "fumehood roots add" in blocked.hint
+        assert sandbox.run("true").blocked == ()

@@ -17,23 +17,32 @@ from fumehood.core.changes import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from fumehood.core.concern import Concern
 
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"
 
 
-def judge(changes: Sequence[Change], mode: str, concerns: Mapping[int, Concern] | None = None) -> None:
+def judge(
+    changes: Sequence[Change],
+    mode: str,
+    concerns: Mapping[int, Concern] | None = None,
+    apart: Collection[tuple[int, str]] = (),
+) -> None:
     """Give every change its verdict and, where it is not `applied`, the reason in words.
 
     `concerns` tell, by place in the list, which changes the host would act on by itself, and which run when a
-    person builds: those are held, these are applied and flagged.
+    person builds: those are held, these are applied and flagged. `apart` are other file systems mounted inside
+    a root, by its number and their path: nothing can be swapped into those.
     """
     known = {} if concerns is None else concerns
     for place, change in enumerate(changes):
         found = known.get(place)
         change.verdict, change.reason = _verdict(change, mode, found)
+        for root, path in apart:
+            if change.root == root and f"{change.path}/".startswith(f"{path}/"):
+                change.verdict, change.reason = UNSUPPORTED, f"another file system is mounted at {path}"
         if found is not None:
             change.flags = (found.flag,)
     keep_replacements_whole(changes)
@@ -43,24 +52,27 @@ def judge(changes: Sequence[Change], mode: str, concerns: Mapping[int, Concern] 
 
 def _hold_shells(changes: Sequence[Change]) -> None:
     """Hold a new directory in which everything is held: without that it would be an empty shell."""
-    needed: set[tuple[int, str]] = set()
     full: set[tuple[int, str]] = set()
-    for change in changes:
-        parts = change.path.split("/")
-        above = [(change.root, "/".join(parts[:end])) for end in range(1, len(parts))]
-        if change.kind != DIRECTORY:
-            full.update(above)
-            if change.verdict == APPLIED:
-                needed.update(above)
+    needed: set[tuple[int, str]] = set()
+    for change in reversed(changes):  # what lies in a directory comes after it
+        own, above = (change.root, change.path), (change.root, change.path.rpartition("/")[0])
+        is_directory = change.kind == DIRECTORY
+        if not is_directory or own in full:
+            full.add(above)
+        if own in needed if is_directory else change.verdict == APPLIED:
+            needed.add(above)
     shells: set[tuple[int, str]] = set()
     for change in changes:
         if change.change != ADDED or change.kind != DIRECTORY or change.verdict != APPLIED:
             continue
         own, above = (change.root, change.path), (change.root, change.path.rpartition("/")[0])
-        # An empty directory in a shell has nowhere to go either.
-        if own in full - needed or above in shells:
-            change.verdict, change.reason = HELD, "all that is in it is held" if own in full else "it lies in such a one"
-            shells.add(own)
+        if own in full and own not in needed:
+            change.verdict, change.reason = HELD, "all that is in it is held"
+        elif above in shells:
+            change.verdict, change.reason = HELD, "all else in the directory above is held"
+        else:
+            continue
+        shells.add(own)
 
 
 def _verdict(change: Change, mode: str, found: Concern | None) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.plan import MKDIR, PUT, SWAP, TAKE
+from fumehood.core.plan import MKDIR, PUT, RMDIR, SWAP, TAKE
 from fumehood.linux import libc
 from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_tree
 from fumehood.linux.nofollow import (
@@ -29,7 +29,7 @@ from fumehood.linux.nofollow import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fumehood.core.plan import Step
 
@@ -44,6 +44,7 @@ class Staging:
         self._live = live
         self._name = f".fumehood-{run}"
         self._steps: Sequence[Step] = ()
+        self._emptied: Sequence[Step] = ()
         self._settled: str | None = None
         loosened = Loosened(live)
         loosened.loosen("")
@@ -57,6 +58,7 @@ class Staging:
     def prepare(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
         """Copy in what will be put into the project, and take note of the copies' identities."""
         self._steps = [step for step in steps if step.act in (SWAP, PUT, TAKE)]
+        self._emptied = [step for step in steps if step.act == RMDIR]
         layer = open_top(self._upper)
         loosened, target = Loosened(layer), Parents(self.directory)
         links = Links(self.directory)
@@ -101,12 +103,13 @@ class Staging:
             remove_tree(above, _HOME)
             copy_tree(self._live, self._name, above, _HOME)
             home, layer = open_below(above, _HOME), open_top(self._upper)
-            source, target = Parents(home), Loosened(layer)
+            source, target = Loosened(home), Loosened(layer)
             try:
                 for step in self._steps:
-                    self._settle(source, target, step)
+                    self._settle(source, target, step, _move_home)
+                for step in self._emptied:
+                    self._settle(source, target, step, _resemble)
             finally:
-                source.close()
                 target.restore()
                 os.close(home)
                 os.close(layer)
@@ -114,16 +117,18 @@ class Staging:
         finally:
             os.close(above)
 
-    def _settle(self, source: Parents, target: Loosened, step: Step) -> None:
-        """Put the copy of one entry into the layer; where nothing came out, what went in leaves the layer too."""
+    def _settle(self, source: Loosened, target: Loosened, step: Step, act: Callable[[int, int, Step], None]) -> None:
+        """Do something with the copy of one entry and its place in the layer."""
         if step.parent != self._settled:
+            source.loosen(step.parent)
             target.loosen(step.parent)
             make_parents(target.top, step.parent)
             self._settled = step.parent
-        here, there = source.of(step.parent), open_below(target.top, step.parent)
+        here, there = open_below(source.top, step.parent), open_below(target.top, step.parent)
         try:
-            _move_home(here, there, step.name)
+            act(here, there, step)
         finally:
+            os.close(here)
             os.close(there)
 
     def close(self) -> None:
@@ -137,8 +142,9 @@ class Staging:
             loosened.restore()
 
 
-def _move_home(here: int, there: int, name: str) -> None:
-    raw = os.fsencode(name)
+def _move_home(here: int, there: int, step: Step) -> None:
+    """Put a copy into the layer; where nothing came out of the project, what went in leaves the layer too."""
+    name, raw = step.name, os.fsencode(step.name)
     found, slot = look(here, name), look(there, name)
     if found is None:
         remove_tree(there, name)
@@ -150,3 +156,11 @@ def _move_home(here: int, there: int, name: str) -> None:
     libc.renameat2(here, raw, there, raw, libc.RENAME_NOREPLACE if slot is None else libc.RENAME_EXCHANGE)
     if stat.S_ISDIR(found.st_mode):
         os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=there)
+
+
+def _resemble(here: int, there: int, step: Step) -> None:
+    """Let the layer's directory stand for one that was removed from the project."""
+    make_parents(there, step.name)
+    copy_directory(here, there, step.name)
+    if step.change.before is not None:
+        os.chmod(step.name, step.change.before.mode, dir_fd=there)

@@ -168,6 +168,7 @@ def catch_up(store: Store, project: int) -> None:
             _learn(store, project, store.history.find(run))
         held, waiting = _held(store, project), files.waiting(project)
         files.wait_no_more(project, waiting - held)
+        _learn_held(store, project, held - waiting)
         files.wait(project, held - waiting)
         files.drop_due(number for number, _ in due)
 
@@ -185,6 +186,19 @@ def _learn(store: Store, project: int, run: Run) -> None:
                     _sort(change, live, there, deleted)
         files.learn(project, os.fsencode(root), there, now, run=run.run)
         files.learn(project, os.fsencode(root), deleted, now, run=run.run, are_deleted=True)
+
+
+def _learn_held(store: Store, project: int, places: set[Place]) -> None:
+    """Record what is there now where held changes wait."""
+    for root in {root for root, _ in places}:
+        there: list[Seen] = []
+        with Live(os.fsdecode(root)) as live:
+            for path in sorted(path for top, path in places if top == root):
+                found = live.look(os.fsdecode(path))
+                stamp = None if found is None else stamp_of(found)
+                if stamp is not None and stamp.kind in _KEPT:
+                    there.append((path, stamp.kind, stamp.size, stamp.modified_ns))
+        Files(store.database).learn(project, root, there, time.time())
 
 
 def _sort(change: c.Change, live: Live, there: list[Seen], deleted: list[Seen]) -> None:

@@ -9,13 +9,14 @@ from fumehood.core import changes as c
 from fumehood.core.environment import inherited
 from fumehood.core.judge import judge
 from fumehood.core.policy import Policy
-from fumehood.core.report import Run
+from fumehood.core.report import Blocked, Run
 from fumehood.core.request import Request, arguments, checked, shown
 from fumehood.errors import ApplyFailed, FumehoodError
 from fumehood.linux import capture as capturing
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import open_top
 from fumehood.linux.output import INLINE, Stream
+from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
 from fumehood.linux.upper import scan
 from fumehood.service import layers as layering
@@ -63,7 +64,8 @@ class Hood:
         with InterruptsHeld():
             layering.drop_scratch(layers)
             run.found = self._scan(layers)
-            judge(run.found, request.mode, self._concerns(run, layers))
+            judge(run.found, request.mode, self._concerns(run, layers), _mounts_inside(run))
+            run.blocked = _missing_roots(run)
             self._settle(run, _printed(ended), layers)
         return run
 
@@ -153,6 +155,30 @@ class Hood:
         run.state, run.reason = FAILED, str(error) or type(error).__name__
         self.store.history.end(run)
         layering.drop(self.store.places, run.run)
+
+
+def _mounts_inside(run: Run) -> list[tuple[int, str]]:
+    """Return other file systems that the command saw inside its roots; an overlay of the kernel shows none."""
+    if run.capture in (capturing.KERNEL, capturing.BWRAP):
+        return []
+    return [
+        (number, os.path.relpath(mount, root))
+        for number, root in enumerate(run.roots)
+        for mount in mounts_inside(root)
+    ]
+
+
+def _missing_roots(run: Run) -> tuple[Blocked, ...]:
+    """Offer the directory that a failed command in a git work tree could not write: its real git directory."""
+    if not run.exit_code:
+        return ()
+    from fumehood.service.worktree import git_directory
+
+    found = git_directory(run.project)
+    if found is None or found in run.roots:
+        return ()
+    hint = f"this is a git work tree, which keeps its history there; fumehood roots add {found}"
+    return (Blocked(what="write", detail=found, hint=hint),)
 
 
 def _exit_code(outcome: Outcome) -> int | None:
