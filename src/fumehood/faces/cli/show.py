@@ -21,6 +21,7 @@ _SIGNS = {
     c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
     c.TYPE: ("t", "cyan"),
 }  # fmt: skip
+_VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
 _NEXT = {
     "applied": "undo: fumehood undo {run}",
     "held": "review: fumehood diff {run}   then: fumehood apply {run}  or  fumehood discard {run}",
@@ -51,15 +52,13 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
 
 def headline(run: Run) -> str:
     """Sum up a run's changes in a few words."""
-    counts: dict[str, int] = {}
-    for change in run.found:
-        counts[change.verdict] = counts.get(change.verdict, 0) + 1
+    verdicts = [change.verdict for change in run.found]
+    counts = {verdict: verdicts.count(verdict) for verdict in _VERDICTS if verdict in verdicts}
     if run.state == "undone":
-        counts = {run.state: len(run.found)}
-    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
-    noun = "change" if len(run.found) == 1 else "changes"
-    parts[0] = parts[0].replace(" ", f" {noun} ", 1)
-    text = ", ".join(parts)
+        counts = {run.state: len(verdicts)}
+    (first, count), *others = counts.items()
+    text = f"{count} {'change' if count == 1 else 'changes'} {first}"
+    text += "".join(f", {count} {verdict}" for verdict, count in others)
     return f"{text}: {printable(run.reason)}" if run.reason else text
 
 
@@ -83,34 +82,37 @@ def lines(run: Run, paint: Paint, most: int) -> list[str]:
 def _shown(changes: Sequence[c.Change], *, whole: bool) -> list[tuple[c.Change, int]]:
     """Choose what is worth a line, with how many entries it stands for.
 
-    A directory that only came with what lies in it is left out; where there is little room, a large new tree
-    that was applied without a word is one line.
+    A directory that only came with what lies in it is left out; where there is little room, a large new tree is
+    one line, and so is each entry in it that a person should look at.
     """
     parents = {(change.root, change.path.rpartition("/")[0]) for change in changes}
     large = _large_trees(changes) if whole else {}
     chosen = []
     for change in changes:
         own, above = (change.root, change.path), (change.root, change.within)
+        is_shell = change.change == c.ADDED and change.kind == c.DIRECTORY and own in parents
         if change.within is not None and above in large:
-            continue
-        if own in large:
+            if _is_telling(change) and not is_shell:
+                chosen.append((change, 0))
+        elif own in large:
             chosen.append((change, large[own]))
-        elif not (change.change == c.ADDED and change.kind == c.DIRECTORY and own in parents):
+        elif not is_shell:
             chosen.append((change, 0))
     return chosen
 
 
+def _is_telling(change: c.Change) -> bool:
+    return change.verdict != c.APPLIED or bool(change.flags)
+
+
 def _large_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
+    """Return the new directories that hold many entries, with how many of them need no look."""
     counts: dict[tuple[int, str], int] = {}
-    telling = set()
     for change in changes:
-        if change.within is None:
-            continue
-        top = change.root, change.within
-        counts[top] = counts.get(top, 0) + 1
-        if change.change != c.ADDED or change.verdict != c.APPLIED or change.flags:
-            telling.add(top)
-    return {top: count for top, count in counts.items() if count > _LARGE and top not in telling}
+        if change.within is not None and change.change == c.ADDED and not _is_telling(change):
+            top = change.root, change.within
+            counts[top] = counts.get(top, 0) + 1
+    return {top: count for top, count in counts.items() if count > _LARGE}
 
 
 def line(run: Run, change: c.Change, paint: Paint) -> str:
