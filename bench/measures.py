@@ -43,8 +43,8 @@ class Figure:
         """The figure in words."""
         value = f"{self.value:.2f} {self.unit}"
         other = f"{self.against} {self.other:.2f} {self.unit}" if self.other else self.against
-        ratio = f"{self.ratio:.2f}×" if self.other else ""
-        limit = "" if self.limit is None else f"{self.limit:g}{'×' if self.other else ' ' + self.unit}"
+        ratio = f"{self.ratio:.2f} times" if self.other else ""
+        limit = "" if self.limit is None else f"{self.limit:g} {'times' if self.other else self.unit}"
         return [self.what, value, other, ratio, limit]
 
     def line(self) -> str:

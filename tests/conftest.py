@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-PREFIX = "fumehood-tests-"
+PREFIX = f"fumehood-tests-{os.getpid()}-"  # others may be testing here too
 # Variables that would make a test depend on who runs it.
 DROPPED = ("FUMEHOOD_", "PYTHON", "XDG_", "GIT_")
 KEPT = ("FUMEHOOD_TESTS_MUST_RUN", "FUMEHOOD_TESTS_DIR")

@@ -18,12 +18,12 @@ NEEDED = ("fumehood", "requirements", "tools")
 # Stands in for the command line, to show how it was started.
 STAND_IN = """
 import json, os, sqlite3, sys
-def main():
+def command():
     print(json.dumps({
         "argv": sys.argv[1:], "path": sys.path, "cwd": os.getcwd(), "sqlite3": sqlite3.__file__,
         "here": __file__, "prefix": sys.prefix, "environment": dict(os.environ), "stdin": sys.stdin.read(),
     }))
-    return 3
+    sys.exit(3)
 """
 
 pytestmark = pytest.mark.timeout(300)

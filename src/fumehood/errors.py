@@ -40,6 +40,10 @@ class ApplyFailed(FumehoodError):
     """Changes could not be taken over; the project is as it was before."""
 
 
+class Unfinished(FumehoodError):
+    """An apply or undo stopped half-way; the next start goes on with it."""
+
+
 class UndoRefused(FumehoodError):
     """A path is no longer what the run left, so taking the run back would lose something."""
 

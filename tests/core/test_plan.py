@@ -211,7 +211,7 @@ def test_only_what_was_applied_is_turned_round():
         (c.DELETED, c.DIRECTORY, c.APPLIED, True), (c.TYPE, c.SYMLINK, c.APPLIED, True),
         (c.MODE, c.DIRECTORY, c.APPLIED, False), (c.MODE, c.FILE, c.APPLIED, True),
         (c.ADDED, c.FILE, c.HELD, True), (c.ADDED, c.FILE, c.CONFLICT, True),
-        (c.MODIFIED, c.FILE, c.DISCARDED, False), (c.ADDED, c.FIFO, c.UNSUPPORTED, False),
+        (c.MODIFIED, c.FILE, c.DISCARDED, False), (c.ADDED, c.FIFO, c.UNSUPPORTED, True),
     ],
 )  # fmt: skip
 def test_a_layer_is_needed_for_backups_and_for_what_waits(what, kind, verdict, needed):

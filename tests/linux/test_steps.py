@@ -10,7 +10,7 @@ from hypothesis import strategies
 from fumehood.core import changes as c
 from fumehood.core.judge import APPLY, judge
 from fumehood.core.plan import plan, sharing
-from fumehood.errors import ApplyFailed
+from fumehood.errors import Unfinished
 from fumehood.linux import steps
 from fumehood.linux.nofollow import open_top
 from fumehood.linux.steps import Changed, Sides
@@ -320,7 +320,7 @@ def test_a_failure_that_is_taken_back_names_what_a_person_changed_meanwhile(hand
         rename(old_dir, old, *more)
 
     monkeypatch.setattr(steps.libc, "renameat2", fail_at_new)
-    with pytest.raises(ApplyFailed, match="No space left on device: new; could not be taken back: it"):
+    with pytest.raises(Unfinished, match="No space left on device: new; could not be taken back: it"):
         applied(hand, found)
     assert (hand.live / "it").read_text() == "the person's"
     assert (hand.upper / "it").read_text() == "old"

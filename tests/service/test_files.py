@@ -1,12 +1,16 @@
 """Records of files and their daily backups, kept in step with real runs."""
 
+import errno
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import fumehood
 from fumehood import Run, Sandbox
 from fumehood.core.inverse import inverse
 from fumehood.service.files import Recorded, catch_up, clean_daily, record, release
@@ -263,6 +267,30 @@ def test_an_undo_drops_the_backup_that_shares_and_keeps_older_days(
     assert must(at(store, known, "a")).last_approved_copy_path == f"edited/{number}-20-01-01-a"
 
 
+def test_an_undone_deletion_of_a_tree_leaves_no_backup_that_shares(
+    run: Callable[..., Run], undo: Callable[[Run], Run], store: Store, known: Project, project: Path, edited: Path
+) -> None:
+    (project / "d/e").mkdir(parents=True)
+    (project / "d/a").write_text("a")
+    (project / "d/e/b").write_text("b")
+    done = run("rm -r d")
+    assert len(names(edited)) == 2
+    undo(done)
+    assert names(edited) == []
+    assert [(project / path).stat().st_nlink for path in ("d/a", "d/e/b")] == [1, 1]
+    assert not must(at(store, known, "d/e/b")).is_deleted
+
+
+def test_nothing_is_released_that_does_not_go_back(
+    run: Callable[..., Run], undo: Callable[[Run], Run], project: Path, edited: Path
+) -> None:
+    (project / "a").write_text("a")
+    (project / "b").write_text("b")
+    run("echo new > a")
+    undo(run("echo new > b"))
+    assert [(edited / name).read_text() for name in names(edited)] == ["a"]
+
+
 def test_files_that_are_one_file_are_one_again_after_an_undo(
     run: Callable[..., Run], undo: Callable[[Run], Run], project: Path, edited: Path
 ) -> None:
@@ -344,6 +372,45 @@ def test_what_could_not_be_backed_up_is_told_and_the_apply_stands(
     assert (project / "a").read_text() == "new\n"
     edited.unlink()
     assert record(store, known.id, done) == Recorded(backups=1)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EMLINK, errno.EXDEV])
+def test_an_original_that_can_not_be_linked_is_copied(
+    sandbox: Sandbox, store: Store, known: Project, project: Path, edited: Path, monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:  # fmt: skip
+    (project / "a").write_text("old")
+    done = sandbox.run("echo new > a")
+    if edited.exists():
+        for name in names(edited):
+            (edited / name).unlink()
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert record(store, known.id, done) == Recorded(backups=1)
+    (name,) = names(edited)
+    assert (edited / name).read_text() == "old"
+    assert (edited / name).stat().st_nlink == 1
+    assert record(store, known.id, done) == Recorded(backups=1)
+    assert names(edited) == [name]
+
+
+def test_a_copy_that_was_never_finished_is_cleaned_a_day_later(store: Store, edited: Path) -> None:
+    edited.mkdir()
+    (edited / ".copying-1-abcd").write_text("half")
+    assert clean_daily(store)[0] == 0
+    assert clean_daily(store, now=time.time() + 2 * DAY)[0] == 1
+    assert names(edited) == []
+
+
+def test_recording_loads_nothing_slow() -> None:
+    slow = {"contextlib", "dataclasses", "enum", "json", "logging", "pathlib", "re", "socket", "subprocess", "typing"}
+    source = str(Path(fumehood.__file__).parent.parent)
+    code = f"import sys; sys.path.insert(0, {source!r}); import fumehood.service.files; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert not slow & set(done.stdout.split())
 
 
 def test_recording_twice_changes_nothing(

@@ -199,6 +199,19 @@ def test_runs_are_named_by_id_by_a_beginning_of_it_or_as_the_last(sandbox, proje
         sandbox.undo("0")
 
 
+@sandboxed
+def test_a_run_of_another_project_is_none_of_ours(home, test_directory):
+    for name in ("one", "two"):
+        (test_directory / name).mkdir()
+    with Sandbox(test_directory / "one") as one, Sandbox(test_directory / "two") as two:
+        run, held = one.run("echo x > f"), one.run("echo y > g", apply="hold")
+        for act in (lambda: two.undo(run), lambda: two.apply(held), lambda: two.discard(held)):
+            with pytest.raises(BadRequest, match="another project"):
+                act()
+        assert (test_directory / "one/f").exists()
+        assert two.history() == []
+
+
 WRITER = """
 import os, time
 os.write(1, b"x\\xe2\\x98"); os.write(2, b"\\xf0")
@@ -401,6 +414,31 @@ def test_a_program_that_is_killed_takes_its_sandboxes_along(home, project):
     assert os.listdir(project) == []
     with Sandbox(project) as sandbox:
         assert sandbox.run("echo y > f").state == "applied"
+
+
+@sandboxed
+def test_a_forked_child_does_not_keep_its_parents_sandboxes_alive(home, project):
+    running = program(
+        """
+        import os, signal, threading
+        from fumehood import Sandbox
+        def fork(stream, text):
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+            print(child, flush=True)
+        Sandbox(sys.argv[1]).run(f"echo ready; sleep 7654321.{9 + 9}", on_output=fork)
+        """,
+        project,
+    )
+    child = int(running.stdout.readline())
+    try:
+        assert processes("7654321.18")
+        running.kill()
+        assert not left_over("7654321.18")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        running.communicate()
 
 
 @sandboxed

@@ -7,6 +7,7 @@ may not read is stood in for by something empty of the same kind, and taken to b
 
 from __future__ import annotations
 
+import marshal
 import os
 import stat
 import time
@@ -38,6 +39,7 @@ def prepare(layer: Layer) -> None:
         copying = _Copying(layer)
         try:
             _manifests[layer] = copying.copy()
+            _write(layer, _manifests[layer])
         finally:
             copying.close()
     except OSError as error:
@@ -45,6 +47,33 @@ def prepare(layer: Layer) -> None:
             f"cannot copy {layer.root}: {error.strerror}: {_shown(error)}",
             hint="a copy needs as much space as the directory itself; fumehood doctor lists other ways",
         ) from error
+
+
+def _manifest_file(layer: Layer) -> str:
+    """Where the manifest is kept for whoever distils, should this process die."""
+    return f"{os.path.dirname(layer.merged)}/manifest"
+
+
+def has_manifest(layer: Layer) -> bool:
+    """Tell whether what the command changed can still be told."""
+    return os.path.exists(_manifest_file(layer))
+
+
+def _write(layer: Layer, manifest: Manifest) -> None:
+    whole = _manifest_file(layer)
+    with open(f"{whole}.new", "wb") as file:
+        marshal.dump(manifest, file)
+    os.rename(f"{whole}.new", whole)
+
+
+def _take(layer: Layer) -> Manifest:
+    """Return the manifest, once: comparing moves things, so it can't be done again."""
+    manifest = _manifests.pop(layer, None)
+    if manifest is None:
+        with open(_manifest_file(layer), "rb") as file:
+            manifest = marshal.load(file)  # noqa: S302  (nobody else can write in our state)
+    os.unlink(_manifest_file(layer))
+    return manifest
 
 
 def _shown(error: OSError) -> str:
@@ -188,8 +217,8 @@ def _readable(directory: int, name: str, found: os.stat_result, ability: int) ->
 
 def distil(layer: Layer) -> None:
     """Move what the command changed from the copy to `layer.upper`; raises FumehoodError."""
-    manifest = _manifests.pop(layer)
     try:
+        manifest = _take(layer)
         distilling = Distilling(layer, manifest)
         try:
             distilling.distil()

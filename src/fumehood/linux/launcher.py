@@ -32,12 +32,12 @@ class Launcher:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         code = (
             "import sys; sys.path.insert(0, sys.argv[1]);"
-            "from fumehood.linux.launcher import serve; serve(int(sys.argv[2]))"
+            "from fumehood.linux.launcher import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
         )
         source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", code, source, str(theirs.fileno())],
+                [sys.executable, "-I", "-S", "-c", code, source, str(theirs.fileno()), str(self.owner)],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 cwd="/", start_new_session=True,
             )  # fmt: skip
@@ -139,19 +139,26 @@ def _unpacked(message: bytes) -> launch.Plan:
     )  # fmt: skip
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, program: int) -> None:
     """Be the launcher, until the program at the other end is gone."""
     control = socket.socket(fileno=descriptor)
-    _Service(control).serve()
+    try:
+        watch = os.pidfd_open(program)
+    except ProcessLookupError:
+        return
+    _Service(control, watch).serve()
 
 
 class _Service:
     """The launcher's side: one thread, one poll, any number of sandboxes."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, program: int) -> None:
         self._control = control
+        # A child that the program forked holds the other end of the socket too, so that its end tells nothing.
+        self._program = program
         self._poll = select.poll()
-        self._poll.register(control.fileno(), select.POLLIN)
+        for fd in (control.fileno(), program):
+            self._poll.register(fd, select.POLLIN)
         self._sandboxes: dict[int, tuple[launch.Sandbox, socket.socket]] = {}
         self._channels: dict[int, launch.Sandbox] = {}
 
@@ -159,10 +166,9 @@ class _Service:
         """Answer until the program ends; then so does everything, since sandboxes die with their parent."""
         while True:
             for fd, _ in self._poll.poll():
-                if fd == self._control.fileno():
-                    if not self._accept():
-                        return
-                elif fd in self._channels:
+                if fd == self._program or (fd == self._control.fileno() and not self._accept()):
+                    return
+                if fd in self._channels:
                     self._listen(fd)
                 elif fd in self._sandboxes:
                     self._advance(fd)

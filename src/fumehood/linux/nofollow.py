@@ -7,6 +7,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.linux import libc
+from fumehood.linux.modes import Note
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Loosened:
     def __init__(self, top: int) -> None:
         self.top = top
         self.modes: dict[str, int] = {}
+        self._note = Note()
 
     def reach(self, path: str, flags: int = LISTING) -> int:
         """Open a directory whose entries are to be looked at, even one that its owner closed."""
@@ -148,6 +150,7 @@ class Loosened:
             try:
                 found = os.fstat(directory)
                 if found.st_mode & 0o700 != 0o700 and found.st_uid == me:
+                    self._note.add(directory, found)
                     self.modes.setdefault(here, stat.S_IMODE(found.st_mode))
                     set_mode(directory, stat.S_IMODE(found.st_mode) | 0o700)
                     changed = True
@@ -167,6 +170,7 @@ class Loosened:
             finally:
                 os.close(directory)
         self.modes.clear()
+        self._note.end()
 
 
 def make_parents(top: int, path: str) -> None:

@@ -29,11 +29,12 @@ from fumehood.linux.nofollow import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fumehood.core.plan import Step
 
-_HOME = "home"
+HOME, SETTLED = "home", "settled"  # beside the layer: what came out of the project, and what is left of that
+_HOMECOMING = (SWAP, PUT, TAKE, RMDIR)
 
 
 class Staging:
@@ -43,22 +44,30 @@ class Staging:
         self._upper = upper
         self._live = live
         self._name = f".fumehood-{run}"
-        self._steps: Sequence[Step] = ()
-        self._emptied: Sequence[Step] = ()
         self._settled: str | None = None
-        loosened = Loosened(live)
+        self.directory = -1
+
+    def make(self) -> None:
+        """Make the directory, empty."""
+        loosened = Loosened(self._live)
         loosened.loosen("")
         try:
-            remove_tree(live, self._name)
-            os.mkdir(self._name, 0o700, dir_fd=live)
-            self.directory = open_below(live, self._name)
+            remove_tree(self._live, self._name)
+            os.mkdir(self._name, 0o700, dir_fd=self._live)
+            self.directory = open_below(self._live, self._name)
         finally:
             loosened.restore()
 
+    def find(self) -> bool:
+        """Open the directory that an interrupted apply has left, if there is one."""
+        try:
+            self.directory = open_below(self._live, self._name)
+        except FileNotFoundError:
+            return False
+        return True
+
     def prepare(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
         """Copy in what will be put into the project, and take note of the copies' identities."""
-        self._steps = [step for step in steps if step.act in (SWAP, PUT, TAKE)]
-        self._emptied = [step for step in steps if step.act == RMDIR]
         layer = open_top(self._upper)
         loosened, target = Loosened(layer), Parents(self.directory)
         links = Links(self.directory)
@@ -76,7 +85,7 @@ class Staging:
             loosened.restore()
             target.close()
             os.close(layer)
-        self._note_copies(changes, {step.change.path for step in steps if step.act == MKDIR})
+        self._note_copies(changes, steps)
 
     def _bring(self, step: Step, source: int, target: int, links: Links) -> None:
         if step.act != MKDIR:
@@ -85,10 +94,11 @@ class Staging:
             os.mkdir(step.name, 0o700, dir_fd=target)
             copy_directory(source, target, step.name)
 
-    def _note_copies(self, changes: Sequence[c.Change], apart: set[str]) -> None:
+    def _note_copies(self, changes: Sequence[c.Change], steps: Sequence[Step]) -> None:
         """Let changes name the copies: these are what will be in the project, save for directories made there."""
         copies = dict(walk(self.directory, ""))
-        moved = {step.change.path for step in self._steps if step.act != TAKE}
+        apart = {step.change.path for step in steps if step.act == MKDIR}
+        moved = {step.change.path for step in steps if step.act in (SWAP, PUT)}
         for change in changes:
             if change.verdict != c.APPLIED or change.after is None or change.path in apart:
                 continue
@@ -96,29 +106,43 @@ class Staging:
             if found is not None and (change.within is not None or change.path in moved):
                 change.after = stamp_of(found)
 
-    def bring_home(self) -> None:
-        """Copy what came out of the project into the layer: all is copied before the first path is replaced."""
+    def copy_home(self) -> None:
+        """Copy what came out of the project to beside the layer, which stays as it is."""
         above = open_top(os.path.dirname(self._upper))
         try:
-            remove_tree(above, _HOME)
-            copy_tree(self._live, self._name, above, _HOME)
-            home, layer = open_below(above, _HOME), open_top(self._upper)
+            remove_tree(above, HOME)
+            copy_tree(self._live, self._name, above, HOME)
+        finally:
+            os.close(above)
+
+    def settle_home(self, steps: Sequence[Step]) -> None:
+        """Put those copies into the layer, in place of what went into the project; may be repeated.
+
+        From here on there is only a forward: it is done again until it succeeds.
+        """
+        above = open_top(os.path.dirname(self._upper))
+        try:
+            if look(above, HOME) is None:
+                return  # it was all done, and only then removed
+            home, layer = open_below(above, HOME), open_top(self._upper)
             source, target = Loosened(home), Loosened(layer)
             try:
-                for step in self._steps:
-                    self._settle(source, target, step, _move_home)
-                for step in self._emptied:
-                    self._settle(source, target, step, _resemble)
+                for step in steps:
+                    if step.act in _HOMECOMING and step.change.verdict == c.APPLIED:
+                        self._settle(source, target, step)
             finally:
                 target.restore()
                 os.close(home)
                 os.close(layer)
-            remove_tree(above, _HOME)
+            # Renamed first: one that is not whole must not be taken for what is to be put into the layer.
+            remove_tree(above, SETTLED)
+            os.rename(HOME, SETTLED, src_dir_fd=above, dst_dir_fd=above)
+            remove_tree(above, SETTLED)
         finally:
             os.close(above)
 
-    def _settle(self, source: Loosened, target: Loosened, step: Step, act: Callable[[int, int, Step], None]) -> None:
-        """Do something with the copy of one entry and its place in the layer."""
+    def _settle(self, source: Loosened, target: Loosened, step: Step) -> None:
+        """Bring one entry's copy to its place in the layer."""
         if step.parent != self._settled:
             source.loosen(step.parent)
             target.loosen(step.parent)
@@ -126,14 +150,18 @@ class Staging:
             self._settled = step.parent
         here, there = open_below(source.top, step.parent), open_below(target.top, step.parent)
         try:
-            act(here, there, step)
+            (_resemble if step.act == RMDIR else _move_home)(here, there, step)
         finally:
             os.close(here)
             os.close(there)
 
-    def close(self) -> None:
-        """Remove the directory from the project."""
-        os.close(self.directory)
+    def close(self, *, remove: bool) -> None:
+        """Let go of the directory, and remove it from the project."""
+        if self.directory >= 0:
+            os.close(self.directory)
+        self.directory = -1
+        if not remove:
+            return
         loosened = Loosened(self._live)
         loosened.loosen("")
         try:
@@ -144,18 +172,18 @@ class Staging:
 
 def _move_home(here: int, there: int, step: Step) -> None:
     """Put a copy into the layer; where nothing came out of the project, what went in leaves the layer too."""
-    name, raw = step.name, os.fsencode(step.name)
-    found, slot = look(here, name), look(there, name)
-    if found is None:
+    name, before = step.name, step.change.before
+    found = look(here, name)
+    if found is not None or step.act == PUT:  # else it was done before an interruption
         remove_tree(there, name)
-        return
-    for directory, entry in ((here, found), (there, slot)):
-        # One that is read-only can't be moved: its own `..` is written.
-        if entry is not None and stat.S_ISDIR(entry.st_mode) and not entry.st_mode & 0o200:
-            os.chmod(name, 0o700, dir_fd=directory)
-    libc.renameat2(here, raw, there, raw, libc.RENAME_NOREPLACE if slot is None else libc.RENAME_EXCHANGE)
-    if stat.S_ISDIR(found.st_mode):
-        os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=there)
+    if found is not None:
+        if stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o200:
+            # One that is read-only can't be moved: its own `..` is written.
+            os.chmod(name, 0o700, dir_fd=here)
+        raw = os.fsencode(name)
+        libc.renameat2(here, raw, there, raw, libc.RENAME_NOREPLACE)
+    if before is not None and before.kind == c.DIRECTORY:
+        os.chmod(name, before.mode, dir_fd=there)
 
 
 def _resemble(here: int, there: int, step: Step) -> None:

@@ -9,7 +9,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.core.plan import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.linux import libc
-from fumehood.linux.copying import copy_directory, copy_file
+from fumehood.linux.copying import copy_directory
 from fumehood.linux.nofollow import (
     Loosened,
     Parents,
@@ -21,11 +21,16 @@ from fumehood.linux.nofollow import (
     split,
     stamp_of,
 )
+from fumehood.linux.parting import Parting
+from fumehood.linux.traces import was_done
 from fumehood.linux.upper import BOOKKEEPING, ORIGIN, attributes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class Changed(Exception):
@@ -47,40 +52,34 @@ class Sides:
             for step in steps:
                 for change in step.unmark:
                     self._in_layer(loosened, change, _unmark)
-            self._part(loosened, sharing, "after")
+            if sharing:
+                self._part(loosened, sharing)
         finally:
             # Now, for some of these directories are about to move.
             loosened.restore()
 
+    def _part(self, loosened: Loosened, sharing: Sequence[c.Change]) -> None:
+        parting = Parting(self.layer.top, loosened, "after")
+        try:
+            parting.copy(sharing)
+            parting.place(sharing)
+        finally:
+            parting.close()
+
+    def copy_backups(self, sharing: Sequence[c.Change]) -> None:
+        """Copy backups that have a link in the project, for a write there must not reach them."""
+        self._with_parting(lambda parting: parting.copy(sharing))
+
     def part_backups(self, sharing: Sequence[c.Change]) -> None:
-        """Give backups that have a link in the project an inode of their own: a write there must not reach them."""
-        self._part(self._loosened[0], sharing, "before")
+        """Let those copies take the backups' places; may be repeated."""
+        self._with_parting(lambda parting: parting.place(sharing))
 
-    def _part(self, loosened: Loosened, sharing: Sequence[c.Change], version: str) -> None:
-        """Copy files of the layer to new inodes; those that shared one share the new one."""
-        copies: dict[int, str] = {}
-        for change in sharing:
-            inode = getattr(change, version).inode
-            first = copies.get(inode)
-            self._in_layer(loosened, change, _copy_aside if first is None else self._linking_to(first))
-            copies.setdefault(inode, change.path)
-            found = os.stat(split(change.path)[1], dir_fd=self.layer.of(split(change.path)[0]), follow_symlinks=False)
-            setattr(change, version, stamp_of(found))
-
-    def _linking_to(self, first: str) -> Callable[[int, c.Change], None]:
-        """Return what gives a file of the layer the inode of the copy that was made of it at another path."""
-        parent, name = split(first)
-
-        def link_aside(directory: int, change: c.Change) -> None:
-            spare = _spare()
-            there = open_below(self.layer.top, parent)
-            try:
-                os.link(name, spare, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
-            finally:
-                os.close(there)
-            os.rename(spare, split(change.path)[1], src_dir_fd=directory, dst_dir_fd=directory)
-
-        return link_aside
+    def _with_parting(self, act: Callable[[Parting], None]) -> None:
+        parting = Parting(self.layer.top, self._loosened[0], "before")
+        try:
+            act(parting)
+        finally:
+            parting.close()
 
     def _in_layer(self, loosened: Loosened, change: c.Change, act: Callable[[int, c.Change], None]) -> None:
         """Do something in the directory that holds a change, opened up if it forbids that to its owner."""
@@ -134,15 +133,19 @@ class Sides:
         """Take a performed step back."""
         self._patiently(step, _UNDO[step.act])
 
-    def _patiently(self, step: Step, act: Callable[[Sides, Step], None]) -> None:
+    def was_done(self, step: Step) -> bool:
+        """Tell by what lies where whether a step of an interrupted apply was done."""
+        return self._patiently(step, was_done)
+
+    def _patiently(self, step: Step, act: Callable[[Sides, Step], T]) -> T:
         try:
-            act(self, step)
+            return act(self, step)
         except PermissionError:
             # Both, even where opening up the first would do.
             loosened = [each.loosen(step.parent) for each in self._loosened]
             if not any(loosened):
                 raise
-            act(self, step)
+            return act(self, step)
 
     def set_directory_mode(self, path: str, mode: int) -> None:
         """Give a live directory its mode, now or when it is closed again."""
@@ -403,14 +406,3 @@ def _unmark(directory: int, change: c.Change) -> None:
         except OSError as error:
             if error.errno != errno.ENODATA:  # an earlier apply that was taken back has removed it already
                 raise
-
-
-def _copy_aside(directory: int, change: c.Change) -> None:
-    """Give a file of the layer an inode of its own."""
-    name, spare = split(change.path)[1], _spare()
-    copy_file(directory, name, directory, spare)
-    os.rename(spare, name, src_dir_fd=directory, dst_dir_fd=directory)
-
-
-def _spare() -> str:
-    return f".fumehood-{os.getpid()}-{os.urandom(4).hex()}"

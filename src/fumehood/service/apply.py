@@ -8,14 +8,15 @@ from fumehood.core import changes as c
 from fumehood.core.judge import keep_replacements_whole
 from fumehood.core.plan import PUT, RMDIR, SWAP, TAKE, plan, sharing
 from fumehood.core.report import printable
-from fumehood.errors import ApplyFailed
+from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux.nofollow import make_parents, open_top
 from fumehood.linux.staging import Staging
 from fumehood.linux.steps import Changed, Sides
+from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fumehood.core.plan import Step
 
@@ -30,55 +31,91 @@ def take_over(
     *,
     staying: frozenset[tuple[int, str]] = frozenset(),
     or_nothing: bool = False,
+    journal: Callable[[str], None] | None = None,
 ) -> None:
     """Perform every change whose verdict is `applied`, between layers and the project.
 
     A path that is no longer what it was judged against becomes a conflict and stays in the layer; with
     `or_nothing`, Changed is raised instead. That, and any other failure, takes back what was done: the
-    project is then as it was.
+    project is then as it was. `journal` records how far it has come, with the changes as they are then.
     """
-    if not or_nothing:
-        _find_conflicts(changes, uppers)
+    conflicts = not or_nothing and _find_conflicts(changes, uppers)
+    note = journal or _unrecorded
     steps = plan(changes, staying)
-    done: list[tuple[Sides, Step]] = []
     between = Between(roots, uppers, run)
+    done: list[tuple[Sides, Step]] = []
     try:
-        between.open(steps, changes)
-        at = 0
-        while at < len(steps):
-            step = steps[at]
-            sides = between.sides[step.change.root]
-            if step.is_plain and (reached := sides.swap_plainly(steps, at, done)) > at:
-                at = reached
-                continue
-            at += 1
-            if step.change.verdict != c.APPLIED:
-                continue  # it lies in something that turned out to be a conflict
-            try:
-                sides.do(step)
-            except Changed:
-                if or_nothing:
-                    raise
-                mark_conflict(step.change, changes)
-            else:
-                done.append((sides, step))
-        between.part_backups(changes)
-        between.bring_home()
-    except Changed:
-        between.take_back(done)
-        raise
+        try:
+            between.open(steps, changes)
+            if between.has_copies or conflicts:
+                note(APPLYING)  # with the stamps of what will be in the project
+            between.has_originals = True
+            _perform(steps, between, done, changes, or_nothing=or_nothing)
+            if between.save(changes):
+                note(SETTLING)
+        except (Changed, OSError, FumehoodError) as error:
+            left = between.take_back(done)
+            raise _failure(error, run, left) from error
+        between.settle(steps, changes)
     except OSError as error:
-        left = between.take_back(done)
-        but = f"; could not be taken back: {', '.join(left)}" if left else ""
-        raise ApplyFailed(
-            f"nothing was applied: {error.strerror}: {_shown(error)}{but}",
-            hint=f"the changes are held; once that is mended: fumehood apply {run}",
+        raise Unfinished(
+            f"it is all applied, but not all backups are in their places: {error.strerror}: {_shown(error)}",
+            hint="the next fumehood command goes on with it",
         ) from error
     finally:
         between.close()
 
 
-def _find_conflicts(changes: Sequence[c.Change], uppers: Sequence[str]) -> None:
+def _unrecorded(_state: str) -> None:
+    """For those who don't need a journal."""
+
+
+def _failure(error: Exception, run: str, left: Sequence[str]) -> Exception:
+    """Say why nothing was applied, or which paths a person changed meanwhile, so that they were not taken back."""
+    if isinstance(error, OSError):
+        error = ApplyFailed(
+            f"nothing was applied: {error.strerror}: {_shown(error)}",
+            hint=f"the changes are held; once that is mended: fumehood apply {run}",
+        )
+    if not left:
+        return error
+    return Unfinished(
+        f"{error}; could not be taken back: {', '.join(left)}", hint="the next fumehood command tries again"
+    )
+
+
+def _perform(
+    steps: Sequence[Step], between: Between, done: list[tuple[Sides, Step]], changes: Sequence[c.Change],
+    *, or_nothing: bool,
+) -> None:  # fmt: skip
+    at = 0
+    while at < len(steps):
+        step = steps[at]
+        sides = between.sides[step.change.root]
+        if step.change.verdict != c.APPLIED:
+            at += 1
+            continue  # it lies in something that turned out to be a conflict
+        known = len(done)
+        try:
+            if step.is_plain and (reached := sides.swap_plainly(steps, at, done)) > at:
+                at = reached
+                continue
+            sides.do(step)
+        except Changed:
+            if or_nothing:
+                raise
+            mark_conflict(step.change, changes)
+        except OSError:
+            failed = steps[at + len(done) - known]
+            if sides.was_done(failed):
+                done.append((sides, failed))  # only something after it went wrong
+            raise
+        else:
+            done.append((sides, step))
+        at += 1
+
+
+def _find_conflicts(changes: Sequence[c.Change], uppers: Sequence[str]) -> bool:
     """Mark what a person changed after the run had begun: their version stays, the run's is held.
 
     Both times are the file system's own, so they can be compared; that of a directory says only that
@@ -97,6 +134,7 @@ def _find_conflicts(changes: Sequence[c.Change], uppers: Sequence[str]) -> None:
         change.verdict, change.reason = c.CONFLICT, _CHANGED_MEANWHILE
     if found:
         keep_replacements_whole(changes)
+    return bool(found)
 
 
 def _shown(error: OSError) -> str:
@@ -125,52 +163,92 @@ class Between:
 
     def __init__(self, roots: Sequence[str], uppers: Sequence[str], run: str) -> None:
         self.sides: dict[int, Sides] = {}
+        self.has_copies = False
         self._roots = roots
         self._uppers = uppers
         self._run = run
         self._staging: dict[int, Staging] = {}
         self._descriptors: list[int] = []
+        self.has_originals = False  # in the staging directories, and nowhere else
 
     def open(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
         """Get every root's two sides ready for these steps."""
         for number in sorted({step.change.root for step in steps}):
             mine = [step for step in steps if step.change.root == number]
             here = [change for change in changes if change.root == number]
-            layer, live = open_top(self._uppers[number]), open_top(self._roots[number])
-            self._descriptors += [layer, live]
-            if os.fstat(layer).st_dev != os.fstat(live).st_dev:
-                staging = Staging(self._uppers[number], live, self._run)
-                self._staging[number] = staging
-                staging.prepare(mine, here)
-                layer = staging.directory
+            layer, live = self._open(number)
+            if number in self._staging:
+                self._staging[number].make()
+                self._staging[number].prepare(mine, here)
+                layer = self._staging[number].directory
+                self.has_copies = True
             for parent in {_needed(step) for step in mine}:
                 make_parents(layer, parent)
             self.sides[number] = Sides(layer, live)
             if number not in self._staging:
                 # Copies have neither bookkeeping nor links to anything else.
-                self.sides[number].prepare(mine, sharing(here, "after"))
+                shared = sharing(here, "after")
+                self.has_copies = self.has_copies or bool(shared)
+                self.sides[number].prepare(mine, shared)
 
-    def part_backups(self, changes: Sequence[c.Change]) -> None:
-        """See to it that no backup shares an inode with a live file."""
-        found = sharing(changes, "before")
-        for number, sides in self.sides.items():
+    def _open(self, number: int) -> tuple[int, int]:
+        layer, live = open_top(self._uppers[number]), open_top(self._roots[number])
+        self._descriptors += [layer, live]
+        if os.fstat(layer).st_dev != os.fstat(live).st_dev:
+            self._staging[number] = Staging(self._uppers[number], live, self._run)
+        return layer, live
+
+    def reopen(self, steps: Sequence[Step]) -> None:
+        """Open the two sides as an interrupted apply has left them; without its staging, it had done nothing yet."""
+        for number in sorted({step.change.root for step in steps}):
+            layer, live = self._open(number)
             if number not in self._staging:
-                sides.part_backups([change for change in found if change.root == number])
+                self.sides[number] = Sides(layer, live)
+            elif self._staging[number].find():
+                self.sides[number] = Sides(self._staging[number].directory, live)
 
-    def bring_home(self) -> None:
-        """Copy what came out of the project into the layers, where it can't be renamed."""
+    def save(self, changes: Sequence[c.Change]) -> bool:
+        """Copy what came out of the project and can't stay as it is; tell whether that has to be settled."""
+        for number, shared in self._sharing(changes).items():
+            self.sides[number].copy_backups(shared)
         for number, staging in self._staging.items():
             self.sides[number].layer.close()
-            staging.bring_home()
+            staging.copy_home()
+        return bool(self._staging or self._sharing(changes))
+
+    def settle(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
+        """Put into the layers what was copied: backups that share no inode with a live file; may be repeated."""
+        for number, shared in self._sharing(changes).items():
+            self.sides[number].part_backups(shared)
+        for number, staging in self._staging.items():
+            staging.settle_home([step for step in steps if step.change.root == number])
+        self.has_originals = False
+
+    def _sharing(self, changes: Sequence[c.Change]) -> dict[int, list[c.Change]]:
+        found: dict[int, list[c.Change]] = {}
+        for change in sharing(changes, "before"):
+            if change.root in self.sides and change.root not in self._staging:
+                found.setdefault(change.root, []).append(change)
+        return found
+
+    def keep(self, left: Sequence[Step]) -> None:
+        """Copy home the originals of steps that can't be taken back; the staging directory is then not needed."""
+        for number, staging in self._staging.items():
+            mine = [step for step in left if step.change.root == number]
+            if mine:
+                staging.copy_home()
+                staging.settle_home(mine)
+        self.has_originals = False
 
     def take_back(self, done: Sequence[tuple[Sides, Step]]) -> list[str]:
-        """Undo performed steps, the last first; return the paths that a person changed meanwhile: those stay."""
+        """Undo performed steps, the last first; return the paths for which that was not possible."""
         left = []
         for sides, step in reversed(done):
             try:
                 sides.undo(step)
             except (Changed, OSError):
                 left.append(printable(step.change.path))
+        self.has_originals = bool(left)
         return left
 
     def close(self) -> None:
@@ -178,7 +256,7 @@ class Between:
         for sides in self.sides.values():
             sides.close()
         for staging in self._staging.values():
-            staging.close()
+            staging.close(remove=not self.has_originals)
         for descriptor in self._descriptors:
             os.close(descriptor)
         self.sides, self._staging, self._descriptors = {}, {}, []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DAYS = 30
 _DAY_S = 86_400
-_NEEDED = frozenset({"held", "running", "applying"})
+_NEEDED = frozenset({"held", "running", "applying", "settling"})
 _CAME_TO_NOTHING = frozenset({"failed", "discarded", "empty", "refused"})
 _GONE = ".gone"  # ends the name of a layer that only waits to be removed
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")

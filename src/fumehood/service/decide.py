@@ -21,26 +21,30 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
-_DONE = "done"
+DONE = "done"
 
 
 def apply_held(store: Store, project: Project, run: Run) -> Run:
     """Take over what a run had to hold."""
     with InterruptsHeld(), store.alone(project.id):
-        run = _held(store, run)
+        run = recorded(store, project, run)
+        _must_be_held(run)
         # Those applied before are done; only what was held moves now.
         waiting = [change for change in run.found if change.verdict in (c.HELD, c.CONFLICT)]
         earlier = [change for change in run.found if change.verdict == c.APPLIED]
         for change in earlier:
-            change.verdict = _DONE
+            change.verdict = DONE
         for change in waiting:
             change.verdict, change.reason = c.APPLIED, ""
         keep_replacements_whole(run.found)
-        store.history.state(run.run, APPLYING)
+        _count_links(run)
+        # What is in flight is `applied` in the journal, what was applied before is `done`.
+        store.history.note(run, APPLYING)
         failure = None
         try:
-            _count_links(run)
-            take_over(run.found, run.roots, store.uppers(run), run.run)
+            take_over(
+                run.found, run.roots, store.uppers(run), run.run, journal=lambda state: store.history.note(run, state)
+            )
         except ApplyFailed as error:
             failure = error
             hold_all(run, error)
@@ -81,7 +85,8 @@ def _count_links(run: Run) -> None:
 def discard_held(store: Store, project: Project, run: Run) -> Run:
     """Throw away what a run had to hold; what it had applied stays, with its backups."""
     with InterruptsHeld(), store.alone(project.id):
-        run = _held(store, run)
+        run = recorded(store, project, run)
+        _must_be_held(run)
         for change in run.found:
             if change.verdict in (c.HELD, c.CONFLICT):
                 change.verdict, change.reason = c.DISCARDED, "a person threw it away"
@@ -92,11 +97,11 @@ def discard_held(store: Store, project: Project, run: Run) -> Run:
     return run
 
 
-def _held(store: Store, run: Run) -> Run:
-    """Return a run as it is now that nobody else can apply or undo; it must hold something."""
-    run = store.history.find(run.run)
-    _must_be_held(run)
-    return run
+def recorded(store: Store, project: Project, run: Run) -> Run:
+    """Return a run of this project as it is now that nobody else can apply or undo."""
+    if run.project != project.path:
+        raise BadRequest(f"run {run.run} is of another project: {run.project}", hint="fumehood log lists this one's")
+    return store.history.find(run.run)
 
 
 def _must_be_held(run: Run) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.service.store import Store
+    from fumehood.store.backups import Wanted
     from fumehood.store.files import Noted, Place, Record, Seen
 
 _KEPT = (c.FILE, c.SYMLINK)  # the kinds that have records; only files have daily backups
@@ -86,25 +87,30 @@ def _save(store: Store, project: int, run: Run, root: int, changes: Sequence[c.C
     files, top = Files(store.database), os.fsencode(run.roots[root])
     paths = [os.fsencode(change.path) for change in changes]
     numbers = files.numbers(project, top, paths)
-    day = backups.day_of(time.time())
-    wanted = []
-    for change, path in zip(changes, paths, strict=True):
-        basename = path[path.rfind(b"/") + 1 :]
-        wanted.append((change.path.rpartition("/")[0], basename, backups.name_of(numbers[path], day, basename)))
-    with Daily(store.places.state) as daily, Slots(store.uppers(run)[root]) as slots:
-        failed = daily.keep(slots, wanted)
+    day = backups.day_of(time.time()).encode()
+    wanted: list[Wanted] = []
     there: list[Noted] = []
     deleted: list[Noted] = []
-    for n, (change, path) in enumerate(zip(changes, paths, strict=True)):
-        copy = b"" if n in failed else backups.PREFIX + wanted[n][2]
-        after, before = change.after, change.before
-        if after is not None and after.kind in _KEPT:
-            there.append((numbers[path], path, after.kind, after.size, after.modified_ns, copy))
-        elif before is not None:
-            deleted.append((numbers[path], path, before.kind, before.size, before.modified_ns, copy))
-    files.note(project, top, run.run, there)
-    files.note(project, top, run.run, deleted, are_deleted=True)
+    for change, path in zip(changes, paths, strict=True):
+        number, (parent, _, basename) = numbers[path], path.rpartition(b"/")
+        name = backups.name_of(number, day, basename)
+        wanted.append((parent, basename, name))
+        stamp, noted = change.after, there
+        if stamp is None or stamp.kind not in _KEPT:
+            stamp, noted = change.before, deleted
+        assert stamp is not None
+        noted.append((number, path, stamp.kind, stamp.size, stamp.modified_ns, backups.PREFIX + name))
+    with Daily(store.places.state) as daily, Slots(store.uppers(run)[root]) as slots:
+        failed = daily.keep(slots, wanted)
+    without = {numbers[paths[n]] for n in failed}
+    files.note(project, top, run.run, _without_copy(there, without))
+    files.note(project, top, run.run, _without_copy(deleted, without), are_deleted=True)
     return [f"no backup for today of {changes[n].path}: {error.strerror}" for n, error in failed.items()]
+
+
+def _without_copy(noted: list[Noted], numbers: set[int]) -> list[Noted]:
+    """Take the backup's path out of what is noted of some files."""
+    return [(*each[:5], b"") if each[0] in numbers else each for each in noted] if numbers else noted
 
 
 def release(store: Store, changes: Sequence[c.Change], uppers: Sequence[str]) -> int:

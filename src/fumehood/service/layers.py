@@ -7,7 +7,7 @@ import os
 from fumehood.core.inverse import needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import COPY, FUSE, Layer
-from fumehood.linux.nofollow import open_top, remove_tree
+from fumehood.linux.nofollow import LISTING, open_top, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,23 +22,77 @@ _PARTS = ("upper", "work", "merged")
 def make(places: Places, run: str, roots: Sequence[str], way: str) -> tuple[Layer, ...]:
     """Make the directories of a run's layers; the upper one looks like the root it stands for."""
     parts = _PARTS if way in (FUSE, COPY) else _PARTS[:2]
-    layers = []
+    layers = known(places, run, roots)
     try:
-        os.mkdir(places.run(run), 0o700)
-        for number, root in enumerate(roots):
+        for number, layer in enumerate(layers):
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
-            upper, work, merged = (places.layer(run, number, part) for part in _PARTS)
             for part in parts:
                 os.mkdir(places.layer(run, number, part), 0o700)
-            _resemble(upper, root)
-            layers.append(Layer(root=root, upper=upper, work=work, merged=merged))
+            _resemble(layer.upper, layer.root)
     except OSError as error:
         drop(places, run)
-        raise FumehoodError(
-            f"cannot make the run's directories in {places.state}: {error.strerror}",
-            hint="fumehood clean frees what is no longer needed",
-        ) from error
+        raise _cannot_make(places, error) from error
+    return layers
+
+
+def known(places: Places, run: str, roots: Sequence[str]) -> tuple[Layer, ...]:
+    """Return where a run's layers lie."""
+    layers = []
+    for number, root in enumerate(roots):
+        upper, work, merged = (places.layer(run, number, part) for part in _PARTS)
+        layers.append(Layer(root=root, upper=upper, work=work, merged=merged))
     return tuple(layers)
+
+
+def _cannot_make(places: Places, error: OSError) -> FumehoodError:
+    return FumehoodError(
+        f"cannot make the run's directories in {places.state}: {error.strerror}",
+        hint="fumehood clean frees what is no longer needed",
+    )
+
+
+class Claim:
+    """A run's directory, locked for as long as its process lives and its record is not final.
+
+    It is made before the record is, so a record of a running run whose directory is not locked tells of a death.
+    """
+
+    def __init__(self, places: Places, run: str) -> None:
+        self._places = places
+        self.run = run
+        self._fd = -1
+
+    def take(self) -> None:
+        """Make the directory, and lock it."""
+        import fcntl
+
+        path = self._places.run(self.run)
+        try:
+            os.mkdir(path, 0o700)
+            self._fd = os.open(path, LISTING | os.O_CLOEXEC)
+        except OSError as error:
+            raise _cannot_make(self._places, error) from error
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def take_up(places: Places, run: str) -> int:
+    """Lock the directory of a run whose process is dead; raises BlockingIOError where it lives."""
+    import fcntl
+
+    fd = os.open(places.run(run), LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _resemble(upper: str, root: str) -> None:

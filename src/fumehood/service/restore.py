@@ -74,7 +74,10 @@ def _perform(store: Store, project: Project, run: Run) -> None:
     store.history.journal(run, ((b"", 0), (b"", 0)))
     stamps = [(change.before, change.after) for change in run.found]
     try:
-        take_over(run.found, run.roots, store.uppers(run), run.run, or_nothing=True)
+        take_over(
+            run.found, run.roots, store.uppers(run), run.run, or_nothing=True,
+            journal=lambda state: store.history.note(run, state),
+        )  # fmt: skip
     except (ApplyFailed, Changed) as error:
         reason = f"{error} changed meanwhile" if isinstance(error, Changed) else str(error)
         store.history.state(run.run, "failed", reason)
@@ -87,9 +90,10 @@ def _perform(store: Store, project: Project, run: Run) -> None:
 
 def _prepare(store: Store, run: Run, number: int, path: str, version: Version) -> list[c.Change]:
     """Copy a version into the run's layer, as if a command had written it, and tell what that changes."""
-    upper = store.places.layer(run.run, number, "upper")
-    os.makedirs(upper, 0o700)
-    layer, live = open_top(upper), open_top(run.roots[number])
+    uppers = store.uppers(run)
+    for upper in uppers:
+        os.makedirs(upper, 0o700)
+    layer, live = open_top(uppers[number]), open_top(run.roots[number])
     try:
         parent, name = split(path)
         _make_way(layer, live, parent)

@@ -52,9 +52,13 @@ class Hood:
 
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
+        with layering.Claim(self.store.places, new_id()) as claim:
+            return self._run(claim, request, wishes)
+
+    def _run(self, claim: layering.Claim, request: Request, wishes: Wishes) -> Run:
         command = checked(request.command)
         environment, dropped = inherited(os.environ)
-        run, layers, execution = self._begin(request, command, dropped)
+        run, layers, execution = self._begin(claim, request, command, dropped)
         try:
             ended = self._execute(run, execution, arguments(command), environment, request, wishes)
         except BaseException as error:
@@ -70,7 +74,7 @@ class Hood:
         return run
 
     def _begin(
-        self, request: Request, command: str | tuple[str, ...], dropped: tuple[str, ...]
+        self, claim: layering.Claim, request: Request, command: str | tuple[str, ...], dropped: tuple[str, ...]
     ) -> tuple[Run, tuple[Layer, ...], Execution]:
         """Make the run known, and its layers."""
         places = self.store.places
@@ -80,10 +84,12 @@ class Hood:
         roots = self.project.roots
         way = capturing.choose(found, self.policy.capture, roots)
         run = Run(
-            run=new_id(), project=self.project.path, command=shown(command), cwd=request.cwd or self.project.path,
+            run=claim.run, project=self.project.path, command=shown(command), cwd=request.cwd or self.project.path,
             state="running", network=request.network, started_at=time.time(), capture=way, mode=request.mode,
             dropped=dropped, roots=roots,
         )  # fmt: skip
+        self.store.recover()
+        claim.take()
         self.store.history.begin(self.project.id, run, os.getpid())
         layers = layering.make(places, run.run, roots, way)
         return run, layers, Execution(found, capturing.Capture(way, layers), self._start)
@@ -143,7 +149,10 @@ class Hood:
             history.journal(run, printed)
             stamps = [(change.verdict, change.before, change.after) for change in run.found]
             try:
-                take_over(run.found, run.roots, [layer.upper for layer in layers], run.run)
+                take_over(
+                    run.found, run.roots, [layer.upper for layer in layers], run.run,
+                    journal=lambda state: history.note(run, state),
+                )  # fmt: skip
                 run.state = state_of(run.found)
             except ApplyFailed as error:
                 hold_all(run, error)

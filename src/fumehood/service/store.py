@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from fumehood.linux import modes
 from fumehood.store.database import Database
 from fumehood.store.history import History
 from fumehood.store.places import places
@@ -11,7 +12,7 @@ from fumehood.store.projects import Projects
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fumehood.core.report import Run
 
@@ -24,14 +25,37 @@ class Store:
         self.database = Database(self.places.database)
         self.history = History(self.database, self.places)
         self.projects = Projects(self.database, self.places)
+        modes.directory = self.places.modes
+        self.recover()
+
+    def recover(self) -> None:
+        """Take back what a process that died had left half done, and keep what its command wrote.
+
+        What can't be mended now is left for the next time: nothing else may fail for it.
+        """
+        unfinished = self.history.unfinished()
+        if unfinished or modes.notes(self.places.modes):
+            from fumehood.service.recover import recover
+
+            recover(self, unfinished)
 
     def uppers(self, run: Run) -> list[str]:
         """The upper directories that hold a run's versions, root by root."""
         return [self.places.layer(run.layer, number, "upper") for number in range(len(run.roots))]
 
     def alone(self, project: int) -> Alone:
-        """Take a project's lock for a `with` block: applies and undos of one project wait for each other."""
-        return Alone(self.places.lock(f"project-{project}"))
+        """Take a project's lock for a `with` block: applies and undos of one project wait for each other.
+
+        What one that died has left half done is taken back first.
+        """
+        return Alone(self.places.lock(f"project-{project}"), lambda: self._mend(project))
+
+    def _mend(self, project: int) -> None:
+        unfinished = self.history.unfinished(project)
+        if unfinished:
+            from fumehood.service.recover import mend
+
+            mend(self, unfinished)
 
     def close(self) -> None:
         """Close the database."""
@@ -39,17 +63,25 @@ class Store:
 
 
 class Alone:
-    """A lock between processes, and between the threads of this one."""
+    """A lock between processes, and between the threads of this one; `first` is done as soon as it is held."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, first: Callable[[], None] | None = None, *, wait: bool = True) -> None:
         self._path = path
+        self._first = first
+        self._wait = wait
         self._file = -1
 
     def __enter__(self) -> None:
         import fcntl
 
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX if self._wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._first is not None:
+                self._first()
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def __exit__(self, *_error: object) -> None:
         os.close(self._file)

@@ -16,6 +16,7 @@ from fumehood.linux.nofollow import kind_of, looks, open_top, stamp_of, walk
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
+from fumehood.service.decide import recorded
 from fumehood.service.sandbox import state_of
 from fumehood.store.history import APPLYING
 from fumehood.store.ids import new_id
@@ -34,8 +35,7 @@ _NAMED = 5  # paths named in a refusal
 def undo(store: Store, project: Project, run: Run) -> Run:
     """Bring back exactly what was there before a run; returns the undo, which can itself be undone."""
     with InterruptsHeld(), store.alone(project.id):
-        # Again, now that nobody else can apply or undo.
-        run = store.history.find(run.run)
+        run = recorded(store, project, run)
         back = _planned(run)
         first = run if back.layer == run.run else store.history.find(back.layer)
         # A plain swap finds out by itself; whole trees must be looked at first.
@@ -46,8 +46,10 @@ def undo(store: Store, project: Project, run: Run) -> Run:
         stamps = [(change.before, change.after) for change in back.found]
         _perform(store, run, back, staying(first.found))
         back.state, back.duration_s = "applied", time.monotonic() - began
-        store.history.settle(back, rewrite=stamps != [(change.before, change.after) for change in back.found])
-        _mark_undone(store, run)
+        store.history.settle(
+            back, rewrite=stamps != [(change.before, change.after) for change in back.found],
+            others=undone(store, run),
+        )  # fmt: skip
         held = [change for change in first.found if change.verdict in (c.HELD, c.CONFLICT)]
         layering.drop_if_empty(store.places, back.layer, [*back.found, *held])
     return back
@@ -72,7 +74,10 @@ def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]
     """Do it. Where something is not as the record says, everything is looked at, and it is tried once more."""
     for last in (False, True):
         try:
-            take_over(back.found, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True)
+            take_over(
+                back.found, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True,
+                journal=lambda state: store.history.note(back, state),
+            )  # fmt: skip
         except (ApplyFailed, Changed) as error:
             store.history.state(back.run, "failed", str(error))
             _check(store, run, back, back.found)
@@ -80,7 +85,7 @@ def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]
                 raise UndoRefused(
                     f"nothing was undone: {error}", hint="the project is as it was before the undo"
                 ) from error
-            store.history.state(back.run, APPLYING)
+            store.history.note(back, APPLYING)
         else:
             return
 
@@ -97,14 +102,15 @@ def _to_take_back(run: Run) -> list[c.Change]:
     return changes
 
 
-def _mark_undone(store: Store, run: Run) -> None:
-    """The run is undone; where it was itself an undo, what that took back stands again, and so on."""
-    store.history.state(run.run, UNDONE)
+def undone(store: Store, run: Run) -> list[tuple[str, str]]:
+    """Return the states that follow: the run is undone; where it was an undo, what that took back stands again."""
+    states = [(run.run, UNDONE)]
     stands = True
     while run.of is not None:
         run = store.history.find(run.of)
-        store.history.state(run.run, state_of(run.found) if stands else UNDONE)
+        states.append((run.run, state_of(run.found) if stands else UNDONE))
         stands = not stands
+    return states
 
 
 def _find_backups(store: Store, back: Run, changes: Sequence[c.Change]) -> None:

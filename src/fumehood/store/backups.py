@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    Wanted = tuple[bytes, bytes, bytes]  # a directory of a layer, a name in it, the name of its backup
+
 DAYS = 7
 DIRECTORY = "edited"
 PREFIX = b"edited/"  # begins a backup's path below the state directory
@@ -29,9 +31,9 @@ def day_of(moment: float) -> str:
     return time.strftime("%y-%m-%d", time.localtime(moment))
 
 
-def name_of(number: int, day: str, basename: bytes) -> bytes:
+def name_of(number: int, day: bytes, basename: bytes) -> bytes:
     """Name the backup of a file, by its record's number, on a day; a long name loses its end."""
-    return (b"%d-%s-%s" % (number, day.encode(), basename))[:_LONGEST]
+    return (b"%d-%b-%b" % (number, day, basename))[:_LONGEST]
 
 
 def parsed(name: str) -> tuple[int, str] | None:
@@ -73,8 +75,8 @@ class Daily:
             self._fd = open_top(self.path)
         return self._fd
 
-    def keep(self, slots: Slots, wanted: Iterable[tuple[str, bytes, bytes]]) -> dict[int, OSError]:
-        """Make originals in a layer the day's backups too: the directory, the name, and the backup's name of each.
+    def keep(self, slots: Slots, wanted: Iterable[Wanted]) -> dict[int, OSError]:
+        """Make originals in a layer the day's backups too.
 
         One that has a backup of that day already keeps it. Returns those that failed, by their place in the row.
         """
@@ -83,12 +85,13 @@ class Daily:
         for n, (parent, basename, name) in enumerate(wanted):
             try:
                 if parent != last:
-                    there, last = slots.directory(parent), parent
+                    there, last = slots.directory(os.fsdecode(parent)), parent
                 os.link(basename, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
             except FileExistsError:
                 continue
             except OSError as error:
-                failure = self._copied(slots, parent, basename, name) if error.errno in _CANT_LINK else error
+                can_copy = error.errno in _CANT_LINK
+                failure = self._copied(slots, os.fsdecode(parent), basename, name) if can_copy else error
                 if failure is not None:
                     failed[n] = failure
         return failed

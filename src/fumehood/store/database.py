@@ -60,7 +60,14 @@ CREATE TABLE files_due (            -- runs whose changes the records of files d
     n INTEGER PRIMARY KEY, project INTEGER NOT NULL, run TEXT NOT NULL);
 INSERT INTO sqlite_sequence VALUES ('files', 0);
 """
-MIGRATIONS = (_FIRST, _FILES)
+_UNFINISHED = """
+CREATE INDEX runs_unfinished ON runs (project, state) WHERE state IN ('running', 'applying', 'settling');
+"""
+MIGRATIONS = (_FIRST, _FILES, _UNFINISHED)
+
+
+# Connections of a parent process: closing one here would drop the parent's locks.
+_abandoned: list[sqlite3.Connection] = []
 
 
 class Database:
@@ -68,6 +75,11 @@ class Database:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._open()
+
+    def _open(self) -> None:
+        path = self.path
+        self._process = os.getpid()
         self._lock = _thread.allocate_lock()
         fresh = not os.path.exists(path)
         if fresh:
@@ -107,12 +119,23 @@ class Database:
             connection.execute(f"PRAGMA user_version={version + 1}")
         return int(version) + 1
 
-    def transaction(self) -> Transaction:
-        """Begin a transaction for a `with` block: all of it is kept, or, on an error, nothing."""
-        return Transaction(self._lock, self._connection, self.path)
+    def transaction(self, *, durable: bool = False) -> Transaction:
+        """Begin a transaction for a `with` block: all of it is kept, or, on an error, nothing.
+
+        A durable one is on the disk at its end, whatever happens to the machine then; others may take a moment.
+        """
+        self._mind_forks()
+        return Transaction(self._lock, self._connection, self.path, durable)
+
+    def _mind_forks(self) -> None:
+        """Open the database anew in a child of the process that opened it: SQLite forbids to share a connection."""
+        if self._process != os.getpid():
+            _abandoned.append(self._connection)
+            self._open()
 
     def rows(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
+        self._mind_forks()
         try:
             with self._lock:
                 return self._connection.execute(query, tuple(values)).fetchall()
@@ -128,14 +151,17 @@ class Database:
 class Transaction:
     """One transaction, taken at its beginning: two writers wait for each other instead of failing."""
 
-    def __init__(self, lock: Any, connection: sqlite3.Connection, path: str) -> None:
+    def __init__(self, lock: Any, connection: sqlite3.Connection, path: str, durable: bool) -> None:
         self._lock = lock
         self._connection = connection
         self._path = path
+        self._durable = durable
 
     def __enter__(self) -> sqlite3.Connection:
         self._lock.acquire()
         try:
+            if self._durable:
+                self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.DatabaseError as error:
             self._lock.release()
@@ -152,6 +178,8 @@ class Transaction:
             # A full disk may have ended the transaction already.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+            if self._durable:
+                self._connection.execute("PRAGMA synchronous=NORMAL")
             self._lock.release()
         if isinstance(error, sqlite3.DatabaseError):
             raise unusable(self._path, error) from error

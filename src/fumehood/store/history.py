@@ -12,7 +12,7 @@ from fumehood.store.outputs import pieces, read_kept
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
     from fumehood.core.changes import Change
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Printed = tuple[bytes | None, int]
 
 RUNNING, APPLYING = "running", "applying"
+SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 
 _COLUMNS = (
     "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
@@ -74,9 +75,27 @@ class History:
 
     def journal(self, run: Run, outputs: Sequence[Printed]) -> None:
         """Record all that is about to be done to the project, before it is done."""
-        with self.database.transaction() as connection:
+        with self.database.transaction(durable=run.state == APPLYING) as connection:
             self._end(connection, run, outputs)
             self._write_changes(connection, run)
+
+    def note(self, run: Run, state: str) -> None:
+        """Record how far an apply or undo has come, with the changes as they are now."""
+        with self.database.transaction(durable=True) as connection:
+            connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
+            self._rewrite_changes(connection, run)
+
+    def unfinished(self, project: int | None = None) -> list[tuple[str, str, str, int]]:
+        """Return the id, state, act and project of every run that is not at its end, the latest first.
+
+        Applies and undos of one project are done one at a time, so what began last is taken back first.
+        """
+        mine = "" if project is None else f"AND project = {int(project)}"
+        # Ordered here: asked to, SQLite would go through all runs.
+        found = self.database.rows(
+            f"SELECT id, state, act, project FROM runs WHERE state IN ('running', 'applying', 'settling') {mine}"
+        )
+        return sorted(found, reverse=True) if found else []
 
     def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
@@ -88,18 +107,24 @@ class History:
         with self.database.transaction() as connection:
             connection.execute("UPDATE runs SET state = ?, reason = ? WHERE id = ?", (state, _text(reason), run))
 
-    def settle(self, run: Run, *, rewrite: bool) -> None:
-        """Record the outcome of an apply or undo; the changes again, where some turned out otherwise."""
+    def _rewrite_changes(self, connection: sqlite3.Connection, run: Run) -> None:
+        connection.execute("DELETE FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)", (run.run,))
+        self._write_changes(connection, run)
+
+    def settle(self, run: Run, *, rewrite: bool, others: Iterable[tuple[str, str]] = ()) -> None:
+        """Record the outcome of an apply or undo; the changes again, where some turned out otherwise.
+
+        `others` are runs whose states follow from it.
+        """
         with self.database.transaction() as connection:
             connection.execute(
                 "UPDATE runs SET state = ?, reason = ?, duration_s = ? WHERE id = ?",
                 (run.state, _text(run.reason), run.duration_s, run.run),
             )
             if rewrite:
-                connection.execute(
-                    "DELETE FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)", (run.run,)
-                )
-                self._write_changes(connection, run)
+                self._rewrite_changes(connection, run)
+            for other, state in others:
+                connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, other))
 
     def find(self, name: str, project: int | None = None) -> Run:
         """Return the run that an id, a unique prefix of one, or `last` names."""

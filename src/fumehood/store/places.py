@@ -41,6 +41,11 @@ class Places(Value):
         """The file locked while something is nobody else's to do."""
         return f"{self.state}/locks/{name}"
 
+    @property
+    def modes(self) -> str:
+        """The notes of directories that are opened up for a while."""
+        return f"{self.state}/modes"
+
     def own(self) -> tuple[str, ...]:
         """Every directory that no project may hold or lie in."""
         return self.state, self.data, self.cache, self.config

@@ -56,26 +56,26 @@ def add_commands(add: Add) -> None:
 def _files(context: Context) -> int:
     project, path = context.project, context.options.path
     if path is None:
-        return _tell_list(context, known_files(context.store, project))
+        return _tell_list(context, project, known_files(context.store, project))
     top = os.path.realpath(os.path.join(here(), path))
     if top in project.roots:
-        return _tell_list(context, known_files(context.store, project, top))
+        return _tell_list(context, project, known_files(context.store, project, top))
     root, below = place_of(context.store, project, path, here())
     known = known_file(context.store, project, root, below)
     inside = [] if known is not None else known_files(context.store, project, root, below)
     if inside:
-        return _tell_list(context, inside)
+        return _tell_list(context, project, inside)
     return _tell_one(context, project, root, below, known)
 
 
-def _tell_list(context: Context, known: Sequence[Known]) -> int:
+def _tell_list(context: Context, project: Project, known: Sequence[Known]) -> int:
     told = [each for each in known if context.options.all or each.is_worth_telling]
     left_out = len(known) - len(told)
 
     def show() -> None:
         colour = paint()
         for each in told:
-            sys.stdout.write(f"{_line(context, each, colour)}\n")
+            sys.stdout.write(f"{_line(project.path, each, colour)}\n")
         if not known:
             sys.stdout.write("no files are known yet; fumehood scan reads the project\n")
         elif left_out:
@@ -86,7 +86,7 @@ def _tell_list(context: Context, known: Sequence[Known]) -> int:
     return context.say([each.told() for each in told], show)
 
 
-def _line(context: Context, each: Known, colour: Paint) -> str:
+def _line(project: str, each: Known, colour: Paint) -> str:
     """Write a file in one line: its state, size, path, and where it can be had from."""
     known = each.record
     word, shade = ("", "dim")
@@ -96,7 +96,7 @@ def _line(context: Context, each: Known, colour: Paint) -> str:
         word, shade = "deleted", "red"
     sources = [*each.days, *map(short, each.runs)]
     named = ", ".join(sources[:_NAMED]) + (f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else "")
-    where = "" if known.root == context.project.path else f"{known.root}/"
+    where = "" if known.root == project else f"{known.root}/"
     past = colour(f"  from {named}", "dim") if sources else ""
     return f"{colour(f'{word:8}', shade)} {_size(known.size):>10}  {printable(where + known.path)}{past}"
 
@@ -109,13 +109,13 @@ def _tell_one(context: Context, project: Project, root: str, path: str, known: K
         )
     told = {**({"path": path, "root": root} if known is None else known.told()),
             "versions": [version.told() for version in found]}  # fmt: skip
-    return context.say(told, lambda: _show_versions(context, path, known, found))
+    return context.say(told, lambda: _show_versions(project, path, known, found))
 
 
-def _show_versions(context: Context, path: str, known: Known | None, found: Sequence[Version]) -> None:
+def _show_versions(project: Project, path: str, known: Known | None, found: Sequence[Version]) -> None:
     colour = paint()
     if known is not None:
-        sys.stdout.write(f"{_line(context, known.replace(days=(), runs=()), colour)}\n")
+        sys.stdout.write(f"{_line(project.path, known.replace(days=(), runs=()), colour)}\n")
     if not found:
         sys.stdout.write("it can't be restored: no run that is kept changed it\n")
         return

@@ -1,0 +1,106 @@
+"""Modes changed for a while, noted on disk first, so that they are given back even if this process dies.
+
+Each note is a file, locked by the process that wrote it for as long as it lives; it goes when the modes are back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+# Where notes are kept; nothing is noted while this is empty.
+directory = ""
+
+_NEW = "."  # begins the name of a note that is not locked yet, so that nothing can be in it
+_ITSELF = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Note:
+    """The directories that one piece of work has opened up."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._file = -1
+
+    def add(self, fd: int, found: os.stat_result) -> None:
+        """Write down the mode that a directory has now, before it is changed."""
+        if not directory:
+            return
+        if self._file < 0:
+            self._begin()
+        path = os.fsencode(os.readlink(f"/proc/self/fd/{fd}"))
+        entry = b"%d %d %o %s\0" % (found.st_dev, found.st_ino, stat.S_IMODE(found.st_mode), path)
+        os.write(self._file, entry)
+        os.fdatasync(self._file)
+
+    def _begin(self) -> None:
+        import fcntl
+
+        os.makedirs(directory, 0o700, exist_ok=True)
+        name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        new, path = f"{directory}/{_NEW}{name}", f"{directory}/{name}"
+        file = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.rename(new, path)
+        except OSError:
+            os.close(file)
+            raise
+        self._path, self._file = path, file
+
+    def end(self) -> None:
+        """Remove the note: all modes are back."""
+        if self._file >= 0:
+            os.unlink(self._path)
+            os.close(self._file)
+        self._file = -1
+
+
+def notes(where: str) -> list[str]:
+    """Return the names of all notes, those of living processes too."""
+    try:
+        return os.listdir(where)
+    except FileNotFoundError:
+        return []
+
+
+def give_back(where: str) -> None:
+    """Give back the modes that dead processes had changed."""
+    for name in notes(where):
+        try:
+            _give_back(f"{where}/{name}")
+        except OSError:
+            continue  # locked by a living process, or settled by another one
+
+
+def _give_back(path: str) -> None:
+    import fcntl
+
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file), os.lstat(path)):
+            return
+        with open(file, "rb", closefd=False) as reading:
+            entries = reading.read().split(b"\0")[:-1]
+        # The deepest first: a directory above may close the way.
+        for entry in sorted(entries, key=lambda entry: -len(entry.split(b" ", 3)[3])):
+            device, inode, mode, place = entry.split(b" ", 3)
+            _set(place, (int(device), int(inode)), int(mode, 8))
+        os.unlink(path)
+    finally:
+        os.close(file)
+
+
+def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:
+    """Set a mode, if the directory is still there, and still as it was opened up."""
+    try:
+        fd = os.open(place, _ITSELF)
+    except OSError:
+        return
+    try:
+        found = os.fstat(fd)
+        if (found.st_dev, found.st_ino) == identity and stat.S_IMODE(found.st_mode) == mode | 0o700:
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)

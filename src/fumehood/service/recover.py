@@ -1,0 +1,332 @@
+"""After a death: take back what was applied in part, finish what only we lack, and keep what a command wrote.
+
+Who died is told by locks. A run holds that on its directory until its record is final; applies and undos are done
+under their project's lock, so whoever gets it knows that those still unfinished have nobody. Everything here looks
+before it acts, so it can be interrupted too, and be done again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+
+from fumehood.core import changes as c
+from fumehood.core.inverse import staying
+from fumehood.core.judge import DISCARD, HOLD, judge
+from fumehood.core.plan import MKDIR, TAKE, plan
+from fumehood.core.report import printable
+from fumehood.errors import FumehoodError
+from fumehood.linux import modes
+from fumehood.linux.capture import COPY, FUSE
+from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.marks import whiteout
+from fumehood.linux.nofollow import (
+    is_whiteout,
+    kind_of,
+    look,
+    looks,
+    make_parents,
+    open_below,
+    open_top,
+    remove_tree,
+    set_mode,
+    stamp_of,
+)
+from fumehood.linux.parting import APART
+from fumehood.linux.staging import HOME, SETTLED
+from fumehood.linux.steps import Changed
+from fumehood.linux.upper import scan
+from fumehood.service import layers as layering
+from fumehood.service.apply import Between
+from fumehood.service.decide import DONE
+from fumehood.service.sandbox import DISCARDED, EMPTY, FAILED, state_of
+from fumehood.service.store import Alone
+from fumehood.store.history import APPLYING, RUNNING, SETTLING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.core.plan import Step
+    from fumehood.core.report import Run
+    from fumehood.linux.capture import Layer
+    from fumehood.service.store import Store
+
+STOPPED_RUNNING = "Fumehood was stopped while the command ran"
+STOPPED_APPLYING = "Fumehood was stopped while applying; nothing was applied"
+STOPPED_BACK = "Fumehood was stopped before it was done; the project is as it was"
+_DYING_S = 0.05  # a sandbox is killed with the process that attends it, and gone a moment later
+_OPENED = (0o700, 0o600, 0o400)  # what may have been added to a mode for a moment
+
+
+def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
+    """Mend what dead processes left; what living ones are at is passed over, and what fails is left as it is."""
+    with InterruptsHeld():
+        for run, state, act, project in unfinished:
+            try:
+                if state == RUNNING and act == "run":
+                    _keep(store, run)
+                else:
+                    with Alone(store.places.lock(f"project-{project}"), wait=False):
+                        _mend(store, run)
+            except (OSError, FumehoodError):
+                continue
+        modes.give_back(store.places.modes)
+
+
+def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
+    """Take back applies and undos of the project whose lock is held."""
+    for run, state, act, _ in unfinished:
+        if state != RUNNING or act != "run":
+            _mend(store, run)
+
+
+# --- a command that was running ---
+
+
+def _keep(store: Store, name: str) -> None:
+    """Hold what the command of a dead run had written."""
+    try:
+        claim = layering.take_up(store.places, name)
+    except FileNotFoundError:
+        claim = -1
+    try:
+        run = store.history.find(name)
+        if run.state != RUNNING:
+            return  # another process was faster
+        if claim < 0:
+            store.history.state(name, FAILED, STOPPED_RUNNING)
+            return
+        time.sleep(_DYING_S)
+        _hold(store, run, layering.known(store.places, name, run.roots))
+    finally:
+        if claim >= 0:
+            os.close(claim)
+
+
+def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
+    lost = _collect(run, layers)
+    if lost:
+        store.history.state(run.run, FAILED, lost)
+        return
+    layering.drop_scratch(layers)
+    run.found = _scan(layers)
+    judge(run.found, DISCARD if run.mode == DISCARD else HOLD)
+    for change in run.found:
+        if change.verdict == c.HELD:
+            change.reason = STOPPED_RUNNING
+    run.state, run.reason = state_of(run.found), STOPPED_RUNNING
+    store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")])
+    if run.state in (EMPTY, DISCARDED):
+        layering.drop(store.places, run.run)
+
+
+def _collect(run: Run, layers: Sequence[Layer]) -> str:
+    """Let the upper directories be what an overlay would have left; say why that is not possible."""
+    if not all(os.path.isdir(layer.upper) for layer in layers):
+        return f"{STOPPED_RUNNING}: it had not begun"
+    if run.capture == FUSE:
+        from fumehood.linux import fuse
+
+        for layer in layers:
+            fuse.clear_away(layer)
+            fuse.normalise(layer)
+    elif run.capture == COPY:
+        from fumehood.linux import copied
+
+        for layer in layers:
+            if os.path.isdir(layer.merged) and not copied.has_manifest(layer):
+                return f"{STOPPED_RUNNING}; what it left is in {layer.merged}"
+        for layer in layers:
+            copied.distil(layer)
+    return ""
+
+
+def _scan(layers: Sequence[Layer]) -> list[c.Change]:
+    found: list[c.Change] = []
+    for number, layer in enumerate(layers):
+        upper, live = open_top(layer.upper), open_top(layer.root)
+        try:
+            found += scan(number, upper, live)
+        finally:
+            os.close(upper)
+            os.close(live)
+    return found
+
+
+def _printed(store: Store, run: Run, stream: str) -> tuple[bytes | None, int]:
+    """Return what was saved of an output: long ones are in a file."""
+    try:
+        return None, os.stat(store.places.output(run.run, stream)).st_size
+    except FileNotFoundError:
+        return b"", 0
+
+
+# --- an apply, undo or restore ---
+
+
+def _mend(store: Store, name: str) -> None:
+    """Bring one that was interrupted to an end: its project's lock is held."""
+    run = store.history.find(name)
+    if run.state == RUNNING and run.act != "run":
+        store.history.state(name, FAILED, STOPPED_BACK)
+    elif run.state == APPLYING and os.path.isdir(store.places.run(run.layer)):
+        _take_back(store, run)
+    elif run.state in (APPLYING, SETTLING):
+        # A layer that is gone was needed no longer: its run had ended, but the disk forgot.
+        _finish(store, run)
+
+
+def _steps(store: Store, run: Run) -> list[Step]:
+    stays = staying(store.history.find(run.layer).found) if run.act == "undo" else frozenset()
+    return plan(run.found, stays)
+
+
+def _take_back(store: Store, run: Run) -> None:
+    """Let the project be as before: no step is left done, save where a person has changed the path since."""
+    steps = _steps(store, run)
+    between = Between(run.roots, store.uppers(run), run.run)
+    between.has_originals = True  # until all of them are back
+    try:
+        between.reopen(steps)
+        left = [step for step in reversed(steps) if not _is_taken_back(between, step)]
+        between.keep(left)
+    finally:
+        between.close()
+    _clear(store, run)
+    _tidy(store, run, steps, {id(step) for step in left})
+    _record_taken_back(store, run, left)
+
+
+def _is_taken_back(between: Between, step: Step) -> bool:
+    sides = between.sides.get(step.change.root)
+    if sides is None or not sides.was_done(step):
+        return True
+    try:
+        sides.undo(step)
+    except Changed:
+        return False
+    except OSError as error:
+        if step.act == MKDIR and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False  # somebody has made use of it
+        raise
+    return True
+
+
+def _clear(store: Store, run: Run) -> None:
+    """Remove copies that were made on the way."""
+    for upper in store.uppers(run):
+        above = open_top(os.path.dirname(upper))
+        try:
+            for name in (APART, HOME, SETTLED):
+                remove_tree(above, name)
+        finally:
+            os.close(above)
+
+
+def _tidy(store: Store, run: Run, steps: Sequence[Step], left: set[int]) -> None:
+    """Give back the modes that were changed to move things, and see that the layer is what its run left."""
+    inflight = [change for change in reversed(run.found) if change.verdict == c.APPLIED]
+    for number, upper in enumerate(store.uppers(run)):
+        mine = [change for change in inflight if change.root == number]
+        if not mine:
+            continue
+        layer, live = open_top(upper), open_top(run.roots[number])
+        try:
+            _give_modes_back(live, mine, "before")
+            _give_modes_back(layer, mine, "after")
+            if run.act == "run":
+                taken = [step for step in steps if step.change.root == number and step.act == TAKE]
+                _whiteouts(layer, [step for step in taken if id(step) not in left])
+        finally:
+            os.close(layer)
+            os.close(live)
+
+
+def _give_modes_back(top: int, changes: Sequence[c.Change], version: str) -> None:
+    """Set modes that were opened up for a moment; in a layer, changes then name what lies there."""
+    is_layer = version == "after"
+    for change, found, _ in looks(top, changes):
+        stamp: c.Stamp | None = getattr(change, version)
+        if stamp is None or found is None or kind_of(found.st_mode) != stamp.kind or is_whiteout(found):
+            continue
+        if _is_mode_alone(change) or not (is_layer or found.st_ino == stamp.inode):
+            continue
+        mode = stat.S_IMODE(found.st_mode)
+        if mode != stamp.mode and mode in {stamp.mode | bits for bits in _OPENED}:
+            _set_mode(top, change.path, stamp.mode)
+        if is_layer:
+            change.after = stamp_of(found)
+            change.after.mode = stamp.mode
+
+
+def _is_mode_alone(change: c.Change) -> bool:
+    return change.change == c.MODE and change.kind == c.DIRECTORY
+
+
+def _set_mode(top: int, path: str, mode: int) -> None:
+    entry = open_below(top, path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        set_mode(entry, mode)
+    finally:
+        os.close(entry)
+
+
+def _whiteouts(layer: int, steps: Sequence[Step]) -> None:
+    """Put back the mark of a deletion, where it was cleared for what was to be moved there."""
+    for step in steps:
+        make_parents(layer, step.parent)
+        directory = open_below(layer, step.parent)
+        try:
+            if look(directory, step.name) is None:
+                whiteout(directory, step.name)
+        finally:
+            os.close(directory)
+
+
+def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
+    names = ", ".join(printable(step.change.path) for step in left)
+    but = f", save for what was changed there since: {names}" if left else ""
+    if run.act != "run":
+        store.history.state(run.run, FAILED, f"{STOPPED_BACK}{but}")
+        return
+    stayed = [(step.change.root, step.change.path) for step in left]
+    for change in run.found:
+        if change.verdict == DONE:
+            change.verdict = c.APPLIED
+        elif change.verdict == c.APPLIED and not _lies_in(change, stayed):
+            change.verdict, change.reason = c.HELD, STOPPED_APPLYING
+    run.state, run.reason = state_of(run.found), f"{STOPPED_APPLYING}{but}"
+    store.history.settle(run, rewrite=True)
+
+
+def _lies_in(change: c.Change, places: Sequence[tuple[int, str]]) -> bool:
+    return any(
+        change.root == root and (change.path == path or change.path.startswith(f"{path}/")) for root, path in places
+    )
+
+
+def _finish(store: Store, run: Run) -> None:
+    """Put our own side in order: the project has it all."""
+    if os.path.isdir(store.places.run(run.layer)):
+        steps = _steps(store, run)
+        between = Between(run.roots, store.uppers(run), run.run)
+        between.has_originals = True
+        try:
+            between.reopen(steps)
+            between.settle(steps, run.found)
+        finally:
+            between.close()
+        _clear(store, run)
+    for change in run.found:
+        if change.verdict == DONE:
+            change.verdict = c.APPLIED
+    others: list[tuple[str, str]] = []
+    run.state, run.reason = (state_of(run.found) if run.act == "run" else "applied"), ""
+    if run.act == "undo" and run.of is not None:
+        from fumehood.service.undo import undone
+
+        others = undone(store, store.history.find(run.of))
+    store.history.settle(run, rewrite=True, others=others)

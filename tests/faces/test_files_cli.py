@@ -1,0 +1,193 @@
+"""The commands files, restore and scan, as people and programs meet them."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import command_line
+from fumehood import Run, Sandbox
+from fumehood.service.files import record
+from fumehood.service.store import Store
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.namespaces
+
+
+@pytest.fixture
+def run(home: Path, project: Path) -> Callable[..., Run]:
+    """Run a command and record what it did."""
+
+    def run(command: str, **options: object) -> Run:
+        with Sandbox(project) as sandbox:
+            done = sandbox.run(command, **options)  # type: ignore[arg-type]
+        store = Store()
+        record(store, store.projects.open(str(project)).id, done)
+        store.close()
+        return done
+
+    return run
+
+
+def told(done: subprocess.CompletedProcess[str], code: int = 0) -> object:
+    assert done.returncode == code, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_a_deleted_file_is_listed_and_restored_and_the_restore_undone(
+    run: Callable[..., Run], cli: Cli, project: Path
+) -> None:
+    (project / "notes.txt").write_text("keep me")
+    run("rm notes.txt")
+    listed = cli("files")
+    assert listed.returncode == 0
+    assert listed.stdout.startswith("deleted ")
+    assert f"notes.txt  from {time.strftime('%y-%m-%d')}" in listed.stdout
+    back = cli("restore", "notes.txt")
+    assert (back.returncode, back.stderr) == (0, "")
+    assert "+ notes.txt" in back.stdout
+    assert (project / "notes.txt").read_text() == "keep me"
+    undone = cli("undo")
+    assert undone.returncode == 0, undone.stderr
+    assert not (project / "notes.txt").exists()
+
+
+def test_programs_are_told_everything_about_a_file(run: Callable[..., Run], cli: Cli, project: Path) -> None:
+    (project / "a").write_text("one")
+    done = run("echo two > a; echo x > b")
+    found = told(cli("files", "--json"))
+    assert isinstance(found, list)
+    (known,) = found
+    day = time.strftime("%y-%m-%d")
+    assert (known["path"], known["root"], known["kind"], known["size"]) == ("a", str(project), "file", 4)
+    assert (known["is_deleted"], known["needs_approval"], known["last_run"]) == (False, False, done.run)
+    assert (known["days"], known["runs"]) == ([day], [done.run])
+    assert Path(known["last_approved_copy_path"]).read_text() == "one"
+    one = told(cli("files", "--json", "a"))
+    assert isinstance(one, dict)
+    assert {name: value for name, value in one.items() if name != "versions"} == known
+    assert [version["from"] for version in one["versions"]] == [done.run, day]
+    everything = told(cli("files", "--json", "--all"))
+    assert isinstance(everything, list)
+    assert [each["path"] for each in everything] == ["a", "b"]
+
+
+def test_the_versions_of_a_file_are_shown_with_what_brings_them_back(
+    run: Callable[..., Run], cli: Cli, project: Path
+) -> None:
+    (project / "d").mkdir()
+    (project / "d/a").write_text("one")
+    first, second = run("echo two > d/a"), run("echo three > d/a")
+    shown = cli("files", "a", cwd=project / "d").stdout
+    assert [line.split()[0] for line in shown.splitlines()[2:-1]] == [
+        second.run[:16], first.run[:16], time.strftime("%y-%m-%d"),
+    ]  # fmt: skip
+    assert "before: echo two > d/a" in shown
+    assert "fumehood restore d/a" in shown
+    assert cli("restore", "a", "--from", first.run[:16], cwd=project / "d").returncode == 0
+    assert (project / "d/a").read_text() == "one"
+
+
+def test_a_directory_lists_what_lies_in_it(run: Callable[..., Run], cli: Cli, project: Path) -> None:
+    run("mkdir d e; echo x > d/a; echo x > e/b")
+    for path, expected in (("d", ["d/a"]), (".", ["d/a", "e/b"]), (str(project), ["d/a", "e/b"])):
+        found = told(cli("files", "--json", "--all", path))
+        assert isinstance(found, list)
+        assert [each["path"] for each in found] == expected
+
+
+def test_a_file_that_waits_says_so(run: Callable[..., Run], cli: Cli, project: Path) -> None:
+    (project / "a").write_text("one")
+    run("echo two > a", apply="hold")
+    assert cli("files").stdout.startswith("waiting ")
+
+
+def test_a_restore_tells_programs_the_run(run: Callable[..., Run], cli: Cli, project: Path) -> None:
+    (project / "a").write_text("one")
+    run("echo two > a")
+    done = told(cli("restore", "--json", "a", "--from", time.strftime("%Y-%m-%d")))
+    assert isinstance(done, dict)
+    assert (done["act"], done["state"], done["command"]) == (
+        "restore", "applied", f"restore a from {time.strftime('%y-%m-%d')}",
+    )  # fmt: skip
+    assert [change["path"] for change in done["changes"]] == ["a"]
+    again = told(cli("restore", "--json", "a", "--from", time.strftime("%Y-%m-%d")))
+    assert isinstance(again, dict)
+    assert again["state"] == "empty"
+    assert "already" in cli("restore", "a", "--from", time.strftime("%Y-%m-%d")).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("restore", "nothing"), "there is no backup of nothing"),
+        (("restore", "a", "--from", "2020-01-01"), "there is no backup of a from 2020-01-01"),
+        (("restore", "a", "--from", "nonsense"), "there is no run nonsense"),
+        (("restore", "/etc/passwd"), "/etc/passwd is no path in"),
+        (("files", "nothing"), "nothing is known of nothing"),
+        (("files", "../.."), "is no path in"),
+        (("restore",), "the following arguments are required: PATH"),
+    ],
+)
+def test_bad_input_gets_one_line_and_a_hint(
+    run: Callable[..., Run], cli: Cli, project: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (project / "a").write_text("one")
+    run("echo two > a")
+    done = cli(*arguments)
+    assert done.returncode == 125
+    first, second = done.stderr.splitlines()
+    assert first.startswith("ERROR: ")
+    assert words in first
+    assert second.startswith("hint: ")
+    assert (project / "a").read_text() == "two\n"
+
+
+def test_a_scan_says_what_it_found(cli: Cli, project: Path) -> None:
+    (project / "a").write_text("x")
+    (project / "b").write_text("x")
+    assert cli("files").stdout == "no files are known yet; fumehood scan reads the project\n"
+    assert cli("scan").stdout == "2 files: 2 new, 0 changed, 0 gone\n"
+    (project / "a").unlink()
+    found = told(cli("scan", "--json"))
+    assert found == {"files": 1, "added": 0, "updated": 0, "dropped": 1, "kept": 0, "unread": 0}
+    assert cli("files").stdout == "1 more that no run changed; fumehood files --all lists them\n"
+    assert cli("files", "--all").stdout.split() == ["1", "bytes", "b"]
+
+
+def test_no_control_character_reaches_the_terminal(run: Callable[..., Run], cli: Cli, project: Path) -> None:
+    (project / "a\x1b[31m\n").write_text("one")
+    run("rm a*")
+    for arguments in (("files",), ("files", "a\x1b[31m\n"), ("restore", "a\x1b[31m\n")):
+        done = cli(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout + done.stderr
+    assert (project / "a\x1b[31m\n").exists()
+
+
+def test_progress_is_shown_on_a_terminal_only(cli: Cli, project: Path) -> None:
+    for number in range(3000):
+        (project / str(number)).write_text("")
+    outside, inside = pty.openpty()
+    done = subprocess.run(
+        [*command_line(), "scan"], cwd=project, stdout=subprocess.PIPE, stderr=inside, check=False,
+        env=os.environ | {"TERM": "xterm"},
+    )  # fmt: skip
+    shown = ""
+    # The kernel hands over what was written piece by piece, the last perhaps after the end of the program.
+    while not shown.endswith("\x1b[K") and select.select([outside], [], [], 5)[0]:
+        shown += os.read(outside, 10_000).decode()
+    os.close(inside)
+    os.close(outside)
+    assert done.returncode == 0, shown
+    assert "reading the project: 2000 files" in shown
+    assert shown.endswith("\x1b[K")
+    assert done.stdout.startswith(b"3000 files: 3000 new")
+    assert cli("scan").stderr == ""

@@ -1,0 +1,126 @@
+"""Whoever dies, the next start keeps what a command wrote, and never disturbs those who live."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fumehood import Sandbox
+from fumehood.linux import modes
+from fumehood.linux.nofollow import Loosened, open_top
+from fumehood.service.recover import STOPPED_RUNNING
+from fumehood.service.store import Store
+from snapshots import snapshot
+
+START = (
+    "import sys; from fumehood import Policy, Sandbox;"
+    "Sandbox(sys.argv[1], policy=Policy(capture=sys.argv[3])).run(sys.argv[2])"
+)
+
+
+def began(project: Path, command: str, capture: str = "") -> "subprocess.Popen[bytes]":
+    """Start a run in a process of its own, and wait until its command says that it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", START, str(project), f"{command}; touch ready; sleep 30", capture]
+    )
+    runs = Path(os.environ["XDG_STATE_HOME"], "fumehood/runs")
+    until = time.monotonic() + 20
+    while not [*runs.glob("*/0/upper/ready"), *runs.glob("*/0/merged/ready")]:
+        assert time.monotonic() < until, "the command did not start"
+        assert process.poll() is None, "the command ended"
+        time.sleep(0.02)
+    return process
+
+
+def killed(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("capture", ["", "copy"])
+def test_what_a_killed_run_had_written_is_held_and_can_be_applied(home, project, capture):
+    (project / "kept").write_text("old")
+    (project / "gone").write_text("old")
+    before = snapshot(project)
+    killed(began(project, "echo new > kept; rm gone; mkdir made; echo in > made/in", capture))
+    with Sandbox(project) as sandbox:
+        (run,) = sandbox.history()
+        assert (run.state, run.reason) == ("held", STOPPED_RUNNING)
+        assert {change.path: change.verdict for change in run.changes} == dict.fromkeys(
+            ["gone", "kept", "made", "made/in", "ready"], "held"
+        )
+        assert snapshot(project) == before
+        assert sandbox.apply(run).state == "applied"
+        assert (project / "made/in").read_text() == "in\n"
+        assert not (project / "gone").exists()
+        sandbox.undo(run)
+        assert snapshot(project) == before
+    assert [path.name for path in Path(os.environ["XDG_STATE_HOME"], "fumehood/runs").glob("*/0/*")] in ([], ["upper"])
+
+
+@pytest.mark.namespaces
+def test_what_a_killed_run_had_written_can_be_thrown_away(home, project):
+    killed(began(project, "echo new > new"))
+    with Sandbox(project) as sandbox:
+        assert sandbox.discard("last").state == "discarded"
+    assert os.listdir(project) == []
+
+
+@pytest.mark.namespaces
+def test_a_living_run_is_left_alone(home, project):
+    process = began(project, "echo new > new")
+    try:
+        with Sandbox(project) as sandbox:
+            assert sandbox.history()[0].state == "running"
+            sandbox.run("echo mine > mine")
+            assert {run.state for run in sandbox.history()} == {"running", "applied"}
+    finally:
+        killed(process)
+    with Sandbox(project) as sandbox:
+        assert {run.state for run in sandbox.history()} == {"held", "applied"}
+
+
+@pytest.mark.namespaces
+def test_a_long_lived_process_takes_up_what_another_left(sandbox, project):
+    killed(began(project, "echo new > new"))
+    sandbox.run("true")
+    assert [run.state for run in sandbox.history()] == ["empty", "held"]
+
+
+@pytest.mark.namespaces
+def test_recovering_does_not_wait_for_whoever_applies(sandbox, project):
+    run = sandbox.run("echo new > new", apply="hold")
+    store = Store()
+    with store.alone(sandbox._project.id):
+        store.history.note(run, "applying")
+        # Another one that starts now can't get the lock, and leaves it to whoever has it.
+        other = Store()
+        assert other.history.find(run.run).state == "applying"
+        other.close()
+    with store.alone(sandbox._project.id):
+        assert store.history.find(run.run).state == "held"
+    store.close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, project):
+    closed = project / "closed"
+    closed.mkdir()
+    closed.chmod(0o500)
+    store = Store()
+    process = os.fork()
+    if not process:
+        Loosened(open_top(str(project))).loosen("closed")
+        os._exit(0)
+    os.waitpid(process, 0)
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+    store.recover()
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o500
+    assert not modes.notes(store.places.modes)
+    store.close()
