@@ -26,7 +26,13 @@ LOCK = "/run/fumehood-tests.lock"
 CLONE_NEWUSER = 0x10000000
 NO_TESTS_SELECTED = 5
 # Program to look for, and the Debian package that has it.
-SYSTEM_TOOLS = {"bwrap": "bubblewrap", "fuse-overlayfs": "fuse-overlayfs", "fusermount3": "fuse3"}
+SYSTEM_TOOLS = {
+    "bwrap": "bubblewrap",
+    "fuse-overlayfs": "fuse-overlayfs",
+    "fusermount3": "fuse3",
+    "git": "git",
+    "strace": "strace",
+}
 NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")
 # How to reach the package index is the machine's matter, not the user's.
 PASSED_ON = ("PIP_", "SSL_CERT", "REQUESTS_CA", "HTTP", "http", "NO_PROXY", "no_proxy", "FUMEHOOD_TESTS")

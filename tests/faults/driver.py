@@ -1,0 +1,30 @@
+"""One act on a project, for a tracer to interrupt: apply, undo, run, or only start."""
+
+import sys
+
+from fumehood import Policy, Sandbox
+from fumehood.core.request import Request
+from fumehood.linux.launch import start
+from fumehood.service.running import CLOSED, Wishes
+from fumehood.service.sandbox import Hood
+from fumehood.service.store import Store
+
+
+def main(act: str, project: str, told: str = "") -> None:
+    """Do it, or raise."""
+    if act == "recover":
+        Store().close()
+    elif act == "run":
+        # In this process, as the command line does it: a launcher would not be traced.
+        store = Store()
+        hood = Hood(store, store.projects.open(project), Policy(), start)
+        run = hood.run(Request(command=told), Wishes(stdin=CLOSED))
+        if run.exit_code:
+            sys.exit(run.output)
+    else:
+        with Sandbox(project) as sandbox:
+            getattr(sandbox, act)(told)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,56 @@
+"""Interrupt every act at every system call that touches a file: `sh tools/python tests/faults/sweep.py [WORD …]`.
+
+Words choose acts (run, apply, undo, redo, recover), "one" or "two" file systems, and errors (ENOSPC, EACCES, EIO)
+in place of the kill. Prints what failed, and how many points of each were tried.
+"""
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from faulty import ACTS, ERRORS, Point, points, tried
+
+
+def attempt(point: Point, after: dict[str, list[object]], cache: Path) -> tuple[Point, str, str]:
+    """Try one point; returns it, what the project became, and what was wrong."""
+    try:
+        return point, tried(point, after, cache), ""
+    except Exception as error:  # noqa: BLE001 - reported with its point, and the sweep goes on
+        return point, "wrong", f"{type(error).__name__}: {error}"
+
+
+def swept(act: str, *, staged: bool, answers: list[str], cache: Path, pool: ProcessPoolExecutor) -> Counter[str]:
+    found, after = points(act, staged=staged, cache=cache)
+    every = [replace(point, answer=answer) for point in found for answer in answers]
+    results: Counter[str] = Counter()
+    for point, became, wrong in pool.map(attempt, every, [after] * len(every), [cache] * len(every)):
+        results[became] += 1
+        if wrong:
+            print(f"{point}: {wrong[:1500]}", flush=True)
+    return results
+
+
+def main(words: list[str]) -> int:
+    acts = [act for act in ACTS if act in words] or list(ACTS)
+    places = [word == "two" for word in ("one", "two") if word in words] or [False, True]
+    answers = [f"error={error}" for error in ERRORS if error in words] or ["signal=KILL"]
+    total: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(os.cpu_count()) as pool:
+        for act in acts:
+            for staged in places:
+                results = swept(act, staged=staged, answers=answers, cache=Path(cache), pool=pool)
+                total += results
+                told = ", ".join(f"{count} {became}" for became, count in sorted(results.items()))
+                print(f"{act}, {'two file systems' if staged else 'one file system'}: {told}", flush=True)
+    print(f"{total.total()} points tried, {total['wrong']} wrong")
+    return 1 if total["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

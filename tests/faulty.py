@@ -1,0 +1,194 @@
+"""A project with every kind of step, and acts on it that are interrupted at a chosen system call."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from conftest import fresh_directory, remove_tree, scratch
+from fumehood import Sandbox
+from snapshots import Snapshot, snapshot
+
+DRIVER = Path(__file__).parent / "faults/driver.py"
+# Whatever changes something on a disk, or says that it must be there.
+CALLS = (
+    "renameat2", "renameat", "rename", "linkat", "link", "unlinkat", "unlink", "mkdirat", "mkdir", "rmdir", "mknodat",
+    "mknod", "symlinkat", "fchmodat", "chmod", "fchmod", "removexattr", "lremovexattr", "setxattr", "fsetxattr",
+    "copy_file_range", "ftruncate", "utimensat", "fchownat", "fchown", "chown", "lchown", "pwrite64", "write", "fsync",
+    "fdatasync",
+)  # fmt: skip
+ACTS = ("run", "apply", "undo", "redo", "recover")
+ERRORS = ("ENOSPC", "EACCES", "EIO")
+
+BEFORE = """
+mkdir plain dir2file dir2link gone gone/sub modes locked
+echo one > plain/one; echo two > plain/two; echo same > plain/same
+echo old > file2dir; echo deep > dir2file/deep; echo deep > dir2link/deep
+echo a > gone/a; echo b > gone/sub/b; ln -s a gone/link
+echo keep > modes/keep
+echo linked > link1; ln link1 link2; ln link1 link3
+echo locked > locked/file; mkdir locked/sub; echo x > locked/sub/x
+find . ! -type d -exec touch -h -d @1000000000 {} +
+chmod 640 plain/two; chmod 555 locked
+"""
+CHANGE = """
+set -e
+echo ONE > plain/one; echo more >> plain/two; rm plain/same; echo new > plain/new
+rm file2dir; mkdir file2dir; echo in > file2dir/in
+rm -r dir2file; echo file > dir2file
+rm -r dir2link; ln -s plain dir2link
+mkdir -p tree/a/b tree/empty; echo t > tree/a/b/t; echo h > tree/hard; ln tree/hard tree/a/hard; chmod 555 tree/a/b
+rm -r gone
+mkdir pipes; mkfifo pipes/fifo; echo beside > pipes/beside; ln pipes/beside pipes/other
+echo changed > link1.new; mv link1.new link1; rm link3
+chmod 700 locked; echo changed > locked/file; rm -r locked/sub; echo new > locked/new; chmod 555 locked
+chmod 750 modes
+find . -newermt 2010-01-01 ! -type d -exec touch -h -d @1500000000 {} +
+"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One system call of one act, to be answered by a signal or an error."""
+
+    act: str
+    staged: bool
+    call: str
+    number: int
+    answer: str = "signal=KILL"
+
+    def __str__(self) -> str:
+        where = "two file systems" if self.staged else "one file system"
+        return f"{self.act}, {where}, {self.call} {self.number}, {self.answer}"
+
+
+class Scene:
+    """A project before a change that is held, in directories of its own."""
+
+    def __init__(self, act: str, *, staged: bool, cache: Path) -> None:
+        self.act = act
+        self.top = fresh_directory(scratch())
+        self.other = fresh_directory("/dev/shm") if staged else self.top
+        self.project = self.other / "project"
+        self.project.mkdir()
+        self.environment = {
+            **os.environ,
+            **{f"XDG_{name}_HOME": str(self.top / name) for name in ("STATE", "DATA", "CONFIG")},
+            "XDG_CACHE_HOME": str(cache), "HOME": str(self.top),
+        }  # fmt: skip
+        os.environ.update(self.environment)
+        subprocess.run(["sh", "-ec", BEFORE], cwd=self.project, check=True)
+        self.before = snapshot(self.project)
+        self.run = "" if act == "run" else self._hold()
+
+    def _hold(self) -> str:
+        with Sandbox(self.project) as sandbox:
+            run = sandbox.run(CHANGE, apply="hold")
+            assert (run.state, run.exit_code) == ("held", 0), (run.reason, run.output)
+            if self.act in ("undo", "redo"):
+                sandbox.apply(run)
+                self.before = snapshot(self.project)
+            if self.act == "redo":
+                run = sandbox.undo(run)
+                self.before = snapshot(self.project)
+        if self.act == "recover":
+            # Something to recover from: killed in the middle.
+            self.play("apply", run.run, Point("apply", False, "renameat2", 9))
+        return run.run
+
+    def play(self, act: str, told: str, point: Point | None = None, log: str = "/dev/null") -> int:
+        """Do the act in a process of its own, with a fault at the point; returns its exit status."""
+        name = {"redo": "undo"}.get(act, act)
+        fault = [f"--inject={point.call}:{point.answer}:when={point.number}"] if point else []
+        trace = ["strace", "-o", log, f"--trace={','.join(f'?{call}' for call in CALLS)}", *fault]
+        command = [*trace, sys.executable, "-P", str(DRIVER), name, str(self.project), told]
+        done = subprocess.run(
+            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        self.said = done.stderr
+        return done.returncode
+
+    def told(self) -> str:
+        return CHANGE if self.act == "run" else self.run
+
+    def close(self) -> None:
+        for directory in {self.top, self.other}:
+            remove_tree(directory)
+
+
+def points(act: str, *, staged: bool, cache: Path) -> tuple[list[Point], Snapshot]:
+    """Every point of an act where it touches a file, and what the project is after it."""
+    scene = Scene(act, staged=staged, cache=cache)
+    try:
+        log = scene.top / "log"
+        status = scene.play(act, scene.told(), log=str(log))
+        assert status == 0, scene.said
+        counts = Counter(line.partition("(")[0] for line in log.read_text().splitlines())
+        after = snapshot(scene.project)
+    finally:
+        scene.close()
+    return [
+        Point(act, staged, call, number + 1) for call in CALLS for number in range(counts[call])
+    ], after
+
+
+def tried(point: Point, after: Snapshot, cache: Path) -> str:
+    """Interrupt an act at a point, start anew, and check that nothing is lost; returns which of both it became."""
+    scene = Scene(point.act, staged=point.staged, cache=cache)
+    try:
+        scene.play(point.act, scene.told(), point)
+        with Sandbox(scene.project) as sandbox:
+            became = _checked(scene, after)
+            _goes_on(scene, sandbox, became, after)
+        return became
+    finally:
+        scene.close()
+
+
+def _checked(scene: Scene, after: Snapshot) -> str:
+    now = snapshot(scene.project)
+    assert now in (scene.before, after), _difference(now, scene.before, after)
+    left = [name for name in os.listdir(scene.project) if name.startswith(".fumehood")]
+    assert not left, left
+    return "before" if now == scene.before else "after"
+
+
+def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> None:
+    """What was interrupted can be done, and what was done can be undone."""
+    states = {run.state for run in sandbox.history()}
+    assert not states & {"running", "applying", "settling"}, states
+    if became == "after" and scene.act != "recover":
+        if after != scene.before:
+            sandbox.undo("last")
+            _must_be(scene, scene.before)
+        return
+    if scene.act in ("undo", "redo"):
+        sandbox.undo(scene.run)
+        _must_be(scene, after)
+        return
+    held = [run for run in sandbox.history() if run.state == "held"]
+    if held:
+        whole = {change.path for change in held[0].changes} >= {"plain/one", "locked/new", "tree", "gone", "modes"}
+        sandbox.apply(held[0])
+        if whole and scene.act != "recover":
+            _must_be(scene, after)
+        sandbox.undo(held[0].run)
+        _must_be(scene, scene.before)
+
+
+def _must_be(scene: Scene, wanted: Snapshot) -> None:
+    """A backup shares no inode with the project, so an undo does not bring back a link to what was not changed."""
+    now, wanted = ({path: told[:-1] for path, told in each.items()} for each in (snapshot(scene.project), wanted))
+    assert now == wanted, _difference(now, wanted)
+
+
+def _difference(now: Snapshot, *wanted: Snapshot) -> str:
+    """Name what differs, for whoever reads a failure."""
+    found = [
+        [(path, now.get(path), each.get(path)) for path in sorted({*now, *each}) if now.get(path) != each.get(path)]
+        for each in wanted
+    ]
+    return "\n".join(map(str, found))
