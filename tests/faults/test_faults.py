@@ -70,3 +70,28 @@ def test_a_step_that_failed_leaves_the_run_held_with_the_reason(cache):
             assert "No space left on device" in held.reason
     finally:
         scene.close()
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["one file system", "two file systems"])
+def test_what_a_person_wrote_after_the_death_stays_and_the_original_is_kept(staged, cache):
+    scene = Scene("apply", staged=staged, cache=cache)
+    try:
+        found, _ = points("apply", staged=staged, cache=cache)
+        os.environ.update(scene.environment)
+        # After the swaps: the mode of a directory is set, or what came out is copied home.
+        last = [point for point in found if point.call == ("copy_file_range" if staged else "fchmodat")][-1]
+        original = (scene.project / "plain/one").read_bytes()
+        scene.play("apply", scene.run, last)
+        assert (scene.project / "plain/one").read_text() == "ONE\n", "killed too early for this test"
+        (scene.project / "plain/one").write_text("the person's")
+        with Sandbox(scene.project) as sandbox:
+            (run,) = sandbox.history()
+            now = snapshot(scene.project)
+            assert (scene.project / "plain/one").read_text() == "the person's"
+            assert {path for path in now if now[path] != scene.before.get(path)} == {"plain/one"}
+            assert run.state == "held"
+            assert "plain/one" in run.reason
+            kept = scene.top / "STATE/fumehood/runs" / run.run / "0/upper/plain/one"
+            assert kept.read_bytes() == original
+    finally:
+        scene.close()
