@@ -15,10 +15,15 @@ import sys
 import threading
 
 from fumehood.errors import LaunchFailed
-from fumehood.linux import launch
+from fumehood.linux import launch, libc
 from fumehood.linux.overlay import Overlay
 
 _KILL, _INTERRUPT = b"k", b"i"
+_SIGKILL = 9
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 class Launcher:
@@ -149,6 +154,54 @@ def serve(descriptor: int, program: int) -> None:
     _Service(control, watch).serve()
 
 
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    """Receive so many bytes, or None where the other end is gone."""
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            return None
+        data += piece
+    return data
+
+
+class _Spare:
+    """A process that was forked ahead and only waits to be told what to become: a fork takes a third of a launch."""
+
+    def __init__(self) -> None:
+        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
+        status, status_end = os.pipe()
+        report, report_end = os.pipe()
+        self._told, waiting = socket.socketpair()
+        process = os.fork()
+        if process == 0:
+            self._told.close()
+            _wait_and_become(waiting, status_end, report_end)
+        for fd in (status_end, report_end):
+            os.close(fd)
+        waiting.close()
+        self._sandbox = launch.Sandbox(process, status, report)
+
+    def become(self, message: bytes, stdio: list[int]) -> launch.Sandbox:
+        """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
+        try:
+            with self._told:
+                socket.send_fds(self._told, [len(message).to_bytes(4, "big")], stdio)
+                self._told.sendall(message)
+        except BrokenPipeError:
+            self._sandbox.kill()
+        return self._sandbox
+
+
+def _wait_and_become(waiting: socket.socket, status: int, report: int) -> NoReturn:
+    libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
+    head, stdio, _, _ = socket.recv_fds(waiting, 4, 3)
+    message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
+    if message is None or len(stdio) != 3:
+        os._exit(125)
+    launch.become(_unpacked(message), (stdio[0], stdio[1], stdio[2]), status, report)
+
+
 class _Service:
     """The launcher's side: one thread, one poll, any number of sandboxes."""
 
@@ -161,6 +214,7 @@ class _Service:
             self._poll.register(fd, select.POLLIN)
         self._sandboxes: dict[int, tuple[launch.Sandbox, socket.socket]] = {}
         self._channels: dict[int, launch.Sandbox] = {}
+        self._spare = _Spare()
 
     def serve(self) -> None:
         """Answer until the program ends; then so does everything, since sandboxes die with their parent."""
@@ -175,30 +229,23 @@ class _Service:
 
     def _accept(self) -> bool:
         """Start one sandbox; tell whether there is still a program to serve."""
-        head = self._exactly(4)
+        head = _exactly(self._control, 4)
         if head is None:
             return False
         _, descriptors, _, _ = socket.recv_fds(self._control, 1, 4)
-        message = self._exactly(int.from_bytes(head, "big"))
+        message = _exactly(self._control, int.from_bytes(head, "big"))
         if message is None or len(descriptors) != 4:
             return False
         channel = socket.socket(fileno=descriptors[3])
-        sandbox = launch.start(_unpacked(message), (descriptors[0], descriptors[1], descriptors[2]))
+        sandbox = self._spare.become(message, descriptors[:3])
         for fd in descriptors[:3]:
             os.close(fd)
+        # After these are closed: it must not hold a command's output open.
+        self._spare = _Spare()
         self._follow(sandbox, channel)
         self._channels[channel.fileno()] = sandbox
         self._poll.register(channel.fileno(), select.POLLIN)
         return True
-
-    def _exactly(self, size: int) -> bytes | None:
-        data = b""
-        while len(data) < size:
-            piece = self._control.recv(size - len(data))
-            if not piece:
-                return None
-            data += piece
-        return data
 
     def _follow(self, sandbox: launch.Sandbox, channel: socket.socket) -> None:
         self._sandboxes[sandbox.fileno()] = sandbox, channel

@@ -123,8 +123,10 @@ def _drop_usual_work(layer: Layer) -> bool:
     if os.path.lexists(layer.merged):
         return False
     try:
-        for part in ("/work", "/work/incompat"):
-            os.chmod(layer.work + part, 0o700)
+        if os.geteuid() != 0:
+            for part in ("/work", "/work/incompat", "/work/incompat/volatile"):
+                os.chmod(layer.work + part, 0o700)
+        os.unlink(f"{layer.work}/work/incompat/volatile/dirty")
         for part in ("/work/incompat/volatile", "/work/incompat", "/work", ""):
             os.rmdir(layer.work + part)
     except OSError:
