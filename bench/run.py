@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=[*MEASURES, "peers"], help="measure only this")
     parser.add_argument("--write", action="store_true", help="put the results into docs/benchmarks.md")
     options = parser.parse_args()
-    wanted = options.only or [*MEASURES, "peers"]
+    wanted = list(dict.fromkeys(options.only or [*MEASURES, "peers"]))
     scratch = Path(tempfile.mkdtemp(prefix="fumehood-bench-", dir="/var/tmp"))
     os.environ.update(HOME=str(scratch / "home"))
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "PYTHONDONTWRITEBYTECODE"):

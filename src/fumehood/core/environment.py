@@ -15,6 +15,7 @@ _SECRET_WORDS = frozenset(
 )  # fmt: skip
 # Ways to talk to something outside, or leftovers of the host's session.
 _SECRET_STARTS = ("AWS_", "DBUS_", "SSH_", "GPG_", "DOCKER_", "KUBE", "XDG_RUNTIME_DIR", "XAUTHORITY", "FUMEHOOD_")
+_judged: dict[str, bool] = {}  # the same few dozen names come with every run
 _GONE = ("TMPDIR", "TMP", "TEMP", "OLDPWD", "PWD")
 
 
@@ -33,5 +34,9 @@ def inherited(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str
 
 def looks_secret(name: str) -> bool:
     """Tell whether a variable's name says that its value is nobody else's business."""
-    upper = name.upper()
-    return upper.startswith(_SECRET_STARTS) or not _SECRET_WORDS.isdisjoint(upper.replace("-", "_").split("_"))
+    known = _judged.get(name)
+    if known is None:
+        upper = name.upper()
+        words = upper.replace("-", "_").split("_")
+        known = _judged[name] = upper.startswith(_SECRET_STARTS) or not _SECRET_WORDS.isdisjoint(words)
+    return known

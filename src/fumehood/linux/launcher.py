@@ -7,6 +7,7 @@ It ends, and everything it started with it, when its program does.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -20,6 +21,12 @@ from fumehood.linux.overlay import Overlay
 
 _KILL, _INTERRUPT = b"k", b"i"
 _SIGKILL = 9
+_REHEARSAL = json.dumps(
+    {
+        "arguments": ["x"] * 60, "environment": {f"NAME_{n}": "value" for n in range(40)}, "privileged": False,
+        "overlays": [{"root": "/", "lowers": ["/"], "upper": "/", "work": "/"}], "owner": None,
+    }
+).encode()  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,6 +158,9 @@ def serve(descriptor: int, program: int) -> None:
         watch = os.pidfd_open(program)
     except ProcessLookupError:
         return
+    # A collection writes to every object, and so copies the memory that a fresh child shares with us.
+    gc.disable()
+    gc.freeze()
     _Service(control, watch).serve()
 
 
@@ -195,6 +205,8 @@ class _Spare:
 
 def _wait_and_become(waiting: socket.socket, status: int, report: int) -> NoReturn:
     libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
+    # A rehearsal: the pages of memory that this will write to are copied now, and not when somebody waits for it.
+    _unpacked(_REHEARSAL)
     head, stdio, _, _ = socket.recv_fds(waiting, 4, 3)
     message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
     if message is None or len(stdio) != 3:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import select
 
 from fumehood.core.value import Value
 from fumehood.linux import libc
@@ -55,9 +57,40 @@ def _named(path: str) -> str:
 def mounts_inside(root: str) -> list[str]:
     """Return the mount points that lie below a directory: an overlay of it would not show them."""
     prefix = os.fsencode(root).rstrip(b"/") + b"/"
-    with open("/proc/self/mountinfo", "rb") as table:
-        points = [_unescaped(line.split(b" ", 5)[4]) for line in table]
-    return sorted({os.fsdecode(point) for point in points if point.startswith(prefix)})
+    return sorted({os.fsdecode(point) for point in _mounts.points() if point.startswith(prefix)})
+
+
+class _MountTable:
+    """Where something is mounted, read again only when the kernel says that it changed."""
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._table = -1
+        self._points: list[bytes] = []
+        self._lock = _thread.allocate_lock()
+
+    def points(self) -> list[bytes]:
+        """Return every mount point of this process's namespace."""
+        with self._lock:
+            if self._process != os.getpid():
+                # A child of the one who opened it, or the first use.
+                self._process, self._table = os.getpid(), os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+                self._read()
+            elif self._has_changed():
+                self._read()
+            return self._points
+
+    def _has_changed(self) -> bool:
+        poll = select.poll()
+        poll.register(self._table, select.POLLERR | select.POLLPRI)
+        return bool(poll.poll(0))
+
+    def _read(self) -> None:
+        with open("/proc/self/mountinfo", "rb") as table:
+            self._points = [_unescaped(line.split(b" ", 5)[4]) for line in table]
+
+
+_mounts = _MountTable()
 
 
 def _unescaped(point: bytes) -> bytes:

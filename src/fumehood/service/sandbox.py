@@ -66,7 +66,6 @@ class Hood:
             raise
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
-            layering.drop_scratch(layers)
             run.found = self._scan(layers)
             judge(run.found, request.mode, self._concerns(run, layers), _mounts_inside(run))
             run.blocked = _missing_roots(run)
@@ -139,6 +138,8 @@ class Hood:
         if not any(change.verdict == c.APPLIED for change in run.found):
             run.state = state_of(run.found)
             history.journal(run, printed)
+            # Not before: the kernel is still busy with it when the command has just ended.
+            layering.drop_scratch(layers)
             if run.state != HELD:
                 layering.drop(self.store.places, run.run)
             return
@@ -147,6 +148,7 @@ class Hood:
         with self.store.alone(self.project.id):
             run.state = APPLYING
             history.journal(run, printed)
+            layering.drop_scratch(layers)
             stamps = [(change.verdict, change.before, change.after) for change in run.found]
             try:
                 take_over(

@@ -77,7 +77,8 @@ class History:
         """Record all that is about to be done to the project, before it is done."""
         with self.database.transaction(durable=run.state == APPLYING) as connection:
             self._end(connection, run, outputs)
-            self._write_changes(connection, run)
+            if run.found:
+                self._write_changes(connection, run)
 
     def note(self, run: Run, state: str) -> None:
         """Record how far an apply or undo has come, with the changes as they are now."""
