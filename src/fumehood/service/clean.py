@@ -88,7 +88,7 @@ class _Cleaning:
         places = self._store.places
         runs, outputs = open_top(f"{places.state}/runs"), open_top(f"{places.state}/outputs")
         try:
-            # Listed before the records are read: a run is recorded before it makes its directory, so one
+            # Listed before the records are read: a run makes its directory before it is recorded, so one
             # that has no record then has none at all.
             on_disk, printed = entries(runs), entries(outputs)
             known = _layers(self._store)
