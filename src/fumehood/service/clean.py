@@ -88,8 +88,8 @@ class _Cleaning:
         places = self._store.places
         runs, outputs = open_top(f"{places.state}/runs"), open_top(f"{places.state}/outputs")
         try:
-            # Listed before the records are read: a run makes its directory before it is recorded, so one
-            # that has no record then has none at all.
+            # A run makes its directory before it is recorded, so one without a record may be starting just now:
+            # only those that have been there for long go.
             on_disk, printed = entries(runs), entries(outputs)
             known = _layers(self._store)
             old = [known[name] for name in on_disk if name in known and self._may_go(known[name], runs)]
