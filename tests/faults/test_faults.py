@@ -74,6 +74,8 @@ def test_a_step_that_failed_leaves_the_run_held_with_the_reason(cache):
 
 @pytest.mark.parametrize("staged", [False, True], ids=["one file system", "two file systems"])
 def test_what_a_person_wrote_after_the_death_stays_and_the_original_is_kept(staged, cache):
+    if os.geteuid() != 0 and not staged:
+        pytest.skip("the last mode an ordinary user sets is that of a directory opened up, when all is recorded")
     scene = Scene("apply", staged=staged, cache=cache)
     try:
         found, _ = points("apply", staged=staged, cache=cache)
