@@ -8,6 +8,7 @@ from fumehood.core.inverse import needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import COPY, FUSE, Layer
 from fumehood.linux.nofollow import LISTING, open_top, remove_tree
+from fumehood.linux.upper import scan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,6 +101,19 @@ def _resemble(upper: str, root: str) -> None:
     if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
         os.chown(upper, found.st_uid, found.st_gid)
     os.chmod(upper, found.st_mode & 0o7777)
+
+
+def scanned(layers: Sequence[Layer]) -> list[Change]:
+    """Return what a command changed, root by root."""
+    found: list[Change] = []
+    for number, layer in enumerate(layers):
+        upper, live = open_top(layer.upper), open_top(layer.root)
+        try:
+            found += scan(number, upper, live)
+        finally:
+            os.close(upper)
+            os.close(live)
+    return found
 
 
 def drop_scratch(layers: Sequence[Layer]) -> None:

@@ -37,7 +37,6 @@ from fumehood.linux.nofollow import (
 from fumehood.linux.parting import APART
 from fumehood.linux.staging import HOME, SETTLED
 from fumehood.linux.steps import Changed
-from fumehood.linux.upper import scan
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between
 from fumehood.service.decide import DONE
@@ -112,7 +111,7 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         store.history.state(run.run, FAILED, lost)
         return
     layering.drop_scratch(layers)
-    run.found = _scan(layers)
+    run.found = layering.scanned(layers)
     judge(run.found, DISCARD if run.mode == DISCARD else HOLD)
     for change in run.found:
         if change.verdict == c.HELD:
@@ -142,18 +141,6 @@ def _collect(run: Run, layers: Sequence[Layer]) -> str:
         for layer in layers:
             copied.distil(layer)
     return ""
-
-
-def _scan(layers: Sequence[Layer]) -> list[c.Change]:
-    found: list[c.Change] = []
-    for number, layer in enumerate(layers):
-        upper, live = open_top(layer.upper), open_top(layer.root)
-        try:
-            found += scan(number, upper, live)
-        finally:
-            os.close(upper)
-            os.close(live)
-    return found
 
 
 def _printed(store: Store, run: Run, stream: str) -> tuple[bytes | None, int]:

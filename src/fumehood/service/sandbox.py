@@ -14,11 +14,9 @@ from fumehood.core.request import Request, arguments, checked, shown
 from fumehood.errors import ApplyFailed, FumehoodError
 from fumehood.linux import capture as capturing
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.nofollow import open_top
 from fumehood.linux.output import INLINE, Stream
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
-from fumehood.linux.upper import scan
 from fumehood.service import layers as layering
 from fumehood.service.running import Ended, Execution, Wishes
 from fumehood.store.history import APPLYING
@@ -66,7 +64,7 @@ class Hood:
             raise
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
-            run.found = self._scan(layers)
+            run.found = layering.scanned(layers)
             judge(run.found, request.mode, self._concerns(run, layers), _mounts_inside(run))
             run.blocked = _missing_roots(run)
             self._settle(run, _printed(ended), layers)
@@ -112,17 +110,6 @@ class Hood:
         run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
         run.output_truncated = ended.stdout.is_cut or ended.stderr.is_cut
         return ended
-
-    def _scan(self, layers: Sequence[Layer]) -> list[c.Change]:
-        found: list[c.Change] = []
-        for number, layer in enumerate(layers):
-            upper, live = open_top(layer.upper), open_top(layer.root)
-            try:
-                found += scan(number, upper, live)
-            finally:
-                os.close(upper)
-                os.close(live)
-        return found
 
     def _concerns(self, run: Run, layers: Sequence[Layer]) -> dict[int, Concern]:
         """Find out which changes the host would act on by itself."""
