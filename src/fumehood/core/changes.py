@@ -122,8 +122,9 @@ class Stamp:
     @classmethod
     def read(cls, text: str) -> Stamp:
         """Read a stamp from the record."""
-        kind, inode, size, modified_ns, mode, links = text.split(" ")
-        return cls(kind, int(inode), int(size), int(modified_ns), 0, int(mode), int(links))
+        kind, *numbers = text.split(" ")
+        inode, size, modified_ns, mode, links = map(int, numbers)
+        return cls(kind, inode, size, modified_ns, 0, mode, links)
 
     def __repr__(self) -> str:
         return f"Stamp({self.text()})"

@@ -17,24 +17,23 @@ class Step:
     `unmark` are the entries that carry overlay bookkeeping: it is removed in the layer before the step.
     """
 
-    __slots__ = ("act", "change", "name", "parent", "unmark")
+    __slots__ = ("act", "change", "is_plain", "name", "parent", "unmark")
 
     def __init__(self, act: str, change: c.Change, unmark: list[c.Change] | None = None) -> None:
         self.act = act
         self.change = change
         self.parent, _, self.name = change.path.rpartition("/")
         self.unmark = [] if unmark is None else unmark
-
-    @property
-    def is_plain(self) -> bool:
-        """Tell whether this swaps two entries that are no directories: most steps do."""
-        before, after = self.change.before, self.change.after
-        if before is None or after is None or self.act != SWAP:
-            return False
-        return self.change.verdict == c.APPLIED and c.DIRECTORY not in (before.kind, after.kind)
+        self.is_plain = act == SWAP and is_plain(change)
 
     def __repr__(self) -> str:
         return f"Step({self.act} {self.change.path!r})"
+
+
+def is_plain(change: c.Change) -> bool:
+    """Tell whether a change swaps two entries that are no directories: most do."""
+    before, after = change.before, change.after
+    return before is not None and after is not None and before.kind != c.DIRECTORY != after.kind
 
 
 def plan(changes: Sequence[c.Change], staying: frozenset[tuple[int, str]] = frozenset()) -> list[Step]:
@@ -68,6 +67,8 @@ def plan(changes: Sequence[c.Change], staying: frozenset[tuple[int, str]] = froz
 
 
 def _step(act: str, change: c.Change, below: Sequence[c.Change]) -> Step:
+    if not below:
+        return Step(act, change, [change] if change.marked else None)
     return Step(act, change, [each for each in (change, *below) if each.marked])
 
 

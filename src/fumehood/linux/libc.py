@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 
 TYPE_CHECKING = False
@@ -84,15 +85,23 @@ def default_signals() -> None:
 
 
 class InterruptsHeld:
-    """Keeps Ctrl-C and SIGTERM pending for a while, so that bookkeeping is never cut in half."""
+    """Keeps Ctrl-C and SIGTERM pending for a while, so that bookkeeping is never cut in half.
+
+    Nor does it look for garbage meanwhile: the records of many thousand changes are none, and it costs a fifth.
+    """
 
     def __init__(self) -> None:
         self._before: Any = (ctypes.c_ulong * 16)()
+        self._collects = False
 
     def __enter__(self) -> None:
+        self._collects = gc.isenabled()
+        gc.disable()
         held = (ctypes.c_ulong * 16)()
         held[0] = 1 << (_SIGINT - 1) | 1 << (_SIGTERM - 1)
         _libc.pthread_sigmask(_SIG_BLOCK, held, self._before)
 
     def __exit__(self, *_error: object) -> None:
         _libc.pthread_sigmask(_SIG_SETMASK, self._before, None)
+        if self._collects:
+            gc.enable()

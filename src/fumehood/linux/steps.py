@@ -111,8 +111,10 @@ class Sides:
             step = steps[at]
             change = step.change
             before = change.before
-            if not step.is_plain or step.parent != parent or change.root != root or before is None:
+            if step.parent != parent or not step.is_plain or change.verdict != c.APPLIED or change.root != root:
                 return at
+            if before is None:
+                raise ValueError(f"a swap needs both versions: {step!r}")
             raw = encoded(step.name)
             if not exchanged(layer, live, raw):
                 return at

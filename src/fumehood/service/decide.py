@@ -6,13 +6,13 @@ import os
 
 from fumehood.core import changes as c
 from fumehood.core.judge import keep_replacements_whole
-from fumehood.core.plan import SWAP, Step
+from fumehood.core.plan import is_plain
 from fumehood.errors import ApplyFailed, BadRequest
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import looks, open_top
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
-from fumehood.service.sandbox import DISCARDED, HELD, hold_all, state_of
+from fumehood.service.sandbox import DISCARDED, HELD, hold_all, outcomes, state_of
 from fumehood.store.history import APPLYING
 
 TYPE_CHECKING = False
@@ -39,7 +39,8 @@ def apply_held(store: Store, project: Project, run: Run) -> Run:
         keep_replacements_whole(run.found)
         _count_links(run)
         # What is in flight is `applied` in the journal, what was applied before is `done`.
-        store.history.note(run, APPLYING)
+        store.history.note_verdicts(run, APPLYING)
+        expected = outcomes(run.found)
         failure = None
         try:
             take_over(
@@ -48,11 +49,12 @@ def apply_held(store: Store, project: Project, run: Run) -> Run:
         except ApplyFailed as error:
             failure = error
             hold_all(run, error)
+        is_otherwise = bool(earlier) or outcomes(run.found) != expected
         for change in earlier:
             change.verdict = c.APPLIED
         if failure is None:
             run.state, run.reason = state_of(run.found), ""
-        store.history.settle(run, rewrite=True)
+        store.history.settle(run, rewrite=is_otherwise)
         if failure is not None:
             raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
         layering.drop_if_empty(store.places, run.layer, run.found)
@@ -71,7 +73,7 @@ def _count_links(run: Run) -> None:
             if change.root == number
             and change.verdict == c.APPLIED
             and change.before is not None
-            and not Step(SWAP, change).is_plain
+            and not is_plain(change)
         ]
         directory = open_top(root)
         try:

@@ -136,7 +136,7 @@ class Hood:
             run.state = APPLYING
             history.journal(run, printed)
             layering.drop_scratch(layers)
-            stamps = [(change.verdict, change.before, change.after) for change in run.found]
+            expected = outcomes(run.found)
             try:
                 take_over(
                     run.found, run.roots, [layer.upper for layer in layers], run.run,
@@ -145,8 +145,7 @@ class Hood:
                 run.state = state_of(run.found)
             except ApplyFailed as error:
                 hold_all(run, error)
-            turned_out = [(change.verdict, change.before, change.after) for change in run.found]
-            history.settle(run, rewrite=stamps != turned_out)
+            history.settle(run, rewrite=outcomes(run.found) != expected)
         layering.drop_if_empty(self.store.places, run.run, run.found)
 
     def _failed(self, run: Run, error: BaseException) -> None:
@@ -195,6 +194,11 @@ def state_of(changes: Sequence[c.Change]) -> str:
     if c.APPLIED in verdicts:
         return APPLIED
     return DISCARDED if verdicts else EMPTY
+
+
+def outcomes(changes: Sequence[c.Change]) -> list[tuple[str, c.Stamp | None, c.Stamp | None]]:
+    """Return what an apply may have changed in the changes themselves, to be compared later."""
+    return [(change.verdict, change.before, change.after) for change in changes]
 
 
 def hold_all(run: Run, error: FumehoodError) -> None:

@@ -8,7 +8,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.inverse import inverse, staying
-from fumehood.core.plan import SWAP, Step
+from fumehood.core.plan import is_plain
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.libc import InterruptsHeld
@@ -39,7 +39,7 @@ def undo(store: Store, project: Project, run: Run) -> Run:
         back = _planned(run)
         first = run if back.layer == run.run else store.history.find(back.layer)
         # A plain swap finds out by itself; whole trees must be looked at first.
-        _check(store, run, back, [change for change in back.found if not Step(SWAP, change).is_plain])
+        _check(store, run, back, [change for change in back.found if not is_plain(change)])
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))

@@ -63,7 +63,10 @@ INSERT INTO sqlite_sequence VALUES ('files', 0);
 _UNFINISHED = """
 CREATE INDEX runs_unfinished ON runs (project, state) WHERE state IN ('running', 'applying', 'settling');
 """
-MIGRATIONS = (_FIRST, _FILES, _UNFINISHED)
+_LATER_VERDICTS = """
+ALTER TABLE changes ADD COLUMN verdict TEXT;  -- what all of a row became later, where that is one and the same
+"""
+MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS)
 
 
 # Connections of a parent process: closing one here would drop the parent's locks.

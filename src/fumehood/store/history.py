@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.changes import APPLIED
 from fumehood.core.report import Blocked, Run
 from fumehood.errors import BadRequest
 from fumehood.store import rows as changing
@@ -85,6 +86,17 @@ class History:
         with self.database.transaction(durable=True) as connection:
             connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
             self._rewrite_changes(connection, run)
+
+    def note_verdicts(self, run: Run, state: str) -> None:
+        """Record that an apply begins that takes over what was held; the changes are otherwise as they were."""
+        if any(change.verdict != APPLIED or change.reason for change in run.found):
+            self.note(run, state)
+            return
+        with self.database.transaction(durable=True) as connection:
+            connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
+            connection.execute(
+                "UPDATE changes SET verdict = ? WHERE run = (SELECT number FROM runs WHERE id = ?)", (APPLIED, run.run)
+            )
 
     def unfinished(self, project: int | None = None) -> list[tuple[str, str, str, int]]:
         """Return the id, state, act and project of every run that is not at its end, the latest first.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
-COLUMNS = ("root", "directory", "within", "entries")
+COLUMNS = ("root", "directory", "within", "entries", "verdict")
 
 
 def rows(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
@@ -30,7 +30,7 @@ def rows(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
             grouped[key] = [entry]
     for (root, directory, within), entries in grouped.items():
         above = None if within is None else os.fsencode(within)
-        yield root, os.fsencode(directory), above, os.fsencode("".join(entries))
+        yield root, os.fsencode(directory), above, os.fsencode("".join(entries)), None
 
 
 def _entry(change: Change, name: str) -> str:
@@ -47,7 +47,10 @@ def read(found: Iterable[Sequence[Any]]) -> list[Change]:
     return by_path(change for row in found for change in _changes(*row))
 
 
-def _changes(root: int, raw: bytes, within: bytes | None, entries: bytes) -> Iterator[Change]:
+def _changes(
+    root: int, raw: bytes, within: bytes | None, entries: bytes, later: str | None
+) -> Iterator[Change]:
+    """Yield what one row tells; a later verdict on all of it goes before those in the entries."""
     directory = os.fsdecode(raw)
     above = None if within is None else os.fsdecode(within)
     prefix = f"{directory}/" if directory else ""
@@ -57,7 +60,7 @@ def _changes(root: int, raw: bytes, within: bytes | None, entries: bytes) -> Ite
         yield Change(
             root, prefix + name, change, kind,
             before=Stamp.read(before) if before else None, after=Stamp.read(after) if after else None,
-            within=above, marked=int(marked), verdict=verdict, reason=reason,
+            within=above, marked=int(marked), verdict=later or verdict, reason="" if later else reason,
             flags=tuple(flags.split()) if flags else (),
         )  # fmt: skip
 
