@@ -18,6 +18,10 @@ class BadRequest(FumehoodError):
     """What was asked makes no sense: an empty command, an unknown run, a forbidden project."""
 
 
+class BadConfiguration(FumehoodError):
+    """The person's configuration says something that can't be followed; nothing runs until it is mended."""
+
+
 class Refused(FumehoodError):
     """A person, or the absence of one, said no."""
 

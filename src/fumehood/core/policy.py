@@ -1,4 +1,8 @@
-"""The person's standing wishes, with their defaults."""
+"""The person's standing wishes, with their defaults.
+
+Each field is a key of the configuration under the same name (`limits.memory` is `Policy.limits.memory`); the
+table in `keys.py` says what it takes and means.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,70 @@ from fumehood.core.judge import APPLY, DISCARD, HOLD
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+EVERYWHERE = ""  # the name of the settings that hold for every project
+
+
+class Environment(Value):
+    """What a command's environment has besides, or instead of, what it inherits."""
+
+    keep: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    set: tuple[tuple[str, str], ...] = ()
+
+
+class Limits(Value):
+    """What one run may use; 0 is no limit."""
+
+    memory: int = 0
+    processes: int = 0
+    cpu: float = 0
+    files: int = 0
+    file_size: int = 0
+    written: int = 0
+
+
+class Clean(Value):
+    """How long things are kept: originals of runs, daily backups, and how much of them."""
+
+    keep_days: int = 30
+    backup_days: int = 7
+    budget: int = 0
+
+
+class Rootfs(Value):
+    """Where a root tree comes from, and whether a workspace may change its own."""
+
+    mirror: str = ""
+    proxy: str = ""
+    writable: bool = False
+
 
 class Policy(Value):
     """What holds for every run that does not ask for something else."""
 
     apply: str = APPLY
+    on_conflict: str = "hold-path"
     timeout: float | None = None
     output_limit: int = 64 << 20
     capture: str = ""
+    sandbox: str = "bwrap"
+    root: str = "host"
+    tmp: str = "fresh"
+    network: str = "none"
+    hosts: tuple[str, ...] = ()
     rules: Rules = Rules()
+    mask: tuple[str, ...] = ()
+    unmask: tuple[str, ...] = ()
+    environment: Environment = Environment()
+    limits: Limits = Limits()
+    clean: Clean = Clean()
+    rootfs: Rootfs = Rootfs()
+    skills: tuple[dict[str, Any], ...] = ()
 
     def mode(self, asked: str | None) -> str:
         """Return what becomes of a run's changes."""
@@ -23,3 +82,21 @@ class Policy(Value):
         if mode not in (APPLY, HOLD, DISCARD):
             raise BadRequest(f"changes can't be handled by {mode!r}", hint="one of: apply, hold, discard")
         return mode
+
+    def under(self, settings: Mapping[str, Any]) -> Policy:
+        """Return this policy with settings laid over it, by field: what is a list adds, all else replaces."""
+        changed: dict[str, Any] = {}
+        for path, value in settings.items():
+            name, _, inner = path.partition(".")
+            holder = changed.get(name, getattr(self, name))
+            if inner:
+                changed[name] = holder.replace(**{inner: _laid_over(getattr(holder, inner), value)})
+            else:
+                changed[name] = _laid_over(holder, value)
+        return self.replace(**changed)
+
+
+def _laid_over(old: Any, new: Any) -> Any:
+    if isinstance(old, tuple):
+        return (*old, *(each for each in new if each not in old))
+    return new

@@ -8,7 +8,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from fumehood.core.judge import APPLY, HOLD
-from fumehood.core.policy import Policy
 from fumehood.core.request import Request
 from fumehood.errors import Refused
 from fumehood.linux import launcher
@@ -19,12 +18,14 @@ from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
 from fumehood.service.watching import watcher
+from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Any, Self
 
+    from fumehood.core.policy import Policy
     from fumehood.core.report import Run
     from fumehood.linux.launch import Plan
     from fumehood.linux.process import Running
@@ -39,6 +40,7 @@ class Sandbox:
 
     `on_output` is told ("stdout" or "stderr", text) as it is printed; `on_change` is told ("added",
     "updated", "removed" or "cancelled", path) while files are written. Safe to use from many threads.
+    Without a policy, the person's configuration holds; a policy given takes its place altogether.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class Sandbox:
         self._store = Store()
         self._project = self._store.projects.open(os.fspath(project))
         self._ask = ask
-        self._hood = Hood(self._store, self._project, policy or Policy(), _start)
+        if policy is None:
+            policy = policy_for(self._store.places, self._project.roots)
+        self._hood = Hood(self._store, self._project, policy, _start)
 
     @property
     def project(self) -> str:

@@ -7,7 +7,6 @@ import select
 import sys
 
 from fumehood.core.judge import DISCARD, HOLD
-from fumehood.core.policy import Policy
 from fumehood.core.request import Request, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli.main import here
@@ -15,6 +14,7 @@ from fumehood.linux.launch import start
 from fumehood.service.running import CLOSED, INHERITED, Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
+from fumehood.store.config import policy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _run(options: Options, as_json: bool) -> Run:
     store = Store()
     named = options.last("--project")
     project = store.projects.open(store.projects.holding(here()) if named is None else named)
-    policy = Policy()
+    policy = policy_for(store.places, project.roots)
     asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
     request = Request(
         command=options.asked, cwd=_directory(options.last("--cwd"), project), mode=policy.mode(asked),

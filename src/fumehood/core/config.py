@@ -1,0 +1,189 @@
+"""Read a configuration: its text becomes settings for the policy, or complaints that name a key and a line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from fumehood.core.keys import SECTIONS, keys_for
+from fumehood.core.kinds import WITH_PATHS, Wrong
+from fumehood.core.policy import EVERYWHERE
+from fumehood.core.toml_lines import line_numbers
+from fumehood.core.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fumehood.core.keys import Key, Section
+
+    Path = tuple[str | int, ...]
+    Settings = dict[str, Any]
+
+_PROJECT = "project"
+_AT_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+class Complaint(Value):
+    """One thing that is wrong: where, with which key, what, and what to write instead."""
+
+    line: int
+    key: str
+    message: str
+    hint: str = ""
+
+
+class Checked(Value):
+    """A configuration that was read: settings by field, for every project ("") and for single ones by path."""
+
+    settings: dict[str, Settings]
+    complaints: tuple[Complaint, ...]
+    lines: dict[str, int] = {}  # noqa: RUF012 - where the table of each project begins
+
+
+def read(data: bytes, home: str) -> Checked:
+    """Read a configuration's bytes; where there are complaints, its settings are not to be used.
+
+    A path that begins with "~/" lies in `home`.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        return _refused(data.count(b"\n", 0, error.start) + 1, "this line is not UTF-8")
+    text = text.removeprefix("\ufeff")
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _AT_LINE.search(str(error))
+        line = int(found[1]) if found and found[1] else text.count("\n") + 1
+        return _refused(line, f"this is no TOML: {_AT_LINE.sub('', str(error))}")
+    except RecursionError:
+        return _refused(1, "values are nested too deeply")
+    checking = _Checking(line_numbers(text), home)
+    settings = checking.document(document)
+    return Checked(settings=settings, complaints=in_order(checking.complaints), lines=checking.projects)
+
+
+def in_order(complaints: Iterable[Complaint]) -> tuple[Complaint, ...]:
+    """Return complaints by line."""
+    return tuple(sorted(complaints, key=lambda each: each.line))
+
+
+def _refused(line: int, message: str) -> Checked:
+    return Checked(settings={}, complaints=(Complaint(line=line, key="", message=message),))
+
+
+class _Checking:
+    """One pass over a parsed document."""
+
+    def __init__(self, lines: Mapping[Path, int], home: str) -> None:
+        self._lines = lines
+        self._home = home
+        self.complaints: list[Complaint] = []
+        self.projects: dict[str, int] = {}
+
+    def document(self, document: dict[str, Any]) -> dict[str, Settings]:
+        """Return the settings at the top and those of each project."""
+        projects = document.pop(_PROJECT, {})
+        found = {EVERYWHERE: self._tables(document, (), project=False)}
+        if not isinstance(projects, dict) or not all(isinstance(table, dict) for table in projects.values()):
+            self._complain((_PROJECT,), "must hold tables", 'write [project."/path/of/the/project"]')
+            return found
+        for path, table in projects.items():
+            at = (_PROJECT, path)
+            whole = self._expanded(path)
+            if not whole.startswith("/") or "\0" in whole:
+                self._complain(at, "is no absolute path", 'write [project."/path/of/the/project"]')
+            else:
+                found[whole] = self._tables(table, at, project=True)
+                self.projects[whole] = self._lines.get(at, 1)
+        return found
+
+    def _tables(self, table: dict[str, Any], at: Path, *, project: bool) -> Settings:
+        """Read the keys and the arrays of tables that may stand at the top or in a project's table."""
+        settings: Settings = {}
+        plain = dict(table)
+        for section in SECTIONS:
+            if section.name in plain:
+                settings[section.field] = self._section(section, plain.pop(section.name), (*at, section.name))
+        names = [section.name for section in SECTIONS] + ([] if project else [_PROJECT])
+        return settings | self._keys(plain, at, keys_for(project=project), names)
+
+    def _section(self, section: Section, tables: Any, at: Path) -> tuple[Settings, ...]:
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            self._complain(at, "must be an array of tables", f"write [[{section.name}]]")
+            return ()
+        found = []
+        for number, table in enumerate(tables):
+            here = (*at, number)
+            found.append(self._keys(table, here, section.keys))
+            for name in section.needed:
+                if name not in table:
+                    self._complain(here, f"lacks the key {name}", f"a [[{section.name}]] needs it")
+        return tuple(found)
+
+    def _keys(self, table: dict[str, Any], at: Path, keys: Sequence[Key], others: Iterable[str] = ()) -> Settings:
+        """Read a table's keys, and those of the tables in it."""
+        known = {key.name: key for key in keys}
+        settings: Settings = {}
+
+        def walk(inner: dict[str, Any], prefix: str, path: Path) -> None:
+            for name, value in inner.items():
+                dotted, here = prefix + name, (*path, name)
+                if "." not in name and dotted in known:
+                    self._value(known[dotted], value, here, settings)
+                elif "." not in name and any(each.startswith(f"{dotted}.") for each in known):
+                    if isinstance(value, dict):
+                        walk(value, f"{dotted}.", here)
+                    else:
+                        self._complain(here, "must be a table", f"write [{dotted}]")
+                else:
+                    self._complain(here, "there is no such key", _meant(dotted, [*known, *others]))
+
+        walk(table, "", at)
+        return settings
+
+    def _value(self, key: Key, value: Any, at: Path, settings: Settings) -> None:
+        try:
+            read = key.kind.read(value)
+        except Wrong as wrong:
+            self._complain(at, f"must be {wrong}, not {_shown(value)}")
+        else:
+            settings[key.place] = self._expanded(read) if key.kind in WITH_PATHS else read
+
+    def _expanded(self, value: Any) -> Any:
+        """Write out the home directory in a path, or in each of several."""
+        if isinstance(value, tuple):
+            return tuple(map(self._expanded, value))
+        return self._home + value[1:] if value.startswith("~/") else value
+
+    def _complain(self, path: Path, message: str, hint: str = "") -> None:
+        known = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in self._lines), None)
+        line = self._lines[known] if known else 1
+        self.complaints.append(Complaint(line=line, key=dotted_name(path), message=message, hint=hint))
+
+
+def dotted_name(path: Path) -> str:
+    """Write the path of a key as it stands in TOML; positions count from 1."""
+    name = ""
+    for part in path:
+        if isinstance(part, int):
+            name += f"[{part + 1}]"
+        else:
+            plain = re.fullmatch(r"[A-Za-z0-9_-]+", part)
+            name += ("." if name else "") + (part if plain else f'"{part}"')
+    return name
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else "docs/configuration.md has every key"
+
+
+def _shown(value: Any) -> str:
+    kinds = {bool: "true or false", dict: "a table", list: "a list"}
+    if type(value) in kinds:
+        return kinds[type(value)] if not isinstance(value, bool) else str(value).lower()
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"

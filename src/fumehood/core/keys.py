@@ -1,0 +1,107 @@
+"""Every key of the configuration: what it takes, what it means. The manual is made from this table.
+
+To add one: a field with its default in `policy.py`, and a line here under the same name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fumehood.core import kinds as k
+from fumehood.core.policy import Policy
+from fumehood.core.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.core.kinds import Kind
+
+
+class Key(Value):
+    """One key; `field` is its place in the policy where that has another name."""
+
+    name: str
+    kind: Kind
+    doc: str
+    field: str = ""
+    global_only: bool = False
+
+    @property
+    def place(self) -> str:
+        """The field of the policy that this key sets."""
+        return self.field or self.name
+
+    @property
+    def default(self) -> Any:
+        """What holds where the key is not given."""
+        return self.of(Policy())
+
+    def of(self, policy: Policy) -> Any:
+        """Return what a policy says for this key."""
+        found: Any = policy
+        for part in self.place.split("."):
+            found = getattr(found, part)
+        return found
+
+
+class Section(Value):
+    """An array of tables, `[[name]]`, each with these keys; those in `needed` must be there."""
+
+    name: str
+    doc: str
+    field: str
+    keys: tuple[Key, ...]
+    needed: tuple[str, ...]
+
+
+def _key(name: str, kind: Kind, doc: str, field: str = "", *, global_only: bool = False) -> Key:
+    return Key(name=name, kind=kind, doc=doc, field=field, global_only=global_only)
+
+
+KEYS: tuple[Key, ...] = (
+    _key("apply", k.choice("apply", "hold", "discard"), "What becomes of a run's changes."),
+    _key("on_conflict", k.choice("hold-path", "hold-all"),
+         "When a path changed in the project during the run: hold that path, or everything."),
+    _key("timeout", k.SECONDS, "End a command after this time."),
+    _key("output_limit", k.SIZE, "Keep at most this much of each output."),
+    _key("capture", k.choice("", "kernel", "bwrap", "fuse", "copy"),
+         "How writes are captured; empty: the best way that works here (`fumehood doctor`)."),
+    _key("sandbox", k.choice("bwrap", "container"),
+         "`container`: the container around us is good enough where bubblewrap can't run."),
+    _key("root", k.ROOT, "The system that a command sees: `host`, `alpine`, or the path of a root tree."),
+    _key("tmp", k.choice("fresh", "project"), "`/tmp`: empty for each run, or kept for the project."),
+    _key("network", k.choice("none", "ask", "full"),
+         "`none`; `ask`: run offline, then ask for the hosts it needed; `full`: the host's network."),
+    _key("hosts", k.HOSTS, "Hosts that commands may reach without asking: `host[:port]`, `*.example.org`."),
+    _key("hold", k.TEXTS, "Globs of paths whose changes wait for a person.", "rules.hold"),
+    _key("flag", k.TEXTS, "Globs of paths whose changes are applied and flagged.", "rules.flag"),
+    _key("mask", k.PATHS, "Files and directories that commands can't see, besides ours."),
+    _key("unmask", k.PATHS, "Paths that we hide by default and commands may see."),
+    _key("environment.keep", k.NAMES, "Variables passed on although they look like secrets; globs."),
+    _key("environment.drop", k.NAMES, "Variables kept from commands; globs."),
+    _key("environment.set", k.TABLE, "Variables and values that every command gets."),
+    _key("limits.memory", k.SIZE, "Memory of all processes of a run together; 0: no limit."),
+    _key("limits.processes", k.COUNT, "Processes and threads at once; 0: no limit."),
+    _key("limits.cpu", k.AMOUNT, "CPU seconds of one process; 0: no limit."),
+    _key("limits.files", k.COUNT, "Open files of one process; 0: no limit."),
+    _key("limits.file_size", k.SIZE, "Size of one file; 0: no limit."),
+    _key("limits.written", k.SIZE, "Bytes written to the project by one run; 0: no limit."),
+    _key("clean.keep_days", k.COUNT, "Days that the originals of a run are kept.", global_only=True),
+    _key("clean.backup_days", k.COUNT, "Days that daily backups are kept.", global_only=True),
+    _key("clean.budget", k.SIZE, "Space that originals may take before the oldest go; 0: no limit.", global_only=True),
+    _key("rootfs.mirror", k.TEXT, "Where root trees are downloaded from.", global_only=True),
+    _key("rootfs.proxy", k.TEXT, "The proxy for that.", global_only=True),
+    _key("rootfs.writable", k.FLAG, "Let a workspace install packages into its own layer of the root tree."),
+)  # fmt: skip
+
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        name="skill", field="skills", needed=("path",), doc="A directory shown read-only under `/skills`.",
+        keys=(_key("path", k.PATH, "The directory."), _key("name", k.TEXT, "Its name there; default: its own.")),
+    ),
+)  # fmt: skip
+
+
+def keys_for(*, project: bool) -> Sequence[Key]:
+    """Return the keys that may stand at the top, or in a project's table."""
+    return [key for key in KEYS if not (project and key.global_only)]

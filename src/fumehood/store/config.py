@@ -1,0 +1,186 @@
+"""The person's configuration on disk, and a compiled form of it that a run can afford to read.
+
+`config.toml` is parsed and checked once for each version of it; what came out lies in the cache, under that
+version's identity. Without a file, a run pays one failed `stat`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from fumehood.core.compact import dumps, loads
+from fumehood.core.policy import EVERYWHERE, Policy
+from fumehood.errors import BadConfiguration
+from fumehood.store.places import home
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from fumehood.core.config import Checked
+    from fumehood.store.places import Places
+
+    Settings = dict[str, dict[str, Any]]
+
+_FORMAT = "1"  # another one where the same text comes to mean something else
+_LONGEST = 1 << 20
+_OTHERS_WRITE = 0o002
+# A file time can be as coarse as 10 ms: a version younger than this could still be written without a new identity.
+_SETTLED_NS = 100_000_000
+_MAX_COMPILED = 8 << 20
+
+
+def file_of(places: Places) -> str:
+    """Where the configuration lies, whether it is there or not."""
+    return f"{places.config}/config.toml"
+
+
+def policy_for(places: Places, roots: Sequence[str]) -> Policy:
+    """Return what holds for a project, named by its roots, the project itself first."""
+    settings = load(places, roots)
+    policy = Policy()
+    for scope in (EVERYWHERE, *roots[:1]):
+        if scope in settings:
+            policy = policy.under(settings[scope])
+    return policy
+
+
+def load(places: Places, roots: Sequence[str] = ()) -> Settings:
+    """Return the settings for every project ("") and for single ones; raises BadConfiguration."""
+    path = file_of(places)
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    _check_reach(path, found, roots)
+    compiled = f"{places.cache}/config-{os.geteuid()}"
+    settings = _remembered(compiled, _identity(found))
+    if settings is None:
+        identity, checked = compile_file(path)
+        if checked.complaints:
+            raise _refusal(path, checked)
+        settings = checked.settings
+        if identity:
+            _remember(compiled, identity, settings)
+    return settings
+
+
+def compile_file(path: str) -> tuple[str, Checked]:
+    """Read and check a configuration; its identity is "" where it may still be changing."""
+    import time
+
+    from fumehood.core.config import read
+
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            before = os.fstat(file)
+            if not stat.S_ISREG(before.st_mode) or before.st_size > _LONGEST:
+                raise BadConfiguration(f"{path} is no configuration file", hint="it must be a file of at most 1 MiB")
+            data = os.read(file, _LONGEST + 1)
+            after = os.fstat(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    identity = _identity(before)
+    age = time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns)
+    if identity != _identity(after) or age < _SETTLED_NS:
+        identity = ""
+    return identity, _without_links(read(data, home()))
+
+
+def _without_links(checked: Checked) -> Checked:
+    """Complain of projects that are not named by their real path, which is the one they are known by."""
+    from fumehood.core.config import Complaint, in_order
+
+    wrong = [
+        Complaint(
+            line=line, key=f'project."{path}"', message="is not the real path of that directory",
+            hint=f'write [project."{os.path.realpath(path)}"]',
+        )
+        for path, line in checked.lines.items()
+        if os.path.realpath(path) != path
+    ]  # fmt: skip
+    return checked.replace(complaints=in_order([*checked.complaints, *wrong])) if wrong else checked
+
+
+def _unreadable(path: str, error: OSError) -> BadConfiguration:
+    return BadConfiguration(f"cannot read the configuration {path}: {error.strerror}", hint="check its permissions")
+
+
+def _check_reach(path: str, found: os.stat_result, roots: Sequence[str]) -> None:
+    """Refuse a configuration that a command, or anybody, could write: it could loosen every later run."""
+    if found.st_mode & _OTHERS_WRITE:
+        raise BadConfiguration(f"anybody may write the configuration {path}", hint=f"chmod go-w {path}")
+    real = os.path.realpath(path)
+    for root in roots:
+        if real.startswith(root.rstrip("/") + "/"):
+            raise BadConfiguration(
+                f"the configuration {path} lies in {root}, where commands can write it",
+                hint="keep it outside of every project",
+            )
+
+
+def _refusal(path: str, checked: Checked) -> BadConfiguration:
+    first = checked.complaints[0]
+    more = len(checked.complaints) - 1
+    told = f"{path}, line {first.line}: {f'{first.key}: ' if first.key else ''}{first.message}"
+    check = "fumehood config check" + (f" tells of {more} more" if more else "")
+    return BadConfiguration(told, hint=f"{first.hint}; {check}" if first.hint else check)
+
+
+def _identity(found: os.stat_result) -> str:
+    """Return what tells one version of the file, read for one home, from all others."""
+    parts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return f"fumehood configuration {_FORMAT} {' '.join(map(str, parts))} {home()}"
+
+
+def _remembered(path: str, identity: str) -> Settings | None:
+    """Return the settings compiled from this version, or None where they must be made again."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(file)
+        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        text = os.read(file, _MAX_COMPILED).decode(errors="surrogateescape") if ours else ""
+    finally:
+        os.close(file)
+    head, _, body = text.partition("\n")
+    if head != identity:
+        return None
+    try:
+        settings: Settings = loads(body)
+        # A field that is no more was compiled by another version of us.
+        for scope in settings.values():
+            Policy().under(scope)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return settings
+
+
+def _remember(path: str, identity: str, settings: Settings) -> None:
+    """Keep the compiled form; a cache that can't be written only costs time."""
+    beside = f"{path}.{os.getpid()}"
+    text = f"{identity}\n{dumps(settings)}".encode(errors="surrogateescape")
+    if len(text) >= _MAX_COMPILED or "\n" in identity:
+        return
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            whole = os.write(file, text) == len(text)
+        finally:
+            os.close(file)
+        if whole:
+            os.rename(beside, path)
+        else:
+            os.unlink(beside)
+    except OSError:
+        return
