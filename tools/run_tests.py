@@ -27,6 +27,7 @@ CLONE_NEWUSER = 0x10000000
 NO_TESTS_SELECTED = 5
 # Program to look for, and the Debian package that has it.
 SYSTEM_TOOLS = {
+    "busybox": "busybox-static",
     "bwrap": "bubblewrap",
     "fuse-overlayfs": "fuse-overlayfs",
     "fusermount3": "fuse3",

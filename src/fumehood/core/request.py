@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
-_SHELL = "/bin/sh"
+SHELL = "/bin/sh"
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # the kernel's limit for one argument, its NUL included
 
 
@@ -23,6 +23,7 @@ class Request(Value):
     mode: str = APPLY
     timeout: float | None = None
     network: str = "none"
+    root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
 
 
 def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
@@ -42,14 +43,14 @@ def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
     return given
 
 
-def arguments(command: str | tuple[str, ...]) -> tuple[str, ...]:
+def arguments(command: str | tuple[str, ...], shell: str = SHELL) -> tuple[str, ...]:
     """Return what is executed: one string is a shell line, several are a program and its arguments.
 
     The shell starts the program in both cases, so that one which is missing ends with 127, as people expect.
     """
     if isinstance(command, str):
-        return _SHELL, "-c", command
-    return _SHELL, "-c", 'exec "$@"', "sh", *command
+        return shell, "-c", command
+    return shell, "-c", 'exec "$@"', "sh", *command
 
 
 def shown(command: str | tuple[str, ...]) -> str:

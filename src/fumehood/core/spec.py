@@ -12,6 +12,20 @@ class Bound(Value):
     target: str
 
 
+class Tree(Value):
+    """A root tree that the command sees as `/`, instead of the host's.
+
+    `entries` are its top entries where it lacks a mount point: each a name and, for a link, its target.
+    `overlay` is what bubblewrap itself mounts as `/`: lower directories, topmost first, and upper and work.
+    """
+
+    path: str
+    shell: str = "/bin/sh"
+    writable: bool = False
+    entries: tuple[tuple[str, str], ...] = ()
+    overlay: tuple[tuple[str, ...], str, str] | None = None
+
+
 class Spec(Value):
     """The world one command sees."""
 
@@ -20,6 +34,8 @@ class Spec(Value):
     bounds: tuple[Bound, ...]
     masked: tuple[str, ...] = ()
     overlays: tuple[tuple[str, tuple[str, ...], str, str], ...] = ()  # root, lowers, upper, work
+    tree: Tree | None = None
+    readonly: tuple[Bound, ...] = ()
     disable_userns: bool = True
     status_fd: int = 3
 
@@ -29,7 +45,8 @@ _NAMESPACES = (
 )  # fmt: skip
 _CONFINEMENT = ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
 _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
-_SYSTEM = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP)
+_KERNEL = ("--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP)
+_MADE = frozenset({"dev", "proc", _TMP[1:]})  # fresh ones come in their place
 
 
 def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
@@ -37,14 +54,50 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     arguments = [*_NAMESPACES, *_CONFINEMENT]
     if spec.disable_userns:
         arguments.append("--disable-userns")
-    arguments += _SYSTEM
+    arguments += ("--ro-bind", "/", "/") if spec.tree is None else _base(spec.tree)
+    arguments += _KERNEL
     for path in spec.masked:
         arguments += ("--tmpfs", path, "--remount-ro", path)
+    shelves = () if spec.tree is None else _shelves(spec)
+    for shelf in shelves:
+        arguments += ("--tmpfs", shelf)
     for bound in spec.bounds:
         arguments += ("--bind", bound.source, bound.target)
     for root, lowers, upper, work in spec.overlays:
-        for lower in reversed(lowers):
-            arguments += ("--overlay-src", lower)
-        arguments += ("--overlay", upper, work, root)
+        arguments += (*_sources(lowers), "--overlay", upper, work, root)
+    for bound in spec.readonly:
+        arguments += ("--ro-bind", bound.source, bound.target)
+    for shelf in (*shelves, *(["/"] if spec.tree is not None and spec.tree.entries else [])):
+        arguments += ("--remount-ro", shelf)
     arguments += ("--setenv", "TMPDIR", _TMP, "--chdir", spec.cwd, "--json-status-fd", str(spec.status_fd))
     return (*arguments, "--", *spec.command)
+
+
+def _base(tree: Tree) -> list[str]:
+    """Make a root tree the `/` of the sandbox.
+
+    One that lacks a mount point is not changed: what lies at its top is bound on bubblewrap's own empty root.
+    """
+    # Whoever may change the root is root there, without a capability: package managers ask for no more.
+    identity = ["--uid", "0", "--gid", "0"] if tree.writable else []
+    if tree.overlay is not None:
+        lowers, upper, work = tree.overlay
+        return [*identity, *_sources(lowers), "--overlay", upper, work, "/"]
+    if not tree.entries:
+        return [*identity, "--bind" if tree.writable else "--ro-bind", tree.path, "/"]
+    arguments = []
+    for name, target in tree.entries:
+        if name not in _MADE:
+            source = f"{tree.path}/{name}"
+            arguments += ["--symlink", target, f"/{name}"] if target else ["--ro-bind", source, f"/{name}"]
+    return arguments
+
+
+def _sources(lowers: tuple[str, ...]) -> list[str]:
+    return [word for lower in reversed(lowers) for word in ("--overlay-src", lower)]
+
+
+def _shelves(spec: Spec) -> tuple[str, ...]:
+    """Return the directories that hold several of the sandbox's mount points, to be made fresh: `/skills`."""
+    mounted = [bound.target for bound in (*spec.bounds, *spec.readonly)] + [each[0] for each in spec.overlays]
+    return tuple(dict.fromkeys(above for path in mounted if (above := path.rpartition("/")[0])))

@@ -15,7 +15,7 @@ from fumehood.linux.overlay import Overlay, mounts_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fumehood.linux.probe import Host
 
@@ -62,9 +62,10 @@ def choose(host: Host, wanted: str, roots: Sequence[str]) -> str:
 class Capture:
     """One run's way of capturing: what bubblewrap is told, and what is done before and after."""
 
-    def __init__(self, way: str, layers: Sequence[Layer]) -> None:
+    def __init__(self, way: str, layers: Sequence[Layer], targets: Mapping[str, str] | None = None) -> None:
         self.way = way
         self.layers = layers
+        self._targets = targets or {}  # where roots appear, if not at their own paths
 
     @property
     def overlays(self) -> tuple[Overlay, ...]:
@@ -80,7 +81,7 @@ class Capture:
         """What bubblewrap mounts itself."""
         if self.way != BWRAP:
             return ()
-        return tuple((each.root, each.lowers, each.upper, each.work) for each in self.layers)
+        return tuple((self._target(each), each.lowers, each.upper, each.work) for each in self.layers)
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -88,8 +89,12 @@ class Capture:
         if self.way == BWRAP:
             return ()
         return tuple(
-            Bound(source=each.root if self.way == KERNEL else each.merged, target=each.root) for each in self.layers
+            Bound(source=each.root if self.way == KERNEL else each.merged, target=self._target(each))
+            for each in self.layers
         )
+
+    def _target(self, layer: Layer) -> str:
+        return self._targets.get(layer.root, layer.root)
 
     def begin(self) -> None:
         """Get ready what must stand before the sandbox starts."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 STATUS_FD = 3
+STAND = "/sys"  # there on every host, and of no use to bubblewrap
 _REPORT_FD = 4
 _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT = 9, 2
@@ -33,6 +34,7 @@ class Plan(Value):
     overlays: tuple[overlay.Overlay, ...] = ()
     privileged: bool = False
     owner: Owner | None = None
+    tree: str = ""  # shown at STAND to an owner who can't reach it where it lies
 
 
 class Exit(Value):
@@ -55,6 +57,9 @@ def become(plan: Plan, stdio: tuple[int, int, int], status: int, report: int) ->
         for each in plan.overlays:
             step = f"mounting an overlay over {each.root}"
             overlay.mount(each)
+        if plan.tree:
+            step = f"binding {plan.tree}"
+            libc.mount(os.fsencode(plan.tree), STAND.encode(), None, libc.MS_BIND, None)
         if plan.owner is not None:
             step = f"becoming user {plan.owner.user}"
             os.setgroups(plan.owner.groups)

@@ -24,7 +24,7 @@ _SIGKILL = 9
 _REHEARSAL = json.dumps(
     {
         "arguments": ["x"] * 60, "environment": {f"NAME_{n}": "value" for n in range(40)}, "privileged": False,
-        "overlays": [{"root": "/", "lowers": ["/"], "upper": "/", "work": "/"}], "owner": None,
+        "overlays": [{"root": "/", "lowers": ["/"], "upper": "/", "work": "/"}], "owner": None, "tree": "",
     }
 ).encode()  # fmt: skip
 
@@ -137,7 +137,7 @@ def _packed(plan: launch.Plan) -> dict[str, object]:
     return {
         "arguments": plan.arguments, "environment": plan.environment, "privileged": plan.privileged,
         "overlays": [each.fields() for each in plan.overlays],
-        "owner": None if owner is None else owner.fields(),
+        "owner": None if owner is None else owner.fields(), "tree": plan.tree,
     }  # fmt: skip
 
 
@@ -148,6 +148,7 @@ def _unpacked(message: bytes) -> launch.Plan:
         arguments=tuple(fields["arguments"]), environment=fields["environment"], privileged=fields["privileged"],
         overlays=tuple(Overlay(**{**each, "lowers": tuple(each["lowers"])}) for each in fields["overlays"]),
         owner=None if owner is None else launch.Owner(**{**owner, "groups": tuple(owner["groups"])}),
+        tree=fields["tree"],
     )  # fmt: skip
 
 

@@ -72,12 +72,14 @@ class Sandbox:
         on_output: OnOutput | None = None,
         on_change: OnChange | None = None,
         stdin: str | bytes | None = None,
+        root: str | os.PathLike[str] | None = None,
     ) -> Run:
         """Run a command: a string is a shell line, a sequence a program and its arguments.
 
-        `apply` is "apply", "hold" or "discard"; True and False mean the first two.
+        `apply` is "apply", "hold" or "discard"; True and False mean the first two. `root` is "host", "alpine",
+        the name of an installed root tree, or a directory that holds one.
         """
-        request = self._request(command, cwd, network, timeout, apply)
+        request = self._request(command, cwd, network, timeout, apply, root)
         return self._hood.run(request, _wishes(on_output, on_change, stdin, None))
 
     async def arun(self, command: Command, **options: Any) -> Run:
@@ -114,14 +116,15 @@ class Sandbox:
             raise
 
     def _request(
-        self, command: Command, cwd: Any, network: bool, timeout: float | None, apply: str | bool | None
+        self, command: Command, cwd: Any, network: bool, timeout: float | None, apply: str | bool | None, root: Any
     ) -> Request:
         if network:
             raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
         mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
         where = "" if cwd is None else os.path.join(self._project.path, os.fspath(cwd))
         asked = command if isinstance(command, str) else tuple(command)
-        return Request(command=asked, cwd=where, mode=mode, timeout=timeout)
+        around = "" if root is None else os.fspath(root)
+        return Request(command=asked, cwd=where, mode=mode, timeout=timeout, root=around)
 
     def apply(self, run: Run | str) -> Run:
         """Take over what a run had to hold."""
@@ -156,7 +159,7 @@ class Sandbox:
         self.close()
 
 
-_REQUEST_OPTIONS: dict[str, Any] = {"cwd": None, "network": False, "timeout": None, "apply": None}
+_REQUEST_OPTIONS: dict[str, Any] = {"cwd": None, "network": False, "timeout": None, "apply": None, "root": None}
 
 
 def _start(plan: Plan, stdio: tuple[int, int, int]) -> Running:

@@ -9,7 +9,7 @@ from fumehood.core.spec import Spec, bubblewrap_arguments
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.launch import Owner, Plan
+from fumehood.linux.launch import STAND, Owner, Plan
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.linux.output import Sink
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Running, Watched
+    from fumehood.service.world import World
 
     Starter = Callable[[Plan, tuple[int, int, int]], Running]
 
@@ -58,8 +59,8 @@ class Execution:
     def run(
         self,
         command: tuple[str, ...],
+        world: World,
         cwd: str,
-        environment: dict[str, str],
         masked: tuple[str, ...],
         outputs: tuple[Stream, Stream],
         timeout: float | None,
@@ -69,16 +70,21 @@ class Execution:
         capture = self._capture
         bwrap = self._bubblewrap()
         owner = self._owner()
-        if owner is not None:
+        tree, environment = world.tree, world.environment
+        if tree is not None:
+            masked = ()  # nothing of the host is there
+        elif owner is not None:
             # Our own state is closed to them already, and what they can't reach can't be masked as them.
             masked, environment = (), {**environment, **home_of(owner)}
+        stand = "" if tree is None or owner is None else tree.path
         spec = Spec(
             command=command, cwd=cwd, bounds=capture.bounds, masked=masked, overlays=capture.bubblewrap_overlays,
+            tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
             disable_userns=self._host.disable_userns,
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
-            overlays=capture.overlays, privileged=self._host.privileged, owner=owner,
+            overlays=capture.overlays, privileged=self._host.privileged, owner=owner, tree=stand,
         )  # fmt: skip
         try:
             capture.begin()

@@ -6,7 +6,6 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.environment import inherited
 from fumehood.core.judge import judge
 from fumehood.core.policy import Policy
 from fumehood.core.report import Blocked, Run
@@ -19,6 +18,7 @@ from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
 from fumehood.service import layers as layering
 from fumehood.service.running import Ended, Execution, Wishes
+from fumehood.service.world import around
 from fumehood.store.history import APPLYING
 from fumehood.store.ids import new_id
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fumehood.linux.process import Outcome
     from fumehood.service.running import Starter
     from fumehood.service.store import Store
+    from fumehood.service.world import World
     from fumehood.store.history import Printed
     from fumehood.store.projects import Project
 
@@ -55,10 +56,10 @@ class Hood:
 
     def _run(self, claim: layering.Claim, request: Request, wishes: Wishes) -> Run:
         command = checked(request.command)
-        environment, dropped = inherited(os.environ)
-        run, layers, execution = self._begin(claim, request, command, dropped)
+        world = around(self.store.places, self.policy, request.root or self.policy.root, self.project.roots)
+        run, layers, execution = self._begin(claim, request, command, world)
         try:
-            ended = self._execute(run, execution, arguments(command), environment, request, wishes)
+            ended = self._execute(run, execution, arguments(command, world.shell), world, request, wishes)
         except BaseException as error:
             self._failed(run, error)
             raise
@@ -71,7 +72,7 @@ class Hood:
         return run
 
     def _begin(
-        self, claim: layering.Claim, request: Request, command: str | tuple[str, ...], dropped: tuple[str, ...]
+        self, claim: layering.Claim, request: Request, command: str | tuple[str, ...], world: World
     ) -> tuple[Run, tuple[Layer, ...], Execution]:
         """Make the run known, and its layers."""
         places = self.store.places
@@ -81,18 +82,18 @@ class Hood:
         roots = self.project.roots
         way = capturing.choose(found, self.policy.capture, roots)
         run = Run(
-            run=claim.run, project=self.project.path, command=shown(command), cwd=request.cwd or self.project.path,
-            state="running", network=request.network, started_at=time.time(), capture=way, mode=request.mode,
-            dropped=dropped, roots=roots,
+            run=claim.run, project=self.project.path, command=shown(command),
+            cwd=world.known(request.cwd or self.project.path), state="running", network=request.network,
+            started_at=time.time(), capture=way, mode=request.mode, dropped=world.dropped, roots=roots,
         )  # fmt: skip
         self.store.recover()
         claim.take()
         self.store.history.begin(self.project.id, run, os.getpid())
         layers = layering.make(places, run.run, roots, way)
-        return run, layers, Execution(found, capturing.Capture(way, layers), self._start)
+        return run, layers, Execution(found, capturing.Capture(way, layers, world.targets), self._start)
 
     def _execute(
-        self, run: Run, execution: Execution, command: tuple[str, ...], environment: dict[str, str],
+        self, run: Run, execution: Execution, command: tuple[str, ...], world: World,
         request: Request, wishes: Wishes,
     ) -> Ended:  # fmt: skip
         places = self.store.places
@@ -102,7 +103,7 @@ class Hood:
         ]
         timeout = self.policy.timeout if request.timeout is None else request.timeout
         ended = execution.run(
-            command, run.cwd, environment, (places.state,), (streams[0], streams[1]), timeout, wishes
+            command, world, world.cwd(run.cwd), (places.state,), (streams[0], streams[1]), timeout, wishes
         )
         run.exit_code = _exit_code(ended.outcome)
         run.timed_out = ended.outcome.timed_out

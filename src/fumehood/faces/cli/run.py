@@ -37,7 +37,7 @@ options:
   --discard          throw the changes away
   --network          ask for network
   --allow-host HOST  ask for this host only; may be given again
-  --root host        the system the command sees
+  --root ROOT        the system the command sees: host, alpine, an installed tree, or its directory
   --timeout SECONDS  end the command, and everything it started, after this time
   --json             print one object that tells everything, and nothing else
   --quiet            say nothing about changes
@@ -140,21 +140,22 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
 def _run(options: Options, as_json: bool) -> Run:
     if options.flags & {"--network"} or "--allow-host" in options.values:
         raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
-    if options.last("--root") not in (None, "host"):
-        raise BadRequest(f"there is no root {options.last('--root')}", hint="--root host")
     store = Store()
     named = options.last("--project")
     project = store.projects.open(store.projects.holding(here()) if named is None else named)
     policy = policy_for(store.places, project.roots)
+    root = options.last("--root") or policy.root
     asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
     request = Request(
-        command=options.asked, cwd=_directory(options.last("--cwd"), project), mode=policy.mode(asked),
-        timeout=_seconds(options.last("--timeout")),
+        command=options.asked, cwd=_directory(options.last("--cwd"), project, root), mode=policy.mode(asked),
+        timeout=_seconds(options.last("--timeout")), root=root,
     )  # fmt: skip
     return Hood(store, project, policy, start).run(request, _wishes(options, as_json))
 
 
-def _directory(asked: str | None, project: Project) -> str:
+def _directory(asked: str | None, project: Project, root: str) -> str:
+    if asked is not None and asked.startswith("/") and root not in ("", "host") and not os.path.isdir(asked):
+        return os.path.normpath(asked)  # one that only the command sees: /workspace/src
     if asked is not None:
         # Looked at here, because bubblewrap's complaint would come before ours.
         directory = os.path.normpath(asked if asked.startswith("/") else f"{here()}/{asked}")

@@ -1,0 +1,1 @@
+"""Root trees: where Alpine comes from, how it is installed, what is in it."""
