@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fumehood.core.permission import Question as Question
     from fumehood.core.policy import Policy as Policy
     from fumehood.core.report import Blocked as Blocked
     from fumehood.core.report import ReportedChange
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Sandbox": ("fumehood.service.library", "Sandbox"),
     "Policy": ("fumehood.core.policy", "Policy"),
+    "Question": ("fumehood.core.permission", "Question"),
     "Run": ("fumehood.core.report", "Run"),
     "Change": ("fumehood.core.report", "ReportedChange"),
     "Blocked": ("fumehood.core.report", "Blocked"),

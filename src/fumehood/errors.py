@@ -23,9 +23,10 @@ class BadConfiguration(FumehoodError):
 
 
 class Refused(FumehoodError):
-    """A person, or the absence of one, said no."""
+    """A person, or the absence of one, said no; `run` is the id under which that is recorded, where it is."""
 
     exit_code = 126
+    run = ""
 
 
 class Unavailable(FumehoodError):

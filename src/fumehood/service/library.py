@@ -13,6 +13,8 @@ from fumehood.errors import Refused
 from fumehood.linux import launcher
 from fumehood.linux.output import decoding
 from fumehood.service import decide
+from fumehood.service.ask import channels
+from fumehood.service.permission import Permissions
 from fumehood.service.running import CLOSED, Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.linux.launch import Plan
     from fumehood.linux.process import Running
+    from fumehood.service.ask import Answering, Ask
 
     OnOutput = Callable[[str, str], None]
     OnChange = Callable[[str, str], None]
@@ -41,20 +44,25 @@ class Sandbox:
     `on_output` is told ("stdout" or "stderr", text) as it is printed; `on_change` is told ("added",
     "updated", "removed" or "cancelled", path) while files are written. Safe to use from many threads.
     Without a policy, the person's configuration holds; a policy given takes its place altogether.
+
+    `ask` is a function, sync or async, that gets a Question and returns True, False or one of its `options`; it is
+    called where a person must be asked (network, a run without a sandbox, another root). Without it, those are denied.
     """
 
     def __init__(
         self,
         project: str | os.PathLike[str],
         policy: Policy | None = None,
-        ask: Callable[..., Any] | None = None,
+        ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
     ) -> None:
+        asks = channels(ask)
         self._store = Store()
         self._project = self._store.projects.open(os.fspath(project))
         self._ask = ask
         if policy is None:
             policy = policy_for(self._store.places, self._project.roots)
-        self._hood = Hood(self._store, self._project, policy, _start)
+        permissions = Permissions(self._store.grants, asks, session={})
+        self._hood = Hood(self._store, self._project, policy, _start, permissions)
 
     @property
     def project(self) -> str:
@@ -96,7 +104,7 @@ class Sandbox:
         )
         if options:
             raise TypeError(f"arun takes no {', '.join(options)}")
-        wishes = _wishes(on_output, on_change, stdin, cancelled.is_set)
+        wishes = _wishes(on_output, on_change, stdin, cancelled.is_set, channels(self._ask, loop))
 
         def work() -> None:
             try:
@@ -180,6 +188,7 @@ def _wishes(
     on_change: OnChange | None,
     stdin: str | bytes | None,
     cancelled: Callable[[], bool] | None,
+    asks: tuple[Ask, ...] = (),
 ) -> Wishes:
     def telling(stream: str) -> Callable[[bytes], None] | None:
         return None if on_output is None else decoding(lambda text: on_output(stream, text))
@@ -192,4 +201,5 @@ def _wishes(
         on_stderr=telling("stderr"),
         watch=None if on_change is None else watcher(on_change),
         cancelled=cancelled,
+        asks=asks,
     )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.linux.output import Sink
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Running, Watched
+    from fumehood.service.ask import Ask
     from fumehood.service.world import World
 
     Starter = Callable[[Plan, tuple[int, int, int]], Running]
@@ -46,6 +47,7 @@ class Wishes(Value):
     on_stderr: Sink | None = None
     watch: Callable[[Sequence[Layer]], Watched] | None = None
     cancelled: Callable[[], bool] | None = None
+    asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
 
 
 class Execution:

@@ -7,16 +7,18 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.judge import judge
+from fumehood.core.permission import network_question
 from fumehood.core.policy import Policy
 from fumehood.core.report import Blocked, Run
 from fumehood.core.request import Request, arguments, checked, shown
-from fumehood.errors import ApplyFailed, FumehoodError
+from fumehood.errors import ApplyFailed, FumehoodError, Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.output import INLINE, Stream
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
 from fumehood.service import layers as layering
+from fumehood.service.permission import Permissions
 from fumehood.service.running import Ended, Execution, Wishes
 from fumehood.service.world import around
 from fumehood.store.history import APPLYING
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.core.concern import Concern
+    from fumehood.core.permission import Question
     from fumehood.linux.capture import Layer
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
@@ -36,16 +39,20 @@ if TYPE_CHECKING:
     from fumehood.store.history import Printed
     from fumehood.store.projects import Project
 
-APPLIED, HELD, DISCARDED, EMPTY, FAILED = "applied", "held", "discarded", "empty", "failed"
+APPLIED, HELD, DISCARDED, EMPTY = "applied", "held", "discarded", "empty"
+FAILED, REFUSED = "failed", "refused"
 
 
 class Hood:
     """One project's sandbox: every command a transaction."""
 
-    def __init__(self, store: Store, project: Project, policy: Policy, start: Starter) -> None:
+    def __init__(
+        self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None
+    ) -> None:
         self.store = store
         self.project = project
         self.policy = policy
+        self.permissions = Permissions(store.grants) if permissions is None else permissions
         self._start = start
         self._host: Host | None = None
 
@@ -57,7 +64,9 @@ class Hood:
     def _run(self, claim: layering.Claim, request: Request, wishes: Wishes) -> Run:
         command = checked(request.command)
         world = around(self.store.places, self.policy, request.root or self.policy.root, self.project.roots)
-        run, layers, execution = self._begin(claim, request, command, world)
+        run = self._known(claim.run, request, command, world)
+        self._ask_first(run, wishes)
+        layers, execution = self._begin(claim, run, world)
         try:
             ended = self._execute(run, execution, arguments(command, world.shell), world, request, wishes)
         except BaseException as error:
@@ -71,26 +80,31 @@ class Hood:
             self._settle(run, _printed(ended), layers)
         return run
 
-    def _begin(
-        self, claim: layering.Claim, request: Request, command: str | tuple[str, ...], world: World
-    ) -> tuple[Run, tuple[Layer, ...], Execution]:
-        """Make the run known, and its layers."""
+    def _known(self, name: str, request: Request, command: str | tuple[str, ...], world: World) -> Run:
+        """Write down what is asked for; how it is captured is not known yet."""
+        return Run(
+            run=name, project=self.project.path, command=shown(command),
+            cwd=world.known(request.cwd or self.project.path), state="running", network=request.network,
+            started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
+        )  # fmt: skip
+
+    def _ask_first(self, run: Run, wishes: Wishes) -> None:
+        """Ask a person for what they must be asked for; a plain sandboxed run needs nobody's word."""
+        if run.network != "none":
+            self.permit(run, network_question(run.command, run.cwd, run.project, run.run), wishes)
+
+    def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:
+        """Record the run, and make its layers."""
         places = self.store.places
         if self._host is None:
             self._host = host(places.cache, places.state)
         found = self._host
-        roots = self.project.roots
-        way = capturing.choose(found, self.policy.capture, roots)
-        run = Run(
-            run=claim.run, project=self.project.path, command=shown(command),
-            cwd=world.known(request.cwd or self.project.path), state="running", network=request.network,
-            started_at=time.time(), capture=way, mode=request.mode, dropped=world.dropped, roots=roots,
-        )  # fmt: skip
+        run.capture = capturing.choose(found, self.policy.capture, run.roots)
         self.store.recover()
         claim.take()
         self.store.history.begin(self.project.id, run, os.getpid())
-        layers = layering.make(places, run.run, roots, way)
-        return run, layers, Execution(found, capturing.Capture(way, layers, world.targets), self._start)
+        layers = layering.make(places, run.run, run.roots, run.capture)
+        return layers, Execution(found, capturing.Capture(run.capture, layers, world.targets), self._start)
 
     def _execute(
         self, run: Run, execution: Execution, command: tuple[str, ...], world: World,
@@ -148,6 +162,17 @@ class Hood:
                 hold_all(run, error)
             history.settle(run, rewrite=outcomes(run.found) != expected)
         layering.drop_if_empty(self.store.places, run.run, run.found)
+
+    def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
+        """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
+        permissions = self.permissions.among(wishes.asks) if wishes.asks else self.permissions
+        try:
+            permissions.require(question, wishes.cancelled)
+        except Refused as error:
+            run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
+            self.store.history.refuse(self.project.id, run)
+            error.run = run.run
+            raise
 
     def _failed(self, run: Run, error: BaseException) -> None:
         run.state, run.reason = FAILED, str(error) or type(error).__name__

@@ -6,6 +6,7 @@ import os
 
 from fumehood.linux import modes
 from fumehood.store.database import Database
+from fumehood.store.grants import Grants
 from fumehood.store.history import History
 from fumehood.store.places import places
 from fumehood.store.projects import Projects
@@ -23,6 +24,7 @@ class Store:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self.places = places(environment)
         self.database = Database(self.places.database)
+        self.grants = Grants(self.database)
         self.history = History(self.database, self.places)
         self.projects = Projects(self.database, self.places)
         modes.directory = self.places.modes

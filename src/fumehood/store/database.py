@@ -66,7 +66,15 @@ CREATE INDEX runs_unfinished ON runs (project, state) WHERE state IN ('running',
 _LATER_VERDICTS = """
 ALTER TABLE changes ADD COLUMN verdict TEXT;  -- what all of a row became later, where that is one and the same
 """
-MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS)
+_GRANTS = """
+CREATE TABLE grants (               -- answers that a person chose to keep
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- named on the command line, so never given twice
+    what TEXT NOT NULL, project BLOB NOT NULL, target BLOB NOT NULL,
+    answer TEXT NOT NULL,           -- 'allow' or 'deny'
+    kept_at REAL NOT NULL,
+    UNIQUE (what, project, target));
+"""
+MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS)
 
 
 # Connections of a parent process: closing one here would drop the parent's locks.

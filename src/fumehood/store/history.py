@@ -48,15 +48,24 @@ class History:
     def begin(self, project: int, run: Run, process: int) -> None:
         """Record that a run begins, so that it is found should this process die."""
         with self.database.transaction() as connection:
-            connection.execute(
-                "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
-                " network, started_at, process, dropped) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    run.run, project, run.act, run.of, run.layer, _text(run.command), os.fsencode(run.cwd),
-                    b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
-                    run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
-                ),
-            )  # fmt: skip
+            self._begin(connection, project, run, process)
+
+    def _begin(self, connection: sqlite3.Connection, project: int, run: Run, process: int) -> None:
+        connection.execute(
+            "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
+            " network, started_at, process, dropped) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                run.run, project, run.act, run.of, run.layer, _text(run.command), os.fsencode(run.cwd),
+                b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
+                run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
+            ),
+        )  # fmt: skip
+
+    def refuse(self, project: int, run: Run) -> None:
+        """Record a run that a person, or the absence of one, forbade: all at once, for nothing of it ever was."""
+        with self.database.transaction() as connection:
+            self._begin(connection, project, run, 0)
+            self._end(connection, run, ((b"", 0), (b"", 0)))
 
     def end(self, run: Run, outputs: Sequence[Printed] = ((b"", 0), (b"", 0))) -> None:
         """Record how a run ended; an output is its bytes, or none where a file holds them, and its size."""

@@ -1,0 +1,126 @@
+"""Tell simple commands from others: one program with plain arguments, or `cd DIR && program`.
+
+Only of these can be said ahead which program will run, so only for these a permission may be kept. The reading is
+strict: what is not surely one program is not simple, whatever a shell would make of it.
+"""
+
+from __future__ import annotations
+
+from fumehood.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What a shell reads as more than a letter of a word, outside of quotes.
+_MEANING = frozenset("|&;<>()$`#!\n\r")
+_PROGRAM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+:,./-_")
+_BUILT_IN = (
+    ". : [ alias bg break case cd command continue coproc do done elif else esac eval exec exit export fc fg fi "
+    "for function getopts hash if in jobs let local read readonly return select set shift source then time "
+    "times trap type typeset ulimit umask unalias unset until wait while"
+)
+# Programs whose arguments are code, or another command: to allow one is to allow everything. Not complete, and no
+# boundary: it keeps a person from giving away by a kept answer more than its words say.
+_RUNS_OTHERS = (
+    "ash awk bash bun busybox bwrap chroot chrt csh dash deno docker doas emacs env expect fakeroot find fish "
+    "flatpak flatpak-spawn gawk gdb ionice irb julia ksh lua mawk mksh nawk nerdctl nice node nodejs nohup nsenter "
+    "npx parallel perl php pipx pkexec podman prlimit proot pypy python ruby runuser screen script sed setarch "
+    "setpriv setsid sh socat ssh sshpass stdbuf strace su sudo systemd-run taskset tclsh tcsh time timeout tmux "
+    "toybox unshare uv uvx vi vim watch xargs yash zsh"
+)
+_built_in, _runs_others = frozenset(_BUILT_IN.split()), frozenset(_RUNS_OTHERS.split())
+
+
+class Simple(Value):
+    """A simple command: the program as it was written, and the directory it is run from, if it says so."""
+
+    program: str
+    directory: str = ""
+
+
+def simple(command: str | tuple[str, ...]) -> Simple | None:
+    """Return what a simple command runs, or None where that can't be told."""
+    if not isinstance(command, str):
+        return _one_program(command[0])
+    words = _words(command)
+    if words is None:
+        return None
+    if "&&" not in words:
+        return _one_program(words[0]) if words else None
+    if len(words) < 4 or words[0] != "cd" or words[2] != "&&" or "&&" in words[3:]:
+        return None
+    directory = words[1]
+    if not _is_plain(directory) or directory.startswith("-"):
+        return None
+    found = _one_program(words[3])
+    return None if found is None else found.replace(directory=directory)
+
+
+def may_be_kept(program: str) -> bool:
+    """Tell whether a program, resolved, does only what it is: shells, interpreters and their like run anything."""
+    name = program.rpartition("/")[2]
+    stem = name.rstrip("0123456789.-")  # python3.12, lua5.4
+    return not ({name, stem} & _runs_others or name.startswith(("ld-linux", "ld-musl")))
+
+
+def _one_program(word: str) -> Simple | None:
+    if not _is_plain(word) or word in _built_in or word.startswith("-"):
+        return None
+    return Simple(program=word)
+
+
+def _is_plain(word: str) -> bool:
+    """No expansion of names, braces or the home directory, and no assignment, hides in such a word."""
+    return bool(word) and _PROGRAM.issuperset(word)
+
+
+def _words(line: str) -> list[str] | None:
+    """Split a shell line at its blanks; None where it is more than words and `&&`."""
+    words: list[str] = []
+    letters = iter(line.strip(" \t"))
+    word: list[str] | None = None
+    for letter in letters:
+        if letter in " \t":
+            if word is not None:
+                words.append("".join(word))
+            word = None
+        elif letter == "&" and word is None and next(letters, "") == "&":
+            if next(letters, "") not in (" ", "\t"):
+                return None
+            words.append("&&")
+        elif letter in _MEANING or not letter.isprintable():
+            return None
+        else:
+            read = _quoted(letter, letters)
+            if read is None:
+                return None
+            word = [*(word or ()), read]
+    if word is not None:
+        words.append("".join(word))
+    return words
+
+
+def _quoted(letter: str, letters: Iterator[str]) -> str | None:
+    """Read one letter, or all that stands between quotes; None where they are not closed, or hold a substitution.
+
+    What was quoted may look like `&&`; it is given a letter that no plain word has.
+    """
+    if letter == "\\":
+        escaped = next(letters, "")
+        return _marked(escaped) if escaped else None
+    if letter not in "'\"":
+        return letter
+    inside: list[str] = []
+    for each in letters:
+        if each == letter:
+            return _marked("".join(inside))
+        if not each.isprintable() or (letter == '"' and each in "$`\\"):
+            return None
+        inside.append(each)
+    return None
+
+
+def _marked(text: str) -> str | None:
+    """Keep text that was quoted apart from words of the shell."""
+    return None if not text.isprintable() else text if _is_plain(text) else f"'{text}'"

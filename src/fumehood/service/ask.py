@@ -1,0 +1,214 @@
+"""Put a question to whoever may answer it: a terminal, a program's callback, an MCP client, a web page, or nobody.
+
+To be asked, something needs one method, `put(asked)`, which returns soon:
+
+    class Page:
+        def put(self, asked):                  # from the thread that waits for the answer
+            self.show(asked.question)          # .text .command .directory .details .options
+            asked.on_close(self.hide)          # called once, when the question is settled, whoever settled it
+
+        def clicked(self, asked, button):      # later, from any thread
+            asked.answer(button)               # one of asked.question.options; None: nobody is here
+
+Put to several at once, the first answer wins. Nobody there, or no answer in time, is a no.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol, cast
+
+from fumehood.core.permission import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Awaitable, Callable, Sequence
+
+    Answering = Callable[[Question], object | Awaitable[object]]
+
+_TURN_S = 0.05  # how often a caller that may lose interest is asked whether it has
+
+
+class Ask(Protocol):
+    """Somebody who can be asked."""
+
+    def put(self, asked: Asked) -> None:
+        """Show a question, without waiting for its answer."""
+        ...
+
+
+class Reply(Value):
+    """What came of a question: the answer, and why it is a no where nobody gave one."""
+
+    answer: str
+    reason: str = ""
+
+
+class Asked:
+    """One question as it was put to one of those who may answer it."""
+
+    def __init__(self, question: Question, race: _Race) -> None:
+        self.question = question
+        self._race = race
+        self._closings: list[Callable[[], object]] | None = []
+        self._replied = False
+
+    def answer(self, answer: object) -> bool:
+        """Answer with one of the question's options, True or False; tells whether this was the one that counts.
+
+        None says that nobody is there, and leaves the question to the others.
+        """
+        given = None if answer is None else understood(self.question, answer)
+        with self._race.changed:
+            if self._replied or self._race.is_over:
+                return False
+            self._replied = True
+            self._race.take(given)
+        return given is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Say that asking went wrong: whoever waits for the answer gets the error."""
+        with self._race.changed:
+            if not self._replied and not self._race.is_over:
+                self._replied = True
+                self._race.break_off(error)
+
+    def on_close(self, closing: Callable[[], object]) -> None:
+        """Have something called once the question is settled: by the thread that waited, or at once if it is."""
+        with self._race.changed:
+            if self._closings is not None:
+                self._closings.append(closing)
+                return
+        closing()
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether an answer would come too late."""
+        return self._race.is_over
+
+    def close(self) -> None:
+        """The question is settled: tell who shows it."""
+        with self._race.changed:
+            closings, self._closings = self._closings or [], None
+        for closing in closings:
+            closing()
+
+
+class _Race:
+    """Several who may answer, of whom the first counts."""
+
+    def __init__(self, size: int) -> None:
+        self.changed = threading.Condition()
+        self._waiting = size
+        self._error: BaseException | None = None
+        self.reply: Reply | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.reply is not None or self._error is not None
+
+    def take(self, answer: str | None) -> None:
+        """Count one reply (the lock is held)."""
+        self._waiting -= 1
+        if answer is not None:
+            self.reply = Reply(answer=answer)
+        elif not self._waiting:
+            self.reply = Reply(answer=DENY_ONCE, reason=NOBODY)
+        self.changed.notify_all()
+
+    def break_off(self, error: BaseException) -> None:
+        """End it by an error (the lock is held)."""
+        self._error = error
+        self.changed.notify_all()
+
+    def wait(self, seconds: float, cancelled: Callable[[], bool] | None) -> Reply:
+        """Return the first answer, or a no once it is too late for one."""
+        deadline = time.monotonic() + seconds
+        with self.changed:
+            while not self.is_over:
+                left = deadline - time.monotonic()
+                if left <= 0 or (cancelled is not None and cancelled()):
+                    self.reply = Reply(answer=DENY_ONCE, reason=TOO_LATE if left <= 0 else CANCELLED)
+                    break
+                self.changed.wait(left if cancelled is None else min(left, _TURN_S))
+            if self._error is not None:
+                raise self._error
+            assert self.reply is not None
+            return self.reply
+
+
+def ask_all(
+    asks: Sequence[Ask], question: Question, seconds: float, cancelled: Callable[[], bool] | None = None
+) -> Reply:
+    """Put a question to all of them at once and return the first answer; without one, a no."""
+    if not asks:
+        return Reply(answer=DENY_ONCE, reason=NOBODY)
+    race = _Race(len(asks))
+    put: list[Asked] = []
+    try:
+        for ask in asks:
+            if race.is_over:
+                break
+            put.append(Asked(question, race))
+            ask.put(put[-1])
+        return race.wait(seconds, cancelled)
+    finally:
+        with race.changed:
+            if not race.is_over:  # an error: what comes now is too late
+                race.reply = Reply(answer=DENY_ONCE, reason=CANCELLED)
+        for asked in put:
+            asked.close()
+
+
+def channels(given: object, loop: AbstractEventLoop | None = None) -> tuple[Ask, ...]:
+    """Turn what a program names into those who are asked: a function, something with `put`, or several of these."""
+    if given is None:
+        return ()
+    if isinstance(given, (list, tuple)):
+        return tuple(channel for each in given for channel in channels(each, loop))
+    if hasattr(given, "put"):
+        return (cast("Ask", given),)
+    if not callable(given):
+        raise BadRequest(f"{given!r} can't be asked", hint="a function that takes a question and returns an answer")
+    return (Callback(given, loop),)
+
+
+class Callback:
+    """A program's own function, sync or async: it gets the question and returns the answer.
+
+    A sync one is called in a thread of its own, and so is an async one, unless `loop` is where the program awaits
+    the run.
+    """
+
+    def __init__(self, answering: Answering, loop: AbstractEventLoop | None = None) -> None:
+        self._answering = answering
+        self._loop = loop
+
+    def put(self, asked: Asked) -> None:
+        """Call the function."""
+        threading.Thread(target=self._work, args=(asked,), name="fumehood-ask", daemon=True).start()
+
+    def _work(self, asked: Asked) -> None:
+        try:
+            answer = self._answering(asked.question)
+            if hasattr(answer, "__await__"):
+                answer = self._awaited(asked, answer)
+            # A function is somebody: when it says nothing, that is a no.
+            asked.answer(False if answer is None else answer)
+        except BaseException as error:  # noqa: BLE001 - handed on to whoever waits for the answer
+            asked.fail(error)
+
+    def _awaited(self, asked: Asked, answer: Awaitable[object]) -> object:
+        import asyncio
+
+        async def waiting() -> object:
+            return await answer
+
+        if self._loop is None:
+            return asyncio.run(waiting())  # when somebody else is faster, its answer comes too late
+        future = asyncio.run_coroutine_threadsafe(waiting(), self._loop)
+        asked.on_close(future.cancel)
+        return future.result()

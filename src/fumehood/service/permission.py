@@ -1,0 +1,91 @@
+"""Decide what needs a person's word: by what was answered before, else by asking.
+
+    permissions = Permissions(store.grants, asks=(Callback(function),), session={})
+    decision = permissions.decide(network_question(command, cwd, project, run_id))
+    permissions.require(question)     # the same, but a no raises Refused
+
+Nothing of `ask` is loaded until there is somebody to ask: this lies on the path of every run.
+"""
+
+from __future__ import annotations
+
+from fumehood.core import permission as p
+from fumehood.core.value import Value
+from fumehood.errors import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fumehood.service.ask import Ask
+    from fumehood.store.grants import Grants
+
+    Session = dict[p.Key, str]
+
+PATIENCE_S = 120.0
+
+
+class Decision(Value):
+    """A yes or a no: `answer` is the person's own word, empty where an earlier one settled it."""
+
+    allowed: bool
+    answer: str = ""
+    reason: str = ""
+
+
+class Permissions:
+    """What a person allowed, and how to ask for more.
+
+    `session` holds what was answered for as long as this program runs; None where the program ends with this run, so
+    that answers for a session would mean nothing and are not offered.
+    """
+
+    def __init__(
+        self,
+        grants: Grants,
+        asks: Sequence[Ask] = (),
+        session: Session | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._grants = grants
+        self._asks = tuple(asks)
+        self._session = session
+        self._patience_s = patience_s
+
+    def among(self, asks: Sequence[Ask]) -> Permissions:
+        """Return the same grants and session with others to ask."""
+        return Permissions(self._grants, asks, self._session, self._patience_s)
+
+    def decide(self, question: p.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
+        """Return what the session, the kept grants, or a person says."""
+        if self._session is None:
+            question = question.replace(in_session=False)
+        before = self._settled(question)
+        if before != p.ASK:
+            return Decision(allowed=before == p.ALLOW, reason=f"answered before: {before}")
+        if not self._asks:
+            return Decision(allowed=False, answer=p.DENY_ONCE, reason=p.NOBODY)
+        from fumehood.service.ask import ask_all
+
+        reply = ask_all(self._asks, question, self._patience_s, cancelled)
+        self._remember(question, reply.answer)
+        return Decision(allowed=p.verdict(reply.answer) == p.ALLOW, answer=reply.answer, reason=reply.reason)
+
+    def require(self, question: p.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
+        """Decide, and raise Refused on a no."""
+        decision = self.decide(question, cancelled)
+        if not decision.allowed:
+            raise Refused(question.denial, hint=decision.reason or "a person said no")
+        return decision
+
+    def _settled(self, question: p.Question) -> str:
+        if question.one_time_only:
+            return p.ASK
+        kept = self._grants.find(question.key)
+        return p.settled(question, self._session or {}, {} if kept is None else {question.key: kept})
+
+    def _remember(self, question: p.Question, answer: str) -> None:
+        if p.scope(answer) == p.SESSION and self._session is not None:
+            self._session[question.key] = p.verdict(answer)
+        elif p.scope(answer) == p.ALWAYS:
+            self._grants.keep(question.key, p.verdict(answer))

@@ -1,0 +1,140 @@
+"""Questions, the six answers, what earlier answers settle, and which commands are simple."""
+
+import pytest
+
+from fumehood.core import permission as p
+from fumehood.core.simple import may_be_kept, simple
+from fumehood.errors import BadRequest
+
+KEY = (p.UNSANDBOXED, "/project", "/usr/bin/git")
+
+
+def question(**changed):
+    fields = {"what": p.UNSANDBOXED, "text": "Run it?", "command": "git status", "directory": "/project"}
+    return p.Question(**{**fields, "project": "/project", "target": "/usr/bin/git", **changed})
+
+
+def test_without_an_earlier_answer_it_asks():
+    assert p.settled(question(), {}, {}) == p.ASK
+    assert p.settled(question(), {(p.UNSANDBOXED, "/other", "/usr/bin/git"): p.ALLOW}, {}) == p.ASK
+    assert p.settled(question(), {}, {(p.NETWORK, "/project", "/usr/bin/git"): p.ALLOW}) == p.ASK
+
+
+@pytest.mark.parametrize("answer", [p.ALLOW, p.DENY])
+def test_a_kept_answer_or_one_of_the_session_settles_it(answer):
+    assert p.settled(question(), {KEY: answer}, {}) == answer
+    assert p.settled(question(), {}, {KEY: answer}) == answer
+
+
+def test_the_session_is_looked_at_before_what_was_kept():
+    assert p.settled(question(), {KEY: p.DENY}, {KEY: p.ALLOW}) == p.DENY
+    assert p.settled(question(), {KEY: p.ALLOW}, {KEY: p.DENY}) == p.ALLOW
+
+
+def test_what_is_asked_one_time_only_is_asked_whatever_was_answered():
+    assert p.settled(question(one_time_only=True), {KEY: p.ALLOW}, {KEY: p.ALLOW}) == p.ASK
+
+
+def test_six_answers_are_offered_and_two_where_it_is_one_time_only():
+    assert question().options == p.ANSWERS
+    assert len(set(p.ANSWERS)) == 6
+    assert question(one_time_only=True).options == (p.ALLOW_ONCE, p.DENY_ONCE)
+    ends_with_this_run = question(in_session=False).options
+    assert ends_with_this_run == (p.ALLOW_ONCE, p.ALLOW_ALWAYS, p.DENY_ONCE, p.DENY_ALWAYS)
+
+
+def test_an_answer_says_what_and_for_how_long():
+    told = {answer: (p.verdict(answer), p.scope(answer)) for answer in p.ANSWERS}
+    assert set(told.values()) == {(v, s) for v in (p.ALLOW, p.DENY) for s in (p.ONCE, p.SESSION, p.ALWAYS)}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [(True, p.ALLOW_ONCE), (False, p.DENY_ONCE), (None, p.DENY_ONCE), ("allow", p.ALLOW_ONCE), ("deny", p.DENY_ONCE)]
+    + [(answer, answer) for answer in p.ANSWERS],
+)
+def test_answers_are_understood_as_programs_give_them(given, meant):
+    assert p.understood(question(), given) == meant
+
+
+@pytest.mark.parametrize("nonsense", ["", "yes", "ALLOW_ONCE", "allow_forever", 1, 0, [], object()])
+def test_what_is_no_answer_is_never_taken_for_one(nonsense):
+    with pytest.raises(BadRequest, match="is no answer"):
+        p.understood(question(), nonsense)
+
+
+@pytest.mark.parametrize("answer", p.ANSWERS)
+def test_an_answer_to_a_one_time_question_holds_once(answer):
+    once = p.understood(question(one_time_only=True), answer)
+    assert (p.verdict(once), p.scope(once)) == (p.verdict(answer), p.ONCE)
+
+
+def test_network_is_asked_for_each_time_under_a_key_of_its_own():
+    first, second = (p.network_question("curl x", "/project", "/project", run) for run in ("01A", "01B"))
+    assert first.text == "Run command with network access: curl x?"
+    assert first.one_time_only
+    assert first.key != second.key
+    assert first.denial == "Permission denied: Run command with network access: curl x"
+
+
+def test_a_run_without_a_sandbox_may_be_kept_for_a_simple_commands_program_only():
+    simple_one = p.unsandboxed_question("git status", "/project", "/project", "01A", "/usr/bin/git")
+    other = p.unsandboxed_question("git status | cat", "/project", "/project", "01A", None)
+    assert (simple_one.one_time_only, simple_one.target) == (False, "/usr/bin/git")
+    assert (other.one_time_only, other.target) == (True, "01A")
+
+
+# --- simple commands ---
+
+
+@pytest.mark.parametrize(
+    ("line", "program", "directory"),
+    [
+        ("ls", "ls", ""),
+        ("ls -la *.c", "ls", ""),
+        ("  git commit -m 'a; b | c > d & $(e) `f`' ", "git", ""),
+        ('git log --format="%h %s"', "git", ""),
+        ("/usr/bin/git status", "/usr/bin/git", ""),
+        ("./configure --prefix=/x", "./configure", ""),
+        ("'ls' x", "ls", ""),
+        (r"grep a\ b file", "grep", ""),
+        ("echo a=b", "echo", ""),
+        ("cd src && ls -l", "ls", "src"),
+        ("cd /abs/path  &&  cat x", "cat", "/abs/path"),
+        (("ls", "; rm -rf /"), "ls", ""),
+        (("/usr/bin/printf", "$(x)\n"), "/usr/bin/printf", ""),
+    ],
+)
+def test_one_program_is_simple_whatever_its_arguments_are(line, program, directory):
+    found = simple(line)
+    assert found is not None
+    assert (found.program, found.directory) == (program, directory)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", " ", "''", "ls | wc", "ls|wc", "ls || x", "ls; rm x", "ls;", "ls &", "ls&", "ls && rm x", "ls & rm x",
+        "ls > f", "ls >f", "ls < f", "ls 2>&1", "ls <<x", "ls $(rm x)", "ls `rm x`", 'ls "$(rm x)"', 'ls "`rm x`"',
+        "ls $HOME", 'ls "$HOME"', "$PAGER x", "ls\nrm x", "ls\\\nrm x", "ls\rrm x", "'a\nb'", "(ls)", "{ ls; }",
+        "{ls,x}", "a=1 ls", "PATH=/evil ls", "a= ls", "a+=b ls", "~/ls", "l* x", "l? x", "[l]s", "ls # x", "! ls",
+        "if ls", "time ls", "eval 'rm x'", "exec sh", ". ./script", "source x", "command ls", "trap x EXIT",
+        "export PATH=x", "alias a=b", "ls 'open", 'ls "open', "ls \\", "cd", "cd x", "cd x && ", "cd && ls",
+        "cd - && ls", "cd x && cd y", "cd -P x && ls",
+        "cd x && ls && rm y", "cd x && ls | wc", "cd $x && ls", "cd 'x' '&&' ls", "cd x '&&' ls", "cd x y && ls",
+        "cd ~ && ls", "cd x && a=1 ls", "cd x & & ls", "cd x &&& ls", "ls\0x", "ls\x1b[2J", "-ls",
+        '"l\\s"', "ls \u202ex",
+        ("a=1", "ls"), ("", "x"), ("l s",), ("exec", "x"),
+    ],
+)  # fmt: skip
+def test_everything_else_is_not(line):
+    assert simple(line) is None
+
+
+def test_a_program_that_runs_what_it_is_told_has_no_kept_grant():
+    for program in ("/bin/sh", "/usr/bin/bash", "/usr/bin/env", "/usr/bin/python3.12", "/usr/bin/sudo",
+                    "/usr/bin/xargs",
+                    "/usr/bin/perl", "/lib64/ld-linux-x86-64.so.2", "/usr/bin/lua5.4", "/usr/bin/find"):  # fmt: skip
+        assert not may_be_kept(program), program
+    for program in ("/usr/bin/ls", "/usr/bin/git", "/usr/bin/make", "/usr/bin/pytest", "/usr/bin/gcc-12"):
+        assert may_be_kept(program), program

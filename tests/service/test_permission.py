@@ -1,0 +1,165 @@
+"""Decisions: what is remembered for a session or for good, what a no leaves behind, and how grants are taken back."""
+
+import asyncio
+import threading
+
+import pytest
+
+from fumehood import BadRequest, Refused, Sandbox
+from fumehood.core import permission as p
+from fumehood.service.ask import channels
+from fumehood.service.permission import Permissions
+from fumehood.service.store import Store
+
+
+@pytest.fixture
+def store(home):
+    store = Store()
+    yield store
+    store.close()
+
+
+class Person:
+    """Gives the same answer each time, and remembers what was asked."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.asked = []
+
+    def __call__(self, question):
+        self.asked.append(question)
+        return self.answer
+
+
+def question(**changed):
+    fields = {"what": p.UNSANDBOXED, "text": "Run it?", "command": "git status", "directory": "/project"}
+    return p.Question(**{**fields, "project": "/project", "target": "/usr/bin/git", **changed})
+
+
+def permissions(store, person, session=None):
+    return Permissions(store.grants, channels(person), session)
+
+
+def test_with_nobody_to_ask_it_is_a_no_without_a_question(store):
+    decision = Permissions(store.grants).decide(question())
+    assert (decision.allowed, decision.reason) == (False, "nobody was there to ask")
+    with pytest.raises(Refused, match=r"Permission denied: Run it$") as refusal:
+        Permissions(store.grants).require(question())
+    assert refusal.value.hint == "nobody was there to ask"
+
+
+@pytest.mark.parametrize("word", ["allow", "deny"])
+def test_once_is_asked_again(store, word):
+    person = Person(f"{word}_once")
+    asking = permissions(store, person, {})
+    for count in (1, 2):
+        assert asking.decide(question()).allowed is (word == "allow")
+        assert len(person.asked) == count
+    assert store.grants.all() == []
+
+
+@pytest.mark.parametrize("word", ["allow", "deny"])
+def test_an_answer_for_the_session_holds_in_it_and_is_not_kept(store, word):
+    person, session = Person(f"{word}_session"), {}
+    for _ in range(2):
+        assert permissions(store, person, session).decide(question()).allowed is (word == "allow")
+    assert len(person.asked) == 1
+    assert store.grants.all() == []
+    permissions(store, person, {}).decide(question())
+    assert len(person.asked) == 2
+
+
+@pytest.mark.parametrize("word", ["allow", "deny"])
+def test_an_answer_for_always_is_kept_for_its_project_and_program(store, word):
+    person = Person(f"{word}_always")
+    permissions(store, person).decide(question())
+    again = Store()
+    assert Permissions(again.grants).decide(question()).allowed is (word == "allow")
+    again.close()
+    (grant,) = store.grants.all()
+    assert (grant.what, grant.project, grant.target) == (p.UNSANDBOXED, "/project", "/usr/bin/git")
+    assert grant.answer == word
+    for other in (question(project="/other"), question(target="/usr/bin/rm"), question(what=p.NETWORK)):
+        permissions(store, Person(False)).decide(other)
+        assert not Permissions(store.grants).decide(other).allowed
+
+
+def test_a_no_for_the_session_comes_before_a_kept_yes(store):
+    permissions(store, Person(p.ALLOW_ALWAYS)).decide(question())
+    assert not permissions(store, None, {question().key: p.DENY}).decide(question()).allowed
+
+
+def test_answers_for_a_session_are_not_offered_where_there_is_none(store):
+    person = Person(p.ALLOW_SESSION)
+    assert permissions(store, person).decide(question()).answer == p.ALLOW_ONCE
+    assert p.ALLOW_SESSION not in person.asked[0].options
+    assert p.ALLOW_ALWAYS in person.asked[0].options
+
+
+@pytest.mark.parametrize("answer", p.ANSWERS)
+def test_of_a_one_time_question_nothing_is_kept_and_no_grant_counts(store, answer):
+    session = {}
+    once = question(one_time_only=True)
+    permissions(store, Person(answer), session).decide(once)
+    assert (session, store.grants.all()) == ({}, [])
+    store.grants.keep(once.key, p.ALLOW)
+    assert not permissions(store, None, {once.key: p.ALLOW}).decide(once).allowed
+
+
+def test_a_later_answer_takes_the_place_of_an_earlier_and_can_be_revoked(store):
+    store.grants.keep(question().key, p.ALLOW)
+    store.grants.keep(question().key, p.DENY)
+    (grant,) = store.grants.all()
+    assert grant.answer == p.DENY
+    assert store.grants.revoke(grant.id) == grant
+    assert store.grants.all() == []
+    with pytest.raises(BadRequest, match="no grant"):
+        store.grants.revoke(grant.id)
+
+
+def test_names_that_are_not_utf_8_are_kept(store):
+    odd = question(project="/a\udcff", target="/usr/bin/\udcfe")
+    store.grants.keep(odd.key, p.ALLOW)
+    assert store.grants.find(odd.key) == p.ALLOW
+    assert (store.grants.all()[0].project, store.grants.all()[0].target) == ("/a\udcff", "/usr/bin/\udcfe")
+
+
+def test_a_question_does_not_block_the_records(store):
+    """While a person thinks, other commands go on."""
+    seen, done = threading.Event(), threading.Event()
+
+    def slow(_question):
+        seen.set()
+        assert done.wait(30)
+        return True
+
+    thread = threading.Thread(target=lambda: permissions(store, slow, {}).decide(question()))
+    thread.start()
+    assert seen.wait(30)
+    store.grants.keep(("other", "", ""), p.ALLOW)
+    done.set()
+    thread.join(30)
+
+
+def test_what_can_not_be_asked_is_refused_before_a_sandbox_is_made(home, project):
+    with pytest.raises(BadRequest, match="can't be asked"):
+        Sandbox(project, ask="somebody")
+
+
+def test_cancelling_the_wait_for_an_answer_withdraws_the_question(store):
+    async def program():
+        began = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def answer(_question):
+            began.set()
+            await asyncio.sleep(60)
+
+        given_up = threading.Event()
+        asking = permissions(store, None).among(channels(answer, loop))
+        task = asyncio.create_task(asyncio.to_thread(asking.decide, question(), given_up.is_set))
+        await began.wait()
+        given_up.set()
+        assert not (await task).allowed
+
+    asyncio.run(program())
