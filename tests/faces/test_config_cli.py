@@ -107,3 +107,17 @@ def test_a_configuration_in_the_project_is_only_a_file(cli, project):
         os.makedirs(os.path.dirname(project / place), exist_ok=True)
         (project / place).write_text('apply = "discard"')
     assert json.loads(cli("run", "--json", "--", "touch x").stdout)["state"] == "applied"
+
+
+@pytest.mark.parametrize("form", ["openai", "ollama", "anthropic", "mcp"])
+def test_tool_prints_one_definition(cli, form):
+    shown, compact = cli("tool", "--format", form), cli("tool", "--format", form, "--json")
+    assert json.loads(shown.stdout) == json.loads(compact.stdout)
+    assert "run_command" in shown.stdout
+    assert compact.stdout.count("\n") == 1
+
+
+def test_tool_names_its_formats(cli):
+    done = cli("tool", "--format", "soap")
+    assert done.returncode == 125
+    assert "openai" in done.stderr

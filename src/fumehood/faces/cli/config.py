@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fumehood.core.keys import KEYS, SECTIONS
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import printable
+from fumehood.core.tool import FORMATS, definition
 from fumehood.faces.cli.commands import Context, paint
 from fumehood.store.config import compile_file, file_of, load, policy_for
 
@@ -24,6 +25,16 @@ def add_commands(add: Add) -> None:
         "  fumehood config show\n  fumehood config check\n  $EDITOR \"$(fumehood config path)\"",
     )  # fmt: skip
     config.add_argument("what", choices=("show", "path", "check"), nargs="?", default="show")
+    tool = add(
+        "tool", "print the tool to offer a model: its name, description and schema", _tool,
+        "  fumehood tool --format openai\n  fumehood tool --format mcp --json",
+    )  # fmt: skip
+    tool.add_argument("--format", choices=FORMATS, required=True, help="whose interface it is for")
+
+
+def _tool(context: Context) -> int:
+    told = definition(context.options.format)
+    return context.say(told, lambda: print(json.dumps(told, indent=2)))
 
 
 def _config(context: Context) -> int:
