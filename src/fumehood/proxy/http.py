@@ -1,0 +1,376 @@
+"""HTTP/1 requests to a proxy: each one judged by its own target, whatever came before it on the connection.
+
+h11 reads and writes the messages; bodies of a known length are moved without it.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+
+import h11
+
+from fumehood.core.contact import CONNECT, HTTP
+from fumehood.core.hosts import authority, shown
+from fumehood.proxy.reach import Denied, Reach, Unreachable
+from fumehood.proxy.wire import Gone, Wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fumehood.proxy.audit import Audit, Entry
+    from fumehood.proxy.upstream import Upstream
+
+    Headers = list[tuple[bytes, bytes]]
+    Track = Callable[[object], None]
+
+HEAD_S, IDLE_S, ANSWER_S = 30.0, 75.0, 900.0
+_LARGEST_HEAD = 1 << 16
+# What is between two neighbours only (RFC 9110, 7.6.1), and what we say ourselves.
+_OWN = frozenset(
+    {
+        b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
+        b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"content-length",
+    }
+)  # fmt: skip
+
+
+class BadMessage(Exception):
+    """A request that is answered with 400, because it could be read in two ways or not at all."""
+
+
+class Tunnel(Exception):
+    """Not an error: the client wants a tunnel, and what it says next is not HTTP to us."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host)
+        self.host, self.port = host, port
+
+
+class _Host:
+    """The connection to the host that was asked last, kept for the next request to it."""
+
+    def __init__(self, name: tuple[str, int], wire: Wire, entry: Entry, upstream: Upstream | None) -> None:
+        self.name = name
+        self.wire = wire
+        self.entry = entry
+        self.upstream = upstream
+
+    @property
+    def is_fresh(self) -> bool:
+        """Tell whether the host has not closed it, nor said anything unasked."""
+        return not select.select([self.wire.socket], [], [], 0)[0]
+
+    def sent(self, size: int) -> None:
+        """Count what the command sent."""
+        self.entry.sent += size
+
+    def received(self, size: int) -> None:
+        """Count what came back."""
+        self.entry.received += size
+
+
+class Session:
+    """One client's connection, for as many requests as it makes; `track` learns of every connection to a host."""
+
+    def __init__(self, client: Wire, reach: Reach, audit: Audit, track: Track) -> None:
+        self._client = client
+        self._reach = reach
+        self._audit = audit
+        self._track = track
+        self._host: _Host | None = None
+
+    def serve(self) -> None:
+        """Answer requests until one can't be, or the client has no more; raises Tunnel for a CONNECT."""
+        patience = HEAD_S
+        try:
+            while self._one(patience):
+                patience = IDLE_S
+        finally:
+            self._drop_host()
+
+    def _one(self, patience: float) -> bool:
+        """Answer one request; tell whether another may follow."""
+        server = h11.Connection(h11.SERVER, max_incomplete_event_size=_LARGEST_HEAD)
+        try:
+            request = self._request(server, patience)
+            if request is None:
+                return False
+            self._check_framing(request)
+            if request.method == b"CONNECT":
+                host, port = _authority(request.target)
+                self._client.put_back(server.trailing_data[0])
+                raise Tunnel(host, port)
+            host, port, path = _target(request.target)
+        except (BadMessage, h11.RemoteProtocolError) as error:
+            self._refuse_message(str(error))
+            return False
+        return self._pass_on(server, request, host, port, path)
+
+    def _request(self, server: h11.Connection, patience: float) -> h11.Request | None:
+        deadline = time.monotonic() + patience
+        while True:
+            event = server.next_event()
+            if isinstance(event, h11.Request):
+                return event
+            if event is not h11.NEED_DATA:
+                return None
+            try:
+                data = self._client.read(max(0.01, deadline - time.monotonic()))
+            except Gone:
+                return None
+            server.receive_data(data)
+            if not data and server.their_state is not h11.IDLE:
+                return None
+
+    @staticmethod
+    def _check_framing(request: h11.Request) -> None:
+        names = [name for name, _ in request.headers]
+        if b"transfer-encoding" in names and (b"content-length" in names or request.http_version != b"1.1"):
+            raise BadMessage("the length of the request is told in two ways")
+        if names.count(b"host") > 1:
+            raise BadMessage("there is more than one Host")
+
+    def _refuse_message(self, why: str) -> None:
+        entry = self._audit.begin(HTTP)
+        entry.reason = f"no request that can be read: {why}"
+        self._audit.end(entry)
+        self._client.send(answer(400, f"fumehood: {entry.reason}"), HEAD_S)
+
+    def _pass_on(self, server: h11.Connection, request: h11.Request, host: str, port: int, path: str) -> bool:
+        try:
+            there = self._connected(host, port)
+        except Denied as error:
+            self._client.send(answer(403, refusal(host, port, str(error))), HEAD_S)
+            return False
+        except Unreachable as error:
+            self._client.send(answer(502, f"fumehood: {shown(host, port)} can't be reached: {error}"), HEAD_S)
+            return False
+        exchange = _Exchange(self._client, server, request, there)
+        try:
+            exchange.send_request(path)
+        except (Gone, OSError):
+            # A host may answer before it has read everything, and close.
+            exchange.keeps = exchange.host_keeps = False
+        try:
+            exchange.answer()
+        except (h11.ProtocolError, Gone, OSError) as error:
+            if not exchange.has_answered:
+                self._client.send(answer(502, f"fumehood: {shown(host, port)} gave no answer: {error}"), HEAD_S)
+            return False
+        if not exchange.host_keeps:
+            self._drop_host()
+        return exchange.keeps
+
+    def _connected(self, host: str, port: int) -> _Host:
+        """Return a connection to the host: the one that is there, or a new one."""
+        there = self._host
+        if there is not None and there.name == (host, port) and there.is_fresh:
+            return there
+        self._drop_host()
+        entry = self._audit.begin(HTTP)
+        try:
+            self._reach.judge(entry, host, port)
+            connection, upstream = self._reach.connect_http(entry, host, port)
+        except (Denied, Unreachable) as error:
+            entry.reason = str(error)
+            self._audit.end(entry)
+            raise
+        self._track(connection)
+        self._host = _Host((host, port), Wire(connection), entry, upstream)
+        return self._host
+
+    def _drop_host(self) -> None:
+        if self._host is not None:
+            self._host.wire.socket.close()
+            self._audit.end(self._host.entry)
+            self._host = None
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, client: Wire, server: h11.Connection, request: h11.Request, there: _Host) -> None:
+        self._client, self._server, self._request = client, server, request
+        self._there = there
+        self._asking = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
+        self.has_answered = False
+        self.keeps = request.http_version == b"1.1" and b"close" not in _tokens(request, b"connection")
+        self.host_keeps = True
+
+    def _to_host(self, event: h11.Event) -> None:
+        data = self._asking.send(event) or b""
+        if data:
+            self._there.wire.send(data, ANSWER_S)
+            self._there.sent(len(data))
+
+    def _to_client(self, event: h11.Event) -> None:
+        data = self._server.send(event) or b""
+        if data:
+            self._client.send(data, ANSWER_S)
+
+    def send_request(self, path: str) -> None:
+        """Send the request on: to the host its own path, to another proxy the whole target."""
+        request, upstream = self._request, self._there.upstream
+        name = shown(*self._there.name).removesuffix(":80")
+        target = path if upstream is None else f"http://{name}{path}"
+        headers: Headers = [(b"Host", name.encode()), *_kept(request)]
+        if upstream is not None and upstream.authorization:
+            headers.append((b"Proxy-Authorization", upstream.authorization.encode()))
+        length = _value(request, b"content-length")
+        is_chunked = _value(request, b"transfer-encoding") is not None
+        if length is not None:
+            headers.append((b"Content-Length", length))
+        elif is_chunked:
+            headers.append((b"Transfer-Encoding", b"chunked"))
+        if self._server.they_are_waiting_for_100_continue and (is_chunked or length):
+            self._to_client(h11.InformationalResponse(status_code=100, headers=[]))
+        self._to_host(h11.Request(method=request.method, target=target, headers=headers))
+        if is_chunked:
+            self._send_chunks()
+        else:
+            self._client.put_back(self._server.trailing_data[0])
+            if length is not None:
+                self._client.move(self._there.wire, int(length), ANSWER_S, self._there.sent)
+
+    def _send_chunks(self) -> None:
+        while True:
+            event = self._server.next_event()
+            if event is h11.NEED_DATA:
+                data = self._client.read(ANSWER_S)
+                self._server.receive_data(data)
+            elif isinstance(event, h11.Data):
+                self._to_host(h11.Data(data=event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                self._to_host(h11.EndOfMessage())
+                self._client.put_back(self._server.trailing_data[0])
+                return
+            else:
+                raise Gone("the request ended early")
+
+    def answer(self) -> None:
+        """Bring the host's answer to the client."""
+        response = self._response()
+        length = _value(response, b"content-length")
+        has_body = not (
+            self._request.method == b"HEAD" or response.status_code in (204, 304) or response.status_code < 200
+        )
+        chunked = _value(response, b"transfer-encoding") is not None
+        self.host_keeps = (
+            self.host_keeps and response.http_version == b"1.1"
+            and b"close" not in _tokens(response, b"connection")
+            and (not has_body or length is not None or chunked)
+        )  # fmt: skip
+        headers = _kept(response)
+        if length is not None and not chunked:
+            headers.append((b"Content-Length", length))
+        elif chunked or has_body:
+            headers.append((b"Transfer-Encoding", b"chunked"))
+        if not self.keeps:
+            headers.append((b"Connection", b"close"))
+        # A fresh one: what was moved past the other is not known to it.
+        self._server = _answering(self._request)
+        self.has_answered = True
+        self._to_client(h11.Response(status_code=response.status_code, reason=response.reason, headers=headers))
+        if has_body and length is not None and not chunked:
+            self._there.wire.put_back(self._asking.trailing_data[0])
+            self._there.wire.move(self._client, int(length), ANSWER_S, self._there.received)
+        elif has_body:
+            self._bring_chunks()
+
+    def _response(self) -> h11.Response:
+        while True:
+            event = self._next()
+            if isinstance(event, h11.Response):
+                return event
+            if not isinstance(event, h11.InformationalResponse):
+                raise Gone("it closed the connection")
+
+    def _next(self) -> object:
+        while True:
+            event = self._asking.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            data = self._there.wire.read(ANSWER_S)
+            self._there.received(len(data))
+            self._asking.receive_data(data)
+
+    def _bring_chunks(self) -> None:
+        while True:
+            event = self._next()
+            if isinstance(event, h11.Data):
+                self._to_client(h11.Data(data=event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                self._to_client(h11.EndOfMessage())
+                return
+            else:
+                raise Gone("the answer ended early")
+
+
+def _answering(request: h11.Request) -> h11.Connection:
+    """Return the server's side of an exchange whose request has come in whole."""
+    server = h11.Connection(h11.SERVER)
+    method = b"HEAD" if request.method == b"HEAD" else b"GET"
+    server.receive_data(method + b" / HTTP/" + request.http_version + b"\r\nHost: x\r\n\r\n")
+    server.next_event()
+    return server
+
+
+def _kept(message: h11.Request | h11.Response) -> Headers:
+    """Return the headers that go on to the other side, spelt as they came."""
+    dropped = _OWN | _tokens(message, b"connection") | {b"host"}
+    return [(name, value) for name, value in message.headers.raw_items() if name.lower() not in dropped]
+
+
+def _tokens(message: h11.Request | h11.Response, name: bytes) -> set[bytes]:
+    values = [value for key, value in message.headers if key == name]
+    return {token.strip().lower() for value in values for token in value.split(b",")}
+
+
+def _value(message: h11.Request | h11.Response, name: bytes) -> bytes | None:
+    return next((value for key, value in message.headers if key == name), None)
+
+
+def _authority(target: bytes) -> tuple[str, int]:
+    try:
+        return authority(target.decode("ascii"))
+    except ValueError as error:
+        raise BadMessage(f"CONNECT to no host: {error}") from error
+
+
+def _target(target: bytes) -> tuple[str, int, str]:
+    """Part an absolute target into host, port and path: it alone says where a request goes, whatever Host says."""
+    try:
+        text = target.decode("ascii")
+        scheme, found, rest = text.partition("://")
+        if not found or scheme.lower() != "http":
+            raise BadMessage("a proxy is asked with http://… or CONNECT")
+        end = next((place for place, letter in enumerate(rest) if letter in "/?#\\"), len(rest))
+        host, port = authority(rest[:end], 80)
+    except ValueError as error:
+        raise BadMessage(f"the target names no host: {error}") from error
+    path = rest[end:].partition("#")[0]
+    if path.startswith("\\"):
+        raise BadMessage("there is a backslash after the host")
+    return host, port, path if path.startswith("/") else f"/{path}"
+
+
+def answer(status: int, text: str) -> bytes:
+    """Return an answer of our own, after which the connection is closed."""
+    reasons = {200: "Connection established", 400: "Bad Request", 403: "Forbidden", 502: "Bad Gateway"}
+    body = text.encode("utf-8", "replace") + b"\n"
+    head = (
+        f"HTTP/1.1 {status} {reasons[status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nProxy-Agent: fumehood\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def refusal(host: str, port: int, why: str) -> str:
+    """Say what was refused, and how it is asked for."""
+    return f"fumehood: network blocked: {shown(host, port)}: {why}"
+
+
+ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+TUNNEL = CONNECT

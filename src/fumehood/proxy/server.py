@@ -1,0 +1,234 @@
+"""Serve one run's connections: a thread that accepts, and one for each connection while it lasts.
+
+Threads, because each spends its time in the kernel, where Python's lock is not held, and because resolving
+names blocks. They end with the run.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+
+from fumehood.core.contact import CONNECT, FORWARD, SOCKS5
+from fumehood.core.hosts import Hosts, canonical, shown
+from fumehood.proxy import http, socks
+from fumehood.proxy.audit import Audit
+from fumehood.proxy.reach import Denied, Reach, Unreachable
+from fumehood.proxy.relay import WrongHost, first_message, relay
+from fumehood.proxy.wire import Gone, Wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fumehood.core.contact import Contact
+
+MOST_CONNECTIONS = 128
+_GREETING_S = 30.0
+_LISTENERS = 250  # descriptors that one message can carry
+
+
+class Proxy:
+    """The way out for one run: what it may reach is `hosts`; everything else is refused and recorded.
+
+    `forwards` are hosts and ports of which the command has a listener of its own inside, besides the proxy's.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        forwards: Sequence[tuple[str, int]] = (),
+        refused: Callable[[Contact], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._reach = Reach(Hosts(hosts), environment)
+        self._forwards = tuple(forwards)
+        self.audit = Audit(refused)
+        self._wake, self._waking = os.pipe()
+        self._stopping = threading.Event()
+        self._slots = threading.Semaphore(MOST_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._live: dict[threading.Thread, list[socket.socket]] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self, channel: socket.socket) -> None:
+        """Begin, with the listeners that the launcher will send on a channel."""
+        self._thread = threading.Thread(target=self._serve, args=(channel,), name="fumehood-proxy", daemon=True)
+        self._thread.start()
+
+    def stop(self, patience_s: float = 2.0) -> tuple[Contact, ...]:
+        """End it once nothing is left to be sent, and return every connection there was.
+
+        The command is gone, so no answer is waited for.
+        """
+        self._stopping.set()
+        os.write(self._waking, b"x")
+        if self._thread is not None:
+            self._thread.join()
+        for end, patience in ((socket.SHUT_RD, patience_s), (socket.SHUT_RDWR, 0.5)):
+            self._shut(end, clients=end == socket.SHUT_RDWR)
+            self._join(patience)
+        found = self.audit.contacts()
+        os.close(self._wake)
+        os.close(self._waking)
+        return found
+
+    def _shut(self, end: int, *, clients: bool) -> None:
+        with self._lock:
+            known = [each for sockets in self._live.values() for each in (sockets if clients else sockets[1:])]
+        for each in known:
+            try:
+                each.shutdown(end)
+            except OSError:
+                continue  # it is closed, or was never connected
+
+    def _join(self, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        with self._lock:
+            threads = list(self._live)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _serve(self, channel: socket.socket) -> None:
+        listeners: list[socket.socket] = []
+        try:
+            with channel:
+                if channel in self._ready([channel]):
+                    _, descriptors, _, _ = socket.recv_fds(channel, 1, _LISTENERS)
+                    listeners = [socket.socket(fileno=fd) for fd in descriptors]
+            if listeners:
+                self._accept(listeners)
+        finally:
+            for listener in listeners:
+                listener.close()
+
+    def _ready(self, those: Sequence[socket.socket]) -> list[socket.socket]:
+        """Wait until one of these is readable; none is, once the end has come."""
+        ready = select.select([self._wake, *(each.fileno() for each in those)], [], [])[0]
+        return [] if self._stopping.is_set() else [each for each in those if each.fileno() in ready]
+
+    def _accept(self, listeners: Sequence[socket.socket]) -> None:
+        targets = dict(zip(listeners, (None, *self._forwards), strict=True))
+        for listener in listeners:
+            listener.setblocking(False)
+        while ready := self._ready(listeners):
+            for listener in ready:
+                while not self._slots.acquire(timeout=0.2):
+                    if self._stopping.is_set():
+                        return
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    # It was withdrawn, or we are out of descriptors: the next one may fare better.
+                    self._slots.release()
+                    time.sleep(0.01)
+                    continue
+                self._begin(client, targets[listener])
+
+    def _begin(self, client: socket.socket, target: tuple[str, int] | None) -> None:
+        thread = threading.Thread(target=self._attend, args=(client, target), name="fumehood-proxied", daemon=True)
+        with self._lock:
+            self._live[thread] = [client]
+        thread.start()
+
+    def _attend(self, client: socket.socket, target: tuple[str, int] | None) -> None:
+        """Serve one connection, whatever comes over it."""
+        me = threading.current_thread()
+        try:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if target is None:
+                self._greet(Wire(client))
+            else:
+                self._tunnel(Wire(client), FORWARD, *target, say=lambda _code: b"")
+        except (OSError, Gone):
+            pass  # one side is gone; how far it came is in the record
+        finally:
+            with self._lock:
+                sockets = self._live.pop(me)
+            for each in sockets:
+                each.close()
+            self._slots.release()
+
+    def _track(self, connection: object) -> None:
+        assert isinstance(connection, socket.socket)
+        with self._lock:
+            self._live[threading.current_thread()].append(connection)
+        if self._stopping.is_set():
+            connection.close()
+
+    def _greet(self, client: Wire) -> None:
+        """Tell by the first byte what the client speaks."""
+        deadline = time.monotonic() + _GREETING_S
+        first = client.exactly(1, deadline)
+        if first[0] == socks.VERSION:
+            self._socks(client, deadline)
+            return
+        client.put_back(first)
+        try:
+            http.Session(client, self._reach, self.audit, self._track).serve()
+        except http.Tunnel as asked:
+            self._tunnel(client, CONNECT, asked.host, asked.port, say=_http_answers(asked.host, asked.port))
+
+    def _socks(self, client: Wire, deadline: float) -> None:
+        try:
+            host, port = socks.request(
+                lambda size: client.exactly(size, deadline), lambda data: client.send(data, _GREETING_S)
+            )
+        except socks.BadSocks as error:
+            entry = self.audit.begin(SOCKS5, error.host, error.port)
+            entry.reason = str(error)
+            self.audit.end(entry)
+            client.send(error.reply, _GREETING_S)
+            return
+        self._tunnel(client, SOCKS5, host, port, say=_socks_answers)
+
+    def _tunnel(self, client: Wire, protocol: str, host: str, port: int, say: Callable[[str], bytes]) -> None:
+        """Connect a client with a host, if it may be; `say` gives the words for what became of it."""
+        entry = self.audit.begin(protocol)
+        try:
+            self._reach.judge(entry, host, port)
+            connection = self._reach.connect(entry, host, port)
+            self._track(connection)
+            client.send(say(""), _GREETING_S)
+            first_message(
+                client.socket, connection, client.taken(), entry, lambda name: self._is_asked(name, host, port)
+            )
+            relay(client.socket, connection, entry)
+        except WrongHost as error:
+            entry.allowed, entry.reason = False, str(error)
+        except (Denied, Unreachable) as error:
+            entry.reason = str(error)
+            kind = "denied" if isinstance(error, Denied) else "unreachable"
+            client.send(say(f"{kind}\0{error}"), _GREETING_S)
+        finally:
+            self.audit.end(entry)
+
+    def _is_asked(self, name: str, host: str, port: int) -> bool:
+        """Tell whether the host that a TLS client asks for is the one it was granted."""
+        try:
+            wanted = canonical(name)
+        except ValueError:
+            return False
+        # Whoever was granted an address may ask there for hosts that were granted too.
+        is_address = host[-1].isdigit() or ":" in host
+        return wanted == host or (is_address and self._reach.hosts.allow(wanted, port))
+
+
+def _http_answers(host: str, port: int) -> Callable[[str], bytes]:
+    def say(what: str) -> bytes:
+        kind, _, why = what.partition("\0")
+        if not kind:
+            return http.ESTABLISHED
+        if kind == "denied":
+            return http.answer(403, http.refusal(host, port, why))
+        return http.answer(502, f"fumehood: {shown(host, port)} can't be reached: {why}")
+
+    return say
+
+
+def _socks_answers(what: str) -> bytes:
+    codes = {"": socks.GRANTED, "denied": socks.NOT_ALLOWED, "unreachable": socks.UNREACHABLE}
+    return socks.answer(codes[what.partition("\0")[0]])

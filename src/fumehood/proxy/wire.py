@@ -1,0 +1,124 @@
+"""Reading a connection with patience that has an end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PIECE = 1 << 16
+PIPE = 256 << 10  # more is no faster, and all pipes of a user together have a limit
+_F_SETPIPE_SZ = 1031
+
+
+class Gone(Exception):
+    """The other side closed the connection, or took too long."""
+
+
+def pipe() -> tuple[int, int]:
+    """Make a pipe to move pages through."""
+    reading, writing = os.pipe()
+    # Refused where this user has many pipes already; a small one works too.
+    with contextlib.suppress(PermissionError):
+        fcntl.fcntl(writing, _F_SETPIPE_SZ, PIPE)
+    return reading, writing
+
+
+class Wire:
+    """A connection whose next bytes may have been read already."""
+
+    def __init__(self, connection: socket.socket, early: bytes = b"") -> None:
+        self.socket = connection
+        self._early = early
+
+    def read(self, patience_s: float) -> bytes:
+        """Return the next bytes, none at the end; raises Gone where nothing comes in time."""
+        if self._early:
+            data, self._early = self._early, b""
+            return data
+        self.socket.settimeout(patience_s)
+        try:
+            return self.socket.recv(PIECE)
+        except TimeoutError as error:
+            raise Gone(f"nothing came for {patience_s:g} s") from error
+
+    def exactly(self, size: int, deadline: float) -> bytes:
+        """Return so many bytes, by a point in time."""
+        data = b""
+        while len(data) < size:
+            piece = self.read(max(0.01, deadline - time.monotonic()))
+            if not piece:
+                raise Gone("the connection was closed early")
+            data += piece
+        self.put_back(data[size:])
+        return data[:size]
+
+    def put_back(self, data: bytes) -> None:
+        """Let the next read begin with this."""
+        self._early = data + self._early
+
+    def taken(self) -> bytes:
+        """Return what was read and not used."""
+        data, self._early = self._early, b""
+        return data
+
+    def send(self, data: bytes, patience_s: float) -> None:
+        """Send all of it."""
+        self.socket.settimeout(patience_s)
+        try:
+            self.socket.sendall(data)
+        except TimeoutError as error:
+            raise Gone("the other side takes nothing") from error
+
+    def move(self, target: Wire, size: int, patience_s: float, count: Callable[[int], None]) -> None:
+        """Pass on exactly so many bytes, those not read yet without touching them."""
+        early = self.taken()
+        self.put_back(early[size:])
+        if early[:size]:
+            target.send(early[:size], patience_s)
+            count(len(early[:size]))
+        left = size - len(early[:size])
+        if left:
+            reading, writing = pipe()
+            try:
+                _move(self.socket, target.socket, reading, writing, left, patience_s, count)
+            finally:
+                os.close(reading)
+                os.close(writing)
+
+
+def _move(
+    source: socket.socket, target: socket.socket, reading: int, writing: int, left: int, patience_s: float,
+    count: Callable[[int], None],
+) -> None:  # fmt: skip
+    source.setblocking(False)
+    target.setblocking(False)
+    while left:
+        _await(source, select.POLLIN, patience_s)
+        try:
+            piped = os.splice(source.fileno(), writing, min(left, PIPE), flags=os.SPLICE_F_NONBLOCK)
+        except BlockingIOError:
+            continue
+        if not piped:
+            raise Gone("the connection was closed early")
+        left -= piped
+        count(piped)
+        while piped:
+            try:
+                piped -= os.splice(reading, target.fileno(), piped, flags=os.SPLICE_F_NONBLOCK)
+            except BlockingIOError:
+                _await(target, select.POLLOUT, patience_s)
+
+
+def _await(connection: socket.socket, event: int, patience_s: float) -> None:
+    poll = select.poll()
+    poll.register(connection, event)
+    if not poll.poll(patience_s * 1000):
+        raise Gone(f"nothing moved for {patience_s:g} s")
