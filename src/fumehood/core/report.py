@@ -61,6 +61,8 @@ class Run:
         self.mode: str = fields.pop("mode", "apply")
         self.dropped: tuple[str, ...] = fields.pop("dropped", ())
         self.roots: tuple[str, ...] = fields.pop("roots", ())
+        self.session: str | None = fields.pop("session", None)
+        self.ended_in = ""  # the directory where a command of a session left its shell
         self._found: Sequence[Change] | Callable[[], Sequence[Change]] = fields.pop("found", ())
         if fields:
             raise TypeError(f"a run has no {', '.join(fields)}")
@@ -108,6 +110,7 @@ class Run:
             "changes": [{**change.fields(), "flags": list(change.flags)} for change in self.changes],
             "blocked": [blocked.fields() for blocked in self.blocked],
             "started_at": self.started_at, "capture": self.capture, "act": self.act, "of": self.of,
+            "session": self.session,
         }  # fmt: skip
 
     def for_model(self) -> str:

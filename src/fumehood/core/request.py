@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fumehood.core.judge import APPLY
+from fumehood.core.session import CWD, TOLD
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 SHELL = "/bin/sh"
+_TELL_CWD = f"trap '{{ pwd -P >{TOLD}/{CWD}; }} 2>/dev/null' EXIT"
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # the kernel's limit for one argument, its NUL included
 
 
@@ -23,6 +25,11 @@ class Request(Value):
     mode: str = APPLY
     timeout: float | None = None
     network: str = "none"
+    environment: tuple[tuple[str, str], ...] = ()
+    shell: str = ""  # a shell of the host's that reads the command
+    source: str = ""  # a file that this shell reads first
+    session: str = ""
+    own_tmp: bool = False
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
 
 
@@ -43,14 +50,22 @@ def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
     return given
 
 
-def arguments(command: str | tuple[str, ...], shell: str = SHELL) -> tuple[str, ...]:
+def arguments(
+    command: str | tuple[str, ...], shell: str = SHELL, *, source: str = "", tells_cwd: bool = False
+) -> tuple[str, ...]:
     """Return what is executed: one string is a shell line, several are a program and its arguments.
 
     The shell starts the program in both cases, so that one which is missing ends with 127, as people expect.
     """
-    if isinstance(command, str):
+    if not isinstance(command, str):
+        return shell, "-c", 'exec "$@"', "sh", *command
+    before = [_TELL_CWD] if tells_cwd else []
+    if source:
+        before.append(f"source {_quoted(source)} 2>/dev/null")
+    if not before:
         return shell, "-c", command
-    return shell, "-c", 'exec "$@"', "sh", *command
+    # An argument and not a part of the script, so that no quoting can go wrong; and it is gone before the line begins.
+    return shell, "-c", "; ".join([*before, 'eval "shift; $1"']), shell.rpartition("/")[2], command
 
 
 def shown(command: str | tuple[str, ...]) -> str:

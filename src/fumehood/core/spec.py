@@ -37,6 +37,8 @@ class Spec(Value):
     tree: Tree | None = None
     readonly: tuple[Bound, ...] = ()
     disable_userns: bool = True
+    binds: tuple[Bound, ...] = ()  # single files that the command may write
+    tmp: str = ""  # a directory that is its /tmp; else it gets a fresh one
     status_fd: int = 3
 
 
@@ -45,7 +47,7 @@ _NAMESPACES = (
 )  # fmt: skip
 _CONFINEMENT = ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
 _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
-_KERNEL = ("--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP)
+_KERNEL = ("--dev", "/dev", "--proc", "/proc")
 _MADE = frozenset({"dev", "proc", _TMP[1:]})  # fresh ones come in their place
 
 
@@ -56,6 +58,7 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
         arguments.append("--disable-userns")
     arguments += ("--ro-bind", "/", "/") if spec.tree is None else _base(spec.tree)
     arguments += _KERNEL
+    arguments += ("--bind", spec.tmp, _TMP) if spec.tmp else ("--perms", "1777", "--tmpfs", _TMP)
     for path in spec.masked:
         arguments += ("--tmpfs", path, "--remount-ro", path)
     shelves = () if spec.tree is None else _shelves(spec)
@@ -65,6 +68,8 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
         arguments += ("--bind", bound.source, bound.target)
     for root, lowers, upper, work in spec.overlays:
         arguments += (*_sources(lowers), "--overlay", upper, work, root)
+    for bind in spec.binds:
+        arguments += ("--bind", bind.source, bind.target)
     for bound in spec.readonly:
         arguments += ("--ro-bind", bound.source, bound.target)
     for shelf in (*shelves, *(["/"] if spec.tree is not None and spec.tree.entries else [])):

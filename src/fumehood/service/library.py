@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from copy import copy
 from typing import TYPE_CHECKING
 
 from fumehood.core.judge import APPLY, HOLD
 from fumehood.core.request import Request
-from fumehood.errors import Refused
+from fumehood.errors import BadRequest, Refused
 from fumehood.linux import launcher
 from fumehood.linux.output import decoding
 from fumehood.service import decide
@@ -17,13 +18,14 @@ from fumehood.service.ask import channels
 from fumehood.service.permission import Permissions
 from fumehood.service.running import CLOSED, Wishes
 from fumehood.service.sandbox import Hood
+from fumehood.service.session import keep_variables, session_of, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
 from fumehood.service.watching import watcher
 from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
     from typing import Any, Self
 
@@ -54,6 +56,9 @@ class Sandbox:
         project: str | os.PathLike[str],
         policy: Policy | None = None,
         ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
+        *,
+        session: str | None = None,
+        own_tmp: bool = False,
     ) -> None:
         asks = channels(ask)
         self._store = Store()
@@ -63,6 +68,8 @@ class Sandbox:
             policy = policy_for(self._store.places, self._project.roots)
         permissions = Permissions(self._store.grants, asks, session={})
         self._hood = Hood(self._store, self._project, policy, _start, permissions)
+        self._session = "" if session is None else session_of(self._store, self._project, session).name
+        self._own_tmp = own_tmp
 
     @property
     def project(self) -> str:
@@ -81,13 +88,14 @@ class Sandbox:
         on_change: OnChange | None = None,
         stdin: str | bytes | None = None,
         root: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Run:
         """Run a command: a string is a shell line, a sequence a program and its arguments.
 
         `apply` is "apply", "hold" or "discard"; True and False mean the first two. `root` is "host", "alpine",
-        the name of an installed root tree, or a directory that holds one.
+        the name of an installed root tree, or a directory that holds one. `env` adds to the environment.
         """
-        request = self._request(command, cwd, network, timeout, apply, root)
+        request = self._request(command, cwd, network, timeout, apply, root, env)
         return self._hood.run(request, _wishes(on_output, on_change, stdin, None))
 
     async def arun(self, command: Command, **options: Any) -> Run:
@@ -124,15 +132,19 @@ class Sandbox:
             raise
 
     def _request(
-        self, command: Command, cwd: Any, network: bool, timeout: float | None, apply: str | bool | None, root: Any
-    ) -> Request:
+        self, command: Command, cwd: Any, network: bool, timeout: float | None, apply: str | bool | None, root: Any,
+        env: Mapping[str, str] | None,
+    ) -> Request:  # fmt: skip
         if network:
             raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
         mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
         where = "" if cwd is None else os.path.join(self._project.path, os.fspath(cwd))
         asked = command if isinstance(command, str) else tuple(command)
         around = "" if root is None else os.fspath(root)
-        return Request(command=asked, cwd=where, mode=mode, timeout=timeout, root=around)
+        return Request(
+            command=asked, cwd=where, mode=mode, timeout=timeout, root=around, session=self._session,
+            own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
+        )  # fmt: skip
 
     def apply(self, run: Run | str) -> Run:
         """Take over what a run had to hold."""
@@ -147,8 +159,59 @@ class Sandbox:
         return undo(self._store, self._project, self._found(run))
 
     def history(self, limit: int = 0) -> list[Run]:
-        """Return this project's runs, the latest first."""
-        return self._store.history.runs(self._project.id, limit)
+        """Return this project's runs, or this session's, the latest first."""
+        return self._store.history.runs(self._project.id, limit, self._session or None)
+
+    def session(self, name: str | None = None, *, own_tmp: bool = False) -> Sandbox:
+        """Return this sandbox for the runs of one agent.
+
+        They share a working directory, the variables that a command writes to "$FUMEHOOD_ENV", if wanted a /tmp, and
+        `undo_session`. Closing either closes both.
+        """
+        from fumehood.store.ids import new_id
+
+        shared = copy(self)
+        shared._session = session_of(self._store, self._project, name or new_id().lower()).name
+        shared._own_tmp = own_tmp
+        return shared
+
+    @property
+    def session_name(self) -> str | None:
+        """The session that runs belong to, if any."""
+        return self._session or None
+
+    @property
+    def cwd(self) -> str:
+        """Where the next command starts unless told otherwise."""
+        found = self._store.sessions.find(self._session) if self._session else None
+        return found.cwd if found is not None and os.path.isdir(found.cwd) else self._project.path
+
+    def keep_env(self, env: Mapping[str, str | None]) -> None:
+        """Give every later command of this session these variables; None takes one away."""
+        if not self._session:
+            raise BadRequest("only a session keeps variables", hint="sandbox.session()")
+        keep_variables(self._store, self._session, env)
+
+    def undo_session(self) -> list[Run]:
+        """Take back every run of this session: all of them, or none."""
+        return undo_session(self._store, self._project, self._session)
+
+    def read_file(self, path: str | os.PathLike[str]) -> bytes:
+        """Return a file as a command would read it: with the sandbox's rights, not the host's."""
+        run = self.run(["cat", "--", os.fspath(path)], apply="discard")
+        if run.exit_code:
+            raise BadRequest(f"{os.fspath(path)} can't be read: {run.stderr.strip()}")
+        if run.output_truncated:
+            raise BadRequest(f"{os.fspath(path)} is too large to be read at once", hint="read a part with a command")
+        return b"".join(self._store.history.printed(run.run, "stdout"))
+
+    def write_file(self, path: str | os.PathLike[str], data: bytes | str) -> Run:
+        """Write a file as a command would, its directory too: captured, judged and undoable as any run."""
+        line = 'case $1 in */*) mkdir -p -- "${1%/*}/" && cat >"$1" ;; *) cat >"$1" ;; esac'
+        run = self.run(["sh", "-c", line, "sh", os.fspath(path)], stdin=data)
+        if run.exit_code:
+            raise BadRequest(f"{os.fspath(path)} can't be written: {run.stderr.strip()}")
+        return run
 
     def _found(self, run: Run | str) -> Run:
         name = run if isinstance(run, str) else run.run
@@ -167,7 +230,9 @@ class Sandbox:
         self.close()
 
 
-_REQUEST_OPTIONS: dict[str, Any] = {"cwd": None, "network": False, "timeout": None, "apply": None, "root": None}
+_REQUEST_OPTIONS: dict[str, Any] = {
+    "cwd": None, "network": False, "timeout": None, "apply": None, "root": None, "env": None,
+}  # fmt: skip
 
 
 def _start(plan: Plan, stdio: tuple[int, int, int]) -> Running:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Running, Watched
     from fumehood.service.ask import Ask
+    from fumehood.service.session import Seat
     from fumehood.service.world import World
 
     Starter = Callable[[Plan, tuple[int, int, int]], Running]
@@ -67,6 +68,7 @@ class Execution:
         outputs: tuple[Stream, Stream],
         timeout: float | None,
         wishes: Wishes,
+        seat: Seat | None = None,
     ) -> Ended:
         """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
         capture = self._capture
@@ -82,7 +84,7 @@ class Execution:
         spec = Spec(
             command=command, cwd=cwd, bounds=capture.bounds, masked=masked, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
-            disable_userns=self._host.disable_userns,
+            disable_userns=self._host.disable_userns, binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
     from fumehood.service.running import Starter
+    from fumehood.service.session import Seat
     from fumehood.service.store import Store
     from fumehood.service.world import World
     from fumehood.store.history import Printed
@@ -59,16 +60,24 @@ class Hood:
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
         with layering.Claim(self.store.places, new_id()) as claim:
-            return self._run(claim, request, wishes)
+            if not request.session:
+                return self._run(claim, request, wishes)
+            from fumehood.service.session import Seat
 
-    def _run(self, claim: layering.Claim, request: Request, wishes: Wishes) -> Run:
+            with Seat(self.store, self.project, request.session, claim.run, own_tmp=request.own_tmp) as seat:
+                return self._run(claim, request.replace(cwd=request.cwd or seat.cwd), wishes, seat)
+
+    def _run(self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None = None) -> Run:
         command = checked(request.command)
         world = around(self.store.places, self.policy, request.root or self.policy.root, self.project.roots)
+        world = _furnished(world, request, seat)
         run = self._known(claim.run, request, command, world)
         self._ask_first(run, wishes)
         layers, execution = self._begin(claim, run, world)
         try:
-            ended = self._execute(run, execution, arguments(command, world.shell), world, request, wishes)
+            line = arguments(command, world.shell, source=request.source, tells_cwd=seat is not None)
+            ended = self._execute(run, execution, line, world, request, wishes, seat)
+            run.ended_in = seat.keep(world.known) if seat else ""
         except BaseException as error:
             self._failed(run, error)
             raise
@@ -86,6 +95,7 @@ class Hood:
             run=name, project=self.project.path, command=shown(command),
             cwd=world.known(request.cwd or self.project.path), state="running", network=request.network,
             started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
+            session=request.session or None,
         )  # fmt: skip
 
     def _ask_first(self, run: Run, wishes: Wishes) -> None:
@@ -108,7 +118,7 @@ class Hood:
 
     def _execute(
         self, run: Run, execution: Execution, command: tuple[str, ...], world: World,
-        request: Request, wishes: Wishes,
+        request: Request, wishes: Wishes, seat: Seat | None,
     ) -> Ended:  # fmt: skip
         places = self.store.places
         streams = [
@@ -117,7 +127,7 @@ class Hood:
         ]
         timeout = self.policy.timeout if request.timeout is None else request.timeout
         ended = execution.run(
-            command, world, world.cwd(run.cwd), (places.state,), (streams[0], streams[1]), timeout, wishes
+            command, world, world.cwd(run.cwd), (places.state,), (streams[0], streams[1]), timeout, wishes, seat
         )
         run.exit_code = _exit_code(ended.outcome)
         run.timed_out = ended.outcome.timed_out
@@ -178,6 +188,14 @@ class Hood:
         run.state, run.reason = FAILED, str(error) or type(error).__name__
         self.store.history.end(run)
         layering.drop(self.store.places, run.run)
+
+
+def _furnished(world: World, request: Request, seat: Seat | None) -> World:
+    """Give a world what this request and its session ask for."""
+    added = {**(seat.variables if seat else {}), **dict(request.environment)}
+    if added:
+        world = world.replace(environment={**world.environment, **added})
+    return world.replace(host_shell=request.shell) if request.shell else world
 
 
 def _mounts_inside(run: Run) -> list[tuple[int, str]]:

@@ -10,6 +10,7 @@ from fumehood.store.grants import Grants
 from fumehood.store.history import History
 from fumehood.store.places import places
 from fumehood.store.projects import Projects
+from fumehood.store.sessions import Sessions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Store:
         self.grants = Grants(self.database)
         self.history = History(self.database, self.places)
         self.projects = Projects(self.database, self.places)
+        self.sessions = Sessions(self.database)
         modes.directory = self.places.modes
         self.recover()
 

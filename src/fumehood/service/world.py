@@ -30,11 +30,12 @@ class World(Value):
     tree: Tree | None = None
     targets: dict[str, str] = {}  # noqa: RUF012 - never changed
     readonly: tuple[Bound, ...] = ()
+    host_shell: str = SHELL
 
     @property
     def shell(self) -> str:
         """The shell that reads the command."""
-        return SHELL if self.tree is None else self.tree.shell
+        return self.host_shell if self.tree is None else self.tree.shell
 
     def cwd(self, directory: str) -> str:
         """Return a directory as the command sees it."""

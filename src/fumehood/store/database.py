@@ -74,7 +74,16 @@ CREATE TABLE grants (               -- answers that a person chose to keep
     kept_at REAL NOT NULL,
     UNIQUE (what, project, target));
 """
-MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS)
+_SESSIONS = """
+CREATE TABLE sessions (
+    name TEXT PRIMARY KEY, project INTEGER NOT NULL REFERENCES projects(id), started_at REAL NOT NULL,
+    cwd BLOB NOT NULL DEFAULT x'',          -- where its last command ended; empty: the project
+    environment BLOB NOT NULL DEFAULT x''   -- NAME=value, joined by NUL
+    ) WITHOUT ROWID;
+ALTER TABLE runs ADD COLUMN session TEXT;
+CREATE INDEX runs_of_session ON runs (session, id) WHERE session IS NOT NULL;
+"""
+MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS)
 
 
 # Connections of a parent process: closing one here would drop the parent's locks.

@@ -28,7 +28,7 @@ SETTLING = "settling"  # the project has it all; only our own side is not in ord
 _COLUMNS = (
     "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
     "started_at", "duration_s", "exit_code", "timed_out", "stdout", "stderr", "stdout_size", "stderr_size",
-    "blocked", "dropped",
+    "blocked", "dropped", "session",
 )  # fmt: skip
 _SELECT = (
     f"SELECT projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)}"
@@ -53,11 +53,13 @@ class History:
     def _begin(self, connection: sqlite3.Connection, project: int, run: Run, process: int) -> None:
         connection.execute(
             "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
-            " network, started_at, process, dropped) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " network, started_at, process, dropped, session)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 run.run, project, run.act, run.of, run.layer, _text(run.command), os.fsencode(run.cwd),
                 b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
                 run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
+                run.session,
             ),
         )  # fmt: skip
 
@@ -166,14 +168,16 @@ class History:
             )
         return self._run(rows[0])
 
-    def runs(self, project: int | None = None, limit: int = 0) -> list[Run]:
+    def runs(self, project: int | None = None, limit: int = 0, session: str | None = None) -> list[Run]:
         """Return runs, the latest first."""
-        mine = "" if project is None else f"WHERE project = {int(project)}"
+        mine = [] if project is None else [f"project = {int(project)}"]
+        mine += [] if session is None else ["runs.session = ?"]
+        where = f"WHERE {' AND '.join(mine)}" if mine else ""
         most = f"LIMIT {int(limit)}" if limit else ""
-        return [
-            self._run(row)
-            for row in self.database.rows(f"{_SELECT} {mine} ORDER BY runs.id DESC {most}")
-        ]
+        rows = self.database.rows(
+            f"{_SELECT} {where} ORDER BY runs.id DESC {most}", () if session is None else (session,)
+        )
+        return [self._run(row) for row in rows]
 
     def printed(self, run: str, stream: str) -> Iterator[bytes]:
         """Yield all that is kept of what a run printed, byte for byte."""

@@ -41,6 +41,10 @@ class Places(Value):
         """The file locked while something is nobody else's to do."""
         return f"{self.state}/locks/{name}"
 
+    def session(self, name: str) -> str:
+        """The directory of a session: its own /tmp, and what its commands tell us."""
+        return f"{self.state}/sessions/{name}"
+
     @property
     def modes(self) -> str:
         """The notes of directories that are opened up for a while."""
@@ -74,11 +78,12 @@ def places(environment: Mapping[str, str] | None = None) -> Places:
     )
     for directory in (found.state, f"{found.state}/runs", f"{found.state}/outputs", f"{found.state}/locks"):
         if not os.path.isdir(directory):
-            _make(directory)
+            make_private(directory)
     return found
 
 
-def _make(directory: str) -> None:
+def make_private(directory: str) -> None:
+    """Make one of our directories, closed to others."""
     try:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         os.mkdir(directory, 0o700)

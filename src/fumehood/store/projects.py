@@ -63,6 +63,11 @@ class Projects:
         ((number,),) = self.database.rows("SELECT id FROM projects WHERE path = ?", (os.fsencode(real),))
         return Project(id=number, path=real)
 
+    def path_of(self, number: int) -> str:
+        """Return where a registered project lies."""
+        ((path,),) = self.database.rows("SELECT path FROM projects WHERE id = ?", (number,))
+        return os.fsdecode(path)
+
     def holding(self, directory: str) -> str:
         """Return the project that holds a directory.
 

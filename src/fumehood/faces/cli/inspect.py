@@ -30,6 +30,7 @@ def add_commands(add: Add) -> None:
     log = add("log", "list what ran, the latest first", _log, "  fumehood log\n  fumehood log -n 5 --json")
     log.add_argument("-n", "--limit", type=int, default=20, metavar="N", help="how many (default 20; 0: all)")
     log.add_argument("--all", action="store_true", help="of every project")
+    log.add_argument("--session", metavar="NAME", help="of this session only")
     show = add("show", "tell everything about a run", _show, "  fumehood show last")
     add_run(show, default="last")
     diff = add("diff", "show what a run changed, line by line", _diff, "  fumehood diff\n  fumehood diff last src/a.py")
@@ -44,13 +45,14 @@ def add_commands(add: Add) -> None:
 
 def _log(context: Context) -> int:
     project = None if context.options.all else context.project.id
-    runs = context.store.history.runs(project, context.options.limit)
+    runs = context.store.history.runs(project, context.options.limit, context.options.session)
     counts = context.store.history.count_changes([run.run for run in runs])
     told = [
         {
             "run": run.run, "project": run.project, "command": run.command, "state": run.state, "act": run.act,
             "of": run.of, "exit_code": run.exit_code, "started_at": run.started_at, "duration_s": run.duration_s,
             "sandboxed": run.sandboxed, "network": run.network, "changes": counts[run.run],
+            "session": run.session,
         }
         for run in runs
     ]  # fmt: skip
@@ -59,17 +61,37 @@ def _log(context: Context) -> int:
         colour = paint()
         if not runs:
             sys.stdout.write("nothing ran here yet; fumehood run -- COMMAND\n")
-        for run in runs:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
-            state = colour(f"{run.state:9}", _COLOURS.get(run.state, "dim"))
-            code = "" if not run.exit_code else colour(f" exit {run.exit_code}", "red")
-            command = printable(run.command)
-            command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"
-            sys.stdout.write(
-                f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts[run.run]):14} {command}{code}\n"
-            )
+        for session, group in _grouped(runs):
+            if session is not None:
+                sys.stdout.write(f"session {colour(session, 'bold')}\n")
+            for run in group:
+                indent = "  " if session is not None else ""
+                sys.stdout.write(f"{indent}{_log_line(run, counts[run.run], colour)}\n")
 
     return context.say(told, show)
+
+
+def _grouped(runs: list[Run]) -> list[tuple[str | None, list[Run]]]:
+    """Put the runs of one session together, where its latest stands."""
+    groups: list[tuple[str | None, list[Run]]] = []
+    begun: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.session in begun:
+            begun[run.session].append(run)
+            continue
+        groups.append((run.session, [run]))
+        if run.session is not None:
+            begun[run.session] = groups[-1][1]
+    return groups
+
+
+def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
+    state = colour(f"{run.state:9}", _COLOURS.get(run.state, "dim"))
+    code = "" if not run.exit_code else colour(f" exit {run.exit_code}", "red")
+    command = printable(run.command)
+    command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"
+    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts):14} {command}{code}"
 
 
 def _counted(counts: dict[str, int]) -> str:
@@ -95,6 +117,8 @@ def _tell(run: Run) -> None:
         "sandbox": f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED",
         "state": f"{run.state}: {run.reason}" if run.reason else run.state,
     }
+    if run.session is not None:
+        facts["session"] = run.session
     if run.dropped:
         facts["kept from it"] = ", ".join(run.dropped)
     for name, value in facts.items():

@@ -39,6 +39,10 @@ options:
   --allow-host HOST  ask for this host only; may be given again
   --root ROOT        the system the command sees: host, alpine, an installed tree, or its directory
   --timeout SECONDS  end the command, and everything it started, after this time
+  --session NAME     one of several runs that share a directory, the variables written to "$FUMEHOOD_ENV", and undo
+  --own-tmp          in a session: a /tmp that its runs share
+  --shell PATH       the shell that runs a shell line (default: /bin/sh)
+  --source FILE      a file that this shell reads first
   --json             print one object that tells everything, and nothing else
   --quiet            say nothing about changes
   -h, --help         show this help
@@ -51,8 +55,10 @@ examples:
   fumehood run --timeout 60 --json -- 'pytest -x | tail -20'
 """
 
-_FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet"}
+# --brief and --keep-cwd are the hook's: what an agent must know and no more; a link to where the command ended.
+_FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief"}
 _VALUES = {"--project", "--cwd", "--allow-host", "--root", "--timeout"}
+_VALUES |= {"--session", "--shell", "--source", "--keep-cwd"}
 
 
 class Options:
@@ -120,6 +126,8 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     if as_json:
         _print_object(run.as_dict())
+    elif "--brief" in options.flags:
+        _tell_agent(run)
     elif "--quiet" not in options.flags:
         _tell_changes(run)
     return run.exit_code if run.exit_code is not None else 125
@@ -141,19 +149,48 @@ def _run(options: Options, as_json: bool) -> Run:
     if options.flags & {"--network"} or "--allow-host" in options.values:
         raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
     store = Store()
-    named = options.last("--project")
-    project = store.projects.open(store.projects.holding(here()) if named is None else named)
+    session = options.last("--session") or ""
+    project = store.projects.open(_project(store, options, session))
     policy = policy_for(store.places, project.roots)
     root = options.last("--root") or policy.root
     asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
     request = Request(
-        command=options.asked, cwd=_directory(options.last("--cwd"), project, root), mode=policy.mode(asked),
-        timeout=_seconds(options.last("--timeout")), root=root,
+        command=options.asked, cwd=_directory(options, project, root), mode=policy.mode(asked),
+        timeout=_seconds(options.last("--timeout")), root=root, session=session, own_tmp="--own-tmp" in options.flags,
+        shell=_shell(options.last("--shell")), source=options.last("--source") or "",
     )  # fmt: skip
-    return Hood(store, project, policy, start).run(request, _wishes(options, as_json))
+    run = Hood(store, project, policy, start).run(request, _wishes(options, as_json))
+    _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)
+    return run
 
 
-def _directory(asked: str | None, project: Project, root: str) -> str:
+def _project(store: Store, options: Options, session: str) -> str:
+    named = options.last("--project")
+    if named is not None:
+        return named
+    if session:
+        from fumehood.service.session import project_of
+
+        begun = project_of(store, session)
+        if begun is not None:
+            return begun
+    return store.projects.holding(here())
+
+
+def _shell(asked: str | None) -> str:
+    if asked is not None and not (asked.startswith("/") and os.access(asked, os.X_OK)):
+        raise BadRequest(f"{asked} is no shell", hint="--shell takes the whole path of a program")
+    return asked or ""
+
+
+def _keep_cwd(link: str | None, began_in: str, ended_in: str) -> None:
+    """Leave a link to where the command ended, for the shell that called us to follow."""
+    if link and ended_in and ended_in != began_in:
+        os.symlink(ended_in, link)
+
+
+def _directory(options: Options, project: Project, root: str) -> str:
+    asked = options.last("--cwd")
     if asked is not None and asked.startswith("/") and root not in ("", "host") and not os.path.isdir(asked):
         return os.path.normpath(asked)  # one that only the command sees: /workspace/src
     if asked is not None:
@@ -164,6 +201,8 @@ def _directory(asked: str | None, project: Project, root: str) -> str:
         if not os.access(directory, os.X_OK):
             raise BadRequest(f"Working directory can't be entered: {directory}", hint="check its permissions: ls -ld")
         return directory
+    if "--session" in options.values:
+        return ""  # where its last command ended
     current = here()
     inside = any(current == root or current.startswith(f"{root}/") for root in project.roots)
     return current if inside else project.path
@@ -185,7 +224,7 @@ def _wishes(options: Options, as_json: bool) -> Wishes:
     """Pass output on as it comes, byte for byte; on a terminal, show what is being written."""
     if as_json:
         return Wishes(stdin=CLOSED if os.isatty(0) else INHERITED)
-    if "--quiet" in options.flags or not os.isatty(2):
+    if options.flags & {"--quiet", "--brief"} or not os.isatty(2):
         return Wishes(stdin=INHERITED, on_stdout=_To(1), on_stderr=_To(2))
     from fumehood.faces.cli.live import Live
 
@@ -214,6 +253,13 @@ def _tell_changes(run: Run) -> None:
     from fumehood.faces.cli.show import tell_run
 
     tell_run(run)
+
+
+def _tell_agent(run: Run) -> None:
+    if run.found or run.blocked or run.timed_out:
+        from fumehood.faces.cli.show import tell_agent
+
+        tell_agent(run)
 
 
 def _print_object(told: dict[str, object]) -> None:

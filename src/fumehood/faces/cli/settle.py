@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_run
 from fumehood.faces.cli.show import short, tell_run
 from fumehood.service import decide
+from fumehood.service.session import project_of, undo_session
 from fumehood.service.undo import undo
 
 if TYPE_CHECKING:
@@ -19,10 +21,9 @@ def add_commands(add: Add) -> None:
     """Make these commands known."""
     add_run(add("apply", "apply what a run had to hold", _apply, "  fumehood apply last"))
     add_run(add("discard", "throw away what a run had to hold", _discard, "  fumehood discard last"))
-    add_run(
-        add("undo", "bring back what was there before a run", _undo, "  fumehood undo\n  fumehood undo 01J8ZQ"),
-        default="last",
-    )
+    back = add("undo", "bring back what was there before a run", _undo, "  fumehood undo\n  fumehood undo 01J8ZQ")
+    add_run(back, default="last")
+    back.add_argument("--session", metavar="NAME", help="every run of this session: all of them, or none")
 
 
 def _apply(context: Context) -> int:
@@ -38,9 +39,24 @@ def _discard(context: Context) -> int:
 
 
 def _undo(context: Context) -> int:
+    if context.options.session is not None:
+        return _undo_session(context, context.options.session)
     run = context.run(context.options.run)
     back = undo(context.store, context.project_of(run), run)
     return context.say(back.as_dict(), lambda: _tell_undo(back))
+
+
+def _undo_session(context: Context, name: str) -> int:
+    path = project_of(context.store, name)
+    if path is None:
+        raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
+    backs = undo_session(context.store, context.store.projects.open(path), name)
+
+    def show() -> None:
+        for back in backs:
+            _tell_undo(back)
+
+    return context.say([back.as_dict() for back in backs], show)
 
 
 def _tell_undo(back: Run) -> None:

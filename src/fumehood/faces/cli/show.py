@@ -50,6 +50,27 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
     stream.flush()
 
 
+def tell_agent(run: Run, out: TextIO | None = None) -> None:
+    """Write only what an agent can't know from the command itself: what did not happen, and how to take it back."""
+    stream = sys.stderr if out is None else out
+    said = []
+    if run.timed_out:
+        said.append("the time limit was reached; the command was ended")
+    kept_back = [change for change in run.found if change.verdict not in (c.APPLIED, c.DISCARDED)]
+    for change in kept_back[:_MOST]:
+        path = printable(change.path if change.root == 0 else f"{run.roots[change.root]}/{change.path}")
+        said.append(f"{change.verdict}, not applied: {change.change} {path}: {printable(change.reason)}")
+    if len(kept_back) > _MOST:
+        said.append(f"and {len(kept_back) - _MOST} more; fumehood show {short(run.run)}")
+    said += [f"blocked {each.what}: {printable(each.detail)}. {each.hint}" for each in run.blocked]
+    if kept_back:
+        said.append(f"a person decides: fumehood apply {short(run.run)}  or  fumehood discard {short(run.run)}")
+    if any(change.verdict == c.APPLIED for change in run.found):
+        said.append(f"undo: fumehood undo {short(run.run)}")
+    stream.write("".join(f"[fumehood] {line}\n" for line in said))
+    stream.flush()
+
+
 def headline(run: Run) -> str:
     """Sum up a run's changes in a few words."""
     verdicts = [change.verdict for change in run.found]

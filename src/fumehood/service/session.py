@@ -1,0 +1,189 @@
+"""A run's seat in its session: what it starts from, what it can tell, and what is kept of that."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core import session as told
+from fumehood.core.spec import Bound
+from fumehood.errors import BadRequest, FumehoodError, UndoRefused
+from fumehood.service.running import owner_of
+from fumehood.store.places import make_private
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fumehood.core.report import Run
+    from fumehood.core.session import Session
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
+
+_MOST = 1 << 16  # what a pipe holds
+_TMP = "/tmp"  # noqa: S108 - as the command sees it
+
+
+def session_of(store: Store, project: Project, name: str) -> Session:
+    """Return this project's session of a name; one that began elsewhere is not shared."""
+    session = store.sessions.open(project.id, name)
+    if session.project != project.id:
+        other = store.projects.path_of(session.project)
+        raise BadRequest(f"the session {name} belongs to {other}", hint="give the session another name")
+    return session
+
+
+def project_of(store: Store, name: str) -> str | None:
+    """Return the project that a session works on, or None where it has not begun."""
+    session = store.sessions.find(name)
+    return None if session is None else store.projects.path_of(session.project)
+
+
+class Seat:
+    """One run's place in its session.
+
+    The command tells where it ended and what to keep through two pipes that have names in its /dev: they hold
+    little, they can't be replaced by a link, and they are gone with the run.
+    """
+
+    def __init__(self, store: Store, project: Project, name: str, run: str, *, own_tmp: bool = False) -> None:
+        self._store = store
+        self._run = run
+        self.session = session_of(store, project, name)
+        self._owner = owner_of(project.path)
+        self._room = store.places.session(name)
+        self._pipes: dict[str, int] = {}
+        self.tmp = ""
+        if own_tmp:
+            self.tmp = self._own_tmp(project)
+
+    @property
+    def cwd(self) -> str:
+        """Where the last command of the session ended, if that is still there."""
+        return self.session.cwd if os.path.isdir(self.session.cwd) else ""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the command's environment gets."""
+        return {**self.session.variables, told.VARIABLE: f"{told.TOLD}/{told.ENVIRONMENT}"}
+
+    @property
+    def binds(self) -> tuple[Bound, ...]:
+        """What the sandbox shows of the session."""
+        return tuple(Bound(source=self._pipe(name), target=f"{told.TOLD}/{name}") for name in self._pipes)
+
+    def __enter__(self) -> Seat:
+        if self._owner is not None:
+            # Our own state is closed to them.
+            self._room = f"/run/fumehood-{self._run}"
+            os.mkdir(self._room, 0o700)
+            os.chown(self._room, self._owner.user, self._owner.group)
+        else:
+            self._make_room()
+        for name in (told.CWD, told.ENVIRONMENT):
+            path = self._pipe(name)
+            os.mkfifo(path, 0o600)
+            if self._owner is not None:
+                os.chown(path, self._owner.user, self._owner.group)
+            # For reading and writing, so that neither side waits for the other.
+            self._pipes[name] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for name, pipe in self._pipes.items():
+            os.close(pipe)
+            os.unlink(self._pipe(name))
+        if self._owner is not None:
+            os.rmdir(self._room)
+
+    def keep(self, known: Callable[[str], str]) -> str:
+        """Remember what the command told, after its end; returns the directory it ended in, if it said so.
+
+        `known` turns a path that the command saw into one that the person knows.
+        """
+        cwd = self._read(told.CWD).removesuffix("\n")
+        environment = self._read(told.ENVIRONMENT)
+        # Whether it is there is asked when it is used: it may be among what is yet to be applied.
+        cwd = known(cwd) if cwd.startswith("/") and "\0" not in cwd else ""
+        if (cwd and cwd != self.session.cwd) or environment:
+            self.session = self._store.sessions.update(
+                self.session.name,
+                lambda session: session.replace(
+                    cwd=cwd or session.cwd, environment=tuple(told.kept(session.variables, environment).items())
+                ),
+            )
+        return cwd
+
+    def _read(self, name: str) -> str:
+        try:
+            return os.fsdecode(os.read(self._pipes[name], _MOST))
+        except BlockingIOError:
+            return ""
+
+    def _pipe(self, name: str) -> str:
+        return f"{self._room}/{self._run}.{name}"
+
+    def _make_room(self) -> None:
+        for directory in (os.path.dirname(self._room), self._room):
+            if not os.path.isdir(directory):
+                make_private(directory)
+
+    def _own_tmp(self, project: Project) -> str:
+        """Make the session's own /tmp, where one can be given."""
+        if self._owner is not None:
+            raise BadRequest(
+                f"a session can't have its own /tmp here: {project.path} belongs to another user",
+                hint="run fumehood as that user",
+            )
+        if any(f"{root}/".startswith(f"{_TMP}/") for root in project.roots):
+            # Bubblewrap would make the mount point in a directory that commands write, and follow their links.
+            raise BadRequest(
+                f"a session can't have its own /tmp here: {project.path} lies in /tmp", hint="move the project"
+            )
+        self._make_room()
+        tmp = os.path.join(self._room, "tmp")
+        if not os.path.isdir(tmp):
+            make_private(tmp)
+            os.chmod(tmp, 0o1777)  # noqa: S103 - as a /tmp is; the directory around it is closed
+        return tmp
+
+
+def keep_variables(store: Store, name: str, variables: Mapping[str, str | None]) -> None:
+    """Give every later command of a session these variables; None takes one away."""
+    for each in variables:
+        if not told.is_variable(each):
+            raise BadRequest(f"{each!r} can't be kept as a variable", hint="letters, digits and _, not FUMEHOOD…")
+
+    def changed(session: Session) -> Session:
+        kept = {**session.variables, **variables}
+        return session.replace(environment=tuple((name, value) for name, value in kept.items() if value is not None))
+
+    store.sessions.update(name, changed)
+
+
+def undo_session(store: Store, project: Project, name: str) -> list[Run]:
+    """Take back every run of a session, the latest first: all of them, or none."""
+    from fumehood.service.undo import undo
+
+    if store.sessions.find(name) is None:
+        raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
+    runs = [run for run in store.history.runs(project.id, session=name) if _stands(run)]
+    if not runs:
+        raise BadRequest(f"nothing of the session {name} is left to undo", hint=f"fumehood log --session {name}")
+    done: list[Run] = []
+    try:
+        # One by one: what is done already must be known when one of them refuses.
+        done.extend(undo(store, project, run) for run in runs)
+    except FumehoodError as error:
+        for back in reversed(done):
+            undo(store, project, back)
+        raise UndoRefused(
+            f"the session {name} was not undone: {error.message}", hint=error.hint or "the project is as it was"
+        ) from error
+    return done
+
+
+def _stands(run: Run) -> bool:
+    """Tell whether a run has something in the project that can be taken back."""
+    return run.act == "run" and run.state in ("applied", "held") and any(
+        change.verdict == "applied" for change in run.found
+    )  # fmt: skip

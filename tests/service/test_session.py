@@ -1,0 +1,203 @@
+"""Sessions: what consecutive runs of one agent share, and how all of it is taken back."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from fumehood import BadRequest, Sandbox, UndoRefused
+
+pytestmark = pytest.mark.namespaces
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def agent(sandbox: Sandbox) -> Sandbox:
+    return sandbox.session("agent-1")
+
+
+def test_a_command_starts_where_the_last_one_ended(agent: Sandbox, project: Path) -> None:
+    assert agent.run("mkdir -p a/b && cd a/b").exit_code == 0
+    assert agent.run("pwd").stdout == f"{project}/a/b\n"
+    assert agent.cwd == f"{project}/a/b"
+    assert agent.run("pwd", cwd=project).stdout == f"{project}\n"
+
+
+def test_outside_a_session_every_command_starts_in_the_project(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("mkdir a && cd a")
+    assert sandbox.run("pwd").stdout == f"{project}\n"
+    assert sandbox.run("echo ${FUMEHOOD_ENV-none}; ls /dev/fumehood").stdout == "none\n"
+
+
+@pytest.mark.parametrize("leaving", ["exit 3", "false", "(exit 3)", "kill -TERM $$"])
+def test_the_directory_and_the_status_of_a_failing_command_are_kept(agent: Sandbox, leaving: str) -> None:
+    plain = agent.run(["sh", "-c", leaving]).exit_code
+    run = agent.run(f"mkdir d; cd d; {leaving}")
+    assert run.exit_code == plain
+    if "kill" not in leaving:
+        assert agent.run("basename $PWD").stdout == "d\n"
+
+
+def test_odd_directory_names_are_kept_exactly(agent: Sandbox, project: Path) -> None:
+    name = "with 'quotes' \"and\"\nnewline é $HOME `x`"
+    (project / name).mkdir()
+    agent.run('cd "$D"', env={"D": name})
+    assert agent.run("pwd").stdout == f"{project}/{name}\n"
+
+
+def test_a_directory_that_is_gone_gives_way_to_the_project(agent: Sandbox, project: Path) -> None:
+    agent.run("mkdir gone && cd gone")
+    agent.run("rmdir gone", cwd=project)
+    agent.run("mkdir gone && cd gone", cwd=project)
+    (project / "gone").rmdir()
+    assert agent.run("pwd").stdout == f"{project}\n"
+
+
+def test_variables_written_to_the_file_are_kept_and_others_not(agent: Sandbox) -> None:
+    agent.run('export LOST=1; echo "MODE=fast = yes" >>"$FUMEHOOD_ENV"; echo OTHER=x >>"$FUMEHOOD_ENV"')
+    assert agent.run('echo "${LOST-none} $MODE $OTHER"').stdout == "none fast = yes x\n"
+    agent.run('echo OTHER >>"$FUMEHOOD_ENV"')
+    assert agent.run('echo "${OTHER-none} $MODE"').stdout == "none fast = yes\n"
+
+
+def test_values_of_several_lines_are_kept_where_they_end_with_nul(agent: Sandbox) -> None:
+    agent.run(r'printf "A=one\ntwo\0B=three\0" >"$FUMEHOOD_ENV"')
+    assert agent.run('echo "$A/$B"').stdout == "one\ntwo/three\n"
+
+
+def test_names_that_are_no_variables_and_ours_are_not_kept(agent: Sandbox) -> None:
+    agent.run(r'printf "1A=x\nA-B=x\nFUMEHOOD_ENV=/etc/passwd\nnonsense\n=x\nOK=1\n" >"$FUMEHOOD_ENV"')
+    assert agent.run('echo "$FUMEHOOD_ENV $OK"').stdout == "/dev/fumehood/env 1\n"
+
+
+def test_a_program_gives_a_session_variables(agent: Sandbox) -> None:
+    agent.keep_env({"A": "1", "B": "2"})
+    agent.keep_env({"A": None})
+    assert agent.run("echo ${A-none} $B").stdout == "none 2\n"
+    assert agent.run("echo $B", env={"B": "once"}).stdout == "once\n"
+    assert agent.run("echo $B").stdout == "2\n"
+    with pytest.raises(BadRequest, match="can't be kept"):
+        agent.keep_env({"A=B": "x"})
+
+
+def test_the_line_of_a_command_reads_as_if_it_stood_alone(agent: Sandbox) -> None:
+    assert agent.run('echo "$# $@ $1" $-').stdout.split() == ["0"]
+    assert agent.run("cat <<'E'\n$x 'y' \"z\"\nE\necho é").stdout == "$x 'y' \"z\"\né\n"
+    broken = agent.run("echo 'unfinished")
+    assert broken.exit_code == 2
+    assert "nterminated" in broken.stderr
+
+
+def test_what_a_command_tells_its_session_can_be_no_trap_for_the_host(agent: Sandbox, project: Path) -> None:
+    agent.run("rm -f /dev/fumehood/cwd; ln -sf /etc/passwd /dev/fumehood/cwd; cd /; echo relative >/dev/fumehood/cwd")
+    assert agent.run("pwd").stdout == f"{project}\n"
+    agent.run("trap - EXIT; printf '/etc/passwd\n' >/dev/fumehood/cwd")
+    assert agent.run("pwd").stdout == f"{project}\n"
+    full = agent.run("dd if=/dev/zero of=/dev/fumehood/env bs=4096 count=16 2>/dev/null; echo ok")
+    assert full.stdout == "ok\n"
+
+
+def test_nothing_of_the_pipes_is_left(agent: Sandbox, home: Path) -> None:
+    agent.run("cd /")
+    with pytest.raises(BadRequest):
+        agent.run("true", cwd="/nonexistent")
+    assert os.listdir(home / ".local/state/fumehood/sessions/agent-1") == []
+
+
+def test_a_session_can_have_its_own_tmp(sandbox: Sandbox, project: Path) -> None:
+    need(not str(project).startswith("/tmp/"), "the project lies in /tmp")
+    one, other = sandbox.session("one", own_tmp=True), sandbox.session("other", own_tmp=True)
+    one.run("echo mine >/tmp/x")
+    assert one.run("cat /tmp/x; stat -c %a /tmp").stdout == "mine\n1777\n"
+    assert other.run("cat /tmp/x").exit_code == 1
+    assert sandbox.session("plain").run("ls /tmp").stdout == ""
+    assert not Path("/tmp/x").exists()
+
+
+def test_sessions_with_the_same_name_are_the_same_and_others_apart(sandbox: Sandbox, home: Path, project: Path) -> None:
+    sandbox.session("one").run("mkdir d; cd d")
+    with Sandbox(project, session="one") as again, Sandbox(project, session="two") as other:
+        assert again.run("pwd").stdout == f"{project}/d\n"
+        assert other.run("pwd").stdout == f"{project}\n"
+        assert [run.session for run in again.history()] == ["one", "one"]
+    assert sandbox.session().session_name != sandbox.session().session_name
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "x" * 129, "é"])
+def test_a_name_that_can_be_no_directory_is_refused(sandbox: Sandbox, name: str) -> None:
+    with pytest.raises(BadRequest, match="name of a session"):
+        Sandbox(sandbox.project, session=name)
+
+
+def test_a_session_stays_with_its_project(sandbox: Sandbox, test_directory: Path) -> None:
+    sandbox.session("mine")
+    elsewhere = test_directory / "elsewhere"
+    elsewhere.mkdir()
+    with pytest.raises(BadRequest, match="belongs to"):
+        Sandbox(elsewhere, session="mine")
+
+
+def test_undo_takes_the_whole_session_and_nothing_else(sandbox: Sandbox, project: Path) -> None:
+    (project / "kept").write_text("before")
+    agent = sandbox.session("agent")
+    agent.run("echo 1 >kept; mkdir d; echo x >d/new")
+    sandbox.run("echo other >others")
+    agent.run("echo 2 >>kept; rm -r d")
+    agent.run("true")
+    backs = agent.undo_session()
+    assert len(backs) == 2
+    assert (project / "kept").read_text() == "before"
+    assert sorted(os.listdir(project)) == ["kept", "others"]
+    with pytest.raises(BadRequest, match="left to undo"):
+        agent.undo_session()
+
+
+def test_a_session_that_cannot_be_undone_whole_is_not_undone_at_all(sandbox: Sandbox, project: Path) -> None:
+    agent = sandbox.session("agent")
+    agent.run("echo 1 >a")
+    agent.run("echo 1 >b")
+    agent.run("echo 1 >c")
+    (project / "a").write_text("the person's")
+    with pytest.raises(UndoRefused, match="not undone"):
+        agent.undo_session()
+    assert [(project / name).read_text() for name in "abc"] == ["the person's", "1\n", "1\n"]
+
+
+def test_files_are_read_and_written_with_the_sandboxs_rights(sandbox: Sandbox, project: Path, home: Path) -> None:
+    run = sandbox.write_file("d/e/bytes", b"\0\xff\n")
+    assert (project / "d/e/bytes").read_bytes() == sandbox.read_file("d/e/bytes") == b"\0\xff\n"
+    assert run.state == "applied"
+    with pytest.raises(BadRequest, match="can't be written"):
+        sandbox.write_file("/etc/fumehood-test", "x")
+    with pytest.raises(BadRequest, match="can't be read"):
+        sandbox.read_file(home / ".local/state/fumehood/fumehood.db")
+
+
+def test_the_command_line_has_sessions(cli: Cli, project: Path) -> None:
+    assert cli("run", "--session", "s1", "--", "mkdir sub; cd sub; echo x >f").returncode == 0
+    assert cli("run", "--session", "s1", "--", "pwd").stdout == f"{project}/sub\n"
+    assert cli("run", "--session", "s1", "--", "pwd", cwd="/").stdout == f"{project}/sub\n"
+    cli("run", "--", "echo y >apart")
+    cli("run", "--session", "s1", "--", "echo z >g")
+    listed = cli("log").stdout.splitlines()
+    assert listed[0] == "session s1"
+    assert [line.startswith("  ") for line in listed[1:]] == [True, True, True, True, False]
+    assert len(cli("log", "--session", "s1").stdout.splitlines()) == 5
+    undone = cli("undo", "--session", "s1")
+    assert undone.returncode == 0, undone.stderr
+    assert os.listdir(project) == ["apart"]
+    assert "no session s2" in cli("undo", "--session", "s2").stderr
+
+
+def test_another_shell_runs_the_line_and_reads_a_file_first(cli: Cli, project: Path) -> None:
+    need(Path("/bin/bash").exists(), "there is no bash")
+    (project / "first").write_text("f() { echo function $1; }\nshopt -s expand_aliases\nalias a='echo alias'\n")
+    line = "f 1; a 2\n[[ ab == a* ]] && echo bash"
+    done = cli("run", "--shell", "/bin/bash", "--source", project / "first", "--", line)
+    assert done.stdout == "function 1\nalias 2\nbash\n"
+    assert cli("run", "--shell", "/bin/bash", "--source", "/none", "--", "echo ok").stdout == "ok\n"
+    assert "is no shell" in cli("run", "--shell", "bash", "--", "true").stderr
