@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fumehood.core.proxied import SETTINGS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +18,8 @@ _SECRET_WORDS = frozenset(
 # Ways to talk to something outside, or leftovers of the host's session.
 _SECRET_STARTS = ("AWS_", "DBUS_", "SSH_", "GPG_", "DOCKER_", "KUBE", "XDG_RUNTIME_DIR", "XAUTHORITY", "FUMEHOOD_")
 _judged: dict[str, bool] = {}  # the same few dozen names come with every run
-_GONE = ("TMPDIR", "TMP", "TEMP", "OLDPWD", "PWD")
+# A proxy that can't be reached from inside is of no use there, and may have a password in it.
+_GONE = frozenset({"TMPDIR", "TMP", "TEMP", "OLDPWD", "PWD"}) | SETTINGS
 
 
 def inherited(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

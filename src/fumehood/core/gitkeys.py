@@ -91,7 +91,7 @@ HARMLESS = words(
     submodule.*.update submodule.*.url
     """
 )
-# These name a place that git contacts; the form of the name alone can make it run a helper.
+# These name a place that git connections; the form of the name alone can make it run a helper.
 ADDRESSES = words(
     "remote.*.url remote.*.pushurl remote.pushdefault submodule.*.url branch.*.remote branch.*.pushremote"
 )
@@ -117,7 +117,7 @@ def key_concern(key: str, was: Values, now: Values) -> Concern | None:
         moved = was and _is_in(names, _CONTACTS)
         return flagged("git-remote", f"{shown(key)} is no longer the same address") if moved else None
     if _is_in(names, ELSEWHERE):
-        return held(FLAG, f"{shown(key)} decides whom git contacts or trusts")
+        return held(FLAG, f"{shown(key)} decides whom git connections or trusts")
     return held(FLAG, f"{shown(key)} is not a git setting that is known to be harmless")
 
 

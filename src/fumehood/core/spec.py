@@ -36,15 +36,15 @@ class Spec(Value):
     overlays: tuple[tuple[str, tuple[str, ...], str, str], ...] = ()  # root, lowers, upper, work
     tree: Tree | None = None
     readonly: tuple[Bound, ...] = ()
+    network_made: bool = False  # the launcher has arranged it; bubblewrap leaves it as it is
     disable_userns: bool = True
     binds: tuple[Bound, ...] = ()  # single files that the command may write
     tmp: str = ""  # a directory that is its /tmp; else it gets a fresh one
     status_fd: int = 3
 
 
-_NAMESPACES = (
-    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--unshare-net",
-)  # fmt: skip
+_NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
+_NO_NETWORK = "--unshare-net"
 _CONFINEMENT = ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
 _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
 _KERNEL = ("--dev", "/dev", "--proc", "/proc")
@@ -53,7 +53,7 @@ _MADE = frozenset({"dev", "proc", _TMP[1:]})  # fresh ones come in their place
 
 def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     """Return what follows `bwrap`: later mounts cover earlier ones, so roots come last."""
-    arguments = [*_NAMESPACES, *_CONFINEMENT]
+    arguments = [*_NAMESPACES, *(() if spec.network_made else (_NO_NETWORK,)), *_CONFINEMENT]
     if spec.disable_userns:
         arguments.append("--disable-userns")
     arguments += ("--ro-bind", "/", "/") if spec.tree is None else _base(spec.tree)

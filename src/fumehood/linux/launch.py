@@ -11,6 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    # Standard input, output and error; and the channel that listeners are handed out by, where there are any.
+    Given = tuple[int, int, int] | tuple[int, int, int, int]
+
 STATUS_FD = 3
 STAND = "/sys"  # there on every host, and of no use to bubblewrap
 _REPORT_FD = 4
@@ -35,6 +38,8 @@ class Plan(Value):
     privileged: bool = False
     owner: Owner | None = None
     tree: str = ""  # shown at STAND to an owner who can't reach it where it lies
+    listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
+    scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
 
 
 class Exit(Value):
@@ -44,16 +49,21 @@ class Exit(Value):
     failure: str = ""
 
 
-def become(plan: Plan, stdio: tuple[int, int, int], status: int, report: int) -> NoReturn:
+def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
     """Turn this freshly forked process into the sandbox; what fails is told on `report`."""
     step = "preparing"
     try:
-        _arrange_descriptors(stdio, status, report)
+        channel = _arrange_descriptors(given, status, report)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
-        if plan.overlays:
+        if plan.overlays or plan.listen:
             step = "making namespaces"
-            overlay.enter_namespaces(privileged=plan.privileged)
+            overlay.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen))
+        if plan.listen:
+            from fumehood.linux.nets import send_listeners
+
+            step = "listening for the proxy"
+            send_listeners(channel, plan.listen)
         for each in plan.overlays:
             step = f"mounting an overlay over {each.root}"
             overlay.mount(each)
@@ -65,6 +75,11 @@ def become(plan: Plan, stdio: tuple[int, int, int], status: int, report: int) ->
             os.setgroups(plan.owner.groups)
             os.setresgid(plan.owner.group, plan.owner.group, plan.owner.group)
             os.setresuid(plan.owner.user, plan.owner.user, plan.owner.user)
+        if plan.scoped:
+            from fumehood.linux.landlock import forbid_outer_sockets
+
+            step = "keeping abstract sockets out of reach"
+            forbid_outer_sockets()
         step = f"starting {plan.arguments[0]}"
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
         libc.default_signals()
@@ -76,16 +91,18 @@ def become(plan: Plan, stdio: tuple[int, int, int], status: int, report: int) ->
         os._exit(125)
 
 
-def _arrange_descriptors(stdio: tuple[int, int, int], status: int, report: int) -> None:
+def _arrange_descriptors(given: Given, status: int, report: int) -> int:
     """Put the few descriptors that are needed into their places; all others are closed before exec.
 
-    One left open would reach into the sandbox: a directory among them is a way out.
+    One left open would reach into the sandbox: a directory among them is a way out. Returns the channel, if any.
     """
     # First out of the way of the places that are about to be taken.
-    spare = [_above(fd) for fd in (*stdio, status, report)]
+    channel = _above(given[3]) if len(given) > 3 else -1
+    spare = [_above(fd) for fd in (*given[:3], status, report)]
     for place, fd in enumerate(spare):
         os.dup2(fd, place, inheritable=place != _REPORT_FD)
     os.chdir("/")
+    return channel
 
 
 def _above(fd: int) -> int:
@@ -188,14 +205,14 @@ class Sandbox:
             return
 
 
-def start(plan: Plan, stdio: tuple[int, int, int]) -> Sandbox:
+def start(plan: Plan, given: Given) -> Sandbox:
     """Fork a sandbox from this process, which must have one thread only and outlive it."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     status_read, status_write = os.pipe()
     report_read, report_write = os.pipe()
     process = os.fork()
     if process == 0:
-        become(plan, stdio, status_write, report_write)
+        become(plan, given, status_write, report_write)
     os.close(status_write)
     os.close(report_write)
     return Sandbox(process, status_read, report_read)

@@ -25,6 +25,7 @@ _REHEARSAL = json.dumps(
     {
         "arguments": ["x"] * 60, "environment": {f"NAME_{n}": "value" for n in range(40)}, "privileged": False,
         "overlays": [{"root": "/", "lowers": ["/"], "upper": "/", "work": "/"}], "owner": None, "tree": "",
+        "listen": [], "scoped": False,
     }
 ).encode()  # fmt: skip
 
@@ -54,14 +55,14 @@ class Launcher:
                 cwd="/", start_new_session=True,
             )  # fmt: skip
 
-    def start(self, plan: launch.Plan, stdio: tuple[int, int, int]) -> Remote:
+    def start(self, plan: launch.Plan, given: launch.Given) -> Remote:
         """Have a sandbox started; its events come on a channel of its own."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         message = json.dumps(_packed(plan)).encode()
         try:
             with self._lock, theirs:
                 self._socket.sendall(len(message).to_bytes(4, "big"))
-                socket.send_fds(self._socket, [b"!"], [*stdio, theirs.fileno()])
+                socket.send_fds(self._socket, [b"!"], [*given, theirs.fileno()])
                 self._socket.sendall(message)
         except OSError as error:
             mine.close()
@@ -138,6 +139,7 @@ def _packed(plan: launch.Plan) -> dict[str, object]:
         "arguments": plan.arguments, "environment": plan.environment, "privileged": plan.privileged,
         "overlays": [each.fields() for each in plan.overlays],
         "owner": None if owner is None else owner.fields(), "tree": plan.tree,
+        "listen": plan.listen, "scoped": plan.scoped,
     }  # fmt: skip
 
 
@@ -148,7 +150,8 @@ def _unpacked(message: bytes) -> launch.Plan:
         arguments=tuple(fields["arguments"]), environment=fields["environment"], privileged=fields["privileged"],
         overlays=tuple(Overlay(**{**each, "lowers": tuple(each["lowers"])}) for each in fields["overlays"]),
         owner=None if owner is None else launch.Owner(**{**owner, "groups": tuple(owner["groups"])}),
-        tree=fields["tree"],
+        tree=fields["tree"], listen=tuple((address, port) for address, port in fields["listen"]),
+        scoped=fields["scoped"],
     )  # fmt: skip
 
 
@@ -193,11 +196,11 @@ class _Spare:
         waiting.close()
         self._sandbox = launch.Sandbox(process, status, report)
 
-    def become(self, message: bytes, stdio: list[int]) -> launch.Sandbox:
+    def become(self, message: bytes, given: list[int]) -> launch.Sandbox:
         """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
         try:
             with self._told:
-                socket.send_fds(self._told, [len(message).to_bytes(4, "big")], stdio)
+                socket.send_fds(self._told, [len(message).to_bytes(4, "big")], given)
                 self._told.sendall(message)
         except BrokenPipeError:
             self._sandbox.kill()
@@ -208,11 +211,12 @@ def _wait_and_become(waiting: socket.socket, status: int, report: int) -> NoRetu
     libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
     # A rehearsal: the pages of memory that this will write to are copied now, and not when somebody waits for it.
     _unpacked(_REHEARSAL)
-    head, stdio, _, _ = socket.recv_fds(waiting, 4, 3)
+    head, fds, _, _ = socket.recv_fds(waiting, 4, 4)
     message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
-    if message is None or len(stdio) != 3:
+    if message is None or len(fds) < 3:
         os._exit(125)
-    launch.become(_unpacked(message), (stdio[0], stdio[1], stdio[2]), status, report)
+    given = (fds[0], fds[1], fds[2]) if len(fds) == 3 else (fds[0], fds[1], fds[2], fds[3])
+    launch.become(_unpacked(message), given, status, report)
 
 
 class _Service:
@@ -245,13 +249,13 @@ class _Service:
         head = _exactly(self._control, 4)
         if head is None:
             return False
-        _, descriptors, _, _ = socket.recv_fds(self._control, 1, 4)
+        _, descriptors, _, _ = socket.recv_fds(self._control, 1, 5)
         message = _exactly(self._control, int.from_bytes(head, "big"))
-        if message is None or len(descriptors) != 4:
+        if message is None or len(descriptors) < 4:
             return False
-        channel = socket.socket(fileno=descriptors[3])
-        sandbox = self._spare.become(message, descriptors[:3])
-        for fd in descriptors[:3]:
+        channel = socket.socket(fileno=descriptors.pop())
+        sandbox = self._spare.become(message, descriptors)
+        for fd in descriptors:
             os.close(fd)
         # After these are closed: it must not hold a command's output open.
         self._spare = _Spare()

@@ -19,16 +19,19 @@ class Overlay(Value):
     work: str
 
 
-def enter_namespaces(*, privileged: bool) -> None:
+def enter_namespaces(*, privileged: bool, network: bool = False) -> None:
     """Move this process into a mount namespace of its own, and a user namespace where it has no privilege.
+
+    On request, into an empty network namespace too.
 
     User and group are mapped to themselves, so that everything keeps its owner.
     """
+    more = libc.CLONE_NEWNET if network else 0
     if privileged:
-        libc.unshare(libc.CLONE_NEWNS)
+        libc.unshare(libc.CLONE_NEWNS | more)
     else:
         user, group = os.getuid(), os.getgid()
-        libc.unshare(libc.CLONE_NEWUSER | libc.CLONE_NEWNS)
+        libc.unshare(libc.CLONE_NEWUSER | libc.CLONE_NEWNS | more)
         for name, text in (
             ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"),
         ):  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from fumehood.core.contact import Contact
+from fumehood.core.connection import Connection
 from fumehood.core.hosts import printed
 
 TYPE_CHECKING = False
@@ -29,9 +29,9 @@ class Entry:
         self.started_at = time.time()
         self._began = time.monotonic()
 
-    def contact(self) -> Contact:
+    def connection(self) -> Connection:
         """Return what is known of it now."""
-        return Contact(
+        return Connection(
             host=self.host, port=self.port, protocol=self.protocol, allowed=self.allowed, reason=self.reason,
             address=self.address, started_at=self.started_at, duration_s=time.monotonic() - self._began,
             sent=self.sent, received=self.received,
@@ -41,10 +41,10 @@ class Entry:
 class Audit:
     """All connections of one run; `refused` is told of each new host that was not granted."""
 
-    def __init__(self, refused: Callable[[Contact], None] | None = None) -> None:
+    def __init__(self, refused: Callable[[Connection], None] | None = None) -> None:
         self._lock = threading.Lock()
         self._open: set[Entry] = set()
-        self._kept: dict[object, Contact] = {}
+        self._kept: dict[object, Connection] = {}
         self._refused = refused
 
     def begin(self, protocol: str, host: str = "", port: int = 0) -> Entry:
@@ -61,31 +61,31 @@ class Audit:
             if entry not in self._open:
                 return
             self._open.discard(entry)
-            contact = entry.contact()
-            is_new = self._keep(contact)
-        if is_new and not contact.allowed and self._refused is not None:
-            self._refused(contact)
+            connection = entry.connection()
+            is_new = self._keep(connection)
+        if is_new and not connection.allowed and self._refused is not None:
+            self._refused(connection)
 
-    def _keep(self, contact: Contact) -> bool:
+    def _keep(self, connection: Connection) -> bool:
         # Refusals repeat: tools try again and again. Connections that were made get a line each, while there is room.
-        key: object = (contact.host, contact.port, contact.protocol, contact.reason)
-        if contact.allowed and len(self._kept) < MOST:
+        key: object = (connection.host, connection.port, connection.protocol, connection.reason)
+        if connection.allowed and len(self._kept) < MOST:
             key = object()
         elif key not in self._kept and len(self._kept) >= MOST:
-            contact = contact.replace(host=OTHERS, port=0, address="")
-            key = (OTHERS, contact.protocol, contact.allowed, contact.reason)
+            connection = connection.replace(host=OTHERS, port=0, address="")
+            key = (OTHERS, connection.protocol, connection.allowed, connection.reason)
         before = self._kept.get(key)
-        self._kept[key] = contact if before is None else _together(before, contact)
+        self._kept[key] = connection if before is None else _together(before, connection)
         return before is None
 
-    def contacts(self) -> tuple[Contact, ...]:
+    def connections(self) -> tuple[Connection, ...]:
         """Return all there was, the connections that are still open included, in the order they began."""
         with self._lock:
-            found = [*self._kept.values(), *(entry.contact() for entry in self._open)]
-        return tuple(sorted(found, key=lambda contact: contact.started_at))
+            found = [*self._kept.values(), *(entry.connection() for entry in self._open)]
+        return tuple(sorted(found, key=lambda connection: connection.started_at))
 
 
-def _together(one: Contact, other: Contact) -> Contact:
+def _together(one: Connection, other: Connection) -> Connection:
     return one.replace(
         count=one.count + 1, sent=one.sent + other.sent, received=one.received + other.received,
         duration_s=one.duration_s + other.duration_s,

@@ -10,7 +10,7 @@ import time
 
 import h11
 
-from fumehood.core.contact import CONNECT, HTTP
+from fumehood.core.connection import CONNECT, HTTP
 from fumehood.core.hosts import authority, shown
 from fumehood.proxy.reach import Denied, Reach, Unreachable
 from fumehood.proxy.wire import Gone, Wire

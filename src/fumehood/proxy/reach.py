@@ -10,7 +10,7 @@ import os
 import socket
 
 from fumehood.core.addresses import special
-from fumehood.core.contact import NOT_GRANTED
+from fumehood.core.connection import NOT_GRANTED
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address
 from fumehood.proxy.upstream import Upstream, connect, tunnel
 

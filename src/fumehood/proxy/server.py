@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 
-from fumehood.core.contact import CONNECT, FORWARD, SOCKS5
+from fumehood.core.connection import CONNECT, FORWARD, SOCKS5
 from fumehood.core.hosts import Hosts, canonical, shown
 from fumehood.proxy import http, socks
 from fumehood.proxy.audit import Audit
@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fumehood.core.contact import Contact
+    from fumehood.core.connection import Connection
 
 MOST_CONNECTIONS = 128
 _GREETING_S = 30.0
@@ -41,7 +41,7 @@ class Proxy:
         self,
         hosts: Sequence[str],
         forwards: Sequence[tuple[str, int]] = (),
-        refused: Callable[[Contact], None] | None = None,
+        refused: Callable[[Connection], None] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._reach = Reach(Hosts(hosts), environment)
@@ -59,7 +59,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._serve, args=(channel,), name="fumehood-proxy", daemon=True)
         self._thread.start()
 
-    def stop(self, patience_s: float = 2.0) -> tuple[Contact, ...]:
+    def stop(self, patience_s: float = 2.0) -> tuple[Connection, ...]:
         """End it once nothing is left to be sent, and return every connection there was.
 
         The command is gone, so no answer is waited for.
@@ -71,7 +71,7 @@ class Proxy:
         for end, patience in ((socket.SHUT_RD, patience_s), (socket.SHUT_RDWR, 0.5)):
             self._shut(end, clients=end == socket.SHUT_RDWR)
             self._join(patience)
-        found = self.audit.contacts()
+        found = self.audit.connections()
         os.close(self._wake)
         os.close(self._waking)
         return found

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 CONNECT, HTTP, SOCKS5, FORWARD = "connect", "http", "socks5", "forward"
 
 
-class Contact(Value):
+class Connection(Value):
     """One connection, or several of one kind: with whom, how much went both ways, and whether it was allowed."""
 
     host: str
@@ -27,11 +27,11 @@ class Contact(Value):
     count: int = 1
 
 
-def wanted(contacts: Iterable[Contact]) -> tuple[str, ...]:
+def wanted(connections: Iterable[Connection]) -> tuple[str, ...]:
     """Return each `host:port` that a command tried to reach and was not granted, in the order of the first try."""
     from fumehood.core.hosts import shown
 
-    return tuple(dict.fromkeys(shown(each.host, each.port) for each in contacts if each.reason == NOT_GRANTED))
+    return tuple(dict.fromkeys(shown(each.host, each.port) for each in connections if each.reason == NOT_GRANTED))
 
 
 NOT_GRANTED = "this host was not granted"

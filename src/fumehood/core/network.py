@@ -1,0 +1,90 @@
+"""What a command may reach: decided from what was asked for and what the person's policy says."""
+
+from __future__ import annotations
+
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.core.policy import Policy
+
+NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"
+MODES = (NONE, HOSTS, FULL)
+PORT = 61080  # above those that the kernel gives out by itself
+_MOST_FORWARDS, _FEW = 64, 16
+
+
+class Network(Value):
+    """One command's network: `hosts` are those it may reach, `to_ask` what a person must allow before."""
+
+    mode: str = NONE
+    hosts: tuple[str, ...] = ()
+    to_ask: tuple[str, ...] = ()
+    watched: bool = False  # what it is refused is asked for afterwards, and then it runs again
+
+    @property
+    def is_proxied(self) -> bool:
+        """Tell whether the proxy is its way out, be it that everything is refused and noted."""
+        return self.mode == HOSTS or self.watched
+
+
+OFFLINE = Network()
+
+
+def decided(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
+    """Return the network of a command that asks for a mode and for hosts; most ask for none."""
+    if mode == NONE and not hosts and policy.network == NONE and not policy.hosts:
+        return OFFLINE
+    if mode not in MODES:
+        raise BadRequest(f"there is no network {mode!r}", hint=f"one of: {', '.join(MODES)}")
+    if policy.network == FULL:
+        return Network(mode=FULL)
+    if mode == FULL:
+        return Network(mode=FULL, to_ask=("the whole network of this machine, every host",))
+    from fumehood.core.hosts import Hosts, parse
+
+    granted, asked = Hosts(policy.hosts), [parse(host) for host in hosts]
+    every = tuple(dict.fromkeys([*policy.hosts, *(rule.text for rule in asked)]))
+    return Network(
+        mode=HOSTS if every else NONE, hosts=every, watched=policy.network == ASK,
+        to_ask=tuple(rule.text for rule in asked if not granted.cover(rule)),
+    )  # fmt: skip
+
+
+def forwards(hosts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """Return the ports of this machine that were named one by one: inside, they are at the same address.
+
+    So programs that know no proxy reach them too: a database, for instance.
+    """
+    found: list[tuple[str, int]] = []
+    for addresses, (first, last) in _own(hosts):
+        if last - first < _FEW:
+            found += [(address, port) for port in range(first, last + 1) for address in addresses]
+    return tuple(dict.fromkeys(found))[:_MOST_FORWARDS]
+
+
+def by_proxy(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of this machine that lead to the proxy: too many of its ports were named to forward each."""
+    wide = [addresses for addresses, (first, last) in _own(hosts) if last - first >= _FEW]
+    named = [address for addresses in wide for address in addresses]
+    return (*named, "localhost") if len(named) > 1 else tuple(named)
+
+
+def _own(hosts: tuple[str, ...]) -> list[tuple[tuple[str, ...], tuple[int, int]]]:
+    """Return this machine's addresses that were named, with their ports."""
+    from fumehood.core.hosts import LOOPBACK_NAMES, parse
+
+    found: list[tuple[tuple[str, ...], tuple[int, int]]] = []
+    for rule in map(parse, hosts):
+        if rule.name in LOOPBACK_NAMES:
+            found.append((("127.0.0.1", "::1"), rule.ports))
+        elif rule.network is not None and rule.network.is_loopback:
+            found.append(((str(rule.network[rule.network.num_addresses > 1]),), rule.ports))
+    return found
+
+
+def proxy_port(taken: tuple[tuple[str, int], ...]) -> int:
+    """Return the port inside that is the proxy's: the same always, unless a forwarded one is in its place."""
+    ports = {port for _, port in taken}
+    return next(port for port in range(PORT, PORT + _MOST_FORWARDS + 1) if port not in ports)

@@ -1,0 +1,40 @@
+"""Landlock, for what namespaces don't part: abstract sockets of a network namespace that is shared."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from fumehood.linux import libc
+
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446  # the same numbers on every architecture
+_VERSION = 1
+_SCOPE_ABSTRACT_SOCKETS = 1
+_SCOPES_SINCE = 6  # the version of the interface; Linux 6.12
+_PR_SET_NO_NEW_PRIVS = 38
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [
+        ("handled_access_fs", ctypes.c_uint64), ("handled_access_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+def can_scope() -> bool:
+    """Tell whether this kernel can keep a process from abstract sockets."""
+    return bool(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION) >= _SCOPES_SINCE)
+
+
+def forbid_outer_sockets() -> None:
+    """Keep this process, and all it starts, from abstract sockets that it, or they, did not make."""
+    wanted = _Ruleset(scoped=_SCOPE_ABSTRACT_SOCKETS)
+    ruleset = _libc.syscall(_CREATE_RULESET, ctypes.byref(wanted), ctypes.sizeof(wanted), 0)
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if _libc.syscall(_RESTRICT_SELF, ruleset, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.close(ruleset)

@@ -1,0 +1,164 @@
+"""One command's way to the network: its proxy while it runs, and the question afterwards what it needed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+from fumehood.core import network as n
+from fumehood.core.connection import wanted
+from fumehood.core.proxied import shared, variables
+from fumehood.core.report import Blocked
+from fumehood.errors import Unavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fumehood.core.connection import Connection
+    from fumehood.core.network import Network
+    from fumehood.linux.output import Sink
+
+_QUIET_S = 2.0  # after the last new host, a command that will run again has had its time
+_MOST_BLOCKED = 20
+
+
+class Access:
+    """The network of one try of a command; `may_ask` says whether somebody can be asked for more."""
+
+    def __init__(self, network: Network, *, may_ask: bool = False) -> None:
+        self.network = network
+        self.connections: tuple[Connection, ...] = ()
+        self._proxy = None
+        self._listen: tuple[tuple[str, int], ...] = ()
+        self._will_ask = network.watched and may_ask
+        self._refused_at = 0.0
+        self._lock = threading.Lock()
+        if network.is_proxied:
+            from fumehood.proxy.server import Proxy
+
+            inside = n.forwards(network.hosts)
+            self._listen = (("127.0.0.1", n.proxy_port(inside)), *inside)
+            self._proxy = Proxy(network.hosts, inside, self._note)
+        elif network.mode == n.FULL:
+            from fumehood.linux.landlock import can_scope
+
+            if not can_scope():
+                raise Unavailable(
+                    "the network of this machine can't be shared without its abstract sockets: that needs Linux 6.12"
+                    " with Landlock",
+                    hint="--allow-host '*' reaches every public host through the proxy",
+                )
+
+    @property
+    def listen(self) -> tuple[tuple[str, int], ...]:
+        """Where there are listeners inside: the proxy's own first."""
+        return self._listen
+
+    def environment(self, before: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that lead a command's programs to it."""
+        if self._proxy is None:
+            return shared(before, os.environ)
+        return variables(self._listen[0][1], n.by_proxy(self.network.hosts), before)
+
+    def opened(self) -> tuple[socket.socket, socket.socket] | None:
+        """Return both ends of the channel that the listeners come by: ours, and the one for the launcher."""
+        return None if self._proxy is None else socket.socketpair()
+
+    def start(self, channel: socket.socket) -> None:
+        """Serve, once the listeners come. Not before the sandbox was forked: it must not have threads."""
+        if self._proxy is not None:
+            self._proxy.start(channel)
+
+    def stop(self) -> None:
+        """The command has ended: end the proxy, and keep what it saw."""
+        if self._proxy is not None:
+            self.connections = self._proxy.stop()
+            self._proxy = None
+
+    def _note(self, connection: Connection) -> None:
+        """Take note that a host was refused."""
+        if wanted([connection]):
+            with self._lock:
+                self._refused_at = time.monotonic()
+
+    @property
+    def was_refused(self) -> bool:
+        """Tell whether the person will be asked, so that nothing of this try will be left."""
+        return self._will_ask and self._refused_at > 0
+
+    def is_enough(self) -> bool:
+        """Tell whether it is known what to ask for: programs that are refused try again for minutes."""
+        return self.was_refused and time.monotonic() - self._refused_at > _QUIET_S
+
+    def muted(self, sink: Sink | None) -> Sink | None:
+        """Return a sink that passes nothing on any more once this try is in vain."""
+        if sink is None or not self._will_ask:
+            return sink
+
+        def until_refused(data: bytes) -> None:
+            if not self.was_refused:
+                sink(data)
+
+        return until_refused
+
+    def cancelled(self, before: Callable[[], bool] | None) -> Callable[[], bool] | None:
+        """Return what tells whether the command is to be ended."""
+        if not self._will_ask:
+            return before
+        return lambda: self.is_enough() or (before is not None and before())
+
+    def to_ask(self) -> tuple[str, ...]:
+        """Return the hosts to ask for once a try has ended."""
+        return wanted(self.connections) if self._will_ask else ()
+
+
+def blocked(connections: tuple[Connection, ...], started_at: float) -> tuple[Blocked, ...]:
+    """Tell what was refused, when, and what to do about it."""
+    from fumehood.core.hosts import shown
+
+    found: dict[str, Blocked] = {}
+    for each in connections:
+        if each.allowed:
+            continue
+        name = shown(each.host, each.port) if each.port else each.host
+        after = f"{max(0.0, each.started_at - started_at):.1f} s after the start: {each.reason}"
+        found.setdefault(name, Blocked(what="network", detail=name, hint=f"{after}; {_advice(each, name)}"))
+    listed = tuple(found.values())
+    if len(listed) > _MOST_BLOCKED:
+        rest = len(listed) - _MOST_BLOCKED
+        more = Blocked(what="network", detail=f"{rest} more", hint="fumehood show --json RUN lists every connection")
+        return (*listed[:_MOST_BLOCKED], more)
+    return listed
+
+
+def _advice(refused: Connection, name: str) -> str:
+    if wanted([refused]):
+        return f"ask for it: fumehood run --allow-host {name} -- …"
+    if refused.address and "which was not named" in refused.reason:
+        place = f"[{refused.address}]" if ":" in refused.address else refused.address
+        return f"if you mean it, name the address too: --allow-host {place}:{refused.port}"
+    return "a granted host is only reached as itself"
+
+
+# What programs say that were offline and know no proxy, or were given none.
+_COMPLAINTS = (
+    "Could not resolve host", "Temporary failure in name resolution", "Name or service not known",
+    "Network is unreachable", "Could not resolve hostname", "getaddrinfo EAI_AGAIN", "getaddrinfo ENOTFOUND",
+    "ENETUNREACH", "no such host", "nodename nor servname", "unable to resolve host", "failed to lookup address",
+    "Failed to establish a new connection", "dns error",
+)  # fmt: skip
+
+
+def suspected(output: str, network: Network) -> tuple[Blocked, ...]:
+    """Say that there is no network to a command that failed and complained of it."""
+    line = next((line for line in output.splitlines() if any(said in line for said in _COMPLAINTS)), "")
+    if not line:
+        return ()
+    if network.is_proxied:
+        hint = "only hosts that were granted are reached, and only by programs that use a proxy (HTTPS_PROXY is set)"
+    else:
+        hint = "a command has no network unless it is asked for: fumehood run --allow-host HOST -- …, or --network"
+    return (Blocked(what="network", detail=line.strip()[:200], hint=hint),)
