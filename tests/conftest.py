@@ -9,9 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
 
 PREFIX = f"fumehood-tests-{os.getpid()}-"  # others may be testing here too
 # Variables that would make a test depend on who runs it.
@@ -155,6 +160,28 @@ def sandbox(home: Path, project: Path) -> Iterator[object]:
     close = getattr(sandbox, "close", None)
     if close is not None:
         close()
+
+
+@pytest.fixture
+def store(home: Path) -> "Iterator[Store]":
+    """What we remember, opened as another process would, in the fresh home."""
+    from fumehood.service.store import Store
+
+    store = Store()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def known(store: "Store", project: Path) -> "Project":
+    """The project by its record."""
+    return store.projects.open(str(project))
+
+
+@pytest.fixture
+def edited(store: "Store") -> Path:
+    """Where the daily backups lie."""
+    return Path(store.places.state, "edited")
 
 
 def command_line() -> list[str]:

@@ -4,7 +4,6 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from fumehood.service.store import Store
 
 DAY = 86_400
 on_real_layers = pytest.mark.namespaces
-
-
-@pytest.fixture
-def store(home: Path) -> Iterator[Store]:
-    store = Store()
-    yield store
-    store.close()
 
 
 def later(days: float) -> float:

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,6 @@ from fumehood.service.store import Store
 
 Diff = Callable[..., dict[str, Difference]]
 on_real_layers = pytest.mark.namespaces
-
-
-@pytest.fixture
-def store(home: Path) -> Iterator[Store]:
-    store = Store()
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -5,15 +5,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import fumehood
 from fumehood import Run, Sandbox
-from fumehood.core.inverse import inverse
-from fumehood.service.files import Recorded, catch_up, clean_daily, record, release
+from fumehood.service import files as module
+from fumehood.service.daily import clean_daily
+from fumehood.service.files import catch_up
 from fumehood.service.scan import Scanned, scan_project
 from fumehood.service.store import Store
 from fumehood.store.backups import day_of
@@ -22,49 +23,6 @@ from fumehood.store.projects import Project
 
 DAY = 86_400
 pytestmark = pytest.mark.namespaces
-
-
-@pytest.fixture
-def store(home: Path) -> Iterator[Store]:
-    store = Store()
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def known(store: Store, project: Path) -> Project:
-    return store.projects.open(str(project))
-
-
-@pytest.fixture
-def edited(store: Store) -> Path:
-    return Path(store.places.state, "edited")
-
-
-@pytest.fixture
-def run(sandbox: Sandbox, store: Store, known: Project) -> Callable[..., Run]:
-    """Run a command and record what it did."""
-
-    def run(command: str, **options: object) -> Run:
-        done = sandbox.run(command, **options)  # type: ignore[arg-type]
-        assert record(store, known.id, done).missed == ()
-        return done
-
-    return run
-
-
-@pytest.fixture
-def undo(sandbox: Sandbox, store: Store, known: Project) -> Callable[[Run], Run]:
-    """Undo a run the way the service does."""
-
-    def undo(run: Run) -> Run:
-        found = store.history.find(run.run)
-        release(store, inverse(found.found), store.uppers(found))
-        back = sandbox.undo(run)
-        assert record(store, known.id, back).missed == ()
-        return back
-
-    return undo
 
 
 def at(store: Store, project: Project, path: str, root: str = "") -> Record | None:
@@ -79,6 +37,16 @@ def must(found: Record | None) -> Record:
 
 def names(edited: Path) -> list[str]:
     return sorted(os.listdir(edited)) if edited.exists() else []
+
+
+def make_due(store: Store, project: Project, run: Run) -> None:
+    """As if what a run did had not been recorded yet."""
+    with store.database.transaction() as connection:
+        connection.execute("INSERT INTO files_due (project, run) VALUES (?, ?)", (project.id, run.run))
+
+
+def due(store: Store, project: Project) -> list[str]:
+    return [run for _, run, _, _ in Files(store.database).due(project.id)]
 
 
 def today() -> str:
@@ -319,8 +287,7 @@ def test_a_held_change_waits_until_it_is_decided(
     done = run("echo new > a; echo x > b", apply="hold")
     assert [must(at(store, known, path)).needs_approval for path in ("a", "b")] == [True, True]
     assert must(at(store, known, "b")).kind == "absent"
-    applied = sandbox.apply(done)
-    record(store, known.id, applied)
+    sandbox.apply(done)
     assert [must(at(store, known, path)).needs_approval for path in ("a", "b")] == [False, False]
     assert must(at(store, known, "b")).kind == "file"
 
@@ -332,7 +299,7 @@ def test_a_discarded_change_waits_no_more_and_leaves_no_record_of_what_never_was
     scan_project(store, known)
     done = run("echo new > a; echo x > b", apply="hold")
     assert must(at(store, known, "b")).needs_approval
-    record(store, known.id, sandbox.discard(done))
+    sandbox.discard(done)
     assert not must(at(store, known, "a")).needs_approval
     assert at(store, known, "b") is None
 
@@ -342,22 +309,11 @@ def test_a_file_that_two_runs_hold_waits_for_both(
 ) -> None:
     (project / "a").write_text("old")
     first, second = run("echo 1 > a", apply="hold"), run("echo 2 > a", apply="hold")
-    record(store, known.id, sandbox.discard(second))
+    sandbox.discard(second)
     assert must(at(store, known, "a")).needs_approval
-    record(store, known.id, sandbox.discard(first))
+    sandbox.discard(first)
     assert not must(at(store, known, "a")).needs_approval
     assert must(at(store, known, "a")).size == 3
-
-
-def test_a_person_who_changes_a_file_after_the_run_is_seen(
-    run: Callable[..., Run], store: Store, known: Project, project: Path
-) -> None:
-    run("echo x > a; echo y > b")
-    (project / "a").write_text("longer than before")
-    (project / "b").unlink()
-    assert must(at(store, known, "a")).size == 18
-    # Nobody's run deleted it: a scan will find out.
-    assert not must(at(store, known, "b")).is_deleted
 
 
 def test_what_could_not_be_backed_up_is_told_and_the_apply_stands(
@@ -366,12 +322,13 @@ def test_what_could_not_be_backed_up_is_told_and_the_apply_stands(
     (project / "a").write_text("old")
     edited.write_text("a file where the directory should be")
     done = sandbox.run("echo new > a")
-    found = record(store, known.id, done)
-    assert found == Recorded(missed=found.missed)
-    assert len(found.missed) == 1
-    assert (project / "a").read_text() == "new\n"
+    assert (done.state, (project / "a").read_text()) == ("applied", "new\n")
+    assert must(at(store, known, "a")).last_approved_copy_path == ""
+    told = {event.act: event.detail for event in store.audit.of([done.run])[done.run]}
+    assert told["missed"].startswith("no backup for today of a: ")
     edited.unlink()
-    assert record(store, known.id, done) == Recorded(backups=1)
+    sandbox.undo(done)
+    assert (project / "a").read_text() == "old"
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EMLINK, errno.EXDEV])
@@ -380,21 +337,154 @@ def test_an_original_that_can_not_be_linked_is_copied(
     code: int,
 ) -> None:  # fmt: skip
     (project / "a").write_text("old")
-    done = sandbox.run("echo new > a")
-    if edited.exists():
-        for name in names(edited):
-            (edited / name).unlink()
 
     def refuse(*_arguments: object, **_options: object) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", refuse)
-    assert record(store, known.id, done) == Recorded(backups=1)
+    done = sandbox.run("echo new > a")
     (name,) = names(edited)
     assert (edited / name).read_text() == "old"
     assert (edited / name).stat().st_nlink == 1
-    assert record(store, known.id, done) == Recorded(backups=1)
+    make_due(store, known, done)
+    catch_up(store, known.id)
     assert names(edited) == [name]
+    sandbox.undo(done)
+    assert names(edited) == [name]
+    assert (project / "a").read_text() == "old"
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let two changes be more than what is recorded at once."""
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+
+
+def test_a_large_run_is_recorded_when_there_is_time(
+    run: Callable[..., Run], store: Store, known: Project, project: Path, edited: Path, large: None
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("old")
+    done = run("echo new > a; rm b")
+    assert (names(edited), due(store, known)) == ([], [done.run])
+    run("true")
+    assert due(store, known) == []
+    assert [(edited / name).read_text() for name in names(edited)] == ["old", "old"]
+    assert must(at(store, known, "b")).is_deleted
+
+
+def test_closing_the_sandbox_records_what_is_due(
+    store: Store, known: Project, project: Path, edited: Path, large: None
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("old")
+    with Sandbox(project) as sandbox:
+        sandbox.run("echo new > a; rm b")
+        assert names(edited) == []
+    assert len(names(edited)) == 2
+
+
+def test_the_first_version_of_the_day_is_kept_though_a_later_run_is_settled_before_it_is_recorded(
+    sandbox: Sandbox, store: Store, known: Project, project: Path, edited: Path, large: None
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("morning")
+    first = sandbox.run("echo noon > a; echo noon > b", apply="hold")
+    sandbox.apply(first)
+    second = sandbox.run("echo evening > a", apply="hold")
+    make_due(store, known, first)
+    sandbox.apply(second)
+    assert second.run in due(store, known)
+    catch_up(store, known.id)
+    assert {(edited / name).read_text() for name in names(edited)} == {"morning"}
+    assert must(at(store, known, "a")).size == len("evening\n")
+
+
+def test_an_undo_of_what_is_due_leaves_no_backup_and_the_records_right(
+    sandbox: Sandbox, store: Store, known: Project, project: Path, edited: Path, large: None
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("old")
+    done = sandbox.run("echo new > a; rm b; echo x > c")
+    back = sandbox.undo(done)
+    assert due(store, known) == [done.run, back.run]
+    catch_up(store, known.id)
+    assert names(edited) == []
+    assert [must(at(store, known, name)).is_deleted for name in ("a", "b", "c")] == [False, False, True]
+    assert [(project / name).stat().st_nlink for name in ("a", "b")] == [1, 1]
+    sandbox.undo(back)
+    catch_up(store, known.id)
+    assert [(edited / name).read_text() for name in names(edited)] == ["old", "old"]
+
+
+def test_backups_that_an_interrupted_recording_left_are_released_by_an_undo(
+    sandbox: Sandbox, store: Store, known: Project, project: Path, edited: Path, large: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name in ("a", "b"):
+        (project / name).write_text("old")
+    done = sandbox.run("echo new > a; echo new > b")
+
+    def die(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Files, "record", die)
+    with pytest.raises(KeyboardInterrupt):
+        catch_up(store, known.id)
+    monkeypatch.undo()
+    assert len(names(edited)) == 2
+    sandbox.undo(done)
+    assert names(edited) == []
+    assert [(project / name).stat().st_nlink for name in ("a", "b")] == [1, 1]
+
+
+def test_a_backup_bears_the_day_of_the_change_and_not_of_the_recording(
+    sandbox: Sandbox, store: Store, known: Project, project: Path, edited: Path, large: None
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("old")
+    sandbox.run("echo new > a; echo new > b")
+    with store.database.transaction() as connection:
+        connection.execute("UPDATE files_due SET at = at - ?", (3 * DAY,))
+    catch_up(store, known.id)
+    assert {name[2:10] for name in names(edited)} == {day_of(time.time() - 3 * DAY)}
+
+
+KILLED = """
+import os, sys
+from fumehood.service import files
+from fumehood.service.store import Store
+from fumehood.store.files import Files
+store = Store()
+moments = iter(range(int(sys.argv[1])))
+def dying(real):
+    def act(*given, **named):
+        if next(moments, None) is None:
+            os.kill(os.getpid(), 9)
+        return real(*given, **named)
+    return act
+os.link = dying(os.link)
+for name in ("begin_due", "numbers", "record", "drop_due"):
+    setattr(Files, name, dying(getattr(Files, name)))
+files.catch_up(store, 1)
+"""
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_recording_that_is_killed_is_done_again(
+    sandbox: Sandbox, store: Store, known: Project, project: Path, edited: Path, large: None, moment: int
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("old")
+    sandbox.run("echo new > a; rm b; echo x > c")
+    killed = subprocess.run([sys.executable, "-P", "-c", KILLED, str(moment)], check=False)
+    assert killed.returncode == -9
+    catch_up(store, known.id)
+    assert due(store, known) == []
+    assert [(edited / name).read_text() for name in names(edited)] == ["old", "old"]
+    found = [must(at(store, known, name)) for name in ("a", "b", "c")]
+    assert [each.is_deleted for each in found] == [False, True, False]
+    assert [bool(each.last_approved_copy_path) for each in found] == [True, True, False]
 
 
 def test_a_copy_that_was_never_finished_is_cleaned_a_day_later(store: Store, edited: Path) -> None:
@@ -419,7 +509,7 @@ def test_recording_twice_changes_nothing(
     (project / "a").write_text("old")
     done = run("echo new > a; echo x > b")
     before = must(at(store, known, "a")), must(at(store, known, "b")), names(edited)
-    record(store, known.id, done)
+    make_due(store, known, done)
     assert (must(at(store, known, "a")), must(at(store, known, "b")), names(edited)) == before
 
 
@@ -431,7 +521,7 @@ def test_files_of_another_root_are_recorded_there(
     (other / "a").write_text("old")
     known = store.projects.add_root(known, str(other))
     with Sandbox(known.path) as sandbox:
-        record(store, known.id, sandbox.run(f"echo new > {other}/a; echo x > b"))
+        sandbox.run(f"echo new > {other}/a; echo x > b")
     assert must(at(store, known, "a", str(other))).last_approved_copy_path
     assert at(store, known, "a") is None
     assert must(at(store, known, "b")).root == known.path

@@ -2,15 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fumehood import ApplyFailed, BadRequest, Run, Sandbox
-from fumehood.core.inverse import inverse
 from fumehood.service.clean import clean
-from fumehood.service.files import clean_daily, record, release
+from fumehood.service.daily import clean_daily
 from fumehood.service.restore import restore
 from fumehood.service.store import Store
 from fumehood.service.versions import known_file, known_files, versions
@@ -19,44 +18,6 @@ from fumehood.store.projects import Project
 
 DAY = 86_400
 pytestmark = pytest.mark.namespaces
-
-
-@pytest.fixture
-def store(home: Path) -> Iterator[Store]:
-    store = Store()
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def known(store: Store, project: Path) -> Project:
-    return store.projects.open(str(project))
-
-
-@pytest.fixture
-def run(sandbox: Sandbox, store: Store, known: Project) -> Callable[..., Run]:
-    """Run a command and record what it did."""
-
-    def run(command: str, **options: object) -> Run:
-        done = sandbox.run(command, **options)  # type: ignore[arg-type]
-        record(store, known.id, done)
-        return done
-
-    return run
-
-
-@pytest.fixture
-def undo(sandbox: Sandbox, store: Store, known: Project) -> Callable[[Run], Run]:
-    """Undo a run the way the service does."""
-
-    def undo(run: Run) -> Run:
-        found = store.history.find(run.run)
-        release(store, inverse(found.found), store.uppers(found))
-        back = sandbox.undo(run)
-        record(store, known.id, back)
-        return back
-
-    return undo
 
 
 def sources(store: Store, project: Project, path: str) -> list[str]:
@@ -175,7 +136,7 @@ def test_what_root_restores_belongs_to_its_owner(
         os.chown(path, 65_534, 65_534)
     test_directory.chmod(0o755)
     with Sandbox(project) as sandbox:
-        record(store, known.id, sandbox.run("rm -r d"))
+        sandbox.run("rm -r d")
     restore(store, known, "d/a")
     assert (project / "d/a").read_text() == "dear"
     assert [((project / path).stat().st_uid, (project / path).stat().st_gid) for path in ("d", "d/a")] == [
@@ -291,7 +252,7 @@ def test_a_version_is_found_on_another_file_system(
     (other_filesystem / "a").write_text("one")
     known = store.projects.open(str(other_filesystem))
     with Sandbox(other_filesystem) as sandbox:
-        record(store, known.id, sandbox.run("echo two > a"))
+        sandbox.run("echo two > a")
     assert len(sources(store, known, "a")) == 2
     restore(store, known, "a")
     assert (other_filesystem / "a").read_text() == "one"

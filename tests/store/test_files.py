@@ -1,25 +1,20 @@
 """The records of files, and the names of their backups."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from fumehood.core.changes import Change, Stamp
 from fumehood.core.report import Run
+from fumehood.linux.nofollow import stamp_of
 from fumehood.service.store import Store
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots
 from fumehood.store.files import Files
 
 ROOT = b"/project"
-
-
-@pytest.fixture
-def store(home: Path) -> Iterator[Store]:
-    store = Store()
-    yield store
-    store.close()
 
 
 @pytest.fixture
@@ -31,6 +26,10 @@ def files(store: Store, project: Path) -> Files:
             1, Run(run=name, project=str(project), command="x", cwd="/", state="running", roots=("/project",)), 1
         )
     return Files(store.database)
+
+
+def numbers(files: Files, root: bytes, paths: Sequence[bytes]) -> dict[bytes, int]:
+    return files.numbers(1, root, [(path, "file", 1, 2) for path in paths])
 
 
 def all_of(files: Files) -> dict[str, dict[str, object]]:
@@ -73,24 +72,24 @@ def test_backups_expire_by_the_day_in_their_names() -> None:
 
 
 def test_a_number_is_never_given_twice(files: Files) -> None:
-    first = files.numbers(1, ROOT, [b"a", b"b"])
-    # Nothing was recorded under them, as after a crash.
-    second = files.numbers(1, ROOT, [b"c"])
+    first = numbers(files, ROOT, [b"a", b"b"])
+    assert numbers(files, ROOT, [b"a", b"b"]) == first
+    second = numbers(files, ROOT, [b"c"])
     assert set(first.values()).isdisjoint(second.values())
     files.note(1, ROOT, "RUN1", [(second[b"c"], b"c", "file", 1, 2, b"")])
     files.drop(second.values())
-    assert files.numbers(1, ROOT, [b"d"])[b"d"] > second[b"c"]
+    assert numbers(files, ROOT, [b"d"])[b"d"] > second[b"c"]
 
 
 def test_a_known_path_keeps_its_number(files: Files) -> None:
-    number = files.numbers(1, ROOT, [b"a"])[b"a"]
+    number = numbers(files, ROOT, [b"a"])[b"a"]
     files.note(1, ROOT, "RUN1", [(number, b"a", "file", 1, 2, b"edited/1")])
-    assert files.numbers(1, ROOT, [b"a", b"b"])[b"a"] == number
-    assert files.numbers(1, b"/other", [b"a"])[b"a"] != number
+    assert numbers(files, ROOT, [b"a", b"b"])[b"a"] == number
+    assert numbers(files, b"/other", [b"a"])[b"a"] != number
 
 
 def test_a_record_keeps_its_copy_until_there_is_a_newer_one(files: Files) -> None:
-    number = files.numbers(1, ROOT, [b"a"])[b"a"]
+    number = numbers(files, ROOT, [b"a"])[b"a"]
     files.note(1, ROOT, "RUN1", [(number, b"a", "file", 1, 2, b"edited/old")])
     files.note(1, ROOT, "RUN2", [(number, b"a", "file", 5, 6, b"")], are_deleted=True)
     known = files.at(1, "/project", "a")
@@ -105,17 +104,17 @@ def test_a_record_keeps_its_copy_until_there_is_a_newer_one(files: Files) -> Non
 
 def test_many_records_are_written_and_read(files: Files) -> None:
     paths = [b"d/%d" % n for n in range(1234)]
-    numbers = files.numbers(1, ROOT, paths)
-    assert len(set(numbers.values())) == 1234
-    files.note(1, ROOT, "RUN1", [(numbers[path], path, "file", 1, 2, b"") for path in paths])
-    assert files.numbers(1, ROOT, paths) == numbers
+    given = numbers(files, ROOT, paths)
+    assert len(set(given.values())) == 1234
+    files.note(1, ROOT, "RUN1", [(given[path], path, "file", 1, 2, b"") for path in paths])
+    assert numbers(files, ROOT, paths) == given
     assert sum(len(some) for some in files.present(1, ROOT, 100)) == 1234
     assert len(files.below(1, "/project", "d")) == 1234
 
 
 def test_a_name_of_any_bytes_is_kept(files: Files) -> None:
     raw = b"a\xff\n'\""
-    number = files.numbers(1, ROOT, [raw])[raw]
+    number = numbers(files, ROOT, [raw])[raw]
     files.note(1, ROOT, "RUN1", [(number, raw, "file", 1, 2, b"")])
     assert files.at(1, "/project", os.fsdecode(raw)) is not None
     assert list(all_of(files)) == [os.fsdecode(raw)]
@@ -161,12 +160,21 @@ def test_what_would_only_have_come_to_be_is_forgotten_when_nothing_waits_any_mor
 
 
 def test_what_is_due_is_done_in_order(files: Files) -> None:
-    for run in ("RUN1", "RUN2", "RUN1"):
-        files.add_due(1, run)
-    assert [run for _, run in files.due(1)] == ["RUN1", "RUN2", "RUN1"]
-    files.drop_due(number for number, _ in files.due(1)[:2])
-    assert [run for _, run in files.due(1)] == ["RUN1"]
-    assert files.due(2) == []
+    assert not files.is_due(1)
+    with files.database.transaction() as connection:
+        for run in ("RUN1", "RUN2", "RUN1"):
+            connection.execute("INSERT INTO files_due (project, run, begun) VALUES (1, ?, 0)", (run,))
+    assert [each[1:] for each in files.due(1)] == [("RUN1", 0.0, 0), ("RUN2", 0.0, 0), ("RUN1", 0.0, 0)]
+    files.begin_due([files.due(1)[2][0]])
+    files.drop_due(each[0] for each in files.due(1)[:2])
+    assert [each[1:] for each in files.due(1)] == [("RUN1", 0.0, 1)]
+    assert (files.due(2), files.is_due(1), files.is_due(2)) == ([], True, False)
+
+
+def taken(path: Path) -> Change:
+    """The change that took this file out of the project."""
+    found = stamp_of(path.stat()) if path.exists() else Stamp("file", 1, 2, 3, 4, 5)
+    return Change(0, path.name, "modified", "file", before=found, verdict="applied")
 
 
 @pytest.fixture
@@ -183,22 +191,45 @@ def test_a_backup_shares_its_inode_with_the_original_and_stays_when_there_is_one
 ) -> None:
     edited = Path(store.places.state, "edited")
     with Daily(store.places.state) as daily:
-        assert daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a")]) == {}
+        original = test_directory / "upper/d/a"
+        assert daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a", taken(original))]) == {}
         assert edited.stat().st_mode & 0o777 == 0o700
         assert (edited / "1-26-03-01-a").samefile(test_directory / "upper/d/a")
-        (test_directory / "upper/d/a").unlink()
-        (test_directory / "upper/d/a").write_text("two")
-        assert daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a")]) == {}
+        original.unlink()
+        original.write_text("two")
+        assert daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a", taken(original))]) == {}
         assert (edited / "1-26-03-01-a").read_text() == "one"
         assert daily.by_file() == {1: ["1-26-03-01-a"]}
 
 
-def test_what_can_not_be_saved_is_told_and_the_rest_is_saved(store: Store, slots: Slots) -> None:
+def test_what_can_not_be_saved_is_told_and_the_rest_is_saved(
+    store: Store, slots: Slots, test_directory: Path
+) -> None:
+    there = taken(test_directory / "upper/d/a")
+    missing = taken(test_directory / "missing")
     with Daily(store.places.state) as daily:
-        failed = daily.keep(slots, [(b"d", b"missing", b"1-26-03-01-x"), (b"d", b"a", b"2-26-03-01-a")])
+        failed = daily.keep(slots, [(b"d", b"missing", b"1-26-03-01-x", missing), (b"d", b"a", b"2-26-03-01-a", there)])
         assert set(failed) == {0}
         assert isinstance(failed[0], FileNotFoundError)
         assert daily.by_file() == {2: ["2-26-03-01-a"]}
+
+
+@pytest.mark.parametrize("other", ["size", "time", "the run's own version"])
+def test_what_is_not_the_original_any_more_is_not_saved(
+    store: Store, slots: Slots, test_directory: Path, other: str
+) -> None:
+    change = taken(test_directory / "upper/d/a")
+    assert change.before is not None
+    if other == "size":
+        change.before.size += 1
+    elif other == "time":
+        change.before.modified_ns += 1
+    else:
+        change.after = stamp_of((test_directory / "upper/d/a").stat())
+    with Daily(store.places.state) as daily:
+        (failed,) = daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a", change)]).values()
+        assert failed.strerror == backups.GONE
+        assert daily.by_file() == {}
 
 
 def test_across_file_systems_a_backup_is_a_whole_copy(
@@ -206,9 +237,10 @@ def test_across_file_systems_a_backup_is_a_whole_copy(
 ) -> None:
     os.chmod(test_directory / "upper/d/a", 0o640)
     os.utime(test_directory / "upper/d/a", ns=(1, 2_000_000_000))
+    wanted = [(b"d", b"a", b"1-26-03-01-a", taken(test_directory / "upper/d/a"))]
     with Daily(str(other_filesystem)) as daily:
-        assert daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a")]) == {}
-        assert daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a")]) == {}
+        assert daily.keep(slots, wanted) == {}
+        assert daily.keep(slots, wanted) == {}
         assert [name for name, _ in daily.entries()] == ["1-26-03-01-a"]
     copy = other_filesystem / "edited/1-26-03-01-a"
     assert copy.read_text() == "one"
@@ -221,11 +253,12 @@ def test_an_original_in_a_closed_directory_is_saved_and_the_directory_closed_aga
     upper = test_directory / "upper"
     (upper / "d/e").mkdir(parents=True)
     (upper / "d/e/a").write_text("one")
+    change = taken(upper / "d/e/a")
     (upper / "d/e").chmod(0)
     (upper / "d").chmod(0)
     try:
         with Slots(str(upper)) as slots, Daily(store.places.state) as daily:
-            assert daily.keep(slots, [(b"d/e", b"a", b"1-26-03-01-a")]) == {}
+            assert daily.keep(slots, [(b"d/e", b"a", b"1-26-03-01-a", change)]) == {}
             found = slots.look("d/e", "a")
             assert found is not None
             assert found.st_nlink == 2

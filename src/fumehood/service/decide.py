@@ -12,7 +12,8 @@ from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import looks, open_top
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
-from fumehood.service.sandbox import DISCARDED, HELD, hold_all, outcomes, state_of
+from fumehood.service.sandbox import DISCARDED, HELD, hold_all, outcomes, record_files, state_of
+from fumehood.store.audit import named
 from fumehood.store.history import APPLYING
 
 TYPE_CHECKING = False
@@ -39,7 +40,7 @@ def apply_held(store: Store, project: Project, run: Run) -> Run:
         keep_replacements_whole(run.found)
         _count_links(run)
         # What is in flight is `applied` in the journal, what was applied before is `done`.
-        store.history.note_verdicts(run, APPLYING)
+        store.history.note_verdicts(run, APPLYING, decided=f"apply {named(waiting)}")
         expected = outcomes(run.found)
         failure = None
         try:
@@ -55,6 +56,7 @@ def apply_held(store: Store, project: Project, run: Run) -> Run:
         if failure is None:
             run.state, run.reason = state_of(run.found), ""
         store.history.settle(run, rewrite=is_otherwise)
+        record_files(store, project.id, run)
         if failure is not None:
             raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
         layering.drop_if_empty(store.places, run.layer, run.found)
@@ -89,12 +91,13 @@ def discard_held(store: Store, project: Project, run: Run) -> Run:
     with InterruptsHeld(), store.alone(project.id):
         run = recorded(store, project, run)
         _must_be_held(run)
-        for change in run.found:
-            if change.verdict in (c.HELD, c.CONFLICT):
-                change.verdict, change.reason = c.DISCARDED, "a person threw it away"
+        waiting = [change for change in run.found if change.verdict in (c.HELD, c.CONFLICT)]
+        for change in waiting:
+            change.verdict, change.reason = c.DISCARDED, "a person threw it away"
         kept = any(change.verdict == c.APPLIED for change in run.found)
         run.state, run.reason = "applied" if kept else DISCARDED, ""
-        store.history.settle(run, rewrite=True)
+        store.history.settle(run, rewrite=True, decided=f"discard {named(waiting)}")
+        record_files(store, project.id, run)
         layering.drop_if_empty(store.places, run.layer, run.found)
     return run
 

@@ -1,22 +1,24 @@
 """Keep the records of a project's files, and their daily backups, in step with what runs do.
 
-`record` comes after an apply or undo is settled, `release` before an undo's first swap, both under the
-project's lock. `catch_up` comes before anybody reads the records.
+The transaction that settles an apply, undo or restore also says that its records are due. `record` follows it, under
+the same lock, and does what is little at once; what is much stays due until `catch_up`, which comes before anybody
+reads the records, and whenever there is time. Until then the originals in the run's layer are the only backups.
+`release` comes before an undo's first swap.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 
 from fumehood.core import changes as c
 from fumehood.core.ignore import lies_in_skipped
 from fumehood.core.value import Value
+from fumehood.errors import FumehoodError
 from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots
-from fumehood.store.files import Files
+from fumehood.store.files import Files, Told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.service.store import Store
     from fumehood.store.backups import Wanted
-    from fumehood.store.files import Noted, Place, Record, Seen
+    from fumehood.store.files import Due, Place, Seen
 
+AT_ONCE = 1_000  # changed paths that are recorded with the run itself: a few milliseconds
+MISSED = "missed"  # the event that tells of a daily backup that could not be made
 _KEPT = (c.FILE, c.SYMLINK)  # the kinds that have records; only files have daily backups
 _WAITING = (c.HELD, c.CONFLICT)
-_DAY_S = 86_400
+_STANDING = ("applied", "held")  # states in which a run's layer holds the originals of what it changed
 
 
 class Recorded(Value):
@@ -39,34 +43,86 @@ class Recorded(Value):
     missed: tuple[str, ...] = ()
 
 
-def record(store: Store, project: int, run: Run, changes: Sequence[c.Change] | None = None) -> Recorded:
-    """Make the day's backups of what a run replaced or deleted, and see to it that the records will show it all.
+def record(store: Store, project: int, run: Run) -> Recorded:
+    """Record what a run did, if that is little and nothing else is due; the project's lock is held.
 
-    `changes` are those that were just decided, where these are not all of the run's. What needs no backup is
-    only put on a list, for `catch_up`: a new tree costs nothing. Nothing here can undo an apply, so what fails
-    is told and not raised; the originals lie in the run's layer in any case.
+    Nothing here can take an apply back, so what fails is told in the audit trail and not raised.
     """
+    files = Files(store.database)
     try:
-        return _record(store, project, run, run.found if changes is None else changes)
-    except (OSError, sqlite3.Error) as error:
+        due = files.due(project)
+        if len(run.found) > AT_ONCE or any(name != run.run for _, name, _, _ in due):
+            return Recorded()
+        return _bring_up_to_date(store, project, due, run)
+    except (OSError, FumehoodError) as error:
         return Recorded(missed=(f"the records of files could not be kept: {error}",))
 
 
-def _record(store: Store, project: int, run: Run, changes: Sequence[c.Change]) -> Recorded:
-    saved: dict[int, list[c.Change]] = {}
-    if _goes_forward(store, run):
-        for change in changes:
-            before = change.before
-            if before is not None and before.kind == c.FILE and change.verdict == c.APPLIED:
-                saved.setdefault(change.root, []).append(change)
-    missed: list[str] = []
-    for root, mine in saved.items():
-        missed += _save(store, project, run, root, mine)
-    count = sum(map(len, saved.values()))
+def catch_up(store: Store, project: int, *, wait: bool = True) -> None:
+    """Let the records show all that runs did; takes the project's lock if there is anything to do.
+
+    It can be interrupted at any moment: what is due stays so until all of it is recorded, and is done again.
+    Without `wait`, it is left for another time while somebody else has the lock.
+    """
     files = Files(store.database)
-    if count < len(changes) or files.waiting(project):
-        files.add_due(project, run.run)
-    return Recorded(backups=count - len(missed), missed=tuple(missed))
+    if not files.is_due(project):
+        return
+    try:
+        with store.alone(project, wait=wait):
+            due = files.due(project)
+            files.begin_due(number for number, _, _, begun in due if not begun)
+            _bring_up_to_date(store, project, due)
+    except BlockingIOError:
+        return
+
+
+def catch_up_all(store: Store) -> None:
+    """Let the records of every project show all that runs did."""
+    for (project,) in store.database.rows("SELECT DISTINCT project FROM files_due"):
+        catch_up(store, project)
+
+
+def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], known: Run | None = None) -> Recorded:
+    """Record what is due, in order: the first version of a day is the one that is kept."""
+    files = Files(store.database)
+    times = {name: at for _, name, at, _ in reversed(due)}
+    runs = [known if known is not None and known.run == name else store.history.find(name) for name in reversed(times)]
+    made, missed = 0, list[str]()
+    for run in runs:
+        count, failed = _record(store, project, run, times[run.run] or run.started_at)
+        made, missed = made + count, missed + failed
+        if failed:
+            store.audit.tell(run.run, MISSED, "; ".join(failed[:5]))
+    _see_who_waits(store, project, runs)
+    files.drop_due(number for number, _, _, _ in due)
+    return Recorded(backups=made, missed=tuple(missed))
+
+
+def _record(store: Store, project: int, run: Run, at: float) -> tuple[int, list[str]]:
+    """Record what one run did; returns how many backups were made, and which could not be."""
+    stands = run.state in _STANDING and _goes_forward(store, run)
+    mine: dict[int, list[c.Change]] = {}
+    for change in run.found:
+        if change.verdict == c.APPLIED:
+            mine.setdefault(change.root, []).append(change)
+    told: list[Told] = []
+    made, missed = 0, list[str]()
+    for root, changes in mine.items():
+        each = Told(os.fsencode(run.roots[root]))
+        told.append(each)
+        if stands:
+            saved = [change for change in changes if change.before is not None and change.before.kind == c.FILE]
+            others = [change for change in changes if change.before is None or change.before.kind != c.FILE]
+            failed = _save(store, project, store.uppers(run)[root], saved, each, at) if saved else []
+            made, missed = made + len(saved) - len(failed), missed + failed
+            for change in _counting(others):
+                _sort(change, None, each)
+        else:
+            with Live(run.roots[root]) as live:
+                for change in _counting(changes):
+                    _sort(change, live, each)
+    Files(store.database).record(project, run.run, told)
+    return made, missed
 
 
 def _goes_forward(store: Store, run: Run) -> bool:
@@ -82,54 +138,85 @@ def _goes_forward(store: Store, run: Run) -> bool:
     return is_forward
 
 
-def _save(store: Store, project: int, run: Run, root: int, changes: Sequence[c.Change]) -> list[str]:
-    """Save the originals of one root's files for the day, and record them; returns what could not be saved."""
-    files, top = Files(store.database), os.fsencode(run.roots[root])
-    paths = [os.fsencode(change.path) for change in changes]
-    numbers = files.numbers(project, top, paths)
-    day = backups.day_of(time.time()).encode()
+def _save(
+    store: Store, project: int, upper: str, changes: Sequence[c.Change], told: Told, at: float
+) -> list[str]:
+    """Save the originals of one root's files for the day, and tell what to record; returns what could not be saved."""
+    seen: list[Seen] = [
+        (os.fsencode(change.path), c.FILE, change.before.size, change.before.modified_ns)
+        for change in changes
+        if change.before is not None
+    ]
+    paths = [each[0] for each in seen]
+    numbers = Files(store.database).numbers(project, told.root, seen)
+    day = backups.day_of(at).encode()
     wanted: list[Wanted] = []
-    there: list[Noted] = []
-    deleted: list[Noted] = []
     for change, path in zip(changes, paths, strict=True):
-        number, (parent, _, basename) = numbers[path], path.rpartition(b"/")
-        name = backups.name_of(number, day, basename)
-        wanted.append((parent, basename, name))
-        stamp, noted = change.after, there
+        parent, _, basename = path.rpartition(b"/")
+        wanted.append((parent, basename, backups.name_of(numbers[path], day, basename), change))
+    failed = _kept(store, upper, wanted)
+    for n, (_, _, name, change) in enumerate(wanted):
+        copy = b"" if n in failed else backups.PREFIX + name
+        stamp, noted = change.after, told.noted
         if stamp is None or stamp.kind not in _KEPT:
-            stamp, noted = change.before, deleted
+            stamp, noted = change.before, told.noted_deleted
         assert stamp is not None
-        noted.append((number, path, stamp.kind, stamp.size, stamp.modified_ns, backups.PREFIX + name))
-    with Daily(store.places.state) as daily, Slots(store.uppers(run)[root]) as slots:
-        failed = daily.keep(slots, wanted)
-    without = {numbers[paths[n]] for n in failed}
-    files.note(project, top, run.run, _without_copy(there, without))
-    files.note(project, top, run.run, _without_copy(deleted, without), are_deleted=True)
-    return [f"no backup for today of {changes[n].path}: {error.strerror}" for n, error in failed.items()]
+        noted.append((numbers[paths[n]], paths[n], stamp.kind, stamp.size, stamp.modified_ns, copy))
+    return [
+        f"no backup for today of {changes[n].path}: {error.strerror}"
+        for n, error in failed.items()
+        if error.strerror != backups.GONE
+    ]
 
 
-def _without_copy(noted: list[Noted], numbers: set[int]) -> list[Noted]:
-    """Take the backup's path out of what is noted of some files."""
-    return [(*each[:5], b"") if each[0] in numbers else each for each in noted] if numbers else noted
+def _kept(store: Store, upper: str, wanted: Sequence[Wanted]) -> dict[int, OSError]:
+    try:
+        with Daily(store.places.state) as daily, Slots(upper) as slots:
+            return daily.keep(slots, wanted)
+    except OSError as error:
+        return dict.fromkeys(range(len(wanted)), error)
 
 
-def release(store: Store, changes: Sequence[c.Change], uppers: Sequence[str]) -> int:
-    """Drop the daily backups that share an inode with what is about to go from layers into the project.
+def _sort(change: c.Change, live: Live | None, told: Told) -> None:
+    """Put a changed path to what is there or to what is deleted, by a look at it where it may have moved on."""
+    found = None if live is None else live.look(change.path)
+    stamp = change.after if found is None else stamp_of(found)
+    path = os.fsencode(change.path)
+    if stamp is not None and stamp.kind in _KEPT:
+        told.seen.append((path, stamp.kind, stamp.size, stamp.modified_ns))
+    elif change.before is not None and change.before.kind in _KEPT:
+        before = change.before
+        told.seen_deleted.append((path, before.kind, before.size, before.modified_ns))
+
+
+def release(store: Store, back: Run) -> int:
+    """Drop the daily backups that share an inode with what an undo is about to put back into the project.
 
     The live file is that version again, and a write to it must not reach a backup. Returns how many went.
     """
+    if _has_no_backups(store, back.layer):
+        return 0
     with Daily(store.places.state) as daily:
         found = list(daily.entries())
         if not found:
             return 0
         going: set[int] = set()
-        for number in {change.root for change in changes}:
-            going |= _inodes_going([each for each in changes if each.root == number], uppers[number], daily)
+        for number, upper in enumerate(store.uppers(back)):
+            going |= _inodes_going([each for each in back.found if each.root == number], upper, daily)
         gone = [name for name, inode in found if inode in going]
-        _forget(store, [name for name, _ in found], gone)
+        forget(store, [name for name, _ in found], gone)
         for name in gone:
             daily.remove(name)
     return len(gone)
+
+
+def _has_no_backups(store: Store, layer: str) -> bool:
+    """Tell whether no daily backup can share with a layer: its run is due, and was too large to be begun at once."""
+    rows = store.database.rows(
+        "SELECT counts FROM runs JOIN files_due ON run = id WHERE id = ? AND NOT begun", (layer,)
+    )
+    counts = rows[0][0].split() if rows else ()
+    return sum(int(count.partition("=")[2]) for count in counts) > AT_ONCE
 
 
 def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[int]:
@@ -150,7 +237,7 @@ def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[
     return going
 
 
-def _forget(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:
+def forget(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:
     """Let records name the latest backup that is left, of all these names, once some are gone."""
     latest = {known[0]: ("", b"") for name in gone if (known := backups.parsed(name)) is not None}
     if not latest:
@@ -163,35 +250,22 @@ def _forget(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:
     Files(store.database).set_copies((number, copy) for number, (_, copy) in latest.items())
 
 
-def catch_up(store: Store, project: int) -> None:
-    """Let the records show what runs did since the last time; takes the project's lock if there is anything to do."""
+def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
+    """Let the records tell which files held changes wait on, where these runs may have changed that."""
     files = Files(store.database)
-    if not files.due(project):
-        return
-    with store.alone(project):
-        due = files.due(project)
-        for run in dict.fromkeys(run for _, run in due):
-            _learn(store, project, store.history.find(run))
-        held, waiting = _held(store, project), files.waiting(project)
-        files.wait_no_more(project, waiting - held)
-        _learn_held(store, project, held - waiting)
-        files.wait(project, held - waiting)
-        files.drop_due(number for number, _ in due)
+    if not any(change.verdict in _WAITING for run in runs for change in run.found):
+        if not files.is_waiting(project):
+            return
+        if all(run.act != "undo" for run in runs) and not files.waiting(project) & _places(runs):
+            return
+    held, waiting = _held(store, project), files.waiting(project)
+    files.wait_no_more(project, waiting - held)
+    _learn_held(store, project, held - waiting)
+    files.wait(project, held - waiting)
 
 
-def _learn(store: Store, project: int, run: Run) -> None:
-    """Record what is there now of all that a run changed: a later run, or a person, may have been there too."""
-    files, now = Files(store.database), time.time()
-    counting = [change for change in _counting(run.found) if change.verdict == c.APPLIED]
-    for number, root in enumerate(run.roots):
-        there: list[Seen] = []
-        deleted: list[Seen] = []
-        with Live(root) as live:
-            for change in counting:
-                if change.root == number:
-                    _sort(change, live, there, deleted)
-        files.learn(project, os.fsencode(root), there, now, run=run.run)
-        files.learn(project, os.fsencode(root), deleted, now, run=run.run, are_deleted=True)
+def _places(runs: Sequence[Run]) -> set[Place]:
+    return {(os.fsencode(run.roots[each.root]), os.fsencode(each.path)) for run in runs for each in run.found}
 
 
 def _learn_held(store: Store, project: int, places: set[Place]) -> None:
@@ -205,17 +279,6 @@ def _learn_held(store: Store, project: int, places: set[Place]) -> None:
                 if stamp is not None and stamp.kind in _KEPT:
                     there.append((path, stamp.kind, stamp.size, stamp.modified_ns))
         Files(store.database).learn(project, root, there, time.time())
-
-
-def _sort(change: c.Change, live: Live, there: list[Seen], deleted: list[Seen]) -> None:
-    """Put what is known of a changed path to what is there, or to what the run deleted."""
-    found = live.look(change.path)
-    stamp = change.after if found is None else stamp_of(found)
-    if stamp is not None and stamp.kind in _KEPT:
-        there.append((os.fsencode(change.path), stamp.kind, stamp.size, stamp.modified_ns))
-    elif change.before is not None and change.before.kind in _KEPT:
-        before = change.before
-        deleted.append((os.fsencode(change.path), before.kind, before.size, before.modified_ns))
 
 
 def _counting(changes: Sequence[c.Change]) -> list[c.Change]:
@@ -285,50 +348,3 @@ class Live:
             return False
         except OSError:
             return True  # a parent is missing, or is no directory any more
-
-
-def clean_daily(store: Store, days: int = backups.DAYS, now: float | None = None) -> tuple[int, int]:
-    """Remove the daily backups older than some days; returns how many, and the bytes that this freed.
-
-    A record goes with its last backup if the file is gone too and no run deleted it. Takes the locks of the
-    projects, so the caller must hold none of them.
-    """
-    moment = time.time() if now is None else now
-    with Daily(store.places.state) as daily:
-        by_number: dict[int, list[str]] = {}
-        for name in backups.expired([name for name, _ in daily.entries()], moment, days):
-            by_number.setdefault(backups.parsed(name)[0], []).append(name)  # type: ignore[index]
-        known = Files(store.database).by_numbers(sorted(by_number))
-        gone: list[str] = []
-        freed = 0
-        for project in sorted({project for project, _ in known}):
-            mine = [each for number, each in known if number == project]
-            names = [name for each in mine for name in by_number.pop(each.id)]
-            with store.alone(project):
-                freed += _remove(store, daily, names)
-                _drop_missing(store, mine, set(daily.by_file()))
-            gone += names
-        # Those that no record names any more, and copies that were never finished.
-        strays = [name for names in by_number.values() for name in names] + daily.leftovers(moment - _DAY_S)
-        freed += _remove(store, daily, strays)
-    return len(gone) + len(strays), freed
-
-
-def _remove(store: Store, daily: Daily, names: Sequence[str]) -> int:
-    """Remove daily backups, after their records forgot them; returns the bytes that this freed."""
-    _forget(store, [name for name, _ in daily.entries()], names)
-    freed = 0
-    for name in names:
-        freed += daily.freed_by(name)
-        daily.remove(name)
-    return freed
-
-
-def _drop_missing(store: Store, known: Sequence[Record], with_backup: set[int]) -> None:
-    """Remove those of these records that have neither a file nor a backup, unless a run deleted the file."""
-    for root in sorted({each.root for each in known}):
-        if not os.path.isdir(root):
-            continue  # the whole root is away, perhaps not mounted
-        with Live(root) as live:
-            mine = [each for each in known if each.root == root and each.id not in with_backup]
-            Files(store.database).drop([each.id for each in mine if live.is_missing(each.path)])

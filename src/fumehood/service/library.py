@@ -21,6 +21,7 @@ from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, session_of, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
+from fumehood.service.upkeep import upkeep
 from fumehood.service.watching import watcher
 from fumehood.store.config import policy_for
 
@@ -96,6 +97,7 @@ class Sandbox:
         the name of an installed root tree, or a directory that holds one. `env` adds to the environment.
         """
         request = self._request(command, cwd, network, timeout, apply, root, env)
+        upkeep(self._store, self._project.id)
         return self._hood.run(request, _wishes(on_output, on_change, stdin, None))
 
     async def arun(self, command: Command, **options: Any) -> Run:
@@ -116,6 +118,7 @@ class Sandbox:
 
         def work() -> None:
             try:
+                upkeep(self._store, self._project.id)
                 run = self._hood.run(request, wishes)
             except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
                 loop.call_soon_threadsafe(_settle, future, None, error)
@@ -219,6 +222,7 @@ class Sandbox:
 
     def close(self) -> None:
         """Close the records; the sandbox can't be used after that."""
+        upkeep(self._store, self._project.id)
         self._store.close()
 
     def __enter__(self) -> Self:

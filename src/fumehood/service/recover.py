@@ -42,6 +42,7 @@ from fumehood.service.apply import Between
 from fumehood.service.decide import DONE
 from fumehood.service.sandbox import DISCARDED, EMPTY, FAILED, state_of
 from fumehood.service.store import Alone
+from fumehood.store.audit import RECOVERED
 from fumehood.store.history import APPLYING, RUNNING, SETTLING
 
 TYPE_CHECKING = False
@@ -96,7 +97,7 @@ def _keep(store: Store, name: str) -> None:
         if run.state != RUNNING:
             return  # another process was faster
         if claim < 0:
-            store.history.state(name, FAILED, STOPPED_RUNNING)
+            store.history.state(name, FAILED, STOPPED_RUNNING, event=RECOVERED)
             return
         time.sleep(_DYING_S)
         _hold(store, run, layering.known(store.places, name, run.roots))
@@ -108,7 +109,7 @@ def _keep(store: Store, name: str) -> None:
 def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
     lost = _collect(run, layers)
     if lost:
-        store.history.state(run.run, FAILED, lost)
+        store.history.state(run.run, FAILED, lost, event=RECOVERED)
         return
     layering.drop_scratch(layers)
     run.found = layering.scanned(layers)
@@ -117,7 +118,7 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         if change.verdict == c.HELD:
             change.reason = STOPPED_RUNNING
     run.state, run.reason = state_of(run.found), STOPPED_RUNNING
-    store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")])
+    store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
     if run.state in (EMPTY, DISCARDED):
         layering.drop(store.places, run.run)
 
@@ -158,7 +159,7 @@ def _mend(store: Store, name: str) -> None:
     """Bring one that was interrupted to an end: its project's lock is held."""
     run = store.history.find(name)
     if run.state == RUNNING and run.act != "run":
-        store.history.state(name, FAILED, STOPPED_BACK)
+        store.history.state(name, FAILED, STOPPED_BACK, event=RECOVERED)
     elif run.state == APPLYING and os.path.isdir(store.places.run(run.layer)):
         _take_back(store, run)
     elif run.state in (APPLYING, SETTLING):
@@ -277,7 +278,7 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
     names = ", ".join(printable(step.change.path) for step in left)
     but = f", save for what was changed there since: {names}" if left else ""
     if run.act != "run":
-        store.history.state(run.run, FAILED, f"{STOPPED_BACK}{but}")
+        store.history.state(run.run, FAILED, f"{STOPPED_BACK}{but}", event=RECOVERED)
         return
     stayed = [(step.change.root, step.change.path) for step in left]
     for change in run.found:
@@ -286,7 +287,7 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
         elif change.verdict == c.APPLIED and not _lies_in(change, stayed):
             change.verdict, change.reason = c.HELD, STOPPED_APPLYING
     run.state, run.reason = state_of(run.found), f"{STOPPED_APPLYING}{but}"
-    store.history.settle(run, rewrite=True)
+    store.history.settle(run, rewrite=True, event=RECOVERED)
 
 
 def _lies_in(change: c.Change, places: Sequence[tuple[int, str]]) -> bool:
@@ -316,4 +317,4 @@ def _finish(store: Store, run: Run) -> None:
         from fumehood.service.undo import undone
 
         others = undone(store, store.history.find(run.of))
-    store.history.settle(run, rewrite=True, others=others)
+    store.history.settle(run, rewrite=True, others=others, event=RECOVERED)

@@ -171,6 +171,7 @@ class Hood:
             except ApplyFailed as error:
                 hold_all(run, error)
             history.settle(run, rewrite=outcomes(run.found) != expected)
+            record_files(self.store, self.project.id, run)
         layering.drop_if_empty(self.store.places, run.run, run.found)
 
     def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
@@ -196,6 +197,14 @@ def _furnished(world: World, request: Request, seat: Seat | None) -> World:
     if added:
         world = world.replace(environment={**world.environment, **added})
     return world.replace(host_shell=request.shell) if request.shell else world
+
+
+def record_files(store: Store, project: int, run: Run) -> None:
+    """Bring the records of files up to date with what was just settled; the project's lock is held."""
+    # Here, so that it costs nothing where nothing was applied.
+    from fumehood.service.files import record
+
+    record(store, project, run)
 
 
 def _mounts_inside(run: Run) -> list[tuple[int, str]]:

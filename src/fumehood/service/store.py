@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from fumehood.linux import modes
+from fumehood.store.audit import PYTHON, Audit
 from fumehood.store.database import Database
 from fumehood.store.grants import Grants
 from fumehood.store.history import History
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 class Store:
     """The places, the database, and what lies in it."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON) -> None:
         self.places = places(environment)
         self.database = Database(self.places.database)
         self.grants = Grants(self.database)
-        self.history = History(self.database, self.places)
+        self.audit = Audit(self.database, environment)
+        self.audit.face = face
+        self.history = History(self.database, self.places, self.audit)
         self.projects = Projects(self.database, self.places)
         self.sessions = Sessions(self.database)
         modes.directory = self.places.modes
@@ -47,12 +50,13 @@ class Store:
         """The upper directories that hold a run's versions, root by root."""
         return [self.places.layer(run.layer, number, "upper") for number in range(len(run.roots))]
 
-    def alone(self, project: int) -> Alone:
+    def alone(self, project: int, *, wait: bool = True) -> Alone:
         """Take a project's lock for a `with` block: applies and undos of one project wait for each other.
 
-        What one that died has left half done is taken back first.
+        What one that died has left half done is taken back first. Without `wait`, BlockingIOError is raised where
+        somebody else has it.
         """
-        return Alone(self.places.lock(f"project-{project}"), lambda: self._mend(project))
+        return Alone(self.places.lock(f"project-{project}"), lambda: self._mend(project), wait=wait)
 
     def _mend(self, project: int) -> None:
         unfinished = self.history.unfinished(project)

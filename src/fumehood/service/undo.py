@@ -17,6 +17,7 @@ from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.decide import recorded
+from fumehood.service.files import record, release
 from fumehood.service.sandbox import state_of
 from fumehood.store.history import APPLYING
 from fumehood.store.ids import new_id
@@ -44,12 +45,14 @@ def undo(store: Store, project: Project, run: Run) -> Run:
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))
         stamps = [(change.before, change.after) for change in back.found]
+        release(store, back)
         _perform(store, run, back, staying(first.found))
         back.state, back.duration_s = "applied", time.monotonic() - began
         store.history.settle(
             back, rewrite=stamps != [(change.before, change.after) for change in back.found],
             others=undone(store, run),
         )  # fmt: skip
+        record(store, project.id, back)
         held = [change for change in first.found if change.verdict in (c.HELD, c.CONFLICT)]
         layering.drop_if_empty(store.places, back.layer, [*back.found, *held])
     return back

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 
 from fumehood.linux.nofollow import LISTING, PATH_ONLY, Loosened, Parents, open_top
@@ -16,13 +17,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    Wanted = tuple[bytes, bytes, bytes]  # a directory of a layer, a name in it, the name of its backup
+    from fumehood.core.changes import Change
+
+    # A directory of a layer, a name in it, the name of its backup, and the change that put an original there.
+    Wanted = tuple[bytes, bytes, bytes, Change]
 
 DAYS = 7
 DIRECTORY = "edited"
 PREFIX = b"edited/"  # begins a backup's path below the state directory
 _LONGEST = 255  # bytes in a name
 _COPYING = ".copying-"  # begins the name of a copy that is not whole yet
+GONE = "it is no longer in the run's layer"
 _CANT_LINK = (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
 
 
@@ -78,14 +83,19 @@ class Daily:
     def keep(self, slots: Slots, wanted: Iterable[Wanted]) -> dict[int, OSError]:
         """Make originals in a layer the day's backups too.
 
-        One that has a backup of that day already keeps it. Returns those that failed, by their place in the row.
+        One that has a backup of that day already keeps it. Returns those that failed, by their place in the row; one
+        that is no longer there, because an undo took it out again, counts as failed for that reason.
         """
         failed: dict[int, OSError] = {}
         here, last, there = self.fd(), None, -1
-        for n, (parent, basename, name) in enumerate(wanted):
+        for n, (parent, basename, name, change) in enumerate(wanted):
             try:
                 if parent != last:
                     there, last = slots.directory(os.fsdecode(parent)), parent
+                found = os.stat(basename, dir_fd=there, follow_symlinks=False)
+                if not _is_original(found, change):
+                    failed[n] = FileNotFoundError(errno.ENOENT, GONE)
+                    continue
                 os.link(basename, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
             except FileExistsError:
                 continue
@@ -166,6 +176,14 @@ class Daily:
         """Return copies that were never finished and have not changed since a moment."""
         unfinished = [name for name, _ in self.entries() if name.startswith(_COPYING)]
         return [name for name in unfinished if (found := self.look(name)) is not None and found.st_ctime < before]
+
+
+def _is_original(found: os.stat_result, change: Change) -> bool:
+    """Tell whether an entry of a layer is the file that a change took out of the project, or a true copy of it."""
+    before, after = change.before, change.after
+    if before is None or not stat.S_ISREG(found.st_mode) or (after is not None and found.st_ino == after.inode):
+        return False
+    return found.st_size == before.size and found.st_mtime_ns == before.modified_ns
 
 
 class Slots:

@@ -83,7 +83,24 @@ CREATE TABLE sessions (
 ALTER TABLE runs ADD COLUMN session TEXT;
 CREATE INDEX runs_of_session ON runs (session, id) WHERE session IS NOT NULL;
 """
-MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS)
+_EVENTS = """
+CREATE TABLE events (               -- the audit trail: store/audit.py
+    n INTEGER PRIMARY KEY, at REAL NOT NULL, run TEXT NOT NULL, project INTEGER, act TEXT NOT NULL,
+    uid INTEGER NOT NULL, user TEXT NOT NULL, face TEXT NOT NULL, agent TEXT NOT NULL, detail TEXT NOT NULL);
+CREATE INDEX events_of_run ON events (run, n);
+CREATE TRIGGER events_do_not_change BEFORE UPDATE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are only ever added'); END;
+CREATE TRIGGER events_do_not_go BEFORE DELETE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are only ever added'); END;
+CREATE TRIGGER events_are_not_replaced BEFORE INSERT ON events WHEN EXISTS (SELECT 1 FROM events WHERE n = NEW.n)
+    BEGIN SELECT RAISE(ABORT, 'events are only ever added'); END;
+"""
+_DUE = """
+ALTER TABLE files_due ADD COLUMN at REAL NOT NULL DEFAULT 0;
+ALTER TABLE files_due ADD COLUMN begun INTEGER NOT NULL DEFAULT 1;
+CREATE INDEX files_due_of_project ON files_due (project, n);
+"""
+MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE)
 
 
 # Connections of a parent process: closing one here would drop the parent's locks.

@@ -11,6 +11,7 @@ from fumehood.store import rows as changing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     Noted = tuple[int, bytes, str, int, int, bytes]
     Seen = tuple[bytes, str, int, int]
     Place = tuple[bytes, bytes]
+    Due = tuple[int, str, float, int]
 
 # Rows in one statement: each costs half of what it would in a statement of its own, and SQLite's oldest
 # limit on values in a statement, 999, is kept.
@@ -36,6 +38,7 @@ _PAST = (
     f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run"
 )
 _COLUMNS = 6  # of the run, before those of the change
+_ENTRIES = _COLUMNS + changing.COLUMNS.index("entries")
 _RECORD = (
     "SELECT files.id, root, path, kind, size, modified_ns, files.last_approved_copy_path, is_deleted, needs_approval,"
     " runs.id FROM files LEFT JOIN runs ON number = last_run"
@@ -69,49 +72,67 @@ class Past(Value):
     change: Change
 
 
+class Told:
+    """What is to be recorded of one root after a run: files with new backups, and others, there or deleted."""
+
+    def __init__(self, root: bytes) -> None:
+        self.root = root
+        self.noted: list[Noted] = []
+        self.noted_deleted: list[Noted] = []
+        self.seen: list[Seen] = []
+        self.seen_deleted: list[Seen] = []
+
+
 class Files:
     """The records of files in the database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def numbers(self, project: int, root: bytes, paths: Sequence[bytes]) -> dict[bytes, int]:
-        """Return the numbers of the records of these paths; one that has none gets a number of its own now.
+    def numbers(self, project: int, root: bytes, seen: Sequence[Seen]) -> dict[bytes, int]:
+        """Return the numbers of the records of these files; one that has no record gets one now.
 
-        Such a number is kept before anything is named after it: should we die, it is never given again.
+        It is kept before anything is named after it: should we die, its number is its own.
         """
         known: dict[bytes, int] = {}
+        paths = [each[0] for each in seen]
         for start in range(0, len(paths), _PLACES):
             some = paths[start : start + _PLACES]
             query = f"SELECT path, id FROM files WHERE project = ? AND root = ? AND path IN ({_marks(len(some))})"
             known.update(self.database.rows(query, (project, root, *some)))
-        fresh = [path for path in paths if path not in known]
+        fresh = [each for each in seen if each[0] not in known]
         if fresh:
             with self.database.transaction() as connection:
-                connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'files'", (len(fresh),))
                 ((last,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'files'")
-            known.update(zip(fresh, range(last - len(fresh) + 1, last + 1), strict=True))
+                self._learn(connection, project, root, fresh, 0.0, "", False)
+            # They are given in order, and never twice.
+            known.update(zip((each[0] for each in fresh), range(last + 1, last + 1 + len(fresh)), strict=True))
         return known
 
     def note(self, project: int, root: bytes, run: str, noted: Sequence[Noted], *, are_deleted: bool = False) -> None:
         """Record files of one root that a run changed or deleted: number, path, kind, size, time, new copy."""
-        if not noted:
-            return
-        with self.database.transaction() as connection:
-            ((last_run,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run,))
-            # What is the same for all is in the text: values to be bound are what this costs.
-            same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {time.time()!r}, {int(last_run)}"
-            one = f"(?, ?, ?, ?, ?, ?, {same})"
-            for start in range(0, len(noted), _ROWS):
-                some = noted[start : start + _ROWS]
-                connection.execute(
-                    "INSERT INTO files (id, path, kind, size, modified_ns, last_approved_copy_path, project, root,"
-                    f" is_deleted, recorded_at, last_run) VALUES {', '.join([one] * len(some))}"
-                    f" ON CONFLICT (id) DO UPDATE SET {_SET}, last_approved_copy_path ="
-                    " CASE excluded.last_approved_copy_path WHEN x'' THEN last_approved_copy_path"
-                    " ELSE excluded.last_approved_copy_path END",
-                    [value for row in some for value in row],
-                )
+        if noted:
+            with self.database.transaction() as connection:
+                self._note(connection, project, root, run, noted, are_deleted)
+
+    def _note(
+        self, connection: sqlite3.Connection, project: int, root: bytes, run: str, noted: Sequence[Noted],
+        are_deleted: bool,
+    ) -> None:  # fmt: skip
+        ((last_run,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run,))
+        # What is the same for all is in the text: values to be bound are what this costs.
+        same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {time.time()!r}, {int(last_run)}"
+        one = f"(?, ?, ?, ?, ?, ?, {same})"
+        for start in range(0, len(noted), _ROWS):
+            some = noted[start : start + _ROWS]
+            connection.execute(
+                "INSERT INTO files (id, path, kind, size, modified_ns, last_approved_copy_path, project, root,"
+                f" is_deleted, recorded_at, last_run) VALUES {', '.join([one] * len(some))}"
+                f" ON CONFLICT (id) DO UPDATE SET {_SET}, last_approved_copy_path ="
+                " CASE excluded.last_approved_copy_path WHEN x'' THEN last_approved_copy_path"
+                " ELSE excluded.last_approved_copy_path END",
+                [value for row in some for value in row],
+            )
 
     def learn(
         self, project: int, root: bytes, seen: Sequence[Seen], since: float, *, run: str = "", are_deleted: bool = False
@@ -122,33 +143,55 @@ class Files:
         """
         if not seen:
             return 0
-        written = 0
         with self.database.transaction() as connection:
-            rows = connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchall()
-            last_run = int(rows[0][0]) if rows else "NULL"
-            same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {since!r}, {last_run}"
-            one = f"(?, ?, ?, ?, {same})"
-            for start in range(0, len(seen), _ROWS):
-                some = seen[start : start + _ROWS]
-                written += connection.execute(
-                    "INSERT INTO files (path, kind, size, modified_ns, project, root, is_deleted, recorded_at,"
-                    f" last_run) VALUES {', '.join([one] * len(some))} ON CONFLICT (project, root, path)"
-                    f" DO UPDATE SET {_SET} WHERE recorded_at < {since!r} AND (is_deleted != excluded.is_deleted"
-                    " OR size != excluded.size OR modified_ns != excluded.modified_ns OR kind != excluded.kind"
-                    " OR excluded.last_run > coalesce(last_run, 0))",
-                    [value for row in some for value in row],
-                ).rowcount
+            return self._learn(connection, project, root, seen, since, run, are_deleted)
+
+    def _learn(
+        self, connection: sqlite3.Connection, project: int, root: bytes, seen: Sequence[Seen], since: float, run: str,
+        are_deleted: bool,
+    ) -> int:  # fmt: skip
+        rows = connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchall()
+        last_run = int(rows[0][0]) if rows else "NULL"
+        same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {since!r}, {last_run}"
+        one = f"(?, ?, ?, ?, {same})"
+        written = 0
+        for start in range(0, len(seen), _ROWS):
+            some = seen[start : start + _ROWS]
+            written += connection.execute(
+                "INSERT INTO files (path, kind, size, modified_ns, project, root, is_deleted, recorded_at,"
+                f" last_run) VALUES {', '.join([one] * len(some))} ON CONFLICT (project, root, path)"
+                f" DO UPDATE SET {_SET} WHERE recorded_at < {since!r} AND (is_deleted != excluded.is_deleted"
+                " OR size != excluded.size OR modified_ns != excluded.modified_ns OR kind != excluded.kind"
+                " OR excluded.last_run > coalesce(last_run, 0))",
+                [value for row in some for value in row],
+            ).rowcount
         return written
 
-    def add_due(self, project: int, run: str) -> None:
-        """Remember that the records do not show yet what a run did."""
+    def record(self, project: int, run: str, told: Iterable[Told]) -> None:
+        """Record all that is to be recorded after a run, in one transaction."""
+        now = time.time()
         with self.database.transaction() as connection:
-            connection.execute("INSERT INTO files_due (project, run) VALUES (?, ?)", (project, run))
+            for each in told:
+                for noted, are_deleted in ((each.noted, False), (each.noted_deleted, True)):
+                    if noted:
+                        self._note(connection, project, each.root, run, noted, are_deleted)
+                for seen, are_deleted in ((each.seen, False), (each.seen_deleted, True)):
+                    if seen:
+                        self._learn(connection, project, each.root, seen, now, run, are_deleted)
 
-    def due(self, project: int) -> list[tuple[int, str]]:
-        """Return what is due, by number and run, in order."""
-        query = "SELECT n, run FROM files_due WHERE project = ? ORDER BY n"
-        return [(number, run) for number, run in self.database.rows(query, (project,))]
+    def due(self, project: int) -> list[Due]:
+        """Return what is due, in order: number, run, when that was settled, whether its backups may be begun."""
+        query = "SELECT n, run, at, begun FROM files_due WHERE project = ? ORDER BY n"
+        return [(number, run, at, begun) for number, run, at, begun in self.database.rows(query, (project,))]
+
+    def is_due(self, project: int) -> bool:
+        """Tell whether anything is due."""
+        return bool(self.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)))
+
+    def begin_due(self, numbers: Iterable[int]) -> None:
+        """Remember that backups of what is due may be there from now on."""
+        with self.database.transaction() as connection:
+            connection.executemany("UPDATE files_due SET begun = 1 WHERE n = ?", [(number,) for number in numbers])
 
     def drop_due(self, numbers: Iterable[int]) -> None:
         """Forget what was due."""
@@ -172,6 +215,10 @@ class Files:
             values = [(project, *place) for place in places]
             connection.executemany(f"UPDATE files SET needs_approval = 0 WHERE {mine}", values)
             connection.executemany(f"DELETE FROM files WHERE {mine} AND kind = '{ABSENT}'", values)
+
+    def is_waiting(self, project: int) -> bool:
+        """Tell whether held changes wait on any file."""
+        return bool(self.database.rows("SELECT 1 FROM files WHERE project = ? AND needs_approval LIMIT 1", (project,)))
 
     def waiting(self, project: int) -> set[Place]:
         """Return the places of all files that held changes wait on."""
@@ -253,7 +300,7 @@ class Files:
         return [
             each
             for row in rows
-            if ending in row[-1]
+            if ending in row[_ENTRIES]
             for each in _pasts(row)
             if each.change.path == path and each.root == root
         ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 
 from fumehood.core.changes import APPLIED
 from fumehood.core.report import Blocked, Run
 from fumehood.errors import BadRequest
+from fumehood.store import audit as trail
 from fumehood.store import rows as changing
 from fumehood.store.outputs import pieces, read_kept
 
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.changes import Change
+    from fumehood.store.audit import Audit
     from fumehood.store.database import Database
     from fumehood.store.places import Places
 
     Printed = tuple[bytes | None, int]
 
 RUNNING, APPLYING = "running", "applying"
+HELD = "held"
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 
 _COLUMNS = (
@@ -39,11 +43,12 @@ _INSERT = f"INSERT INTO changes (run, n, {', '.join(changing.COLUMNS)}) VALUES (
 
 
 class History:
-    """Runs and their changes in the database."""
+    """Runs and their changes in the database; each new state is an event of the audit trail too."""
 
-    def __init__(self, database: Database, places: Places) -> None:
+    def __init__(self, database: Database, places: Places, audit: Audit | None = None) -> None:
         self.database = database
         self.places = places
+        self.audit = trail.Audit(database) if audit is None else audit
 
     def begin(self, project: int, run: Run, process: int) -> None:
         """Record that a run begins, so that it is found should this process die."""
@@ -62,17 +67,20 @@ class History:
                 run.session,
             ),
         )  # fmt: skip
+        self.audit.add(connection, run.run, trail.ASKED, f"to {run.mode}" if run.act == "run" else run.act)
 
     def refuse(self, project: int, run: Run) -> None:
         """Record a run that a person, or the absence of one, forbade: all at once, for nothing of it ever was."""
         with self.database.transaction() as connection:
             self._begin(connection, project, run, 0)
             self._end(connection, run, ((b"", 0), (b"", 0)))
+            self.audit.add(connection, run.run, run.state, run.reason)
 
     def end(self, run: Run, outputs: Sequence[Printed] = ((b"", 0), (b"", 0))) -> None:
         """Record how a run ended; an output is its bytes, or none where a file holds them, and its size."""
         with self.database.transaction() as connection:
             self._end(connection, run, outputs)
+            self.audit.add(connection, run.run, run.state, run.reason)
 
     def _end(self, connection: sqlite3.Connection, run: Run, outputs: Sequence[Printed]) -> None:
         (stdout, stdout_size), (stderr, stderr_size) = outputs
@@ -85,29 +93,44 @@ class History:
             ),
         )  # fmt: skip
 
-    def journal(self, run: Run, outputs: Sequence[Printed]) -> None:
+    def journal(self, run: Run, outputs: Sequence[Printed], *, event: str = "") -> None:
         """Record all that is about to be done to the project, before it is done."""
         with self.database.transaction(durable=run.state == APPLYING) as connection:
             self._end(connection, run, outputs)
             if run.found:
                 self._write_changes(connection, run)
+            decided = trail.DECIDED if run.state == APPLYING else run.state
+            self.audit.add(connection, run.run, event or decided, _told(run, by="by the policy: "))
+            if run.state == HELD:
+                self._make_due(connection, run.run)
 
-    def note(self, run: Run, state: str) -> None:
-        """Record how far an apply or undo has come, with the changes as they are now."""
+    def note(self, run: Run, state: str, *, decided: str = "") -> None:
+        """Record how far an apply or undo has come, with the changes as they are now; `decided` is a person's word."""
         with self.database.transaction(durable=True) as connection:
             connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
             self._rewrite_changes(connection, run)
+            if decided:
+                self.audit.add(connection, run.run, trail.DECIDED, decided)
 
-    def note_verdicts(self, run: Run, state: str) -> None:
+    def _make_due(self, connection: sqlite3.Connection, run: str) -> None:
+        """Remember that the records of files do not show yet what a run did."""
+        connection.execute(
+            "INSERT INTO files_due (project, run, at, begun) SELECT project, id, ?, 0 FROM runs WHERE id = ?",
+            (time.time(), run),
+        )
+
+    def note_verdicts(self, run: Run, state: str, *, decided: str = "") -> None:
         """Record that an apply begins that takes over what was held; the changes are otherwise as they were."""
         if any(change.verdict != APPLIED or change.reason for change in run.found):
-            self.note(run, state)
+            self.note(run, state, decided=decided)
             return
         with self.database.transaction(durable=True) as connection:
             connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
             connection.execute(
                 "UPDATE changes SET verdict = ? WHERE run = (SELECT number FROM runs WHERE id = ?)", (APPLIED, run.run)
             )
+            if decided:
+                self.audit.add(connection, run.run, trail.DECIDED, decided)
 
     def unfinished(self, project: int | None = None) -> list[tuple[str, str, str, int]]:
         """Return the id, state, act and project of every run that is not at its end, the latest first.
@@ -126,19 +149,22 @@ class History:
         connection.executemany(_INSERT, ((number, n, *row) for n, row in enumerate(changing.rows(run.found))))
         connection.execute("UPDATE runs SET counts = ? WHERE number = ?", (changing.counted(run.found), number))
 
-    def state(self, run: str, state: str, reason: str = "") -> None:
+    def state(self, run: str, state: str, reason: str = "", *, event: str = "") -> None:
         """Record a new state."""
         with self.database.transaction() as connection:
             connection.execute("UPDATE runs SET state = ?, reason = ? WHERE id = ?", (state, _text(reason), run))
+            self.audit.add(connection, run, event or state, reason)
 
     def _rewrite_changes(self, connection: sqlite3.Connection, run: Run) -> None:
         connection.execute("DELETE FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)", (run.run,))
         self._write_changes(connection, run)
 
-    def settle(self, run: Run, *, rewrite: bool, others: Iterable[tuple[str, str]] = ()) -> None:
+    def settle(
+        self, run: Run, *, rewrite: bool, others: Iterable[tuple[str, str]] = (), decided: str = "", event: str = ""
+    ) -> None:
         """Record the outcome of an apply or undo; the changes again, where some turned out otherwise.
 
-        `others` are runs whose states follow from it.
+        `others` are runs whose states follow from it, `decided` is a person's word that led to it.
         """
         with self.database.transaction() as connection:
             connection.execute(
@@ -147,8 +173,13 @@ class History:
             )
             if rewrite:
                 self._rewrite_changes(connection, run)
+            if decided:
+                self.audit.add(connection, run.run, trail.DECIDED, decided)
+            self.audit.add(connection, run.run, event or run.state, _told(run))
             for other, state in others:
                 connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, other))
+                self.audit.add(connection, other, state, f"by run {run.run}")
+            self._make_due(connection, run.run)
 
     def find(self, name: str, project: int | None = None) -> Run:
         """Return the run that an id, a unique prefix of one, or `last` names."""
@@ -232,6 +263,13 @@ class History:
         if data is None and size:
             return read_kept(self.places.output(fields["id"], name), size)
         return (data or b"").decode("utf-8", "replace"), False
+
+
+def _told(run: Run, by: str = "") -> str:
+    """Sum up a run for the audit trail: how its command ended, what became of its changes."""
+    ended = "" if run.exit_code is None else f"exit {run.exit_code}"
+    became = f"{by}{trail.verdicts(run.found)}" if run.found else ""
+    return "; ".join(part for part in (ended, became, run.reason) if part)
 
 
 def _text(text: str) -> str:

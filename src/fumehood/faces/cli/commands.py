@@ -12,6 +12,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.main import here
 from fumehood.faces.cli.style import Paint
 from fumehood.service.store import Store
+from fumehood.store.audit import CLI
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ class Context:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.as_json: bool = getattr(options, "json", False)
-        self.store = Store()
+        self.store = Store(face=CLI)
 
     @property
     def project(self) -> Project:

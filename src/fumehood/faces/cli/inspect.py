@@ -15,9 +15,11 @@ from fumehood.service.differences import differences, each_difference
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
     from fumehood.core.report import Run
+    from fumehood.store.audit import Event
 
     Add = Callable[[str, str, Callable[[Context], int], str], argparse.ArgumentParser]
 
@@ -47,15 +49,8 @@ def _log(context: Context) -> int:
     project = None if context.options.all else context.project.id
     runs = context.store.history.runs(project, context.options.limit, context.options.session)
     counts = context.store.history.count_changes([run.run for run in runs])
-    told = [
-        {
-            "run": run.run, "project": run.project, "command": run.command, "state": run.state, "act": run.act,
-            "of": run.of, "exit_code": run.exit_code, "started_at": run.started_at, "duration_s": run.duration_s,
-            "sandboxed": run.sandboxed, "network": run.network, "changes": counts[run.run],
-            "session": run.session,
-        }
-        for run in runs
-    ]  # fmt: skip
+    if context.as_json:
+        return context.say(_audit(context, runs, counts), lambda: None)
 
     def show() -> None:
         colour = paint()
@@ -68,7 +63,24 @@ def _log(context: Context) -> int:
                 indent = "  " if session is not None else ""
                 sys.stdout.write(f"{indent}{_log_line(run, counts[run.run], colour)}\n")
 
-    return context.say(told, show)
+    return context.say(None, show)
+
+
+def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+    """Tell all there is to know of runs: who asked, what ran, what was decided and by whom, what changed."""
+    events = context.store.audit.of([run.run for run in runs])
+    return [
+        {
+            "run": run.run, "project": run.project, "command": run.command, "cwd": run.cwd, "state": run.state,
+            "reason": run.reason, "act": run.act, "of": run.of, "exit_code": run.exit_code, "session": run.session,
+            "timed_out": run.timed_out, "started_at": run.started_at, "duration_s": run.duration_s,
+            "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
+            "paths": [{**change.fields(), "flags": list(change.flags)} for change in run.changes],
+            "blocked": [blocked.fields() for blocked in run.blocked],
+            "events": [event.fields() for event in events[run.run]],
+        }
+        for run in runs
+    ]  # fmt: skip
 
 
 def _grouped(runs: list[Run]) -> list[tuple[str | None, list[Run]]]:
@@ -101,10 +113,12 @@ def _counted(counts: dict[str, int]) -> str:
 
 def _show(context: Context) -> int:
     run = context.run(context.options.run)
-    return context.say({**run.as_dict(), "dropped": list(run.dropped)}, lambda: _tell(run))
+    events = context.store.audit.of([run.run])[run.run]
+    told = {**run.as_dict(), "dropped": list(run.dropped), "events": [event.fields() for event in events]}
+    return context.say(told, lambda: _tell(run, events))
 
 
-def _tell(run: Run) -> None:
+def _tell(run: Run, events: Sequence[Event]) -> None:
     colour = paint()
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
     facts = {
@@ -127,6 +141,16 @@ def _tell(run: Run) -> None:
         sys.stdout.write(f"{headline(run)}\n")
         for line in lines(run, colour, most=len(run.found)):
             sys.stdout.write(f"  {line}\n")
+    for event in events:
+        sys.stdout.write(f"{_event(event, colour)}\n")
+
+
+def _event(event: Event, colour: Callable[[str, str], str]) -> str:
+    """Write one event in a line: when, what, by whom."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+    by = f"{event.user or event.uid}, {event.face}" + (f", {event.agent}" if event.agent else "")
+    detail = f"  {printable(event.detail)}" if event.detail else ""
+    return f"{colour(when, 'dim')}  {event.act:9}{detail}  {colour(f'({printable(by)})', 'dim')}"
 
 
 def _diff(context: Context) -> int:

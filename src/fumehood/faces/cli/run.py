@@ -14,11 +14,13 @@ from fumehood.linux.launch import start
 from fumehood.service.running import CLOSED, INHERITED, Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
+from fumehood.service.upkeep import upkeep
+from fumehood.store.audit import CLI
 from fumehood.store.config import policy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fumehood.core.report import Run
     from fumehood.store.projects import Project
@@ -118,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(HELP)
             return 0
         as_json = "--json" in options.flags
-        run = _run(options, as_json)
+        run, tidy = _run(options, as_json)
     except FumehoodError as error:
         if not as_json:
             raise
@@ -130,6 +132,8 @@ def main(arguments: Sequence[str]) -> int:
         _tell_agent(run)
     elif "--quiet" not in options.flags:
         _tell_changes(run)
+    sys.stdout.flush()
+    tidy()
     return run.exit_code if run.exit_code is not None else 125
 
 
@@ -145,10 +149,11 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _run(options: Options, as_json: bool) -> Run:
+def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
+    """Run the command; returns the run, and what is to be done once it is told."""
     if options.flags & {"--network"} or "--allow-host" in options.values:
         raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
-    store = Store()
+    store = Store(face=CLI)
     session = options.last("--session") or ""
     project = store.projects.open(_project(store, options, session))
     policy = policy_for(store.places, project.roots)
@@ -161,7 +166,7 @@ def _run(options: Options, as_json: bool) -> Run:
     )  # fmt: skip
     run = Hood(store, project, policy, start).run(request, _wishes(options, as_json))
     _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)
-    return run
+    return run, lambda: upkeep(store, project.id)
 
 
 def _project(store: Store, options: Options, session: str) -> str:

@@ -11,8 +11,11 @@ from fumehood.faces.cli.show import short, tell_run
 from fumehood.service import decide
 from fumehood.service.session import project_of, undo_session
 from fumehood.service.undo import undo
+from fumehood.service.upkeep import upkeep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fumehood.core.report import Run
     from fumehood.faces.cli.inspect import Add
 
@@ -29,13 +32,13 @@ def add_commands(add: Add) -> None:
 def _apply(context: Context) -> int:
     run = context.run(context.options.run)
     done = decide.apply_held(context.store, context.project_of(run), run)
-    return context.say(done.as_dict(), lambda: tell_run(done, sys.stdout))
+    return _say(context, done, lambda: tell_run(done, sys.stdout))
 
 
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
     done = decide.discard_held(context.store, context.project_of(run), run)
-    return context.say(done.as_dict(), lambda: tell_run(done, sys.stdout))
+    return _say(context, done, lambda: tell_run(done, sys.stdout))
 
 
 def _undo(context: Context) -> int:
@@ -43,7 +46,15 @@ def _undo(context: Context) -> int:
         return _undo_session(context, context.options.session)
     run = context.run(context.options.run)
     back = undo(context.store, context.project_of(run), run)
-    return context.say(back.as_dict(), lambda: _tell_undo(back))
+    return _say(context, back, lambda: _tell_undo(back))
+
+
+def _say(context: Context, done: Run, show: Callable[[], None]) -> int:
+    """Tell what was done, then do what can wait until that is told."""
+    code = context.say(done.as_dict(), show)
+    sys.stdout.flush()
+    upkeep(context.store, context.project_of(done).id)
+    return code
 
 
 def _undo_session(context: Context, name: str) -> int:

@@ -1,0 +1,129 @@
+"""The audit trail: who asked, what was decided and by whom, what became of it. Rows are only ever added.
+
+The database itself refuses to change or remove one. Whoever changes the state of something adds the event in the
+same transaction, so that neither is there without the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fumehood.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Mapping, Sequence
+
+    from fumehood.core.changes import Change
+    from fumehood.store.database import Database
+
+ASKED, DECIDED, RECOVERED, CLEANED = "asked", "decided", "recovered", "cleaned"
+PYTHON, CLI = "python", "cli"
+
+_COLUMNS = ("at", "run", "project", "act", "uid", "user", "face", "agent", "detail")
+_INSERT = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_NAMED = 20  # paths named in one event
+_SOME = 500
+# What agents tell of themselves to the programs they start.
+_AGENTS = (
+    ("CLAUDECODE", "claude-code"), ("CODEX_THREAD_ID", "codex"), ("CODEX_SANDBOX", "codex"),
+    ("GEMINI_CLI", "gemini-cli"), ("CURSOR_AGENT", "cursor"),
+)  # fmt: skip
+
+
+class Event(Value):
+    """One thing that happened, and who had it done: a user, by a face of ours, perhaps for an agent."""
+
+    at: float
+    run: str  # empty where it is about no run
+    act: str
+    uid: int
+    user: str
+    face: str
+    agent: str
+    detail: str
+
+
+class Audit:
+    """The trail, and in whose name this process adds to it."""
+
+    def __init__(self, database: Database, environment: Mapping[str, str] | None = None) -> None:
+        self.database = database
+        self.face = PYTHON
+        self.agent = agent_of(os.environ if environment is None else environment)
+        self._user: tuple[int, str] | None = None
+
+    def add(
+        self, connection: sqlite3.Connection, run: str, act: str, detail: str = "", *, project: int | None = None
+    ) -> None:
+        """Add an event in a transaction that is under way."""
+        uid, user = self._who()
+        text = detail.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        connection.execute(_INSERT, (time.time(), run, project, act, uid, user, self.face, self.agent, text))
+
+    def tell(self, run: str, act: str, detail: str = "", *, project: int | None = None) -> None:
+        """Add an event of its own."""
+        with self.database.transaction() as connection:
+            self.add(connection, run, act, detail, project=project)
+
+    def of(self, runs: Sequence[str]) -> dict[str, list[Event]]:
+        """Return what happened to some runs, the earliest first."""
+        found: dict[str, list[Event]] = {run: [] for run in runs}
+        for start in range(0, len(runs), _SOME):
+            some = runs[start : start + _SOME]
+            for event in self._events(f"run IN ({', '.join('?' * len(some))})", some):
+                found[event.run].append(event)
+        return found
+
+    def apart(self, project: int | None = None) -> list[Event]:
+        """Return what happened that is about no run, of one project or of all, the earliest first."""
+        mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
+        return self._events(f"run = ''{mine}", ())
+
+    def _events(self, where: str, values: Sequence[str]) -> list[Event]:
+        rows = self.database.rows(
+            f"SELECT at, run, act, uid, user, face, agent, detail FROM events WHERE {where} ORDER BY n", values
+        )
+        return [Event(**dict(zip(Event._fields, row, strict=True))) for row in rows]
+
+    def _who(self) -> tuple[int, str]:
+        """Return the number and the name of the user; looked up once, because it costs more than the event."""
+        uid = os.getuid()
+        if self._user is None or self._user[0] != uid:
+            self._user = uid, _name(uid)
+        return self._user
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = ""
+    behind = os.environ.get("SUDO_USER", "") if uid == 0 else ""
+    return f"{name} (sudo by {behind})" if behind else name
+
+
+def agent_of(environment: Mapping[str, str]) -> str:
+    """Name the agent that started this process, as far as its environment tells."""
+    named = environment.get("FUMEHOOD_AGENT") or environment.get("AI_AGENT")
+    if named:
+        return named
+    return next((agent for variable, agent in _AGENTS if environment.get(variable)), "")
+
+
+def verdicts(changes: Sequence[Change]) -> str:
+    """Sum up what became of changes: how many of each verdict."""
+    counts: dict[str, int] = {}
+    for change in changes:
+        counts[change.verdict] = counts.get(change.verdict, 0) + 1
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+
+
+def named(changes: Sequence[Change]) -> str:
+    """Name changes by their paths, the first of many."""
+    more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
+    return ", ".join(change.path for change in changes[:_NAMED]) + more
