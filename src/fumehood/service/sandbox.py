@@ -76,7 +76,8 @@ class Hood:
         layers, execution = self._begin(claim, run, world)
         try:
             line = arguments(command, world.shell, source=request.source, tells_cwd=seat is not None)
-            ended = self._execute(run, execution, line, world, request, wishes, seat)
+            with world.in_use():
+                ended = self._execute(run, execution, line, world, request, wishes, seat)
             run.ended_in = seat.keep(world.known) if seat else ""
         except BaseException as error:
             self._failed(run, error)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.spec import Bound
+    from fumehood.rootfs.installed import InUse
     from fumehood.store.places import Places
 
 HOST, ALPINE = "host", "alpine"
@@ -37,6 +38,14 @@ class World(Value):
         """The shell that reads the command."""
         return self.host_shell if self.tree is None else self.tree.shell
 
+    def in_use(self) -> InUse | Untouched:
+        """Keep the tree from being removed for the time of a `with` block."""
+        if self.tree is None:
+            return Untouched()
+        from fumehood.rootfs.installed import InUse
+
+        return InUse(self.tree.path)
+
     def cwd(self, directory: str) -> str:
         """Return a directory as the command sees it."""
         return inside.inside(directory, self.targets)
@@ -44,6 +53,16 @@ class World(Value):
     def known(self, path: str) -> str:
         """Return a path as the person knows it."""
         return inside.outside(path, self.targets)
+
+
+class Untouched:
+    """Nothing to be kept."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_error: object) -> None:
+        return
 
 
 def around(places: Places, policy: Policy, root: str, roots: Sequence[str]) -> World:

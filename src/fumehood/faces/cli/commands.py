@@ -90,7 +90,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fumehood.faces.cli import config, files, inspect, keep, settle
+    from fumehood.faces.cli import config, files, inspect, keep, rootfs, settle
 
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = _Parser("fumehood", description=_DESCRIPTION, epilog=_EXAMPLES, **shape)
@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     settle.add_commands(add)
     files.add_commands(add)
     keep.add_commands(add)
+    rootfs.add_commands(add)
     config.add_commands(add)
     return parser
 

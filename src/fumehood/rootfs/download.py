@@ -1,0 +1,166 @@
+"""Fetch files over HTTP: with progress, going on where a cut download stopped, checked before anybody uses them."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from fumehood.errors import BadRequest, FumehoodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Progress = Callable[[int, int], None]
+
+_TIMEOUT_S = 30.0
+_PIECE = 1 << 18
+_ATTEMPTS = 5  # in a row that bring nothing new
+_LARGEST = 16 << 30
+_CUT = (http.client.HTTPException, ConnectionError, TimeoutError, urllib.error.URLError)
+
+
+class DownloadFailed(FumehoodError):
+    """A file could not be fetched; what came is kept and the next try goes on from there."""
+
+
+class Fetcher:
+    """Gets files from web servers, by a proxy where one is given (else by what the environment says)."""
+
+    def __init__(self, proxy: str = "", on_progress: Progress | None = None) -> None:
+        self._opener = _opener(proxy)
+        self._on_progress = on_progress
+
+    def content(self, url: str, limit: int) -> bytes:
+        """Return a small file whole."""
+        try:
+            with self._open(url, {}) as response:
+                data: bytes = response.read(limit + 1)
+        except _CUT as error:
+            raise _failed(url, error) from error
+        if len(data) > limit:
+            raise DownloadFailed(f"{url} is too long", hint="is the mirror right?")
+        return data
+
+    def file(self, url: str, folder: str, sha256: str) -> str:
+        """Return the path of a file whose content has this checksum, fetching what is missing of it.
+
+        What did come of a cut download is kept under the checksum's own name, and never taken for the whole.
+        """
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        whole, part = f"{folder}/{sha256}", f"{folder}/{sha256}.part"
+        if os.path.exists(whole) and _checksum(whole) == sha256:
+            return whole
+        resumed = os.path.exists(part)
+        self._bring(url, part)
+        if _checksum(part) != sha256:
+            os.unlink(part)
+            if not resumed:
+                raise DownloadFailed(
+                    f"{url} is not what it should be: its SHA-256 is wrong", hint="try again, or another mirror"
+                )
+            return self.file(url, folder, sha256)  # what was kept may have been another version's beginning
+        os.replace(part, whole)
+        return whole
+
+    def _bring(self, url: str, part: str) -> None:
+        """Fetch until nothing is missing, going on after each cut."""
+        idle = 0
+        while True:
+            before = os.path.getsize(part) if os.path.exists(part) else 0
+            try:
+                if self._go_on(url, part, before):
+                    return
+                reason: Exception | None = None
+            except urllib.error.HTTPError as error:
+                raise _failed(url, error) from error
+            except _CUT as error:
+                reason = error
+            got = os.path.getsize(part) if os.path.exists(part) else 0
+            idle = 0 if got > before else idle + 1
+            if idle >= _ATTEMPTS:
+                raise _failed(url, reason, got)
+
+    def _go_on(self, url: str, part: str, have: int) -> bool:
+        """Ask for what is missing and append it; tell whether the file is whole now."""
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        try:
+            response = self._open(url, headers)
+        except urllib.error.HTTPError as error:
+            if have and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                # Nothing is missing, or what we have is of something else; the checksum tells.
+                length = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+                if length is not None and int(length[1]) == have:
+                    return True
+                os.truncate(part, 0)
+                return False
+            raise
+        with response:
+            start = have if response.status == http.client.PARTIAL_CONTENT and _start(response) == have else 0
+            total = start + int(response.headers.get("Content-Length") or 0)
+            if total > _LARGEST:
+                raise DownloadFailed(f"{url} is too large: {total >> 20} MiB", hint="is it the right file?")
+            with open(part, "r+b" if start else "wb") as file:
+                file.seek(start)
+                done = self._pour(response, file, start, total)
+        return bool(total > start and done == total) or (not response.headers.get("Content-Length") and done > 0)
+
+    def _pour(self, response: Any, file: Any, done: int, total: int) -> int:
+        while data := response.read(_PIECE):
+            file.write(data)
+            done += len(data)
+            if done > _LARGEST:
+                raise DownloadFailed("the download does not end", hint="is it the right address?")
+            if self._on_progress is not None:
+                self._on_progress(done, total)
+        return done
+
+    def _open(self, url: str, headers: dict[str, str]) -> Any:
+        if not url.startswith(("http://", "https://")):
+            raise BadRequest(f"{url} is no web address", hint="it begins with https:// or http://")
+        try:
+            request = urllib.request.Request(url, headers={"User-Agent": "fumehood", **headers})  # noqa: S310
+            return self._opener.open(request, timeout=_TIMEOUT_S)
+        except (ValueError, http.client.InvalidURL) as error:
+            raise BadRequest(f"{url} is no web address: {error}", hint="check it for typing errors") from error
+
+
+def _opener(proxy: str) -> urllib.request.OpenerDirector:
+    """Return what speaks HTTP and nothing else: a redirect must not end in a local file."""
+    opener = urllib.request.OpenerDirector()
+    if proxy and not proxy.startswith(("http://", "https://")):
+        raise BadRequest(f"{proxy} is no proxy's address", hint="http://proxy.example.org:3128")
+    proxies = {"http": proxy, "https": proxy} if proxy else None
+    for handler in (
+        urllib.request.ProxyHandler(proxies), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
+        urllib.request.HTTPRedirectHandler(), urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(), urllib.request.UnknownHandler(),
+    ):  # fmt: skip
+        opener.add_handler(handler)
+    return opener
+
+
+def _start(response: Any) -> int:
+    said = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return int(said[1]) if said else -1
+
+
+def _checksum(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _failed(url: str, error: Exception | None, got: int = 0) -> DownloadFailed:
+    if isinstance(error, urllib.error.HTTPError):
+        why = f"the server says {error.code} {error.reason}"
+    elif isinstance(error, urllib.error.URLError):
+        why = str(getattr(error.reason, "strerror", None) or error.reason)
+    else:
+        why = "the connection was cut" if error is None else str(error) or type(error).__name__
+    kept = f"; {got} bytes are kept, the next try goes on from there" if got else ""
+    hint = "see rootfs.mirror and rootfs.proxy in the configuration"
+    return DownloadFailed(f"cannot fetch {url}: {why}{kept}", hint=hint)

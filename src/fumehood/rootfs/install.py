@@ -1,0 +1,329 @@
+"""Install a root tree: built apart, renamed into place when it is whole, by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+from typing import TYPE_CHECKING, Self
+
+from fumehood.core.inside import MOUNT_POINTS
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux.nofollow import look, open_below, open_top, remove_tree
+from fumehood.rootfs import installed as here
+from fumehood.rootfs import packages, releases
+from fumehood.rootfs.download import Fetcher
+from fumehood.rootfs.installed import CURRENT, VERSION_FILE, Installed
+from fumehood.rootfs.oci import is_image, unpack_image
+from fumehood.rootfs.releases import MIRROR
+from fumehood.rootfs.unpack import unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fumehood.linux.probe import Host
+    from fumehood.rootfs.releases import Release
+
+    Tell = Callable[[str], None]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
+_FOLDERS = ("dev", "proc", "sys", "tmp", *(point[1:] for point in MOUNT_POINTS))
+
+
+class Order(Value):
+    """What is to be installed; without a source, a release from the mirror."""
+
+    tier: int = 1
+    version: str = ""
+    source: str = ""
+    sha256: str = ""
+    name: str = ""
+    mirror: str = MIRROR
+    proxy: str = ""
+    keys: tuple[str, ...] = ()
+
+
+class Installer:
+    """Puts root trees into a directory that others may be using and writing at the same time."""
+
+    def __init__(self, at: str, cache: str, host: Host, tell: Tell, fetcher: Fetcher, machine: str) -> None:
+        self._at = at
+        self._downloads = f"{cache}/downloads"
+        self._host = host
+        self._tell = tell
+        self._fetcher = fetcher
+        self._machine = machine
+
+    def install(self, order: Order) -> Installed:
+        """Install what was ordered, unless it is here; `alpine` then means the latest release installed."""
+        _check(order)
+        with _Alone(self._at, self._tell):
+            present = self._present(order)
+            if present is not None:
+                return present
+            return self._from_file(order) if order.source else self._release(order, self._offered(order))
+
+    def newer(self, mirror: str) -> Release | None:
+        """Ask the mirror for a newer version than the one in use; None where there is none."""
+        latest = releases.latest(self._fetcher, mirror, releases.architecture(self._machine))
+        used = here.version_of(f"{self._at}/{CURRENT}")
+        if used and releases.as_numbers(latest.version) <= releases.as_numbers(used):
+            return None
+        return latest
+
+    def update(self, order: Order) -> Installed | None:
+        """Install the newest version beside the one in use, and switch; None where that is the newest."""
+        with _Alone(self._at, self._tell):
+            latest = self.newer(order.mirror)
+            return None if latest is None else self._release(order, latest)
+
+    def remove(self, name: str) -> None:
+        """Remove a tree that no command is running in."""
+        found = here.find(self._at, name)
+        with _Alone(self._at, self._tell):
+            tree = os.open(found.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if here.current(self._at) == found.name:
+                    os.unlink(f"{self._at}/{CURRENT}")
+                gone = f"{_OLD}{secrets.token_hex(4)}"
+                os.rename(found.path, f"{self._at}/{gone}")
+            except BlockingIOError as error:
+                raise BadRequest(f"a command is running in {found.name}", hint="wait for it, or end it") from error
+            finally:
+                os.close(tree)
+            _remove(self._at, gone)
+
+    def _present(self, order: Order) -> Installed | None:
+        """Return what is installed already and answers the order; asks nobody."""
+        if order.source:
+            return None
+        wanted = [f"{order.name or f'alpine-{order.version}'}{_suffix(order.tier)}"] if order.version else []
+        if not order.version:
+            used = here.current(self._at)
+            wanted = [used] if used and tier_of(f"{self._at}/{used}") >= order.tier else []
+        found = next((name for name in wanted if here.is_ready(f"{self._at}/{name}")), None)
+        if found is None:
+            return None
+        if order.version:
+            here.switch(self._at, found)
+        return here.find(self._at, found)
+
+    def _offered(self, order: Order) -> Release:
+        arch = releases.architecture(self._machine)
+        if order.version:
+            return releases.exactly(self._fetcher, order.mirror, arch, order.version)
+        return releases.latest(self._fetcher, order.mirror, arch)
+
+    def _release(self, order: Order, release: Release) -> Installed:
+        name = f"{order.name or f'alpine-{release.version}'}{_suffix(order.tier)}"
+        if here.is_ready(f"{self._at}/{name}"):
+            here.switch(self._at, name)
+            return here.find(self._at, name)
+        self._tell(f"downloading Alpine {release.version} for {self._machine}")
+        tarball = self._fetcher.file(release.url, self._downloads, release.sha256)
+        with _Building(self._at) as building:
+            self._tell("unpacking")
+            unpack(tarball, building.tree)
+            self._finish(building, order, release.version, order.tier)
+            os.unlink(tarball)
+            building.settle(name)
+        here.switch(self._at, name)
+        return here.find(self._at, name)
+
+    def _from_file(self, order: Order) -> Installed:
+        """Install a person's own tree: a root tarball, or an image archive."""
+        tarball = order.source
+        if order.source.startswith(("http://", "https://")):
+            sha256 = order.sha256 or releases.checksum_beside(self._fetcher, order.source)
+            self._tell(f"downloading {order.source}")
+            tarball = self._fetcher.file(order.source, self._downloads, sha256)
+        elif order.sha256:
+            _compare(tarball, order.sha256)
+        with _Building(self._at) as building:
+            self._tell("unpacking")
+            if is_image(tarball):
+                unpack_image(tarball, building.tree, self._machine)
+            else:
+                unpack(tarball, building.tree)
+            alpine = _alpine_release(building.tree)
+            name = order.name or _name_for(order.source, alpine)
+            name += _suffix(order.tier) if name == f"alpine-{alpine}" else ""
+            self._finish(building, order, alpine or "image", order.tier)
+            building.settle(name)
+        if name.startswith("alpine-") or not here.current(self._at):
+            here.switch(self._at, name)
+        return here.find(self._at, name)
+
+    def _finish(self, building: _Building, order: Order, version: str, tier: int) -> None:
+        """Make a tree ready to run in: mount points, packages, and last the mark that it is whole."""
+        _make_mount_points(building.tree)
+        if not here.has_shell(building.path):
+            raise FumehoodError("what was unpacked is no root tree: it has no /bin/sh", hint="nothing was installed")
+        if tier:
+            self._tell(f"installing packages: {' '.join(packages.packages_of(tier))}")
+            packages.point_at(building.path, order.mirror, version, order.keys)
+            packages.add(self._host, building.path, packages.packages_of(tier), order.proxy, self._tell)
+            _make_mount_points(building.tree)  # scripts may have moved one
+        _write_mark(building.tree, f"{version}\ntier {tier}\n")
+
+
+def _check(order: Order) -> None:
+    if order.tier not in (0, *packages.TIERS):
+        raise BadRequest(f"there is no tier {order.tier}", hint="--tier 1 (shell, Python) or --tier 2 (more tools)")
+    if order.name and (not _NAME.fullmatch(order.name) or order.name in (here.ALPINE, "host", CURRENT)):
+        raise BadRequest(f"a root can't be called {order.name!r}", hint="letters, digits, dots and dashes")
+    if order.source and "://" not in order.source and not os.path.isfile(order.source):
+        raise BadRequest(f"there is no file {order.source}", hint="--from takes a tarball, or its web address")
+    if order.sha256 and not re.fullmatch(r"[0-9a-f]{64}", order.sha256):
+        raise BadRequest(f"{order.sha256!r} is no SHA-256", hint="64 hexadecimal digits")
+
+
+def _compare(path: str, sha256: str) -> None:
+    import hashlib
+
+    with open(path, "rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise FumehoodError(f"{path} is not what it should be: its SHA-256 is wrong", hint="nothing was installed")
+
+
+def _suffix(tier: int) -> str:
+    return f"-tier{tier}" if tier > 1 else ""
+
+
+def tier_of(path: str) -> int:
+    """Return the tier that a tree was installed with."""
+    try:
+        with open(f"{path}/{VERSION_FILE}", encoding="ascii", errors="replace") as file:
+            said = re.search(r"^tier (\d+)$", file.read(4096), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(said[1]) if said else 0
+
+
+def _name_for(source: str, alpine: str) -> str:
+    """Name a tree after its file, or, where that is Alpine's own, after its version."""
+    stem = re.sub(r"(\.tar)?(\.(gz|xz|bz2|tgz|txz|tar))?$", "", os.path.basename(source.rstrip("/")))
+    if alpine and stem.startswith("alpine-minirootfs"):
+        return f"alpine-{alpine}"
+    name = re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".-_+")[:100]
+    return "image" if name in ("", here.ALPINE, "host", CURRENT) else name
+
+
+def _alpine_release(tree: int) -> str:
+    """Return the Alpine version that a tree says it is, or ""."""
+    try:
+        file = open_below(tree, "etc/alpine-release", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        said = os.read(file, 256).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
+    return said if re.fullmatch(r"[0-9][0-9A-Za-z._]*", said) else ""
+
+
+def _make_mount_points(tree: int) -> None:
+    """Make what things are mounted on: plain directories, and a plain file for the resolver's configuration."""
+    for name in _FOLDERS:
+        found = look(tree, name)
+        if found is None or not stat.S_ISDIR(found.st_mode):
+            remove_tree(tree, name)
+            os.mkdir(name, 0o700, dir_fd=tree)
+            os.chmod(name, 0o1777 if name == "tmp" else 0o755, dir_fd=tree)
+    if look(tree, "etc") is None:
+        os.mkdir("etc", 0o755, dir_fd=tree)
+    folder = open_below(tree, "etc")
+    try:
+        found = look(folder, "resolv.conf")
+        if found is None or not stat.S_ISREG(found.st_mode):
+            remove_tree(folder, "resolv.conf")
+            os.close(os.open("resolv.conf", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))
+    finally:
+        os.close(folder)
+
+
+def _write_mark(tree: int, text: str) -> None:
+    remove_tree(tree, VERSION_FILE)
+    file = os.open(VERSION_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=tree)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+class _Alone:
+    """The directory of root trees, locked: one process installs, the others wait and find what it installed."""
+
+    def __init__(self, at: str, tell: Tell) -> None:
+        self._at = at
+        self._tell = tell
+        self._file = -1
+
+    def __enter__(self) -> None:
+        try:
+            # One that the environment names is for everybody who uses the machine's image.
+            os.makedirs(self._at, mode=0o755 if "FUMEHOOD_ROOTFS_DIR" in os.environ else 0o700, exist_ok=True)
+            self._file = os.open(f"{self._at}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise FumehoodError(
+                f"root trees can't be installed in {self._at}: {error.strerror}",
+                hint="FUMEHOOD_ROOTFS_DIR may name a directory that you can write",
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._tell("another process is installing; waiting for it")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        # What a killed process left: nobody else is building now.
+        for name in os.listdir(self._at):
+            if name.startswith((_NEW, _OLD)):
+                _remove(self._at, name)
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._file)
+
+
+def _remove(at: str, name: str) -> None:
+    above = open_top(at)
+    try:
+        remove_tree(above, name)
+    finally:
+        os.close(above)
+
+
+class _Building:
+    """A tree under construction, which is gone again unless it was settled in its place."""
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+        self._name = f"{_NEW}{secrets.token_hex(4)}"
+        self.path = f"{at}/{self._name}"
+        self.tree = -1
+
+    def __enter__(self) -> Self:
+        os.mkdir(self.path, 0o700)
+        self.tree = open_top(self.path)
+        return self
+
+    def settle(self, name: str) -> None:
+        """Put the tree into its place, in one step; one that was there and is not ready makes room."""
+        os.chmod(self.path, 0o755)  # noqa: S103 - it is `/` to whoever runs in it
+        place = f"{self._at}/{name}"
+        if here.is_ready(place):
+            raise BadRequest(f"there is a root {name} already", hint=f"fumehood rootfs remove {name}; or --name …")
+        if os.path.lexists(place):
+            _remove(self._at, name)
+        os.rename(self.path, place)
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self.tree)
+        _remove(self._at, self._name)
+
+

@@ -1,0 +1,51 @@
+"""Root trees of this person: where they are kept, and what installs them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fumehood.linux.probe import host
+from fumehood.rootfs import installed as trees
+from fumehood.rootfs.download import Fetcher
+from fumehood.rootfs.install import Installer, Order
+from fumehood.rootfs.releases import MIRROR
+from fumehood.store.config import policy_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fumehood.rootfs.installed import Installed
+    from fumehood.service.store import Store
+
+
+def collection(store: Store) -> str:
+    """Return the directory that holds the root trees."""
+    return trees.collection(store.places.data)
+
+
+def installed(store: Store) -> tuple[list[Installed], str]:
+    """Return the trees that are ready, and the name of the one that `alpine` means."""
+    at = collection(store)
+    found = trees.installed(at)
+    if len(found) == 1 and found[0].path == at:
+        return found, found[0].name
+    return found, trees.current(at)
+
+
+def order(store: Store, **wishes: object) -> Order:
+    """Return an order with what the configuration says where nothing was asked for."""
+    settings = policy_for(store.places, ()).rootfs
+    asked = {name: value for name, value in wishes.items() if value}
+    return Order(**{"mirror": settings.mirror or MIRROR, "proxy": settings.proxy, **asked})  # type: ignore[arg-type]
+
+
+def installer(
+    store: Store, proxy: str, tell: Callable[[str], None], on_progress: Callable[[int, int], None] | None = None
+) -> Installer:
+    """Return what installs, updates and removes root trees here."""
+    places = store.places
+    return Installer(
+        collection(store), places.cache, host(places.cache, places.state), tell, Fetcher(proxy, on_progress),
+        os.uname().machine,
+    )  # fmt: skip

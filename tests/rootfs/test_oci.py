@@ -1,0 +1,153 @@
+"""Image archives: the layers of the right image, each taking away before it adds."""
+
+import gzip
+import hashlib
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.errors import FumehoodError
+from fumehood.linux.nofollow import open_top
+from fumehood.rootfs.oci import is_image, unpack_image
+from mirror import tarball
+
+
+def folder(name: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, 0o755
+    return info
+
+
+def a(name: str, text: str = "x") -> tuple[str, bytes, int]:
+    return name, text.encode(), 0o644
+
+
+LAYERS = [
+    tarball(a("bin/sh"), a("etc/one"), a("etc/two"), a("var/log/old"), a("var/keep"), a("was-file"), a("dir/inner")),
+    gzip.compress(
+        tarball(
+            a("etc/.wh.one", ""), a("var/new-before"), a("var/.wh..wh..opq", ""), a("var/new-after"),
+            folder("was-file"), a("was-file/now"), a(".wh.dir", ""), a("none/.wh.x", ""),
+        )
+    ),
+    tarball(a("etc/one", "again"), a("dir", "a file now")),
+]  # fmt: skip
+EXPECTED = ["bin/sh", "dir", "etc/one", "etc/two", "var/new-after", "var/new-before", "was-file/now"]
+
+
+def blob(files: dict[str, bytes], data: bytes, **more: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    files[f"blobs/sha256/{digest}"] = data
+    return {"digest": f"sha256:{digest}", "size": len(data), **more}
+
+
+def manifest(files: dict[str, bytes], layers: list[bytes], **more: Any) -> dict[str, Any]:
+    told = {"schemaVersion": 2, "layers": [blob(files, layer) for layer in layers]}
+    return blob(files, json.dumps(told).encode(), **more)
+
+
+def oci(layers: list[bytes]) -> dict[str, bytes]:
+    """An image layout for two architectures, in an index of an index."""
+    files: dict[str, bytes] = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
+    platforms = [
+        manifest(files, [tarball(a("wrong"))], platform={"os": "linux", "architecture": "s390x"}),
+        manifest(files, layers, platform={"os": "linux", "architecture": "arm64"}),
+        manifest(files, layers, platform={"os": "linux", "architecture": "amd64"}),
+    ]
+    inner = blob(files, json.dumps({"manifests": platforms}).encode())
+    files["index.json"] = json.dumps({"manifests": [inner]}).encode()
+    return files
+
+
+def docker(layers: list[bytes]) -> dict[str, bytes]:
+    """What an older `docker save` writes."""
+    files = {f"{number}/layer.tar": layer for number, layer in enumerate(layers)}
+    told = [{"Config": "c.json", "RepoTags": ["x:1"], "Layers": list(files)}]
+    return {**files, "manifest.json": json.dumps(told).encode()}
+
+
+def archive(at: Path, files: dict[str, bytes]) -> str:
+    path = at / "image.tar"
+    path.write_bytes(tarball(*((name, content, 0o644) for name, content in files.items())))
+    return str(path)
+
+
+def unpacked(at: Path, files: dict[str, bytes], machine: str = "x86_64") -> Path:
+    target = at / "target"
+    target.mkdir()
+    top = open_top(str(target))
+    try:
+        unpack_image(archive(at, files), top, machine)
+    finally:
+        os.close(top)
+    return target
+
+
+@pytest.mark.parametrize("form", [oci, docker])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_layers_lie_on_each_other_with_their_whiteouts(form: Any, machine: str, tmp_path: Path) -> None:
+    files = form(LAYERS)
+    assert is_image(archive(tmp_path, files))
+    tree = unpacked(tmp_path, files, machine)
+    found = sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file())
+    assert found == EXPECTED
+    assert (tree / "etc/one").read_text() == "again"
+
+
+def test_a_root_tarball_is_no_image(tmp_path: Path) -> None:
+    assert not is_image(archive(tmp_path, {"./bin/sh": b"", "manifest.json": b""}))
+    assert not is_image(archive(tmp_path, {"data": b""}))
+
+
+def test_an_image_for_other_machines_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FumehoodError, match="no image for riscv64"):
+        unpacked(tmp_path, oci(LAYERS), "riscv64")
+
+
+def test_a_layer_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
+    files = oci(LAYERS)
+    name = f"blobs/sha256/{hashlib.sha256(LAYERS[1]).hexdigest()}"
+    with pytest.raises(FumehoodError, match="is not what its name says"):
+        unpacked(tmp_path, {**files, name: tarball(a("evil"))})
+
+
+@pytest.mark.parametrize("name", [".wh...", ".wh..", ".wh.", "a/../../.wh.outside", "/.wh.outside"])
+def test_a_whiteout_can_not_reach_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("untouched")
+    with pytest.raises(FumehoodError):
+        unpacked(tmp_path, docker([tarball(a("bin/sh")), tarball(a(name, ""))]))
+    assert (tmp_path / "outside").read_text() == "untouched"
+
+
+def test_a_whiteout_does_not_follow_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_text("untouched")
+    link = tarfile.TarInfo("etc")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "outside")
+    with pytest.raises(FumehoodError):
+        unpacked(tmp_path, docker([tarball(link), tarball(a("etc/.wh.file", ""), a("etc/.wh..wh..opq", ""))]))
+    assert (tmp_path / "outside/file").read_text() == "untouched"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"index.json": b"{"}, {"index.json": b"[]"}, {"index.json": b'{"manifests": []}'},
+        {"index.json": b'{"manifests": [{"digest": "sha256:../../etc/passwd"}]}'},
+        {"index.json": b'{"manifests": [{"digest": "md5:1"}]}'},
+        {"index.json": json.dumps({"manifests": [{"digest": f"sha256:{'0' * 64}"}]}).encode()},
+    ],
+)  # fmt: skip
+def test_an_odd_image_is_said_in_one_line(change: dict[str, bytes], tmp_path: Path) -> None:
+    with pytest.raises(FumehoodError) as told:
+        unpacked(tmp_path, {**oci(LAYERS), **change})
+    assert told.value.hint
+
+
+def test_zstd_layers_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(FumehoodError, match="zstd"):
+        unpacked(tmp_path, docker([b"\x28\xb5\x2f\xfd" + b"0" * 100]))

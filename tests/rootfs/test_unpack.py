@@ -1,0 +1,144 @@
+"""Tarballs that nobody vouches for: whatever they name, nothing is written outside the target."""
+
+import gzip
+import os
+import stat
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fumehood.errors import FumehoodError
+from fumehood.linux.nofollow import open_top
+from fumehood.rootfs.unpack import Hostile, unpack
+from mirror import tarball
+
+
+def entry(name: str, kind: bytes, link: str = "", mode: int = 0o755, **more: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    for field, value in more.items():
+        setattr(info, field, value)
+    return info
+
+
+def link(name: str, target: str) -> tarfile.TarInfo:
+    return entry(name, tarfile.SYMTYPE, target)
+
+
+def hard(name: str, target: str) -> tarfile.TarInfo:
+    return entry(name, tarfile.LNKTYPE, target)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Something that must not be touched."""
+    victim = tmp_path / "outside"
+    victim.mkdir()
+    (victim / "file").write_text("untouched")
+    return victim
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Callable[..., Path]:
+    def unpacked(*files: tuple[str, bytes, int] | tarfile.TarInfo) -> Path:
+        source, target = tmp_path / "a.tar", tmp_path / "target"
+        source.write_bytes(tarball(*files))
+        target.mkdir(exist_ok=True)
+        top = open_top(str(target))
+        try:
+            unpack(str(source), top)
+        finally:
+            os.close(top)
+        return target
+
+    return unpacked
+
+
+FILE = b"evil"
+HOSTILE = {
+    "an absolute path": [("/abs", FILE, 0o644)],
+    "a path that climbs": [("../outside/file", FILE, 0o644)],
+    "a path that climbs in the middle": [("a/../../outside/file", FILE, 0o644)],
+    "a link that climbs": [link("a", "../outside")],
+    "a link that climbs after going down": [link("a/b", "../x/../../outside")],
+    "an absolute link that climbs": [link("a", "/../outside")],
+    "a file through a link": [link("a", "/outside"), ("a/file", FILE, 0o644)],
+    "a file through a link inside": [entry("d", tarfile.DIRTYPE), link("a", "d"), ("a/file", FILE, 0o644)],
+    "a directory through a link": [link("a", "/outside"), entry("a/sub", tarfile.DIRTYPE)],
+    "a hard link that climbs": [hard("a", "../outside/file")],
+    "a hard link to an absolute path": [hard("a", "/outside/file")],
+    "a hard link through a link": [link("d", "/outside"), hard("a", "d/file")],
+    "a hard link to nothing": [hard("a", "b")],
+    "a hard link to a directory": [entry("d", tarfile.DIRTYPE), hard("a", "d")],
+    "a file below a file": [("a", FILE, 0o644), ("a/b", FILE, 0o644)],
+    "a path too deep": [("d/" * 300 + "f", FILE, 0o644)],
+    "a link without a target": [link("a", "")],
+}
+
+
+@pytest.mark.parametrize("files", HOSTILE.values(), ids=HOSTILE.keys())
+def test_what_leads_out_is_refused(files: list[tarfile.TarInfo], unpacked: Callable[..., Path], outside: Path) -> None:
+    with pytest.raises(Hostile, match="the tarball"):
+        unpacked(*files)
+    assert [path.read_text() for path in outside.iterdir()] == ["untouched"]
+    assert os.stat(outside / "file").st_nlink == 1
+
+
+def test_links_are_made_as_they_are_written(unpacked: Callable[..., Path]) -> None:
+    tree = unpacked(
+        ("bin/busybox", b"x", 0o755), link("bin/sh", "/bin/busybox"), link("sbin", "usr/sbin"),
+        hard("bin/ash", "bin/busybox"), hard("bin/dash", "bin/sh"), link("usr/lib/a", "../../bin/sh"),
+    )  # fmt: skip
+    assert os.readlink(tree / "bin/sh") == "/bin/busybox"
+    assert os.readlink(tree / "usr/lib/a") == "../../bin/sh"
+    assert os.path.samefile(tree / "bin/ash", tree / "bin/busybox")
+    assert os.readlink(tree / "bin/dash") == "/bin/busybox"
+
+
+def test_no_privilege_comes_out_of_a_tarball(unpacked: Callable[..., Path]) -> None:
+    tree = unpacked(
+        ("suid", b"x", 0o6755), entry("sgid", tarfile.DIRTYPE, mode=0o2777), entry("t", tarfile.DIRTYPE, mode=0o1777),
+        entry("device", tarfile.CHRTYPE, devmajor=1, devminor=5), entry("disk", tarfile.BLKTYPE, devmajor=8),
+        entry("whiteout", tarfile.CHRTYPE), entry("pipe", tarfile.FIFOTYPE), ("closed", b"x", 0),
+        entry("shut", tarfile.DIRTYPE, mode=0), ("shut/in", b"x", 0o600, ),
+    )  # fmt: skip
+    modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in tree.iterdir()}
+    assert modes == {"suid": 0o755, "sgid": 0o777, "t": 0o1777, "closed": 0o600, "shut": 0o700}
+    assert {path.lstat().st_uid for path in tree.rglob("*")} == {os.getuid()}
+
+
+def test_the_last_of_several_entries_counts(unpacked: Callable[..., Path], outside: Path) -> None:
+    tree = unpacked(
+        ("a", b"1", 0o644), ("a", b"2", 0o600), link("b", "/outside/file"), ("b", b"3", 0o644),
+        ("c/d/e", b"4", 0o644), ("c", b"5", 0o644), link("f", "/outside"), entry("f", tarfile.DIRTYPE),
+        ("f/g", b"6", 0o644),
+    )  # fmt: skip
+    assert [(tree / name).read_bytes() for name in ("a", "b", "c", "f/g")] == [b"2", b"3", b"5", b"6"]
+    assert (outside / "file").read_text() == "untouched"
+
+
+def test_odd_names_and_times_are_kept(unpacked: Callable[..., Path]) -> None:
+    odd = "new\nline \\ ,:é"
+    info = entry("old", tarfile.REGTYPE)
+    info.mtime = 1700000000
+    future = entry("future", tarfile.REGTYPE)
+    future.mtime = 1 << 40
+    tree = unpacked((odd, b"x", 0o644), info, future)
+    assert {path.name for path in tree.iterdir()} == {odd, "old", "future"}
+    assert (tree / "old").stat().st_mtime == 1700000000
+
+
+def test_a_damaged_tarball_is_said_in_one_line(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    top = open_top(str(target))
+    whole = gzip.compress(tarball(("a", os.urandom(100_000), 0o644)))
+    try:
+        for content in (b"", b"no tarball", whole[:50_000], whole[:5000] + b"x" * 500 + whole[5500:]):
+            (tmp_path / "a").write_bytes(content)
+            with pytest.raises(FumehoodError, match="can't be unpacked"):
+                unpack(str(tmp_path / "a"), top)
+    finally:
+        os.close(top)
