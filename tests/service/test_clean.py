@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import BadRequest, Run, Sandbox
-from fumehood.service import layers
+from fumehood.service import files, layers
 from fumehood.service.clean import Freed, clean
 from fumehood.service.differences import differences
 from fumehood.service.store import Store
@@ -44,10 +44,10 @@ def layer_of(store: Store, run: Run) -> str:
 def test_old_backups_go_and_young_ones_stay(sandbox: Sandbox, project: Path, store: Store) -> None:
     (project / "a").write_text("x" * 100_000)
     run = sandbox.run("echo new > a")
-    assert clean(store, now=later(29)) == Freed()
+    assert clean(store, now=later(29)) == Freed(backups=1)
     assert kept(store) == {run.run}
     freed = clean(store, now=later(31))
-    assert freed.runs == 1
+    assert (freed.runs, freed.backups) == (1, 0)
     assert freed.bytes >= 100_000
     assert kept(store) == set()
     assert (project / "a").read_text() == "new\n"
@@ -102,7 +102,7 @@ def test_a_run_under_way_is_left_alone(state: str, sandbox: Sandbox, project: Pa
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a; yes | head -c 100000")
     store.history.state(run.run, state)
-    assert clean(store, now=later(1000)) == Freed()
+    assert clean(store, now=later(1000)) == Freed(backups=1)
     assert kept(store) == {run.run, f"{run.run}.stdout"}
 
 
@@ -210,6 +210,7 @@ def test_nothing_is_removed_while_a_project_is_being_changed(
 ) -> None:
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")
+    clean(store, now=later(8))  # the daily backup, for which it would wait first
     ended = threading.Event()
     with store.alone(store.projects.open(str(project)).id):
         thread = threading.Thread(target=lambda: (clean(store, now=later(31)), ended.set()))
@@ -257,3 +258,107 @@ def test_it_tells_what_it_did() -> None:
 def test_a_negative_age_is_refused(store: Store) -> None:
     with pytest.raises(BadRequest, match="no age of -1 days"):
         clean(store, days=-1)
+
+
+@on_real_layers
+def test_daily_backups_go_after_a_week_and_a_held_change_keeps_those_of_its_file(
+    sandbox: Sandbox, project: Path, store: Store, edited: Path
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("old")
+    sandbox.run("echo new > a; echo new > b")
+    sandbox.run("echo newer > b", apply="hold")
+    assert clean(store, now=later(6.9)) == Freed()
+    assert clean(store, now=later(8)) == Freed(backups=1)
+    assert [name.rpartition("-")[2] for name in os.listdir(edited)] == ["b"]
+    assert clean(store, now=later(8), backup_days=9) == Freed()
+
+
+@on_real_layers
+def test_beyond_the_budget_the_oldest_go_but_none_of_the_last_day_and_none_that_is_held(
+    sandbox: Sandbox, project: Path, store: Store
+) -> None:
+    runs = []
+    for name in ("a", "b", "c"):
+        (project / name).write_bytes(os.urandom(100_000))
+        runs.append(sandbox.run(f"echo new > {name}", apply="hold" if name == "b" else "apply"))
+    for age, run in zip((20, 15, 10), runs, strict=True):
+        store.database.rows("UPDATE runs SET started_at = started_at - ? WHERE id = ?", (age * DAY, run.run))
+    assert clean(store, budget=1) == Freed(), "all is of today: its times on the disk are"
+    assert clean(store, now=later(2), budget=10_000_000) == Freed()
+    assert clean(store, now=later(2), budget=150_000, backup_days=1).runs == 1
+    assert kept(store) == {runs[1].run, runs[2].run}
+    assert clean(store, now=later(2), budget=1).runs == 1
+    assert kept(store) == {runs[1].run}
+    assert sandbox.apply(runs[1]).state == "applied"
+
+
+@on_real_layers
+def test_what_was_cleaned_is_in_the_audit_trail(sandbox: Sandbox, project: Path, store: Store) -> None:
+    (project / "a").write_text("old")
+    run = sandbox.run("echo new > a")
+    freed = clean(store, now=later(31))
+    assert store.audit.of([run.run])[run.run][-1].act == "cleaned"
+    assert [(event.act, event.detail) for event in store.audit.apart()] == [("cleaned", freed.told())]
+    clean(store, now=later(31))
+    assert len(store.audit.apart()) == 1
+
+
+@on_real_layers
+def test_what_is_due_is_recorded_before_its_original_goes(
+    sandbox: Sandbox, project: Path, store: Store, edited: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "AT_ONCE", 0)
+    (project / "a").write_bytes(b"x" * 100_000)
+    sandbox.run("echo new > a")
+    assert not edited.exists()
+    assert clean(store, now=later(6), budget=1).runs == 1
+    assert [(edited / name).stat().st_size for name in os.listdir(edited)] == [100_000]
+
+
+def test_a_run_that_its_process_still_claims_is_not_set_aside(store: Store) -> None:
+    with layers.Claim(store.places, "01CLAIMED") as claim:
+        claim.take()
+        assert clean(store, now=later(31)).leftovers == 1
+        assert kept(store) == {"01CLAIMED"}
+    clean(store, now=later(31))
+    assert kept(store) == set()
+
+
+def aged(store: Store, days: float) -> None:
+    """Let the last cleaning be so long ago."""
+    then = time.time() - days * DAY
+    os.utime(store.places.lock("clean"), (then, then))
+
+
+@on_real_layers
+def test_it_is_done_by_itself_once_a_day_when_a_program_ends(project: Path, store: Store) -> None:
+    gone = Path(store.places.run("01CRASHED.gone"))
+    for days, is_done in ((None, False), (0.9, False), (1.1, True), (None, False), (-1.0, True)):
+        gone.mkdir(exist_ok=True)
+        if days is not None:
+            aged(store, days)
+        with Sandbox(project):
+            pass
+        assert gone.exists() is not is_done
+
+
+@on_real_layers
+def test_a_program_that_does_not_end_cleans_beside_its_runs(sandbox: Sandbox, project: Path, store: Store) -> None:
+    sandbox.run("true")
+    gone = Path(store.places.run("01CRASHED.gone"))
+    gone.mkdir()
+    aged(store, 2)
+    sandbox.run("true")
+    until = time.monotonic() + 20
+    while gone.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@on_real_layers
+def test_nobody_waits_for_a_cleaning_that_another_process_is_at(project: Path, store: Store) -> None:
+    with Sandbox(project) as sandbox, open(store.places.lock("clean"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        aged(store, 2)
+        assert sandbox.run("echo x > a").state == "applied"

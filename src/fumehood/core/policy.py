@@ -43,7 +43,7 @@ class Clean(Value):
 
     keep_days: int = 30
     backup_days: int = 7
-    budget: int = 0
+    budget: int = 10 << 30
 
 
 class Rootfs(Value):

@@ -1,4 +1,4 @@
-"""Remove what is no longer needed: old backups, old outputs, and what runs left that came to nothing.
+"""Remove what is no longer needed: old backups and outputs, what is beyond the budget, what came to nothing.
 
 The order of writes: the record forgets a layer, then the layer is renamed, then it is removed. So a run
 whose record names a layer has it whole, and what a crash leaves is removed the next time.
@@ -15,7 +15,11 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.nofollow import LISTING, entries, look, open_below, open_top
 from fumehood.service import layers as layering
+from fumehood.service.daily import clean_daily
+from fumehood.service.files import catch_up_all
 from fumehood.service.store import Alone
+from fumehood.store.audit import CLEANED
+from fumehood.store.backups import DAYS as BACKUP_DAYS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ _DAY_S = 86_400
 _NEEDED = frozenset({"held", "running", "applying", "settling"})
 _CAME_TO_NOTHING = frozenset({"failed", "discarded", "empty", "refused"})
 _GONE = ".gone"  # ends the name of a layer that only waits to be removed
+_LOCK = "clean"
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -35,6 +40,7 @@ class Freed(Value):
     """What was removed, and the space that it took."""
 
     runs: int = 0  # that can no longer be undone
+    backups: int = 0  # of single days
     outputs: int = 0
     leftovers: int = 0
     bytes: int = 0
@@ -43,8 +49,8 @@ class Freed(Value):
 
     def told(self) -> str:
         """Say it in one line, and one more for each thing that could not be removed."""
-        counted = ((self.runs, "run's backups", "runs' backups"), (self.outputs, "output", "outputs"),
-                   (self.leftovers, "leftover", "leftovers"))  # fmt: skip
+        counted = ((self.runs, "run's backups", "runs' backups"), (self.backups, "daily backup", "daily backups"),
+                   (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"))  # fmt: skip
         parts = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
         first = f"nothing to remove: no backup and no output is older than {_days(self.days)}"
         if parts:
@@ -52,16 +58,30 @@ class Freed(Value):
         return "\n".join([first, *(f"could not remove {each}" for each in self.failed)])
 
 
-def clean(store: Store, *, days: int = DAYS, now: float | None = None) -> Freed:
-    """Remove the backups and saved outputs of runs older than some days; what is held is never removed.
+def clean(
+    store: Store, *, days: int = DAYS, backup_days: int = BACKUP_DAYS, budget: int = 0, now: float | None = None,
+    wait: bool = True,
+) -> Freed:  # fmt: skip
+    """Remove the backups and saved outputs of runs older than some days, and daily backups; never what is held.
 
-    A run whose backups are gone stays in the history, and its record no longer names a layer: that is
-    how undo knows. A run that only added files needs no backup, so it can be undone however old it is.
+    Beyond the budget, in bytes, the backups of the oldest runs go too, save those of the last day; 0 is no budget. A
+    run whose backups are gone stays in the history, and its record no longer names a layer: that is how undo knows.
+    A run that only added files needs no backup, so it can be undone however old it is. Without `wait`,
+    BlockingIOError is raised where another process is at it.
     """
-    if days < 0:
-        raise BadRequest(f"there is no age of {days} days", hint="fumehood clean --days 30")
-    with Alone(store.places.lock("clean")):
-        return _Cleaning(store, days, time.time() if now is None else now).all()
+    if days < 0 or backup_days < 0:
+        raise BadRequest(f"there is no age of {min(days, backup_days)} days", hint="fumehood clean --days 30")
+    moment = time.time() if now is None else now
+    with Alone(store.places.lock(_LOCK), wait=wait):
+        os.utime(store.places.lock(_LOCK))
+        # A daily backup is of the run's original: while that is there, it can still be made.
+        catch_up_all(store)
+        backups, size = clean_daily(store, min(days, backup_days), moment)
+        freed = _Cleaning(store, days, budget, moment).all()
+        freed = freed.replace(backups=backups, bytes=freed.bytes + size)
+        if freed != Freed(days=days):
+            store.audit.tell("", CLEANED, freed.told().replace("\n", "; "))
+        return freed
 
 
 class _Layer(Value):
@@ -76,9 +96,10 @@ class _Layer(Value):
 class _Cleaning:
     """One cleaning, done while no other is."""
 
-    def __init__(self, store: Store, days: int, now: float) -> None:
+    def __init__(self, store: Store, days: int, budget: int, now: float) -> None:
         self._store = store
         self._days = days
+        self._budget = budget
         self._now = now
         self._bytes = 0
         self._failed: list[str] = []
@@ -92,8 +113,9 @@ class _Cleaning:
             # only those that have been there for long go.
             on_disk, printed = entries(runs), entries(outputs)
             known = _layers(self._store)
-            old = [known[name] for name in on_disk if name in known and self._may_go(known[name], runs)]
-            retired = self._retire(old, runs)
+            here = [known[name] for name in on_disk if name in known]
+            old = [layer for layer in here if self._may_go(layer, runs, self._days)]
+            retired = self._retire(old + self._beyond_budget([each for each in here if each not in old], runs), runs)
             strays = [name for name in on_disk if name not in known and self._is_stray(name, runs)]
             self._set_aside(strays, runs)
             useless = sum(_is_useless(layer) for layer in retired)
@@ -110,14 +132,28 @@ class _Cleaning:
     def _before(self, days: int) -> float:
         return self._now - days * _DAY_S
 
-    def _may_go(self, layer: _Layer, runs: int) -> bool:
-        """Tell whether nobody needs a layer: nothing in it waits, and all that used it is old."""
+    def _may_go(self, layer: _Layer, runs: int, days: int) -> bool:
+        """Tell whether nobody needs a layer: nothing in it waits, and all that used it is so many days old."""
         if _NEEDED & {state for _, state in layer.users}:
             return False
-        limit = self._before(1 if _is_useless(layer) else self._days)
+        limit = self._before(1 if _is_useless(layer) else days)
         # A run may have been held for long, and applied or undone only now: that moved things into its layer.
         is_old = layer.latest < limit and _newest(runs, layer.name) < limit
         return is_old and not self._holds_something(layer)
+
+    def _beyond_budget(self, layers: Sequence[_Layer], runs: int) -> list[_Layer]:
+        """Return the oldest layers that may go, until those left fit into the budget; the last day is always kept."""
+        if not self._budget:
+            return []
+        sizes = {layer.name: _space(runs, layer.name) for layer in layers}
+        total, going = sum(sizes.values()), []
+        for layer in sorted(layers, key=lambda each: each.latest):
+            if total <= self._budget:
+                break
+            if sizes[layer.name] and self._may_go(layer, runs, 1):
+                going.append(layer)
+                total -= sizes[layer.name]
+        return going
 
     def _holds_something(self, layer: _Layer) -> bool:
         """Tell whether something in a layer waits for a person; an undo leaves that there."""
@@ -135,9 +171,10 @@ class _Cleaning:
                 now = _layers(self._store, project)
                 mine = [layer for layer in layers if layer.project == project and now.get(layer.name) == layer]
                 with self._store.database.transaction() as connection:
-                    connection.executemany(
-                        "UPDATE runs SET layer = '' WHERE layer = ?", [(layer.name,) for layer in mine]
-                    )
+                    for layer in mine:
+                        connection.execute("UPDATE runs SET layer = '' WHERE layer = ?", (layer.name,))
+                        for run, _ in layer.users:
+                            self._store.audit.add(connection, run, CLEANED, "its backups are no longer kept")
                 self._set_aside([layer.name for layer in mine], runs)
                 retired += mine
         return retired
@@ -152,16 +189,20 @@ class _Cleaning:
     def _set_aside(self, names: Iterable[str], runs: int) -> None:
         for name in names:
             try:
+                claim = layering.take_up(self._store.places, name)
+            except (FileNotFoundError, BlockingIOError):
+                continue  # its own run removed it, because nothing was left in it, or is at it
+            try:
                 os.rename(name, f"{name}{_GONE}", src_dir_fd=runs, dst_dir_fd=runs)
-            except FileNotFoundError:
-                continue  # its own run removed it, because nothing was left in it
+            finally:
+                os.close(claim)
 
     def _remove_gone(self, runs: int) -> None:
         """Remove what was set aside, now or by a cleaning that did not end."""
         for name in entries(runs):
             if not name.endswith(_GONE):
                 continue
-            size = _space(runs, name)
+            size = _space(runs, name, freed=True)
             try:
                 layering.drop(self._store.places, name)
             except OSError as error:
@@ -232,15 +273,15 @@ def _newest(directory: int, name: str) -> float:
     return max((found.st_ctime for found in _found_in(directory, name)), default=0.0)
 
 
-def _space(directory: int, name: str) -> int:
-    """Return the bytes that an entry takes on disk, each file counted once however many names it has."""
+def _space(directory: int, name: str, *, freed: bool = False) -> int:
+    """Return the bytes that an entry takes, each file counted once; `freed`: not those that a daily backup keeps."""
     blocks = 0
-    linked: set[int] = set()
+    linked: dict[int, int] = {}
     for found in _found_in(directory, name):
         if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-            if found.st_ino in linked:
+            linked[found.st_ino] = linked.get(found.st_ino, 0) + 1
+            if linked[found.st_ino] != (found.st_nlink if freed else 1):
                 continue
-            linked.add(found.st_ino)
         blocks += found.st_blocks
     return blocks * 512
 

@@ -21,7 +21,9 @@ _DAY_S = 86_400
 
 
 def clean_daily(store: Store, days: int = backups.DAYS, now: float | None = None) -> tuple[int, int]:
-    """Remove the daily backups older than some days; returns how many, and the bytes that this freed.
+    """Remove the daily backups older than some days, save those of files that held changes wait on.
+
+    Returns how many, and the bytes that this freed.
 
     A record goes with its last backup if the file is gone too and no run deleted it. Takes the locks of the
     projects, so the caller must hold none of them.
@@ -32,6 +34,10 @@ def clean_daily(store: Store, days: int = backups.DAYS, now: float | None = None
         for name in backups.expired([name for name, _ in daily.entries()], moment, days):
             by_number.setdefault(backups.parsed(name)[0], []).append(name)  # type: ignore[index]
         known = Files(store.database).by_numbers(sorted(by_number))
+        for _, record in known:
+            if record.needs_approval:
+                del by_number[record.id]  # a held change waits on it
+        known = [(project, record) for project, record in known if not record.needs_approval]
         gone: list[str] = []
         freed = 0
         for project in sorted({project for project, _ in known}):

@@ -21,7 +21,7 @@ from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, session_of, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
-from fumehood.service.upkeep import upkeep
+from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
 from fumehood.service.watching import watcher
 from fumehood.store.config import policy_for
 
@@ -97,8 +97,16 @@ class Sandbox:
         the name of an installed root tree, or a directory that holds one. `env` adds to the environment.
         """
         request = self._request(command, cwd, network, timeout, apply, root, env)
+        return self._perform(request, _wishes(on_output, on_change, stdin, None))
+
+    def _perform(self, request: Request, wishes: Wishes) -> Run:
         upkeep(self._store, self._project.id)
-        return self._hood.run(request, _wishes(on_output, on_change, stdin, None))
+        run = self._hood.run(request, wishes)
+        if is_cleaning_due(self._store):
+            # A program may live for weeks, and must not wait for this.
+            cleaning = self._store, self._hood.policy.clean
+            threading.Thread(target=clean_up, args=cleaning, name="fumehood-clean", daemon=True).start()
+        return run
 
     async def arun(self, command: Command, **options: Any) -> Run:
         """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
@@ -118,8 +126,7 @@ class Sandbox:
 
         def work() -> None:
             try:
-                upkeep(self._store, self._project.id)
-                run = self._hood.run(request, wishes)
+                run = self._perform(request, wishes)
             except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
                 loop.call_soon_threadsafe(_settle, future, None, error)
             else:
@@ -222,7 +229,7 @@ class Sandbox:
 
     def close(self) -> None:
         """Close the records; the sandbox can't be used after that."""
-        upkeep(self._store, self._project.id)
+        upkeep(self._store, self._project.id, self._hood.policy.clean)
         self._store.close()
 
     def __enter__(self) -> Self:

@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 from fumehood.errors import FumehoodError
 from fumehood.linux.libc import InterruptsHeld
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fumehood.core.policy import Clean
     from fumehood.service.store import Store
 
+_DAY_S = 86_400
 
-def upkeep(store: Store, project: int) -> None:
-    """Bring the records of a project's files up to date.
+
+def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> None:
+    """Bring the records of a project's files up to date, and, where that is asked for, clean once a day.
 
     It waits for nobody, and nothing else fails for it: whoever needs the records does it again, and is told.
     """
     try:
-        if not store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):
-            return
-        from fumehood.service.files import catch_up
+        if store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):
+            from fumehood.service.files import catch_up
 
-        with InterruptsHeld():
-            catch_up(store, project, wait=False)
+            with InterruptsHeld():
+                catch_up(store, project, wait=False)
+        if cleaning is not None and is_cleaning_due(store):
+            clean_up(store, cleaning)
+    except (OSError, FumehoodError):
+        return
+
+
+def is_cleaning_due(store: Store) -> bool:
+    """Tell whether nothing was cleaned for a day; the time of the lock's file is that of the last cleaning."""
+    path = store.places.lock("clean")
+    try:
+        last = os.stat(path).st_mtime
+    except FileNotFoundError:
+        # Nothing is a day old yet.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        return False
+    return not 0 <= time.time() - last < _DAY_S
+
+
+def clean_up(store: Store, cleaning: Clean) -> None:
+    """Clean as the person wishes it, unless another process is at it."""
+    from fumehood.service.clean import clean
+
+    try:
+        clean(
+            store, days=cleaning.keep_days, backup_days=cleaning.backup_days, budget=cleaning.budget, wait=False
+        )
     except (OSError, FumehoodError):
         return

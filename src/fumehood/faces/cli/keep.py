@@ -10,6 +10,7 @@ from fumehood.faces.cli import doctor
 from fumehood.faces.cli.commands import Context, paint
 from fumehood.service.clean import DAYS, clean
 from fumehood.service.worktree import git_directory
+from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
     from fumehood.faces.cli.inspect import Add
@@ -29,8 +30,9 @@ def add_commands(add: Add) -> None:
         "  fumehood clean\n  fumehood clean --days 7",
     )  # fmt: skip
     cleaning.add_argument(
-        "--days", type=int, default=DAYS, metavar="N",
-        help="backups and outputs older than this go, and those runs can't be undone (default %(default)s)",
+        "--days", type=int, metavar="N",
+        help="backups and outputs older than this go, and those runs can't be undone"
+        f" (default: clean.keep_days of the configuration, else {DAYS})",
     )  # fmt: skip
 
 
@@ -67,5 +69,7 @@ def _doctor(context: Context) -> int:
 
 
 def _clean(context: Context) -> int:
-    freed = clean(context.store, days=context.options.days)
+    wishes = policy_for(context.store.places, ()).clean
+    days = wishes.keep_days if context.options.days is None else context.options.days
+    freed = clean(context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget)
     return context.say(freed.fields(), lambda: print(freed.told()))

@@ -166,7 +166,7 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
     )  # fmt: skip
     run = Hood(store, project, policy, start).run(request, _wishes(options, as_json))
     _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)
-    return run, lambda: upkeep(store, project.id)
+    return run, lambda: upkeep(store, project.id, policy.clean)
 
 
 def _project(store: Store, options: Options, session: str) -> str:
