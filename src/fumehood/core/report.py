@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from fumehood.core.connection import Connection
+
 MODEL_OUTPUT = 30_000  # characters of output that a model is shown
 _MODEL_CHANGES = 100
 
@@ -48,6 +50,8 @@ class Run:
         self.timed_out: bool = fields.pop("timed_out", False)
         self.sandboxed: bool = fields.pop("sandboxed", True)
         self.network: str = fields.pop("network", "none")
+        self.hosts: tuple[str, ...] = fields.pop("hosts", ())
+        self._connections: Sequence[Connection] | Callable[[], Sequence[Connection]] = fields.pop("connections", ())
         self.duration_s: float = fields.pop("duration_s", 0.0)
         self.stdout: str = fields.pop("stdout", "")
         self.stderr: str = fields.pop("stderr", "")
@@ -79,6 +83,22 @@ class Run:
         self._found = changes
 
     @property
+    def connections(self) -> Sequence[Connection]:
+        """Every connection that the command made or was refused; those of an old run are read when asked for."""
+        if callable(self._connections):
+            self._connections = self._connections()
+        return self._connections
+
+    @connections.setter
+    def connections(self, connections: Sequence[Connection]) -> None:
+        self._connections = connections
+
+    @property
+    def new_connections(self) -> Sequence[Connection]:
+        """Those that are not recorded yet: what came from the record is left there."""
+        return () if callable(self._connections) else self._connections
+
+    @property
     def id(self) -> str:
         """The run's id."""
         return self.run
@@ -105,6 +125,7 @@ class Run:
             "run": self.run, "project": self.project, "command": self.command, "cwd": self.cwd,
             "state": self.state, "reason": self.reason, "exit_code": self.exit_code,
             "timed_out": self.timed_out, "sandboxed": self.sandboxed, "network": self.network,
+            "hosts": list(self.hosts), "connections": [each.fields() for each in self.connections],
             "duration_s": round(self.duration_s, 6), "output": self.output,
             "output_truncated": self.output_truncated,
             "changes": [{**change.fields(), "flags": list(change.flags)} for change in self.changes],

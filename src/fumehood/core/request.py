@@ -25,6 +25,7 @@ class Request(Value):
     mode: str = APPLY
     timeout: float | None = None
     network: str = "none"
+    hosts: tuple[str, ...] = ()  # those it asks for, where it does not need the whole network
     environment: tuple[tuple[str, str], ...] = ()
     shell: str = ""  # a shell of the host's that reads the command
     source: str = ""  # a file that this shell reads first

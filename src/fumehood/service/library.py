@@ -9,8 +9,9 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from fumehood.core.judge import APPLY, HOLD
+from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request
-from fumehood.errors import BadRequest, Refused
+from fumehood.errors import BadRequest
 from fumehood.linux import launcher
 from fumehood.linux.output import decoding
 from fumehood.service import decide
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
-    from fumehood.linux.launch import Plan
+    from fumehood.linux.launch import Given, Plan
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
 
@@ -82,7 +83,7 @@ class Sandbox:
         command: Command,
         *,
         cwd: str | os.PathLike[str] | None = None,
-        network: bool = False,
+        network: bool | Sequence[str] = False,
         timeout: float | None = None,
         apply: str | bool | None = None,
         on_output: OnOutput | None = None,
@@ -94,7 +95,8 @@ class Sandbox:
         """Run a command: a string is a shell line, a sequence a program and its arguments.
 
         `apply` is "apply", "hold" or "discard"; True and False mean the first two. `root` is "host", "alpine",
-        the name of an installed root tree, or a directory that holds one. `env` adds to the environment.
+        the name of an installed root tree, or a directory that holds one. `env` adds to the environment. `network`
+        asks for the whole network, or for hosts: ["pypi.org:443", "*.example.org"].
         """
         request = self._request(command, cwd, network, timeout, apply, root, env)
         return self._perform(request, _wishes(on_output, on_change, stdin, None))
@@ -142,11 +144,9 @@ class Sandbox:
             raise
 
     def _request(
-        self, command: Command, cwd: Any, network: bool, timeout: float | None, apply: str | bool | None, root: Any,
-        env: Mapping[str, str] | None,
+        self, command: Command, cwd: Any, network: bool | Sequence[str], timeout: float | None,
+        apply: str | bool | None, root: Any, env: Mapping[str, str] | None,
     ) -> Request:  # fmt: skip
-        if network:
-            raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
         mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
         where = "" if cwd is None else os.path.join(self._project.path, os.fspath(cwd))
         asked = command if isinstance(command, str) else tuple(command)
@@ -154,6 +154,7 @@ class Sandbox:
         return Request(
             command=asked, cwd=where, mode=mode, timeout=timeout, root=around, session=self._session,
             own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
+            network=FULL if network is True else NONE, hosts=_hosts(network),
         )  # fmt: skip
 
     def apply(self, run: Run | str) -> Run:
@@ -246,8 +247,14 @@ _REQUEST_OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _start(plan: Plan, stdio: tuple[int, int, int]) -> Running:
-    return launcher.shared().start(plan, stdio)
+def _start(plan: Plan, given: Given) -> Running:
+    return launcher.shared().start(plan, given)
+
+
+def _hosts(network: bool | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(network, bool):
+        return ()
+    return (network,) if isinstance(network, str) else tuple(network)
 
 
 def _settle(future: asyncio.Future[Run], run: Run | None, error: BaseException | None) -> None:

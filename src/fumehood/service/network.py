@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
     from fumehood.core.connection import Connection
     from fumehood.core.network import Network
+    from fumehood.linux.launch import Plan
     from fumehood.linux.output import Sink
+    from fumehood.linux.process import Running
+    from fumehood.proxy.server import Proxy
+    from fumehood.service.running import Starter
 
-_QUIET_S = 2.0  # after the last new host, a command that will run again has had its time
+# After the last new host, a command that will run again has had its time: some try for minutes when refused.
+_QUIET_S = 2.0
 _MOST_BLOCKED = 20
 
 
@@ -31,10 +36,11 @@ class Access:
     def __init__(self, network: Network, *, may_ask: bool = False) -> None:
         self.network = network
         self.connections: tuple[Connection, ...] = ()
-        self._proxy = None
+        self._proxy: Proxy | None = None
         self._listen: tuple[tuple[str, int], ...] = ()
         self._will_ask = network.watched and may_ask
         self._refused_at = 0.0
+        self.ended_it = False  # because nothing of this try will be left
         self._lock = threading.Lock()
         if network.is_proxied:
             from fumehood.proxy.server import Proxy
@@ -63,14 +69,25 @@ class Access:
             return shared(before, os.environ)
         return variables(self._listen[0][1], n.by_proxy(self.network.hosts), before)
 
-    def opened(self) -> tuple[socket.socket, socket.socket] | None:
-        """Return both ends of the channel that the listeners come by: ours, and the one for the launcher."""
-        return None if self._proxy is None else socket.socketpair()
+    @property
+    def shares(self) -> bool:
+        """Tell whether the command shares the host's network."""
+        return self.network.mode == n.FULL
 
-    def start(self, channel: socket.socket) -> None:
-        """Serve, once the listeners come. Not before the sandbox was forked: it must not have threads."""
-        if self._proxy is not None:
-            self._proxy.start(channel)
+    def launched(self, start: Starter, plan: Plan, given: tuple[int, int, int]) -> Running:
+        """Start a sandbox, and serve what it asks for once its listeners come."""
+        if self._proxy is None:
+            return start(plan, given)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                running = start(plan, (*given, theirs.fileno()))
+            except BaseException:
+                ours.close()
+                raise
+        # Not before the sandbox was forked: whoever forks has one thread only.
+        self._proxy.start(ours)
+        return running
 
     def stop(self) -> None:
         """The command has ended: end the proxy, and keep what it saw."""
@@ -89,10 +106,6 @@ class Access:
         """Tell whether the person will be asked, so that nothing of this try will be left."""
         return self._will_ask and self._refused_at > 0
 
-    def is_enough(self) -> bool:
-        """Tell whether it is known what to ask for: programs that are refused try again for minutes."""
-        return self.was_refused and time.monotonic() - self._refused_at > _QUIET_S
-
     def muted(self, sink: Sink | None) -> Sink | None:
         """Return a sink that passes nothing on any more once this try is in vain."""
         if sink is None or not self._will_ask:
@@ -108,7 +121,12 @@ class Access:
         """Return what tells whether the command is to be ended."""
         if not self._will_ask:
             return before
-        return lambda: self.is_enough() or (before is not None and before())
+
+        def ended() -> bool:
+            self.ended_it = self.was_refused and time.monotonic() - self._refused_at > _QUIET_S
+            return self.ended_it or (before is not None and before())
+
+        return ended
 
     def to_ask(self) -> tuple[str, ...]:
         """Return the hosts to ask for once a try has ended."""
@@ -141,24 +159,3 @@ def _advice(refused: Connection, name: str) -> str:
         place = f"[{refused.address}]" if ":" in refused.address else refused.address
         return f"if you mean it, name the address too: --allow-host {place}:{refused.port}"
     return "a granted host is only reached as itself"
-
-
-# What programs say that were offline and know no proxy, or were given none.
-_COMPLAINTS = (
-    "Could not resolve host", "Temporary failure in name resolution", "Name or service not known",
-    "Network is unreachable", "Could not resolve hostname", "getaddrinfo EAI_AGAIN", "getaddrinfo ENOTFOUND",
-    "ENETUNREACH", "no such host", "nodename nor servname", "unable to resolve host", "failed to lookup address",
-    "Failed to establish a new connection", "dns error",
-)  # fmt: skip
-
-
-def suspected(output: str, network: Network) -> tuple[Blocked, ...]:
-    """Say that there is no network to a command that failed and complained of it."""
-    line = next((line for line in output.splitlines() if any(said in line for said in _COMPLAINTS)), "")
-    if not line:
-        return ()
-    if network.is_proxied:
-        hint = "only hosts that were granted are reached, and only by programs that use a proxy (HTTPS_PROXY is set)"
-    else:
-        hint = "a command has no network unless it is asked for: fumehood run --allow-host HOST -- …, or --network"
-    return (Blocked(what="network", detail=line.strip()[:200], hint=hint),)

@@ -52,6 +52,11 @@ class Permissions:
         self._session = session
         self._patience_s = patience_s
 
+    @property
+    def are_answered(self) -> bool:
+        """Tell whether there is somebody to ask."""
+        return bool(self._asks)
+
     def among(self, asks: Sequence[Ask]) -> Permissions:
         """Return the same grants and session with others to ask."""
         return Permissions(self._grants, asks, self._session, self._patience_s)

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.capture import Layer
+    from fumehood.linux.launch import Given
     from fumehood.linux.output import Sink
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Running, Watched
     from fumehood.service.ask import Ask
+    from fumehood.service.network import Access
     from fumehood.service.session import Seat
     from fumehood.service.world import World
 
-    Starter = Callable[[Plan, tuple[int, int, int]], Running]
+    Starter = Callable[[Plan, Given], Running]
 
 CLOSED, INHERITED = "closed", "inherited"
 
@@ -69,6 +71,7 @@ class Execution:
         timeout: float | None,
         wishes: Wishes,
         seat: Seat | None = None,
+        access: Access | None = None,
     ) -> Ended:
         """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
         capture = self._capture
@@ -80,19 +83,23 @@ class Execution:
         elif owner is not None:
             # Our own state is closed to them already, and what they can't reach can't be masked as them.
             masked, environment = (), {**environment, **home_of(owner)}
+        if access is not None:
+            environment = {**environment, **access.environment(environment)}
         stand = "" if tree is None or owner is None else tree.path
         spec = Spec(
             command=command, cwd=cwd, bounds=capture.bounds, masked=masked, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
-            disable_userns=self._host.disable_userns, binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
+            network_made=access is not None, disable_userns=self._host.disable_userns,
+            binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
             overlays=capture.overlays, privileged=self._host.privileged, owner=owner, tree=stand,
+            listen=() if access is None else access.listen, scoped=access is not None and access.shares,
         )  # fmt: skip
         try:
             capture.begin()
-            ended = self._attend(plan, outputs, timeout, wishes)
+            ended = self._attend(plan, outputs, timeout, wishes, access)
             capture.finish()
         except BaseException:
             capture.abandon()
@@ -117,7 +124,9 @@ class Execution:
             )
         return owner
 
-    def _attend(self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes) -> Ended:
+    def _attend(
+        self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes, access: Access | None
+    ) -> Ended:
         began = time.monotonic()
         stdin, feeding = _standard_input(wishes.stdin)
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
@@ -128,7 +137,8 @@ class Execution:
             if wishes.watch is not None and self._capture.way != COPY:
                 watched = wishes.watch(self._capture.layers)
             try:
-                running = self._start(plan, (stdin, out_end, err_end))
+                given = (stdin, out_end, err_end)
+                running = self._start(plan, given) if access is None else access.launched(self._start, plan, given)
             except FumehoodError:
                 os.close(out)
                 os.close(err)

@@ -7,6 +7,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.judge import judge
+from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
 from fumehood.core.policy import Policy
 from fumehood.core.report import Blocked, Run
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.core.concern import Concern
+    from fumehood.core.network import Network
     from fumehood.core.permission import Question
     from fumehood.linux.capture import Layer
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
+    from fumehood.service.network import Access
     from fumehood.service.running import Starter
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
@@ -71,13 +74,17 @@ class Hood:
         command = checked(request.command)
         world = around(self.store.places, self.policy, request.root or self.policy.root, self.project.roots)
         world = _furnished(world, request, seat)
-        run = self._known(claim.run, request, command, world)
-        self._ask_first(run, wishes)
+        network = decided(request.network, request.hosts, self.policy)
+        run = self._known(claim.run, request, command, world, network)
+        self._ask_first(run, network, wishes)
         layers, execution = self._begin(claim, run, world)
         try:
             line = arguments(command, world.shell, source=request.source, tells_cwd=seat is not None)
             with world.in_use():
-                ended = self._execute(run, execution, line, world, request, wishes, seat)
+                if network is OFFLINE:
+                    ended = self._execute(run, execution, line, world, request, wishes, seat)
+                else:
+                    ended = self._connect(run, network, execution, line, world, request, wishes, seat)
             run.ended_in = seat.keep(world.known) if seat else ""
         except BaseException as error:
             self._failed(run, error)
@@ -86,23 +93,46 @@ class Hood:
         with InterruptsHeld():
             run.found = layering.scanned(layers)
             judge(run.found, request.mode, self._concerns(run, layers), _mounts_inside(run))
-            run.blocked = _missing_roots(run)
+            run.blocked = (*run.blocked, *_missing(run, network))
             self._settle(run, _printed(ended), layers)
         return run
 
-    def _known(self, name: str, request: Request, command: str | tuple[str, ...], world: World) -> Run:
+    def _known(
+        self, name: str, request: Request, command: str | tuple[str, ...], world: World, network: Network
+    ) -> Run:
         """Write down what is asked for; how it is captured is not known yet."""
         return Run(
             run=name, project=self.project.path, command=shown(command),
-            cwd=world.known(request.cwd or self.project.path), state="running", network=request.network,
+            cwd=world.known(request.cwd or self.project.path), state="running", network=network.mode,
             started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
-            session=request.session or None,
+            session=request.session or None, hosts=network.hosts,
         )  # fmt: skip
 
-    def _ask_first(self, run: Run, wishes: Wishes) -> None:
+    def _ask_first(self, run: Run, network: Network, wishes: Wishes) -> None:
         """Ask a person for what they must be asked for; a plain sandboxed run needs nobody's word."""
-        if run.network != "none":
-            self.permit(run, network_question(run.command, run.cwd, run.project, run.run), wishes)
+        if network.to_ask:
+            self.permit(run, network_question(run.command, run.cwd, run.project, run.run, network.to_ask), wishes)
+
+    def _connect(
+        self, run: Run, network: Network, execution: Execution, command: tuple[str, ...], world: World,
+        request: Request, wishes: Wishes, seat: Seat | None,
+    ) -> Ended:  # fmt: skip
+        """Run a command that has a network, or may turn out to need one."""
+        from fumehood.service.replay import connected
+
+        permissions = self._permissions(wishes)
+
+        def ask(hosts: tuple[str, ...]) -> None:
+            question = network_question(run.command, run.cwd, run.project, run.run, hosts)
+            permissions.require(question, wishes.cancelled)
+
+        return connected(
+            run, network, wishes, ask=ask if permissions.are_answered else None,
+            execute=lambda access, wishes: self._execute(
+                run, execution, command, world, request, wishes, seat, access
+            ),
+            renew=lambda: layering.renew(self.store.places, run.run, run.roots, run.capture),
+        )  # fmt: skip
 
     def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:
         """Record the run, and make its layers."""
@@ -119,7 +149,7 @@ class Hood:
 
     def _execute(
         self, run: Run, execution: Execution, command: tuple[str, ...], world: World,
-        request: Request, wishes: Wishes, seat: Seat | None,
+        request: Request, wishes: Wishes, seat: Seat | None, access: Access | None = None,
     ) -> Ended:  # fmt: skip
         places = self.store.places
         streams = [
@@ -128,7 +158,8 @@ class Hood:
         ]
         timeout = self.policy.timeout if request.timeout is None else request.timeout
         ended = execution.run(
-            command, world, world.cwd(run.cwd), (places.state,), (streams[0], streams[1]), timeout, wishes, seat
+            command, world, world.cwd(run.cwd), (places.state,), (streams[0], streams[1]), timeout, wishes, seat,
+            access,
         )
         run.exit_code = _exit_code(ended.outcome)
         run.timed_out = ended.outcome.timed_out
@@ -177,17 +208,20 @@ class Hood:
 
     def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
         """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
-        permissions = self.permissions.among(wishes.asks) if wishes.asks else self.permissions
         try:
-            permissions.require(question, wishes.cancelled)
+            self._permissions(wishes).require(question, wishes.cancelled)
         except Refused as error:
-            run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
+            _refused(run, error)
             self.store.history.refuse(self.project.id, run)
-            error.run = run.run
             raise
+
+    def _permissions(self, wishes: Wishes) -> Permissions:
+        return self.permissions.among(wishes.asks) if wishes.asks else self.permissions
 
     def _failed(self, run: Run, error: BaseException) -> None:
         run.state, run.reason = FAILED, str(error) or type(error).__name__
+        if isinstance(error, Refused):
+            _refused(run, error)
         self.store.history.end(run)
         layering.drop(self.store.places, run.run)
 
@@ -219,10 +253,26 @@ def _mounts_inside(run: Run) -> list[tuple[int, str]]:
     ]
 
 
-def _missing_roots(run: Run) -> tuple[Blocked, ...]:
-    """Offer the directory that a failed command in a git work tree could not write: its real git directory."""
+def _refused(run: Run, error: Refused) -> None:
+    run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
+    run.stdout = run.stderr = ""
+    error.run = run.run
+
+
+def _missing(run: Run, network: Network) -> tuple[Blocked, ...]:
+    """Say what a failed command may have missed."""
     if not run.exit_code:
         return ()
+    found = _missing_roots(run)
+    if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
+        from fumehood.service.complaints import suspected
+
+        found += suspected(run.stderr or run.stdout, network)
+    return found
+
+
+def _missing_roots(run: Run) -> tuple[Blocked, ...]:
+    """Offer the directory that a failed command in a git work tree could not write: its real git directory."""
     from fumehood.service.worktree import git_directory
 
     found = git_directory(run.project)

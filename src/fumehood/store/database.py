@@ -100,7 +100,21 @@ ALTER TABLE files_due ADD COLUMN at REAL NOT NULL DEFAULT 0;
 ALTER TABLE files_due ADD COLUMN begun INTEGER NOT NULL DEFAULT 1;
 CREATE INDEX files_due_of_project ON files_due (project, n);
 """
-MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE)
+_CONNECTIONS = """
+-- The hosts that a run was granted, one a line.
+ALTER TABLE runs ADD COLUMN hosts TEXT NOT NULL DEFAULT '';
+CREATE TABLE connections (          -- what a command reached or was refused
+    run INTEGER NOT NULL REFERENCES runs(number), n INTEGER NOT NULL,
+    host TEXT NOT NULL, port INTEGER NOT NULL,
+    protocol TEXT NOT NULL,         -- 'http', 'connect', 'socks5', 'forward'
+    allowed INTEGER NOT NULL, reason TEXT NOT NULL,
+    address TEXT NOT NULL,          -- where it really went
+    started_at REAL NOT NULL, duration_s REAL NOT NULL,
+    sent INTEGER NOT NULL, received INTEGER NOT NULL,
+    count INTEGER NOT NULL,         -- how many of one kind, where they were too many
+    PRIMARY KEY (run, n)) WITHOUT ROWID;
+"""
+MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS)
 
 
 # Connections of a parent process: closing one here would drop the parent's locks.

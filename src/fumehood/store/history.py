@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.changes import Change
+    from fumehood.core.connection import Connection
     from fumehood.store.audit import Audit
     from fumehood.store.database import Database
     from fumehood.store.places import Places
@@ -32,7 +33,7 @@ SETTLING = "settling"  # the project has it all; only our own side is not in ord
 _COLUMNS = (
     "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
     "started_at", "duration_s", "exit_code", "timed_out", "stdout", "stderr", "stdout_size", "stderr_size",
-    "blocked", "dropped", "session",
+    "blocked", "dropped", "session", "hosts",
 )  # fmt: skip
 _SELECT = (
     f"SELECT projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)}"
@@ -86,12 +87,17 @@ class History:
         (stdout, stdout_size), (stderr, stderr_size) = outputs
         connection.execute(
             "UPDATE runs SET state = ?, reason = ?, duration_s = ?, exit_code = ?, timed_out = ?, stdout = ?,"
-            " stderr = ?, stdout_size = ?, stderr_size = ?, blocked = ? WHERE id = ?",
+            " stderr = ?, stdout_size = ?, stderr_size = ?, blocked = ?, network = ?, hosts = ? WHERE id = ?",
             (
                 run.state, _text(run.reason), run.duration_s, run.exit_code, run.timed_out, stdout, stderr,
-                stdout_size, stderr_size, _blocked_text(run.blocked), run.run,
+                stdout_size, stderr_size, _blocked_text(run.blocked), run.network,
+                "\n".join(run.hosts), run.run,
             ),
         )  # fmt: skip
+        if run.new_connections:
+            from fumehood.store import connections
+
+            connections.write(connection, run.run, run.new_connections)
 
     def journal(self, run: Run, outputs: Sequence[Printed], *, event: str = "") -> None:
         """Record all that is about to be done to the project, before it is done."""
@@ -231,6 +237,12 @@ class History:
         )
         return changing.read(rows)
 
+    def connections(self, run: str) -> tuple[Connection, ...]:
+        """Return what a run reached, or was refused."""
+        from fumehood.store import connections
+
+        return connections.read(self.database, run)
+
     def later_versions(self, run: str, project_path: str, path: str) -> list[tuple[str, Change]]:
         """Return the later changes of a path, the earliest first, with the runs that made them."""
         rows = self.database.rows(
@@ -251,9 +263,10 @@ class History:
         fields["duration_s"] = fields["duration_s"] or 0.0
         fields["blocked"] = _blocked(fields["blocked"])
         fields["dropped"] = tuple(fields["dropped"].split())
+        fields["hosts"] = tuple(fields["hosts"].split("\n")) if fields["hosts"] else ()
         return Run(
             project=project, stdout=stdout, stderr=stderr, output_truncated=cut_out or cut_err,
-            found=lambda: self.changes(fields["run"]), **fields,
+            found=lambda: self.changes(fields["run"]), connections=lambda: self.connections(fields["run"]), **fields,
         )  # fmt: skip
 
 

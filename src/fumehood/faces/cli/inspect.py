@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from fumehood.core.connection import Connection
     from fumehood.core.report import Run
     from fumehood.store.audit import Event
 
@@ -77,6 +78,7 @@ def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, in
             "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
             "paths": [{**change.fields(), "flags": list(change.flags)} for change in run.changes],
             "blocked": [blocked.fields() for blocked in run.blocked],
+            "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
             "events": [event.fields() for event in events[run.run]],
         }
         for run in runs
@@ -135,8 +137,12 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         facts["session"] = run.session
     if run.dropped:
         facts["kept from it"] = ", ".join(run.dropped)
+    if run.hosts:
+        facts["hosts"] = ", ".join(run.hosts)
     for name, value in facts.items():
         sys.stdout.write(f"{colour(f'{name:13}', 'dim')}{printable(value)}\n")
+    for connection in run.connections:
+        sys.stdout.write(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}\n")
     if run.found:
         sys.stdout.write(f"{headline(run)}\n")
         for line in lines(run, colour, most=len(run.found)):
@@ -151,6 +157,19 @@ def _event(event: Event, colour: Callable[[str, str], str]) -> str:
     by = f"{event.user or event.uid}, {event.face}" + (f", {event.agent}" if event.agent else "")
     detail = f"  {printable(event.detail)}" if event.detail else ""
     return f"{colour(when, 'dim')}  {event.act:9}{detail}  {colour(f'({printable(by)})', 'dim')}"
+
+
+def _connection(found: Connection, colour: Callable[[str, str], str]) -> str:
+    """Write one connection: with whom, how much went out and in, and why not."""
+    from fumehood.core.hosts import shown
+
+    name = printable(shown(found.host, found.port) if found.port else found.host or "unknown")
+    times = f" {found.count} times" if found.count > 1 else ""
+    if not found.allowed:
+        return f"{colour('refused', 'red')} {name}{times}: {printable(found.reason)}"
+    moved = f"{found.sent} B out, {found.received} B in, {found.duration_s:.1f} s"
+    failed = f": {printable(found.reason)}" if found.reason else ""
+    return f"{colour('allowed', 'green')} {name}{times} at {found.address} ({found.protocol}) {moved}{failed}"
 
 
 def _diff(context: Context) -> int:

@@ -7,6 +7,7 @@ import select
 import sys
 
 from fumehood.core.judge import DISCARD, HOLD
+from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli.main import here
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
 
 Run a command in the hood. It sees the whole system read-only and the project writable; what it wrote is
-captured, judged and applied to the project, and can be undone. There is no network.
+captured, judged and applied to the project, and can be undone. There is no network unless it is asked for.
 
 One argument is a shell line, several are a program and its arguments.
 
@@ -37,8 +38,8 @@ options:
   --cwd DIR          where the command starts (default: the current directory, if it is in the project)
   --hold             keep the changes for review instead of applying them
   --discard          throw the changes away
-  --network          ask for network
-  --allow-host HOST  ask for this host only; may be given again
+  --network          ask for the network of this machine, all of it
+  --allow-host HOST  ask for this host only: pypi.org, pypi.org:443, *.example.org; may be given again
   --root ROOT        the system the command sees: host, alpine, an installed tree, or its directory
   --timeout SECONDS  end the command, and everything it started, after this time
   --session NAME     one of several runs that share a directory, the variables written to "$FUMEHOOD_ENV", and undo
@@ -144,6 +145,7 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
         "cwd": options.last("--cwd"),
         "state": "refused" if isinstance(error, Refused) else "failed", "reason": error.message,
         "exit_code": error.exit_code, "timed_out": False, "sandboxed": True, "network": "none", "duration_s": 0.0,
+        "hosts": [], "connections": [],
         "output": "", "output_truncated": False, "changes": [], "blocked": [],
         "error": error.message, "hint": error.hint,
     }  # fmt: skip
@@ -151,8 +153,6 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
 
 def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
     """Run the command; returns the run, and what is to be done once it is told."""
-    if options.flags & {"--network"} or "--allow-host" in options.values:
-        raise Refused("Permission denied: Run command with network access", hint="nobody was there to ask")
     store = Store(face=CLI)
     session = options.last("--session") or ""
     project = store.projects.open(_project(store, options, session))
@@ -163,6 +163,7 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
         command=options.asked, cwd=_directory(options, project, root), mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=root, session=session, own_tmp="--own-tmp" in options.flags,
         shell=_shell(options.last("--shell")), source=options.last("--source") or "",
+        network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
     )  # fmt: skip
     run = Hood(store, project, policy, start).run(request, _wishes(options, as_json))
     _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)

@@ -1,0 +1,58 @@
+"""Run a command with a network; where it may be asked for, run it again with the hosts that it turned out to need.
+
+Nothing of a try that is asked about remains: its layer is thrown away before the next, and of its output, only what
+was shown before the first refusal was ever shown.
+"""
+
+from __future__ import annotations
+
+from fumehood.core.network import HOSTS
+from fumehood.service.network import Access, blocked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fumehood.core.network import Network
+    from fumehood.core.report import Run
+    from fumehood.service.running import Ended, Wishes
+
+_MOST_TRIES = 12
+
+
+def connected(
+    run: Run,
+    network: Network,
+    wishes: Wishes,
+    *,
+    execute: Callable[[Access, Wishes], Ended],
+    ask: Callable[[tuple[str, ...]], object] | None,
+    renew: Callable[[], None],
+) -> Ended:
+    """Run a command to its end; `ask` raises where more hosts are not granted, `renew` throws a try away."""
+    for number in range(_MOST_TRIES):
+        # A command that needs another host each time will not come to an end.
+        access = Access(network, may_ask=ask is not None and number < _MOST_TRIES - 1)
+        try:
+            ended = execute(access, _listening(wishes, access))
+        finally:
+            access.stop()
+            run.connections = (*run.connections, *access.connections)
+            run.blocked = blocked(access.connections, run.started_at)
+        hosts = access.to_ask()
+        if not hosts or ask is None or (ended.outcome.interrupted and not access.ended_it):
+            return ended
+        ask(hosts)
+        renew()
+        network = network.replace(mode=HOSTS, hosts=(*network.hosts, *hosts))
+        run.network, run.hosts = network.mode, network.hosts
+        if wishes.on_stderr is not None:
+            wishes.on_stderr(f"fumehood: granted {', '.join(hosts)}; running it again from the start\n".encode())
+    raise AssertionError("the last try never asks")
+
+
+def _listening(wishes: Wishes, access: Access) -> Wishes:
+    return wishes.replace(
+        on_stdout=access.muted(wishes.on_stdout), on_stderr=access.muted(wishes.on_stderr),
+        cancelled=access.cancelled(wishes.cancelled),
+    )  # fmt: skip
