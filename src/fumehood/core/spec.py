@@ -16,7 +16,9 @@ class Tree(Value):
     """A root tree that the command sees as `/`, instead of the host's.
 
     `entries` are its top entries where it lacks a mount point: each a name and, for a link, its target.
-    `overlay` is what bubblewrap itself mounts as `/`: lower directories, topmost first, and upper and work.
+    `overlay` is what bubblewrap itself mounts as `/`: lower directories, topmost first, and upper and work, which
+    are empty where it can only be read. `guarded` are mount points that get something on them in any case: where
+    the root can be written, a free one could be made a link, and the next command's mount would follow it.
     """
 
     path: str
@@ -24,6 +26,7 @@ class Tree(Value):
     writable: bool = False
     entries: tuple[tuple[str, str], ...] = ()
     overlay: tuple[tuple[str, ...], str, str] | None = None
+    guarded: tuple[str, ...] = ()
 
 
 class Spec(Value):
@@ -87,7 +90,7 @@ def _base(tree: Tree) -> list[str]:
     identity = ["--uid", "0", "--gid", "0"] if tree.writable else []
     if tree.overlay is not None:
         lowers, upper, work = tree.overlay
-        return [*identity, *_sources(lowers), "--overlay", upper, work, "/"]
+        return [*identity, *_sources(lowers), *(("--overlay", upper, work) if upper else ("--ro-overlay",)), "/"]
     if not tree.entries:
         return [*identity, "--bind" if tree.writable else "--ro-bind", tree.path, "/"]
     arguments = []
@@ -105,4 +108,5 @@ def _sources(lowers: tuple[str, ...]) -> list[str]:
 def _shelves(spec: Spec) -> tuple[str, ...]:
     """Return the directories that hold several of the sandbox's mount points, to be made fresh: `/skills`."""
     mounted = [bound.target for bound in (*spec.bounds, *spec.readonly)] + [each[0] for each in spec.overlays]
-    return tuple(dict.fromkeys(above for path in mounted if (above := path.rpartition("/")[0])))
+    free = [point for point in spec.tree.guarded if point not in mounted] if spec.tree is not None else []
+    return tuple(dict.fromkeys((*(above for path in mounted if (above := path.rpartition("/")[0])), *free)))

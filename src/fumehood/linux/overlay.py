@@ -11,12 +11,15 @@ from fumehood.linux import libc
 
 
 class Overlay(Value):
-    """One root to be covered: what lies below (topmost first, the root itself last), and where writes go."""
+    """One root to be covered: what lies below (topmost first, the root itself last), and where writes go.
+
+    Without an upper directory it can only be read.
+    """
 
     root: str
     lowers: tuple[str, ...]
-    upper: str
-    work: str
+    upper: str = ""
+    work: str = ""
 
 
 def enter_namespaces(*, privileged: bool, network: bool = False) -> None:
@@ -48,7 +51,9 @@ def mount(overlay: Overlay) -> None:
     may then stand in a path. `volatile` spares flushing the whole file system when it is unmounted.
     """
     lowers = ":".join(_named(path) for path in overlay.lowers)
-    options = f"lowerdir={lowers},upperdir={_named(overlay.upper)},workdir={_named(overlay.work)},userxattr,volatile"
+    options = f"lowerdir={lowers},userxattr"
+    if overlay.upper:
+        options += f",upperdir={_named(overlay.upper)},workdir={_named(overlay.work)},volatile"
     libc.mount(b"overlay", _named(overlay.root).encode(), b"overlay", 0, options.encode())
 
 

@@ -117,8 +117,6 @@ class InUse:
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._fd, fcntl.LOCK_SH)
 
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Let go of it."""
         os.close(self._fd)

@@ -24,7 +24,6 @@ from fumehood.service.store import Store
 from fumehood.service.undo import undo
 from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
 from fumehood.service.watching import watcher
-from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,8 +65,7 @@ class Sandbox:
         self._store = Store()
         self._project = self._store.projects.open(os.fspath(project))
         self._ask = ask
-        if policy is None:
-            policy = policy_for(self._store.places, self._project.roots)
+        policy = self._store.policy_of(self._project, policy)
         permissions = Permissions(self._store.grants, asks, session={})
         self._hood = Hood(self._store, self._project, policy, _start, permissions)
         self._session = "" if session is None else session_of(self._store, self._project, session).name

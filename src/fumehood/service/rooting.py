@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fumehood.errors import BadRequest
 from fumehood.linux.probe import host
 from fumehood.rootfs import installed as trees
 from fumehood.rootfs.download import Fetcher
 from fumehood.rootfs.install import Installer, Order
+from fumehood.rootfs.layer import pins
 from fumehood.rootfs.releases import MIRROR
 from fumehood.store.config import policy_for
 
@@ -38,6 +40,17 @@ def order(store: Store, **wishes: object) -> Order:
     settings = policy_for(store.places, ()).rootfs
     asked = {name: value for name, value in wishes.items() if value}
     return Order(**{"mirror": settings.mirror or MIRROR, "proxy": settings.proxy, **asked})  # type: ignore[arg-type]
+
+
+def remove(store: Store, name: str, tell: Callable[[str], None]) -> None:
+    """Remove a tree that no command runs in and no project's layer lies over."""
+    found = trees.find(collection(store), name).name
+    if pins(store.places.layers, found):
+        raise BadRequest(
+            f"root layers of {len(pins(store.places.layers, found))} project(s) lie over {found}",
+            hint="fumehood workspace list; fumehood workspace reset NAME",
+        )
+    installer(store, "", tell).remove(found)
 
 
 def installer(

@@ -86,6 +86,10 @@ class Execution:
         if access is not None:
             environment = {**environment, **access.environment(environment)}
         stand = "" if tree is None or owner is None else tree.path
+        if owner is not None and tree is not None and tree.guarded:
+            raise LaunchFailed(
+                f"a project of user {owner.user} can't have a root layer of root's", hint="run fumehood as that user"
+            )
         spec = Spec(
             command=command, cwd=cwd, bounds=capture.bounds, masked=masked, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
@@ -94,7 +98,7 @@ class Execution:
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
-            overlays=capture.overlays, privileged=self._host.privileged, owner=owner, tree=stand,
+            overlays=(*capture.overlays, *world.overlays), privileged=self._host.privileged, owner=owner, tree=stand,
             listen=() if access is None else access.listen, scoped=access is not None and access.shares,
         )  # fmt: skip
         try:

@@ -72,7 +72,10 @@ class Hood:
 
     def _run(self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None = None) -> Run:
         command = checked(request.command)
-        world = around(self.store.places, self.policy, request.root or self.policy.root, self.project.roots)
+        world = around(
+            self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
+            self.project.id,
+        )  # fmt: skip
         world = _furnished(world, request, seat)
         network = decided(request.network, request.hosts, self.policy)
         run = self._known(claim.run, request, command, world, network)
@@ -80,7 +83,7 @@ class Hood:
         layers, execution = self._begin(claim, run, world)
         try:
             line = arguments(command, world.shell, source=request.source, tells_cwd=seat is not None)
-            with world.in_use():
+            with world.entered(run.capture) as world:
                 if network is OFFLINE:
                     ended = self._execute(run, execution, line, world, request, wishes, seat)
                 else:
@@ -93,7 +96,7 @@ class Hood:
         with InterruptsHeld():
             run.found = layering.scanned(layers)
             judge(run.found, request.mode, self._concerns(run, layers), _mounts_inside(run))
-            run.blocked = (*run.blocked, *_missing(run, network))
+            run.blocked = (*run.blocked, *_missing(run, network), *world.blocked)
             self._settle(run, _printed(ended), layers)
         return run
 

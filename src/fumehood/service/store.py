@@ -6,6 +6,7 @@ import os
 
 from fumehood.linux import modes
 from fumehood.store.audit import PYTHON, Audit
+from fumehood.store.config import policy_for
 from fumehood.store.database import Database
 from fumehood.store.grants import Grants
 from fumehood.store.history import History
@@ -17,7 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from fumehood.core.policy import Policy
     from fumehood.core.report import Run
+    from fumehood.store.projects import Project
+    from fumehood.store.workspaces import Workspaces
 
 
 class Store:
@@ -34,6 +38,21 @@ class Store:
         self.sessions = Sessions(self.database)
         modes.directory = self.places.modes
         self.recover()
+
+    @property
+    def workspaces(self) -> Workspaces:
+        """The workspaces; hardly ever asked for."""
+        from fumehood.store.workspaces import Workspaces
+
+        return Workspaces(self.database, self.places)
+
+    def policy_of(self, project: Project, given: Policy | None = None) -> Policy:
+        """Return what holds for a project; a workspace's own settings lie over that."""
+        policy = policy_for(self.places, project.roots) if given is None else given
+        if "/workspaces/" not in project.path:
+            return policy
+        workspace = self.workspaces.at(project.path)
+        return policy if workspace is None else policy.under(workspace.settings())
 
     def recover(self) -> None:
         """Take back what a process that died had left half done, and keep what its command wrote.

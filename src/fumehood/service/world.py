@@ -6,10 +6,13 @@ import os
 
 from fumehood.core import inside
 from fumehood.core.environment import inherited
+from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
 from fumehood.core.spec import Tree
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.capture import BWRAP, KERNEL
+from fumehood.linux.overlay import Overlay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.core.spec import Bound
     from fumehood.rootfs.installed import InUse
+    from fumehood.rootfs.layer import RootLayer
     from fumehood.store.places import Places
 
 HOST, ALPINE = "host", "alpine"
@@ -32,19 +36,19 @@ class World(Value):
     targets: dict[str, str] = {}  # noqa: RUF012 - never changed
     readonly: tuple[Bound, ...] = ()
     host_shell: str = SHELL
+    base: str = ""  # the name of the tree, where it is an installed one
+    layer: str = ""  # the directory of the project's own layer over it
+    overlays: tuple[Overlay, ...] = ()  # what the launcher mounts besides the roots
+    blocked: tuple[Blocked, ...] = ()
 
     @property
     def shell(self) -> str:
         """The shell that reads the command."""
         return self.host_shell if self.tree is None else self.tree.shell
 
-    def in_use(self) -> InUse | Untouched:
-        """Keep the tree from being removed for the time of a `with` block."""
-        if self.tree is None:
-            return Untouched()
-        from fumehood.rootfs.installed import InUse
-
-        return InUse(self.tree.path)
+    def entered(self, way: str) -> Entered:
+        """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
+        return Entered(self, way)
 
     def cwd(self, directory: str) -> str:
         """Return a directory as the command sees it."""
@@ -55,31 +59,81 @@ class World(Value):
         return inside.outside(path, self.targets)
 
 
-class Untouched:
-    """Nothing to be kept."""
+class Entered:
+    """A world that a command runs in: its tree is not removed, and its layer is nobody else's to write."""
 
-    def __enter__(self) -> None:
-        return
+    def __init__(self, world: World, way: str) -> None:
+        self._world = world
+        self._way = way
+        self._tree: InUse | None = None
+        self._layer: RootLayer | None = None
+
+    def __enter__(self) -> World:
+        world = self._world
+        if world.tree is None:
+            return world
+        from fumehood.rootfs.installed import InUse
+
+        self._tree = InUse(world.tree.path)
+        if not world.layer:
+            return world
+        try:
+            return self._layered(world, world.tree)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_error: object) -> None:
-        return
+        if self._layer is not None:
+            self._layer.release()
+        if self._tree is not None:
+            self._tree.close()
+
+    def _layered(self, world: World, tree: Tree) -> World:
+        """Lay the project's own layer over the tree; where another command is writing it, only to be read."""
+        from fumehood.rootfs.layer import RootLayer
+
+        if self._way not in (KERNEL, BWRAP):
+            raise BadRequest(
+                f"a writable root needs an overlay, and writes are captured by {self._way} here",
+                hint="fumehood doctor says why; rootfs.writable = false runs with the root read-only",
+            )
+        self._layer = RootLayer(world.layer)
+        taken = self._layer.take(world.base)
+        upper, work = (taken.upper, taken.work) if taken.writable else ("", "")
+        lowers = (tree.path,) if taken.writable else (taken.upper, tree.path)
+        tree = tree.replace(writable=taken.writable, guarded=inside.MOUNT_POINTS)
+        blocked = () if taken.writable else (_BUSY,)
+        if self._way == BWRAP:
+            return world.replace(tree=tree.replace(overlay=(lowers, upper, work)), blocked=blocked)
+        mounted = Overlay(root=tree.path, lowers=lowers, upper=upper, work=work)
+        return world.replace(tree=tree, overlays=(mounted,), blocked=blocked)
 
 
-def around(places: Places, policy: Policy, root: str, roots: Sequence[str]) -> World:
+_BUSY = Blocked(
+    what="write", detail="the root layer", hint="another command of this project is writing it; / was read-only"
+)
+
+
+def around(places: Places, policy: Policy, root: str, roots: Sequence[str], project: int = 0) -> World:
     """Choose what surrounds a command: `root` is host, alpine, an installed tree's name, or a directory."""
     if root in ("", HOST):
         environment, dropped = inherited(os.environ)
         return World(environment=environment, dropped=dropped)
-    tree = _tree(places, root)
+    layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
+    tree, base = _tree(places, root, layer)
     skills = inside.skills(policy.skills)
     for skill in skills:
         if not os.path.isdir(skill.source):
             raise BadRequest(f"the skill {skill.source} is no directory", hint="mend [[skill]] in the configuration")
     environment = {**inside.ENVIRONMENT, **dict(policy.environment.set)}
-    return World(environment=environment, tree=tree, targets=inside.targets(roots), readonly=skills)
+    return World(
+        environment=environment, tree=tree, targets=inside.targets(roots), readonly=skills, base=base, layer=layer
+    )
 
 
-def _tree(places: Places, root: str) -> Tree:
+def _tree(places: Places, root: str, layer: str) -> tuple[Tree, str]:
+    """Find a tree and its name; where the project has a layer, the tree that it lies over."""
     from fumehood.rootfs.installed import collection, find
     from fumehood.rootfs.tree import tree_at
 
@@ -87,5 +141,20 @@ def _tree(places: Places, root: str) -> Tree:
         path = os.path.realpath(root)
         if path == "/":
             raise BadRequest("/ is the host's own root", hint="--root host")
-        return tree_at(path)
-    return tree_at(find(collection(places.data), root).path)
+        return tree_at(path), ""
+    at = collection(places.data)
+    pinned = _pinned(layer)
+    if pinned and root not in (ALPINE, pinned):
+        raise BadRequest(
+            f"this project's root layer lies over {pinned}, not over {root}", hint="fumehood workspace reset drops it"
+        )
+    found = find(at, pinned or root)
+    return tree_at(found.path), found.name
+
+
+def _pinned(layer: str) -> str:
+    if not layer:
+        return ""
+    from fumehood.rootfs.layer import RootLayer
+
+    return RootLayer(layer).base

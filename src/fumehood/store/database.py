@@ -114,9 +114,18 @@ CREATE TABLE connections (          -- what a command reached or was refused
     count INTEGER NOT NULL,         -- how many of one kind, where they were too many
     PRIMARY KEY (run, n)) WITHOUT ROWID;
 """
-MIGRATIONS = (_FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS)
+_WORKSPACES = """
+CREATE TABLE workspaces (           -- store/workspaces.py
+    name TEXT PRIMARY KEY, root TEXT NOT NULL, network TEXT NOT NULL, writable INTEGER,
+    environment BLOB NOT NULL,      -- NAME=value, joined by NUL
+    created_at REAL NOT NULL) WITHOUT ROWID;
+"""
+MIGRATIONS = (
+    _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
+)  # fmt: skip
 
 
+_PATIENCE_S = 30.0
 # Connections of a parent process: closing one here would drop the parent's locks.
 _abandoned: list[sqlite3.Connection] = []
 
@@ -138,14 +147,27 @@ class Database:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         try:
             self._connection = sqlite3.connect(
-                path, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=64
+                path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False, cached_statements=64
             )
             if fresh:
-                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._keep_a_log()
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._bring_up_to_date()
         except sqlite3.DatabaseError as error:
             raise unusable(path, error) from error
+
+    def _keep_a_log(self) -> None:
+        """Choose the write-ahead log; while another process is at the same first start, SQLite refuses at once."""
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
 
     def _bring_up_to_date(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()

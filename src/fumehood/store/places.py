@@ -46,6 +46,16 @@ class Places(Value):
         return f"{self.state}/sessions/{name}"
 
     @property
+    def layers(self) -> str:
+        """Where the layers lie that projects have over shared root trees."""
+        return f"{self.data}/layers"
+
+    @property
+    def workspaces(self) -> str:
+        """Where workspaces lie, each a project by itself."""
+        return f"{self.data}/workspaces"
+
+    @property
     def modes(self) -> str:
         """The notes of directories that are opened up for a while."""
         return f"{self.state}/modes"

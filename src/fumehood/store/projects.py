@@ -131,6 +131,8 @@ class Projects:
             raise BadRequest(
                 f"{real} can't be a {what}: it belongs to the system", hint="choose a directory of your own"
             )
+        if os.path.dirname(real) == os.path.realpath(self.places.workspaces):
+            return real
         for own in map(os.path.realpath, self.places.own()):
             if _inside(real, own) or _inside(own, real):
                 raise BadRequest(

@@ -43,6 +43,9 @@ class Context:
     def project(self) -> Project:
         """The project named, or the one that holds the current directory."""
         named = getattr(self.options, "project", None)
+        workspace = getattr(self.options, "workspace", None)
+        if workspace is not None:
+            named = self.store.workspaces.find(workspace).path
         path = self.store.projects.holding(here()) if named is None else named
         return self.store.projects.open(path, register=False)
 
@@ -90,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fumehood.faces.cli import config, files, inspect, keep, rootfs, settle
+    from fumehood.faces.cli import config, files, inspect, keep, rootfs, settle, workspace
 
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = _Parser("fumehood", description=_DESCRIPTION, epilog=_EXAMPLES, **shape)
@@ -105,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--json", action="store_true", help="print one object instead of text")
         command.add_argument("--project", metavar="DIR", help="the project (default: the one around here)")
+        command.add_argument("--workspace", metavar="NAME", help="a workspace instead of a project")
         command.set_defaults(act=lambda options: act(Context(options)))
         return command
 
@@ -113,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     files.add_commands(add)
     keep.add_commands(add)
     rootfs.add_commands(add)
+    workspace.add_commands(add)
     config.add_commands(add)
     return parser
 

@@ -183,6 +183,8 @@ def _use(context: Context) -> int:
 
 
 def _remove(context: Context) -> int:
+    from fumehood.service import rooting
+
     name = context.options.name
-    _installer(context, "").remove(name)
+    rooting.remove(context.store, name, lambda line: print(line, file=sys.stderr))
     return context.say({"removed": name}, lambda: print(f"{name} is removed"))

@@ -17,7 +17,6 @@ from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
 from fumehood.service.upkeep import upkeep
 from fumehood.store.audit import CLI
-from fumehood.store.config import policy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ One argument is a shell line, several are a program and its arguments.
 
 options:
   --project DIR      the project (default: the one that holds the current directory)
+  --workspace NAME   a workspace instead; `default` is made when it is asked for
   --cwd DIR          where the command starts (default: the current directory, if it is in the project)
   --hold             keep the changes for review instead of applying them
   --discard          throw the changes away
@@ -60,7 +60,7 @@ examples:
 
 # --brief and --keep-cwd are the hook's: what an agent must know and no more; a link to where the command ended.
 _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief"}
-_VALUES = {"--project", "--cwd", "--allow-host", "--root", "--timeout"}
+_VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
 _VALUES |= {"--session", "--shell", "--source", "--keep-cwd"}
 
 
@@ -156,7 +156,7 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
     store = Store(face=CLI)
     session = options.last("--session") or ""
     project = store.projects.open(_project(store, options, session))
-    policy = policy_for(store.places, project.roots)
+    policy = store.policy_of(project)
     root = options.last("--root") or policy.root
     asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
     request = Request(
@@ -172,6 +172,11 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
 
 def _project(store: Store, options: Options, session: str) -> str:
     named = options.last("--project")
+    workspace = options.last("--workspace")
+    if workspace is not None:
+        if named is not None:
+            raise BadRequest("--project and --workspace exclude each other", hint="choose one")
+        return store.workspaces.find(workspace).path
     if named is not None:
         return named
     if session:

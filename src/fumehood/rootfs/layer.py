@@ -1,0 +1,142 @@
+"""A layer of a project's own over a shared root tree, kept between commands: what they install there stays theirs.
+
+It lies over one tree for good: `base` names it. One command at a time may write it; others meanwhile see it as
+it is, read-only.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import stat
+
+from fumehood.core.inside import MOUNT_POINTS
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux.nofollow import look, open_top, remove_tree
+
+BASE, UPPER, WORK = "base", "upper", "work"
+_LONGEST = 4096
+_HINT = "fumehood workspace reset drops what was installed, and begins anew"
+
+
+class Taken(Value):
+    """A layer that is mounted for one command: where it lies, and whether that command may write it."""
+
+    upper: str
+    work: str
+    writable: bool
+
+
+class RootLayer:
+    """One project's layer, at a directory of ours that no command can reach."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+        self._lock = -1
+
+    @property
+    def base(self) -> str:
+        """The name of the tree that the layer lies over, or "" where there is no layer yet."""
+        try:
+            with open(f"{self.at}/{BASE}", encoding="utf-8", errors="surrogateescape") as file:
+                return file.read(_LONGEST).strip()
+        except FileNotFoundError:
+            return ""
+
+    def take(self, base: str) -> Taken:
+        """Get ready for a command to run over the tree of this name; `release` lets go of it."""
+        import fcntl
+
+        try:
+            self._make(base)
+            self._lock = os.open(self.at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                writable = True
+            except BlockingIOError:
+                writable = False
+            self._check()
+            if writable:
+                self._freshen()
+        except OSError as error:
+            raise FumehoodError(f"the root layer {self.at} can't be used: {error.strerror}", hint=_HINT) from error
+        return Taken(upper=f"{self.at}/{UPPER}", work=f"{self.at}/{WORK}", writable=writable)
+
+    def release(self) -> None:
+        """Let another command write it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def _make(self, base: str) -> None:
+        if os.path.isdir(self.at):
+            return
+        # Apart, and then in one step: another command may be the first one too.
+        beside = f"{self.at}.{os.getpid()}.{_thread.get_ident()}"
+        os.makedirs(beside, mode=0o700)
+        with open(f"{beside}/{BASE}", "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(base)
+        os.mkdir(f"{beside}/{UPPER}", 0o700)
+        # It is `/` to whoever runs there.
+        os.chmod(f"{beside}/{UPPER}", 0o755)  # noqa: S103
+        try:
+            os.rename(beside, self.at)
+        except OSError:
+            above = open_top(os.path.dirname(beside))
+            try:
+                remove_tree(above, os.path.basename(beside))
+            finally:
+                os.close(above)
+            if not os.path.isdir(self.at):
+                raise
+
+    def _check(self) -> None:
+        """Refuse a layer in which something else stands where we mount: bubblewrap would follow a link."""
+        upper = open_top(f"{self.at}/{UPPER}")
+        try:
+            for name in ("dev", "proc", "tmp", "etc", *(point[1:] for point in MOUNT_POINTS)):
+                found = look(upper, name)
+                if found is not None and not stat.S_ISDIR(found.st_mode):
+                    raise BadRequest(f"/{name} was replaced in this workspace's root layer", hint=_HINT)
+        finally:
+            os.close(upper)
+
+    def _freshen(self) -> None:
+        """Make the work directory anew: a volatile mount leaves a mark there, and can't be repeated over it."""
+        top = open_top(self.at)
+        try:
+            remove_tree(top, WORK)
+            os.mkdir(WORK, 0o700, dir_fd=top)
+        finally:
+            os.close(top)
+
+    def drop(self) -> bool:
+        """Remove the layer; tell whether there was one."""
+        import fcntl
+
+        try:
+            lock = os.open(self.at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            above = open_top(os.path.dirname(self.at))
+            try:
+                remove_tree(above, os.path.basename(self.at))
+            finally:
+                os.close(above)
+        except BlockingIOError as error:
+            raise BadRequest("a command is running over this root layer", hint="wait for it, or end it") from error
+        finally:
+            os.close(lock)
+        return True
+
+
+def pins(layers: str, name: str) -> list[str]:
+    """Return the layers in a directory that lie over the tree of this name."""
+    try:
+        found = sorted(os.listdir(layers))
+    except FileNotFoundError:
+        return []
+    return [each for each in found if RootLayer(f"{layers}/{each}").base == name]
