@@ -215,7 +215,7 @@ def test_a_run_of_another_project_is_none_of_ours(home, test_directory):
 WRITER = """
 import os, time
 os.write(1, b"x\\xe2\\x98"); os.write(2, b"\\xf0")
-while not os.path.exists({go!r}): time.sleep(0.01)
+while not os.path.getsize({go!r}): time.sleep(0.01)
 os.write(1, b"\\x83y\\xff"); os.write(2, b"\\x9d\\x84\\x9e")
 """
 
@@ -223,10 +223,11 @@ os.write(1, b"\\x83y\\xff"); os.write(2, b"\\x9d\\x84\\x9e")
 @sandboxed
 def test_output_is_told_as_it_comes_and_no_character_is_ever_cut(sandbox, project, test_directory):
     go, told = test_directory / "go", []
+    go.touch()  # now: what appears later is not seen through a view
 
     def on_output(stream, text):
         told.append((stream, text))
-        go.touch()
+        go.write_text("go")
 
     run = sandbox.run([sys.executable, "-I", "-S", "-c", WRITER.format(go=str(go))], on_output=on_output, timeout=20)
     assert [text for stream, text in told if stream == "stdout"] == ["x", "☃y\ufffd"]
@@ -256,12 +257,13 @@ def test_every_byte_printed_is_told(sandbox, project):
 @sandboxed
 def test_changes_are_told_while_the_command_runs(sandbox, project, test_directory):
     go, told = test_directory / "go", []
+    go.touch()  # now: what appears later is not seen through a view
 
     def on_change(what, path):
         told.append((what, path))
-        go.touch()
+        go.write_text("go")
 
-    run = sandbox.run(f"echo x > f; until [ -e {go} ]; do sleep 0.01; done", on_change=on_change, timeout=20)
+    run = sandbox.run(f"echo x > f; until [ -s {go} ]; do sleep 0.01; done", on_change=on_change, timeout=20)
     assert not run.timed_out
     assert told == [("added", f"{project}/f")]
 
@@ -511,6 +513,7 @@ IN_FLIGHT = 50
 @pytest.mark.parametrize("projects", [1, 5])
 def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
     go, ready, results = test_directory / "go", [], []
+    go.touch()  # now: what appears later is not seen through a view
     tops = [test_directory / f"project{number}" for number in range(projects)]
     for top in tops:
         top.mkdir()
@@ -519,11 +522,12 @@ def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
     def on_output(_stream, text):
         ready.append(text)
         if len(ready) == IN_FLIGHT:
-            go.touch()
+            go.write_text("go")
 
     def work(number):
-        command = f"echo {number} > f{number}; echo {number}; until [ -e {go} ]; do sleep 0.05; done; echo {number} >&2"
-        results.append((number, boxes[number % projects].run(command, on_output=None if go.exists() else on_output)))
+        command = f"echo {number} > f{number}; echo {number}; until [ -s {go} ]; do sleep 0.05; done; echo {number} >&2"
+        told = None if go.stat().st_size else on_output
+        results.append((number, boxes[number % projects].run(command, on_output=told)))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(IN_FLIGHT)]
     for thread in threads:
@@ -546,6 +550,7 @@ def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
 @pytest.mark.parametrize("projects", [1, 5])
 def test_fifty_runs_in_flight_from_asyncio(home, test_directory, projects):
     go, ready = test_directory / "go", []
+    go.touch()  # now: what appears later is not seen through a view
     tops = [test_directory / f"project{number}" for number in range(projects)]
     for top in tops:
         top.mkdir()
@@ -555,10 +560,10 @@ def test_fifty_runs_in_flight_from_asyncio(home, test_directory, projects):
         if stream == "stdout":
             ready.append(text)
         if len(ready) == IN_FLIGHT:
-            go.touch()
+            go.write_text("go")
 
     async def work(number):
-        command = f"echo {number} > f{number}; echo {number}; until [ -e {go} ]; do sleep 0.05; done"
+        command = f"echo {number} > f{number}; echo {number}; until [ -s {go} ]; do sleep 0.05; done"
         return await boxes[number % projects].arun(command, on_output=on_output)
 
     async def main():

@@ -137,12 +137,13 @@ def test_a_sandbox_that_can_not_start_leaves_a_record_and_nothing_else(sandbox, 
 def meanwhile(sandbox, test_directory, command, act, **options):
     """Run a command; when it is done with its work, and before it ends, somebody else acts."""
     go = test_directory / "go"
+    go.touch()  # now: what appears later is not seen through a view
 
     def on_output(_stream, _text):
         act()
-        go.touch()
+        go.write_text("go")
 
-    return sandbox.run(f"{command}; echo ready; until [ -e {go} ]; do sleep 0.01; done", on_output=on_output, **options)
+    return sandbox.run(f"{command}; echo ready; until [ -s {go} ]; do sleep 0.01; done", on_output=on_output, **options)
 
 
 @pytest.fixture

@@ -35,7 +35,10 @@ class Spec(Value):
     command: tuple[str, ...]
     cwd: str
     bounds: tuple[Bound, ...]
-    masked: tuple[str, ...] = ()
+    base: str = "/"  # what is shown as `/`, read-only
+    masked: tuple[str, ...] = ()  # directories shown empty
+    emptied: tuple[str, ...] = ()  # files shown empty
+    frozen: tuple[str, ...] = ()  # shown as they are, but can't be written
     overlays: tuple[tuple[str, tuple[str, ...], str, str], ...] = ()  # root, lowers, upper, work
     tree: Tree | None = None
     readonly: tuple[Bound, ...] = ()
@@ -59,11 +62,10 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     arguments = [*_NAMESPACES, *(() if spec.network_made else (_NO_NETWORK,)), *_CONFINEMENT]
     if spec.disable_userns:
         arguments.append("--disable-userns")
-    arguments += ("--ro-bind", "/", "/") if spec.tree is None else _base(spec.tree)
+    arguments += ("--ro-bind", spec.base, "/") if spec.tree is None else _base(spec.tree)
     arguments += _KERNEL
     arguments += ("--bind", spec.tmp, _TMP) if spec.tmp else ("--perms", "1777", "--tmpfs", _TMP)
-    for path in spec.masked:
-        arguments += ("--tmpfs", path, "--remount-ro", path)
+    arguments += _covers(spec)
     shelves = () if spec.tree is None else _shelves(spec)
     for shelf in shelves:
         arguments += ("--tmpfs", shelf)
@@ -79,6 +81,18 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
         arguments += ("--remount-ro", shelf)
     arguments += ("--setenv", "TMPDIR", _TMP, "--chdir", spec.cwd, "--json-status-fd", str(spec.status_fd))
     return (*arguments, "--", *spec.command)
+
+
+def _covers(spec: Spec) -> list[str]:
+    """Hide what no command may see, and hold fast what it may not change."""
+    arguments = []
+    for path in spec.masked:
+        arguments += ["--tmpfs", path, "--remount-ro", path]
+    for path in spec.emptied:
+        arguments += ["--ro-bind", "/dev/null", path]
+    for path in spec.frozen:
+        arguments += ["--ro-bind", path, path]
+    return arguments
 
 
 def _base(tree: Tree) -> list[str]:

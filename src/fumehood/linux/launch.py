@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core.value import Value
-from fumehood.linux import libc, overlay
+from fumehood.linux import backdrop, libc, overlay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     Given = tuple[int, int, int] | tuple[int, int, int, int]
 
 STATUS_FD = 3
-STAND = "/sys"  # there on every host, and of no use to bubblewrap
 _REPORT_FD = 4
 _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT = 9, 2
@@ -37,9 +36,10 @@ class Plan(Value):
     overlays: tuple[overlay.Overlay, ...] = ()
     privileged: bool = False
     owner: Owner | None = None
-    tree: str = ""  # shown at STAND to an owner who can't reach it where it lies
+    tree: str = ""  # shown at backdrop.STAND to an owner who can't reach it where it lies
     listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
+    backdrop: backdrop.Mounts | None = None
 
 
 class Exit(Value):
@@ -56,7 +56,7 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
         channel = _arrange_descriptors(given, status, report)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
-        if plan.overlays or plan.listen:
+        if plan.overlays or plan.listen or plan.backdrop:
             step = "making namespaces"
             overlay.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen))
         if plan.listen:
@@ -64,12 +64,16 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
 
             step = "listening for the proxy"
             send_listeners(channel, plan.listen)
+        if plan.backdrop:
+            # Before the roots: a view shows what is below them, not them.
+            step = "mounting the backdrop"
+            backdrop.mount(plan.backdrop)
         for each in plan.overlays:
             step = f"mounting an overlay over {each.root}"
             overlay.mount(each)
         if plan.tree:
             step = f"binding {plan.tree}"
-            libc.mount(os.fsencode(plan.tree), STAND.encode(), None, libc.MS_BIND, None)
+            libc.mount(os.fsencode(plan.tree), backdrop.STAND.encode(), None, libc.MS_BIND, None)
         if plan.owner is not None:
             step = f"becoming user {plan.owner.user}"
             os.setgroups(plan.owner.groups)
@@ -86,7 +90,8 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
         os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
         os.execve(plan.arguments[0], plan.arguments, plan.environment)
     except OSError as error:
-        os.write(_REPORT_FD, f"{step}: {error.strerror}\0{error.errno}".encode(errors="surrogateescape"))
+        about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        os.write(_REPORT_FD, f"{step}: {error.strerror}{about}\0{error.errno}".encode(errors="surrogateescape"))
     finally:
         os._exit(125)
 

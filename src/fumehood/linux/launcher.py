@@ -17,6 +17,7 @@ import threading
 
 from fumehood.errors import LaunchFailed
 from fumehood.linux import launch, libc
+from fumehood.linux.backdrop import Mounts
 from fumehood.linux.overlay import Overlay
 
 _KILL, _INTERRUPT = b"k", b"i"
@@ -26,6 +27,7 @@ _REHEARSAL = json.dumps(
         "arguments": ["x"] * 60, "environment": {f"NAME_{n}": "value" for n in range(40)}, "privileged": False,
         "overlays": [{"root": "/", "lowers": ["/"], "upper": "/", "work": "/"}], "owner": None, "tree": "",
         "listen": [], "scoped": False,
+        "backdrop": {"directory": "/", "views": [["/", 0]] * 8, "bound": []},
     }
 ).encode()  # fmt: skip
 
@@ -140,16 +142,18 @@ def _packed(plan: launch.Plan) -> dict[str, object]:
         "overlays": [each.fields() for each in plan.overlays],
         "owner": None if owner is None else owner.fields(), "tree": plan.tree,
         "listen": plan.listen, "scoped": plan.scoped,
+        "backdrop": None if plan.backdrop is None else plan.backdrop.fields(),
     }  # fmt: skip
 
 
 def _unpacked(message: bytes) -> launch.Plan:
     fields = json.loads(message)
-    owner = fields["owner"]
+    owner, behind = fields["owner"], fields["backdrop"]
     return launch.Plan(
         arguments=tuple(fields["arguments"]), environment=fields["environment"], privileged=fields["privileged"],
         overlays=tuple(Overlay(**{**each, "lowers": tuple(each["lowers"])}) for each in fields["overlays"]),
         owner=None if owner is None else launch.Owner(**{**owner, "groups": tuple(owner["groups"])}),
+        backdrop=None if behind is None else Mounts(**behind),
         tree=fields["tree"], listen=tuple((address, port) for address, port in fields["listen"]),
         scoped=fields["scoped"],
     )  # fmt: skip

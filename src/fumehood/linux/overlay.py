@@ -68,17 +68,26 @@ def mounts_inside(root: str) -> list[str]:
     return sorted({os.fsdecode(point) for point in _mounts.points() if point.startswith(prefix)})
 
 
+def mount_table() -> list[tuple[bytes, str]]:
+    """Return every mount point with the kind of its file system; the same list as long as nothing changes."""
+    return _mounts.table()
+
+
 class _MountTable:
     """Where something is mounted, read again only when the kernel says that it changed."""
 
     def __init__(self) -> None:
         self._process = 0
         self._table = -1
-        self._points: list[bytes] = []
+        self._entries: list[tuple[bytes, str]] = []
         self._lock = _thread.allocate_lock()
 
     def points(self) -> list[bytes]:
         """Return every mount point of this process's namespace."""
+        return [point for point, _ in self.table()]
+
+    def table(self) -> list[tuple[bytes, str]]:
+        """Return every mount point of this process's namespace with the kind of its file system."""
         with self._lock:
             if self._process != os.getpid():
                 # A child of the one who opened it, or the first use.
@@ -86,7 +95,7 @@ class _MountTable:
                 self._read()
             elif self._has_changed():
                 self._read()
-            return self._points
+            return self._entries
 
     def _has_changed(self) -> bool:
         poll = select.poll()
@@ -95,7 +104,10 @@ class _MountTable:
 
     def _read(self) -> None:
         with open("/proc/self/mountinfo", "rb") as table:
-            self._points = [_unescaped(line.split(b" ", 5)[4]) for line in table]
+            self._entries = [
+                (_unescaped(line.split(b" ", 5)[4]), line.rpartition(b" - ")[2].split(b" ", 1)[0].decode())
+                for line in table
+            ]
 
 
 _mounts = _MountTable()

@@ -8,8 +8,9 @@ import time
 from fumehood.core.spec import Spec, bubblewrap_arguments
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
+from fumehood.linux.backdrop import STAND
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.launch import STAND, Owner, Plan
+from fumehood.linux.launch import Owner, Plan
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Running, Watched
     from fumehood.service.ask import Ask
+    from fumehood.service.backdrops import Backdrops, Behind
     from fumehood.service.network import Access
     from fumehood.service.session import Seat
     from fumehood.service.world import World
@@ -66,7 +68,7 @@ class Execution:
         command: tuple[str, ...],
         world: World,
         cwd: str,
-        masked: tuple[str, ...],
+        backdrops: Backdrops,
         outputs: tuple[Stream, Stream],
         timeout: float | None,
         wishes: Wishes,
@@ -78,20 +80,20 @@ class Execution:
         bwrap = self._bubblewrap()
         owner = self._owner()
         tree, environment = world.tree, world.environment
-        if tree is not None:
-            masked = ()  # nothing of the host is there
-        elif owner is not None:
-            # Our own state is closed to them already, and what they can't reach can't be masked as them.
-            masked, environment = (), {**environment, **home_of(owner)}
+        if tree is None and owner is not None:
+            environment = {**environment, **home_of(owner)}
         if access is not None:
             environment = {**environment, **access.environment(environment)}
+        user = os.geteuid() if owner is None else owner.user
+        behind = self._behind(backdrops, world, user, environment.get("HOME", ""))
         stand = "" if tree is None or owner is None else tree.path
         if owner is not None and tree is not None and tree.guarded:
             raise LaunchFailed(
                 f"a project of user {owner.user} can't have a root layer of root's", hint="run fumehood as that user"
             )
         spec = Spec(
-            command=command, cwd=cwd, bounds=capture.bounds, masked=masked, overlays=capture.bubblewrap_overlays,
+            command=command, cwd=cwd, bounds=capture.bounds, base=behind.base, masked=behind.masked,
+            emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
             network_made=access is not None, disable_userns=self._host.disable_userns,
             binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
@@ -100,6 +102,7 @@ class Execution:
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
             overlays=(*capture.overlays, *world.overlays), privileged=self._host.privileged, owner=owner, tree=stand,
             listen=() if access is None else access.listen, scoped=access is not None and access.shares,
+            backdrop=behind.mounts,
         )  # fmt: skip
         try:
             capture.begin()
@@ -110,6 +113,17 @@ class Execution:
             raise
         _check_launch(ended, cwd)
         return ended
+
+    def _behind(self, backdrops: Backdrops, world: World, user: int, home: str) -> Behind:
+        """Choose what is seen behind the roots, by what the launcher can do here."""
+        as_root = user == 0
+        if world.tree is not None:
+            return backdrops.tree(as_root=as_root)  # nothing of the host is there
+        roots = [layer.root for layer in self._capture.layers]
+        homes = backdrops.homes(user, home)
+        if self._capture.way == KERNEL:
+            return backdrops.views(homes, roots, as_root=as_root, privileged=self._host.privileged)
+        return backdrops.plain(homes, roots, as_root=as_root)
 
     def _bubblewrap(self) -> Bwrap:
         found = self._host.overlay_bwrap if self._capture.way == BWRAP else self._host.bwrap

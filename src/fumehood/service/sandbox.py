@@ -19,6 +19,7 @@ from fumehood.linux.output import INLINE, Stream
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
 from fumehood.service import layers as layering
+from fumehood.service.backdrops import Backdrops
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Ended, Execution, Wishes
 from fumehood.service.world import around
@@ -59,6 +60,7 @@ class Hood:
         self.permissions = Permissions(store.grants) if permissions is None else permissions
         self._start = start
         self._host: Host | None = None
+        self._backdrops = Backdrops(store.places, policy)
 
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
@@ -161,7 +163,7 @@ class Hood:
         ]
         timeout = self.policy.timeout if request.timeout is None else request.timeout
         ended = execution.run(
-            command, world, world.cwd(run.cwd), (places.state,), (streams[0], streams[1]), timeout, wishes, seat,
+            command, world, world.cwd(run.cwd), self._backdrops, (streams[0], streams[1]), timeout, wishes, seat,
             access,
         )
         run.exit_code = _exit_code(ended.outcome)

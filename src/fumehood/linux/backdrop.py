@@ -1,0 +1,241 @@
+"""Make the `/` that commands see: a small tree of ours, made once a boot, with views of the host mounted on it.
+
+It lies in memory, in a directory that no view shows: the kernel refuses an overlay whose layers contain each other.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+
+from fumehood.core.value import Value
+from fumehood.errors import Unavailable
+from fumehood.linux import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fumehood.linux.survey import Backdrop, View
+
+STAND = "/sys"  # there on every host, and of no use to bubblewrap
+SHOWN = f"{STAND}/root"
+_FORMAT = "1"
+_ROOMS = ("/dev/shm", "/tmp")  # noqa: S108 - each name in them is checked to be ours
+_NAMES = 16
+_KEPT = 32
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
+_SPECIAL = frozenset(",:\\")
+
+
+class Mounts(Value):
+    """What the launcher mounts: a prepared backdrop, its views with the number of each one's cover, and the bound."""
+
+    directory: str
+    views: tuple[tuple[str, int], ...]
+    bound: tuple[str, ...]
+
+
+class Prepared(Value):
+    """A backdrop as it lies there, and the times of all its directories: whoever removed a mask changed one."""
+
+    mounts: Mounts
+    times: tuple[tuple[str, int], ...]
+
+    def is_whole(self) -> bool:
+        """Tell whether it is still as it was made."""
+        try:
+            return all(os.stat(path).st_mtime_ns == time for path, time in self.times)
+        except OSError:
+            return False
+
+
+def prepared(backdrop: Backdrop, state: str) -> Prepared:
+    """Make a backdrop, or find it made; `state` is the directory of ours that it is for."""
+    text = f"{_FORMAT} {backdrop!r}".encode(errors="surrogateescape")
+    room = _room(state)
+    directory = f"{room}/{zlib.crc32(text):08x}-{len(text)}"
+    times = _found(directory, text)
+    if times is None:
+        try:
+            times = _make(backdrop, room, directory, text)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot prepare what commands see in {room}: {error.strerror} ({error.filename})",
+                hint="fumehood doctor says what is missing here",
+            ) from error
+    covered = [view for view in backdrop.views if view.cover]
+    mounts = Mounts(
+        directory=directory,
+        views=tuple((view.path, covered.index(view) + 1 if view.cover else 0) for view in backdrop.views),
+        bound=tuple(path for path, _ in backdrop.bound),
+    )
+    return Prepared(mounts=mounts, times=times)
+
+
+def _room(state: str) -> str:
+    """Find or make our own directory in a place that everybody writes to: one that is not ours is passed over."""
+    places = [place for place in _ROOMS if os.access(place, os.W_OK | os.X_OK)]
+    for place in places:
+        for number in range(_NAMES):
+            room = f"{place}/fumehood-{os.geteuid()}-{zlib.crc32(os.fsencode(state)):08x}-{number}"
+            try:
+                os.mkdir(room, 0o700)
+            except FileExistsError:
+                found = os.lstat(room)
+                if (found.st_uid, found.st_mode) != (os.geteuid(), stat.S_IFDIR | 0o700):
+                    continue
+            else:
+                _forget_others(place, room)
+                _write(f"{room}/state", os.fsencode(state))
+            return room
+    raise Unavailable(
+        f"cannot make a directory in {' or '.join(_ROOMS)}", hint="what commands see is prepared there: mend its mode"
+    )
+
+
+def _forget_others(place: str, room: str) -> None:
+    """Remove what was made for a state directory that is gone."""
+    import shutil
+
+    prefix = f"fumehood-{os.geteuid()}-"
+    for name in os.listdir(place):
+        other = f"{place}/{name}"
+        if not name.startswith(prefix) or other == room or os.lstat(other).st_uid != os.geteuid():
+            continue
+        try:
+            with open(f"{other}/state", "rb") as file:
+                is_used = os.path.isdir(file.read())
+        except OSError:
+            continue  # one that is being made
+        if not is_used:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+
+
+def _found(directory: str, text: bytes) -> tuple[tuple[str, int], ...] | None:
+    """Read the times of a backdrop that lies there whole."""
+    try:
+        with open(f"{directory}/what", "rb") as file:
+            if file.read() != text:
+                return None
+        with open(f"{directory}/times", encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line.split(" ", 1) for line in file.read().split("\0")[:-1]]
+        times = tuple((f"{directory}/{below}", int(time)) for time, below in lines)
+        whole = all(os.stat(path).st_mtime_ns == time for path, time in times)
+    except (OSError, ValueError):
+        return None
+    return times if whole and times else None
+
+
+def _make(backdrop: Backdrop, room: str, directory: str, text: bytes) -> tuple[tuple[str, int], ...]:
+    import shutil
+    import tempfile
+
+    _make_room(room)
+    beside = tempfile.mkdtemp(prefix="new-", dir=room)
+    try:
+        _fill(backdrop, beside)
+        times = tuple((below, os.stat(f"{beside}/{below}").st_mtime_ns) for below in _folders(beside))
+        _write(f"{beside}/what", text)
+        listed = "".join(f"{time} {below}\0" for below, time in times)
+        _write(f"{beside}/times", listed.encode(errors="surrogateescape"))
+        os.chmod(beside, 0o755)  # noqa: S103 - its parent is closed; an owner that root works for sees it by a bind
+        try:
+            os.rename(beside, directory)
+        except OSError:
+            # Another process was faster, or it is not whole: one that runs may still use it.
+            os.rename(directory, f"{beside}-old")
+            os.rename(beside, directory)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    return tuple((f"{directory}/{below}", time) for below, time in times)
+
+
+def _make_room(room: str) -> None:
+    """Forget the backdrops that were made longest ago, where there are many."""
+    import shutil
+
+    made = [f"{room}/{name}" for name in os.listdir(room) if name != "state"]
+    if len(made) < _KEPT:
+        return
+    made.sort(key=lambda path: os.lstat(path).st_mtime_ns)
+    for path in made[: _KEPT // 2]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _folders(directory: str) -> Iterator[str]:
+    for folder, _, _ in os.walk(directory):
+        if folder != directory:
+            yield folder[len(directory) + 1 :]
+
+
+def _fill(backdrop: Backdrop, directory: str) -> None:
+    shown = f"{directory}/root"
+    for folder in (shown, f"{directory}/cover", f"{directory}/cover/0"):
+        os.mkdir(folder, 0o755)
+    for folder in backdrop.folders:
+        os.makedirs(shown + folder, mode=0o755, exist_ok=True)
+    for path, target in backdrop.links:
+        os.symlink(target, shown + path)
+    for path, text in backdrop.texts:
+        os.makedirs(os.path.dirname(shown + path), mode=0o755, exist_ok=True)
+        with open(shown + path, "x", encoding="ascii") as file:
+            file.write(text)
+    # In a view, the mount point is there already.
+    views = [view.path for view in backdrop.views]
+    for path, is_directory in backdrop.bound:
+        if not is_directory and not any(path.startswith(f"{view}/") for view in views):
+            os.close(os.open(shown + path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    for number, view in enumerate([view for view in backdrop.views if view.cover], 1):
+        _cover(view, f"{directory}/cover/{number}")
+
+
+def _cover(view: View, at: str) -> None:
+    """Make what is laid over a view; its top and the directories on the way look like the host's own."""
+    os.mkdir(at, 0o755)
+    _like(view.path, at, stat.S_IMODE(os.stat(view.path).st_mode))
+    for kind, below, mode in view.cover:
+        path = f"{at}/{below}"
+        if kind == "hide":
+            os.mknod(path, stat.S_IFCHR | 0o600, 0)  # a whiteout, which needs no privilege
+        elif kind == "file":
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        else:
+            os.mkdir(path, 0o700)
+            _like(f"{view.path}/{below}", path, mode)
+            if kind == "opaque":
+                os.setxattr(path, "user.overlay.opaque", b"y")
+
+
+def _like(original: str, copy: str, mode: int) -> None:
+    if os.geteuid() == 0 and os.path.lexists(original):
+        found = os.lstat(original)
+        os.chown(copy, found.st_uid, found.st_gid)
+    os.chmod(copy, mode | stat.S_IRWXU)
+
+
+def mount(mounts: Mounts) -> None:
+    """Mount everything, in the launcher's own namespace; bubblewrap then shows `SHOWN` as `/`.
+
+    By a bind at a fixed place: also a user whom root works for, and who can't reach our state, gets there.
+    """
+    libc.mount(os.fsencode(mounts.directory), STAND.encode(), None, libc.MS_BIND, None)
+    for path, cover in mounts.views:
+        # Named by a descriptor only where a byte would mean something in an option.
+        lower = path if _SPECIAL.isdisjoint(path) else f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
+        above = f"{STAND}/cover/{cover}"
+        # What is on top gives the directory itself its mode and owner.
+        layers = f"{above}:{lower}" if cover else f"{lower}:{above}"
+        options = f"lowerdir={layers},userxattr"
+        libc.mount(
+            b"overlay", os.fsencode(SHOWN + path), b"overlay", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, os.fsencode(options)
+        )
+    for path in mounts.bound:
+        libc.mount(os.fsencode(path), os.fsencode(SHOWN + path), None, libc.MS_BIND, None)

@@ -1,0 +1,104 @@
+"""What a project's commands see besides its roots: the host's own root, less what is masked."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, masks
+from fumehood.core.value import Value
+from fumehood.linux.backdrop import SHOWN, Mounts, Prepared, prepared
+from fumehood.linux.overlay import mount_table
+from fumehood.linux.survey import Needs, is_current, survey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.core.policy import Policy
+    from fumehood.store.places import Places
+
+
+class Behind(Value):
+    """What lies behind a run's roots: what the launcher mounts for it, and what bubblewrap hides besides."""
+
+    mounts: Mounts | None = None
+    base: str = "/"
+    masked: tuple[str, ...] = ()
+    emptied: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+
+
+class Backdrops:
+    """Finds the backdrop for one project's runs; surveys the host again only when something it saw has changed."""
+
+    def __init__(self, places: Places, policy: Policy) -> None:
+        self._places = places
+        self._policy = policy
+        self._known: dict[object, tuple[object, dict[str, tuple[int, int]], Prepared]] = {}
+        self._proc: dict[bool, Behind] = {}
+        self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
+
+    def homes(self, user: int, variable: str) -> tuple[str, ...]:
+        """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
+        known = self._homes.get((user, variable))
+        if known is None:
+            import pwd
+
+            try:
+                listed = pwd.getpwuid(user).pw_dir
+            except KeyError:
+                listed = ""
+            found = [home.rstrip("/") for home in (variable, listed) if home.startswith("/") and home.rstrip("/")]
+            known = self._homes[user, variable] = tuple(dict.fromkeys(found)) or ("/nonexistent",)
+        return known
+
+    def masks(self, homes: Sequence[str], *, as_root: bool) -> Masks:
+        """Return what a command with these homes may not read."""
+        own = (self._places.state, self._places.data, self._places.config)
+        return masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
+
+    def views(self, homes: Sequence[str], points: Sequence[str], *, as_root: bool, privileged: bool) -> Behind:
+        """Return a backdrop of views, for a launcher that can mount; `points` are where roots will be mounted."""
+        real = tuple(os.path.realpath(home) for home in homes)
+        needs = Needs(homes=real, points=tuple(points), locked=not privileged)
+        key = (needs, as_root)
+        known = self._known.get(key)
+        table = mount_table()
+        if known is None or known[0] is not table or not is_current(known[1]) or not known[2].is_whole():
+            described, watched = survey(self.masks(homes, as_root=as_root), needs)
+            known = self._known[key] = table, watched, prepared(described, self._places.state)
+        return self._kernel(as_root=as_root).replace(mounts=known[2].mounts, base=SHOWN)
+
+    def tree(self, *, as_root: bool) -> Behind:
+        """Return what is hidden where a root tree is shown instead of the host."""
+        return self._kernel(as_root=as_root)
+
+    def plain(self, homes: Sequence[str], roots: Sequence[str], *, as_root: bool) -> Behind:
+        """Return the host's own root with what is masked and exists covered one by one, where nothing can be mounted.
+
+        A root inside a masked directory is mounted over it later, and so stays to be seen.
+        """
+        found = self.masks(homes, as_root=as_root)
+        behind = self._kernel(as_root=as_root)
+        directories, files = behind.masked, behind.emptied
+        hidden = {os.path.realpath(path) for path in found.hidden if os.path.exists(path)} | {"/run", "/boot", "/sys"}
+        for path in sorted(hidden):
+            if path in found.shown or path == "/" or path in roots:
+                continue
+            if os.path.isdir(path):
+                directories += (path,)
+            elif os.path.exists(path):
+                files += (path,)
+        return behind.replace(masked=directories, emptied=files)
+
+    def _kernel(self, *, as_root: bool) -> Behind:
+        """Return the interfaces of `/proc` that are covered; what root owns there, root could write."""
+        known = self._proc.get(as_root)
+        if known is None:
+            readable = [path for path, _ in PROC if os.access(path, os.R_OK)]
+            known = self._proc[as_root] = Behind(
+                masked=tuple(path for path in readable if os.path.isdir(path)),
+                emptied=tuple(path for path in readable if not os.path.isdir(path)),
+                frozen=tuple(path for path, _ in PROC_READ_ONLY if as_root and os.path.exists(path)),
+            )
+        return known

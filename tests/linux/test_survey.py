@@ -1,0 +1,158 @@
+"""How the host is shown behind the roots: real files, real mounts, real sockets."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fumehood import Policy, Sandbox
+from fumehood.core.masks import Masks
+from fumehood.linux.survey import Needs, is_current, survey
+
+pytestmark = pytest.mark.namespaces
+
+
+def found(masks: Masks, *points: str, home: Path, locked: bool = True):
+    return survey(masks, Needs(homes=(str(home),), points=points, locked=locked))
+
+
+def cover_of(backdrop, path: Path) -> dict[str, str]:
+    around = [view for view in backdrop.views if str(path).startswith(view.path + "/")]
+    view = max(around, key=lambda view: len(view.path))
+    top = Path(view.path)
+    return {str(top / below): kind for kind, below, _ in view.cover}
+
+
+def test_a_mask_hides_a_name_that_does_not_exist_yet(home, test_directory):
+    backdrop, _ = found(Masks(hidden=(f"{home}/.netrc", f"{home}/no/such/file")), home=home)
+    cover = cover_of(backdrop, home / "x")
+    assert cover[f"{home}/.netrc"] == "hide"
+    assert cover[f"{home}/no"] == "hide"
+
+
+def test_a_mask_hides_what_a_link_leads_to(home, test_directory):
+    (test_directory / "keys").mkdir()
+    (home / ".ssh").symlink_to(test_directory / "keys")
+    (home / "dotfiles").mkdir()
+    (home / ".conf").symlink_to("dotfiles")
+    backdrop, _ = found(Masks(hidden=(f"{home}/.ssh", f"{home}/.conf/gh")), home=home)
+    cover = cover_of(backdrop, home / "x")
+    assert cover[str(test_directory / "keys")] == cover[f"{home}/.ssh"] == cover[f"{home}/dotfiles/gh"] == "hide"
+
+
+def test_a_mount_point_inside_a_mask_is_made_and_the_rest_stays_hidden(home):
+    (home / "hidden" / "deep").mkdir(parents=True)
+    backdrop, _ = found(Masks(hidden=(f"{home}/hidden",)), f"{home}/hidden/deep", home=home)
+    cover = cover_of(backdrop, home / "x")
+    assert cover[f"{home}/hidden"] == "opaque"
+    assert cover[f"{home}/hidden/deep"] == "directory"
+
+
+def test_a_survey_holds_until_something_it_looked_at_changes(home):
+    _, watched = found(Masks(hidden=(f"{home}/.ssh",)), home=home)
+    assert is_current(watched)
+    (home / ".ssh").mkdir()
+    assert not is_current(watched)
+
+
+def test_nothing_is_made_on_the_host(sandbox, home, project):
+    before = sorted(path for path in home.rglob("*") if "fumehood" not in str(path))
+    sandbox.run("true")
+    assert sorted(path for path in home.rglob("*") if "fumehood" not in str(path)) == before
+
+
+def test_masked_things_are_absent_and_others_are_there(sandbox, home, project):
+    for name in (".ssh/id_rsa", ".netrc", ".config/gh/hosts.yml", ".config/other"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("x")
+    run = sandbox.run(f"cd {home} && find . -type f ! -path '*/fumehood/*'")
+    assert run.stdout.split() == ["./.config/other"]
+
+
+def test_a_person_masks_and_unmasks(home, project):
+    (home / ".ssh").mkdir()
+    for name in (".ssh/known_hosts", ".ssh/id_rsa", "private"):
+        (home / name).write_text(name + "\n")
+    with Sandbox(project, policy=Policy(mask=("~/private",), unmask=("~/.ssh/known_hosts",))) as sandbox:
+        run = sandbox.run(f"cd {home}; cat .ssh/known_hosts; ls -A .ssh; cat private")
+    assert run.stdout.split() == [".ssh/known_hosts", "known_hosts"]
+    assert run.exit_code != 0
+
+
+def test_the_project_may_lie_inside_a_mask(home):
+    project = home / ".config/gh/extension"
+    project.mkdir(parents=True)
+    (home / ".config/gh/hosts.yml").write_text("token")
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo x > f; ls ..")
+    assert run.stdout.split() == ["extension"]
+    assert (project / "f").read_text() == "x\n"
+
+
+def test_a_backdrop_that_was_tampered_with_is_made_again(sandbox, home, project):
+    (home / ".netrc").write_text("secret")
+    assert sandbox.run(f"cat {home}/.netrc").exit_code != 0
+    prepared = next(iter(sandbox._hood._backdrops._known.values()))[2]
+    for cover in Path(prepared.mounts.directory, "cover").rglob(".netrc"):
+        cover.unlink()
+    assert sandbox.run(f"cat {home}/.netrc").exit_code != 0
+
+
+def test_the_commands_own_sockets_work_and_the_hosts_do_not(sandbox, project, test_directory):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(test_directory / "host.sock"))
+    listener.listen()
+    code = (
+        "import socket, sys, os\n"
+        "for place in ('/tmp/own.sock', 'own.sock', '\\0abstract'):\n"
+        "    a = socket.socket(socket.AF_UNIX); a.bind(place); a.listen()\n"
+        "    socket.socket(socket.AF_UNIX).connect(place)\n"
+        "a, b = socket.socketpair(); a.send(b'x'); assert b.recv(1)\n"
+        "a = socket.create_server(('127.0.0.1', 0)); socket.create_connection(a.getsockname())\n"
+        "os.unlink('own.sock'); print('own')\n"
+        f"socket.socket(socket.AF_UNIX).connect({str(test_directory / 'host.sock')!r})\n"
+    )
+    run = sandbox.run(["python3", "-c", code])
+    listener.close()
+    assert run.stdout == "own\n"
+    assert "ConnectionRefusedError" in run.stderr
+
+
+def test_a_command_in_an_ordinary_directory_sees_the_system(sandbox):
+    run = sandbox.run("ls /usr/bin/env /etc/passwd && test -w /etc || echo read-only; ls /run /boot | wc -l")
+    assert run.stdout.split()[:3] == ["/etc/passwd", "/usr/bin/env", "read-only"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root owns the kernel's settings")
+def test_root_can_not_write_the_kernels_settings(sandbox):
+    settings = Path("/proc/sys/kernel/core_pattern")
+    before = settings.read_text()
+    run = sandbox.run(f"echo '|/bin/true' > {settings}")
+    assert run.exit_code != 0
+    assert settings.read_text() == before
+
+
+def test_a_second_file_system_is_seen_through_a_view_of_its_own(home, project, other_filesystem):
+    if str(other_filesystem).startswith(("/dev/", "/run/", "/tmp/")):
+        pytest.skip("the second file system lies where nothing is shown")
+    (other_filesystem / "f").write_text("x")
+    with Sandbox(project) as sandbox:
+        assert sandbox.run(["cat", str(other_filesystem / "f")]).stdout == "x"
+
+
+def test_strange_names_in_the_home_are_no_trouble(test_directory, monkeypatch, home):
+    strange = test_directory / "we,ird:ho\\me"
+    (strange / ".ssh").mkdir(parents=True)
+    (strange / "proj").mkdir()
+    monkeypatch.setenv("HOME", str(strange))
+    with Sandbox(strange / "proj") as sandbox:
+        run = sandbox.run(["ls", "-A", str(strange)])
+    assert run.stdout.split() == ["proj"], run.stderr
+
+
+def test_git_still_finds_its_configuration(sandbox, home, project):
+    (home / ".gitconfig").write_text("[user]\n\tname = Ada\n")
+    assert subprocess.run(["git", "--version"], check=False).returncode == 0
+    assert sandbox.run("git config user.name").stdout == "Ada\n"
