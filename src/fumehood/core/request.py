@@ -62,7 +62,7 @@ def arguments(
         return shell, "-c", 'exec "$@"', "sh", *command
     before = [_TELL_CWD] if tells_cwd else []
     if source:
-        before.append(f"source {_quoted(source)} 2>/dev/null")
+        before.append(f"source {quoted(source)} 2>/dev/null")
     if not before:
         return shell, "-c", command
     # An argument and not a part of the script, so that no quoting can go wrong; and it is gone before the line begins.
@@ -71,10 +71,11 @@ def arguments(
 
 def shown(command: str | tuple[str, ...]) -> str:
     """Write a command as a person would type it."""
-    return command if isinstance(command, str) else " ".join(_quoted(part) for part in command)
+    return command if isinstance(command, str) else " ".join(quoted(part) for part in command)
 
 
-def _quoted(part: str) -> str:
-    if part and _SAFE.issuperset(part):
+def quoted(part: str, *, always: bool = False) -> str:
+    """Write a word so that a shell reads exactly it."""
+    if not always and part and _SAFE.issuperset(part):
         return part
     return "'" + part.replace("'", "'\"'\"'") + "'"

@@ -10,6 +10,7 @@ from fumehood.core.judge import judge
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
 from fumehood.core.policy import Policy
+from fumehood.core.refusals import refused_writes
 from fumehood.core.report import Blocked, Run
 from fumehood.core.request import Request, arguments, checked, shown
 from fumehood.errors import ApplyFailed, FumehoodError, Refused
@@ -265,10 +266,11 @@ def _refused(run: Run, error: Refused) -> None:
 
 
 def _missing(run: Run, network: Network) -> tuple[Blocked, ...]:
-    """Say what a failed command may have missed."""
+    """Say what a command was refused, and what a failed one may have missed."""
+    refused = refused_writes(run.stderr, run.roots)
     if not run.exit_code:
-        return ()
-    found = _missing_roots(run)
+        return refused
+    found = _missing_roots(run) or refused
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
         from fumehood.service.complaints import suspected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from fumehood.core import session as told
 from fumehood.core.spec import Bound
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 _MOST = 1 << 16  # what a pipe holds
+_FOLLOWED_S = 600.0
 _TMP = "/tmp"  # noqa: S108 - as the command sees it
 
 
@@ -145,6 +147,23 @@ class Seat:
             make_private(tmp)
             os.chmod(tmp, 0o1777)  # noqa: S103 - as a /tmp is; the directory around it is closed
         return tmp
+
+
+def leave_link(link: str, target: str) -> None:
+    """Make a link for a client's shell to follow; those that were followed long ago are removed."""
+    above = os.path.dirname(link)
+    for directory in (os.path.dirname(above), above):
+        if not os.path.isdir(directory):
+            make_private(directory)
+    with os.scandir(above) as entries:
+        for entry in entries:
+            if entry.is_symlink() and entry.stat(follow_symlinks=False).st_mtime < time.time() - _FOLLOWED_S:
+                os.unlink(entry.path)
+    try:
+        os.symlink(target, link)
+    except FileExistsError:
+        os.unlink(link)
+        os.symlink(target, link)
 
 
 def keep_variables(store: Store, name: str, variables: Mapping[str, str | None]) -> None:

@@ -73,23 +73,27 @@ def home() -> str:
 def places(environment: Mapping[str, str] | None = None) -> Places:
     """Find our directories; those that hold the person's only copies are made at once."""
     given = os.environ if environment is None else environment
-    at = home()
-
-    def base(variable: str, default: str) -> str:
-        value = given.get(variable, "")
-        # The standard says to ignore a relative path.
-        return f"{value if value.startswith('/') else f'{at}/{default}'}/fumehood"
-
     found = Places(
-        state=base("XDG_STATE_HOME", ".local/state"),
-        data=base("XDG_DATA_HOME", ".local/share"),
-        cache=base("XDG_CACHE_HOME", ".cache"),
-        config=base("XDG_CONFIG_HOME", ".config"),
+        state=_base(given, "XDG_STATE_HOME", ".local/state"),
+        data=_base(given, "XDG_DATA_HOME", ".local/share"),
+        cache=_base(given, "XDG_CACHE_HOME", ".cache"),
+        config=_base(given, "XDG_CONFIG_HOME", ".config"),
     )
     for directory in (found.state, f"{found.state}/runs", f"{found.state}/outputs", f"{found.state}/locks"):
         if not os.path.isdir(directory):
             make_private(directory)
     return found
+
+
+def state_directory() -> str:
+    """Where our state lies, or will."""
+    return _base(os.environ, "XDG_STATE_HOME", ".local/state")
+
+
+def _base(given: Mapping[str, str], variable: str, default: str) -> str:
+    value = given.get(variable, "")
+    # The standard says to ignore a relative path.
+    return f"{value if value.startswith('/') else f'{home()}/{default}'}/fumehood"
 
 
 def make_private(directory: str) -> None:

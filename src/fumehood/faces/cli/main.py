@@ -58,6 +58,10 @@ def _dispatch(given: list[str]) -> int:
         from fumehood.faces.cli import run
 
         return run.main(given[1:])
+    if given[:1] == ["hook"]:
+        from fumehood.faces.cli import hook
+
+        return hook.main(given[1:])
     from fumehood.faces.cli import commands
 
     return commands.main(given)

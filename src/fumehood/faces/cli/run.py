@@ -45,7 +45,7 @@ options:
   --session NAME     one of several runs that share a directory, the variables written to "$FUMEHOOD_ENV", and undo
   --own-tmp          in a session: a /tmp that its runs share
   --shell PATH       the shell that runs a shell line (default: /bin/sh)
-  --source FILE      a file that this shell reads first
+  --source FILE      a file that this shell reads first; with * at its end, the newest that begins so
   --json             print one object that tells everything, and nothing else
   --quiet            say nothing about changes
   -h, --help         show this help
@@ -113,6 +113,7 @@ def parse(arguments: Sequence[str]) -> Options | None:
 def main(arguments: Sequence[str]) -> int:
     """Run a command, show its output as it comes, then what it changed."""
     # Known even where the options make no sense.
+    _end_as_by_ctrl_c()
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     options: Options | None = Options()
     try:
@@ -136,6 +137,16 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     tidy()
     return run.exit_code if run.exit_code is not None else 125
+
+
+def _end_as_by_ctrl_c() -> None:
+    """Take a request to end like Ctrl-C: the command is ended, and what it wrote is judged as ever."""
+    import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
+
+    for number in (_signal.SIGTERM, _signal.SIGHUP):
+        # What `nohup` had ignored stays so.
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, _signal.default_int_handler)
 
 
 def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
@@ -162,7 +173,7 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
     request = Request(
         command=options.asked, cwd=_directory(options, project, root), mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=root, session=session, own_tmp="--own-tmp" in options.flags,
-        shell=_shell(options.last("--shell")), source=options.last("--source") or "",
+        shell=_shell(options.last("--shell")), source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
     )  # fmt: skip
     run = Hood(store, project, policy, start).run(request, _wishes(options, as_json))
@@ -194,10 +205,25 @@ def _shell(asked: str | None) -> str:
     return asked or ""
 
 
+def _source(asked: str) -> str:
+    """Return the file that is meant: of several that begin the same, the newest."""
+    if not asked.endswith("*"):
+        return asked
+    folder, _, start = asked[:-1].rpartition("/")
+    try:
+        with os.scandir(folder) as entries:
+            found = [(entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.startswith(start)]
+    except FileNotFoundError:
+        return ""
+    return max(found)[1] if found else ""
+
+
 def _keep_cwd(link: str | None, began_in: str, ended_in: str) -> None:
     """Leave a link to where the command ended, for the shell that called us to follow."""
     if link and ended_in and ended_in != began_in:
-        os.symlink(ended_in, link)
+        from fumehood.service.session import leave_link
+
+        leave_link(link, ended_in)
 
 
 def _directory(options: Options, project: Project, root: str) -> str:

@@ -1,0 +1,38 @@
+"""Tell from what a command printed what the sandbox refused it, so that the reason can be given."""
+
+from __future__ import annotations
+
+from fumehood.core.report import Blocked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_READ_ONLY = ("Read-only file system", "EROFS")  # as libc and as Node say it
+_MOST = 3  # paths named
+_LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
+_QUOTES = "'\"`"
+
+
+def refused_writes(stderr: str, roots: Sequence[str]) -> tuple[Blocked, ...]:
+    """Name what a command could not write because it lies outside the roots."""
+    if not any(words in stderr for words in _READ_ONLY):
+        return ()
+    paths: dict[str, None] = {}
+    for line in stderr[-_LOOKED_AT:].splitlines():
+        if any(words in line for words in _READ_ONLY):
+            paths[_path_in(line)] = None
+    writable = ", ".join(roots)
+    hint = f"outside the project everything is read-only; a command may write {writable} and /tmp"
+    return tuple(Blocked(what="write", detail=path, hint=hint) for path in list(paths)[:_MOST])
+
+
+def _path_in(line: str) -> str:
+    """Find the path that a complaint names: quoted, or before the reason."""
+    for quote in _QUOTES:
+        _, found, rest = line.partition(quote)
+        inner = rest.partition(quote)[0]
+        if found and inner:
+            return inner
+    before = line.partition(": Read-only")[0].split(": ")[-1]
+    return before.rpartition(" ")[2] or "a path"

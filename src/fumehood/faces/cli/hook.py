@@ -1,0 +1,263 @@
+"""`fumehood hook`: an agent's shell command is rewritten, before it runs, to run in the hood.
+
+Starts before every command of an agent, so it loads nothing but `json`. Whatever goes wrong here must forbid the
+command: clients take any exit status but 2 for "go on".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fumehood.core.request import quoted
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.cli.main import tell_error
+from fumehood.store.places import state_directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+HELP = """usage: fumehood hook [--client claude|codex|gemini] [--ask] [OPTIONS]
+
+The pre-tool hook of Claude Code, Codex and Gemini CLI: reads the tool call from standard input and answers with
+the same call, its command rewritten to run in the hood. `fumehood setup CLIENT` writes it into the client's settings.
+
+options:
+  --client NAME      claude, codex or gemini (default: told by the input)
+  --ask              leave it to the client to ask the person, where it would; else its commands need no approval
+  --session NAME     the session its commands belong to (default: the client's own)
+  --hold, --discard, --network, --own-tmp, --project DIR, --allow-host HOST, --root ROOT, --timeout SECONDS
+                     as for fumehood run
+
+exit code: 0, or 2 where the command must not run
+"""
+
+CLAUDE, CODEX, GEMINI = "claude", "codex", "gemini"
+_EVENTS = {"PreToolUse": (CLAUDE, CODEX), "BeforeTool": (GEMINI,)}
+# Tools whose `command` is run by a shell.
+_SHELLS = frozenset({"Bash", "Monitor", "run_shell_command", "shell", "exec_command"})
+_FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
+_VALUES = frozenset({"--project", "--allow-host", "--root", "--timeout"})
+_ASKED = frozenset({"--client", "--session"})
+_BLOCK = 2
+_LONGEST = 120 * 1024  # what one argument may be, less what the client puts around it
+_IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@-")
+_STATUS = "fumehood_status"
+_RUN_BY_SHELLS = frozenset("\n\"\\;|&$`<>()#")
+# What an agent may do about its own runs, on the host: look, and take back. Never to apply what is held.
+_LOOKING = frozenset({"undo", "diff", "show", "output", "log"})
+
+
+class Options:
+    """What the person set up."""
+
+    def __init__(self) -> None:
+        self.client = ""
+        self.session = ""
+        self.leaves_asking = False
+        self.passed_on: list[str] = []
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer one tool call; 2 forbids it."""
+    if set(arguments) & {"-h", "--help"}:
+        sys.stdout.write(HELP)
+        return 0
+    try:
+        answer = answered(sys.stdin.buffer.read(), parse(arguments))
+    except FumehoodError as error:
+        tell_error(error)
+        return _BLOCK
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what nobody foresaw must not let the command through
+        tell_error(FumehoodError(f"the hook failed: {type(error).__name__}: {error}", hint="the command was not run"))
+        return _BLOCK
+    sys.stdout.write(answer)
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Read the command line."""
+    options = Options()
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, value = word.partition("=")
+        if word in _FLAGS:
+            options.passed_on.append(word)
+        elif word == "--ask":
+            options.leaves_asking = True
+        elif name in _VALUES | _ASKED:
+            if not equals and not waiting:
+                raise BadRequest(f"{name} needs a value", hint="fumehood hook --help")
+            given = value if equals else waiting.pop(0)
+            if name == "--client":
+                options.client = given
+            elif name == "--session":
+                options.session = given
+            else:
+                options.passed_on += (name, given)
+        else:
+            raise BadRequest(f"there is no option {word}", hint="fumehood hook --help")
+    if options.client not in ("", CLAUDE, CODEX, GEMINI):
+        raise BadRequest(f"there is no client {options.client}", hint="--client claude, codex or gemini")
+    return options
+
+
+def answered(given: bytes, options: Options) -> str:
+    """Return the answer to a tool call: nothing where no command is run."""
+    import json
+
+    try:
+        call = json.loads(given)
+    except ValueError as error:
+        raise BadRequest(f"the hook's input is not JSON: {error}", hint="the command was not run") from error
+    if not isinstance(call, dict) or not isinstance(call.get("tool_name"), str):
+        raise BadRequest("the hook's input names no tool", hint="the command was not run")
+    if call["tool_name"] not in _SHELLS:
+        return ""
+    client = _client(call, options)
+    try:
+        told = _rewritten(call, client, options)
+    except BadRequest as error:
+        return json.dumps(_denial(client, f"{error.message}. {error.hint}")) + "\n"
+    return json.dumps(_permission(client, told, options)) + "\n"
+
+
+def _client(call: dict[str, Any], options: Options) -> str:
+    event = call.get("hook_event_name")
+    possible = _EVENTS.get(event) if isinstance(event, str) else None
+    if possible is None:
+        raise BadRequest(f"the hook knows no event {event!r}", hint="it is for PreToolUse and BeforeTool")
+    if options.client:
+        if options.client not in possible:
+            raise BadRequest(f"{options.client} has no event {event}", hint="fumehood setup writes what is right")
+        return options.client
+    return CODEX if possible == (CLAUDE, CODEX) and "turn_id" in call else possible[0]
+
+
+def _rewritten(call: dict[str, Any], client: str, options: Options) -> dict[str, Any]:
+    """Return the tool's input with its command rewritten, every other field as it was."""
+    given = call.get("tool_input")
+    command = given.get("command") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(command, str) or not command.strip():
+        raise BadRequest("there is no command to run", hint="tool_input.command must be a text")
+    if "\0" in command:
+        raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
+    try:
+        command.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest("the command is no valid text", hint="it holds half of a surrogate pair") from error
+    line = rewrite(command, client, call, options)
+    if len(line.encode()) > _LONGEST:
+        raise BadRequest("the command is too long to be rewritten", hint="write it to a script and run that")
+    return {**given, "command": line}
+
+
+def rewrite(command: str, client: str, call: dict[str, Any], options: Options) -> str:
+    """Return the line that runs a command in the hood; one that does already stays as it is."""
+    ours = " ".join(quoted(word) for word in own_command())
+    if command.startswith(f"{ours} "):
+        inner, around = _unwrapped(command, ours)
+        if inner is not None and (around or command == _wrapped(inner, ours, client, call, options)):
+            command = inner
+        elif _is_looking(command[len(ours) :].split(" ")[1:]):
+            return command
+    words = command.strip().split(" ")
+    if words[0] == "fumehood" and _is_looking(words[1:]):
+        return " ".join([ours, *words[1:]])
+    return _wrapped(command, ours, client, call, options)
+
+
+def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options: Options) -> str:
+    session = options.session or _name(client, call.get("session_id"))
+    keeps_cwd = client == CLAUDE and session and not _is_background(call)
+    shell = _shell()
+    words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
+    words += ["--session", session] if session else []
+    words += ["--source", _snapshot(shell)] if client == CLAUDE and shell != "/bin/sh" else []
+    after = ""
+    if keeps_cwd:
+        # Claude Code's shell stays where a command left it; a link says where that is, whatever its name.
+        link = f"{state_directory()}/sessions/{session}/{_name('at', call.get('tool_use_id'))}"
+        words += ["--keep-cwd", link]
+        after = f'; {_STATUS}=$?; cd -P -- {quoted(link)} 2>/dev/null; (exit "${_STATUS}")'
+    return " ".join([ours, "run", *map(quoted, words), "--", quoted(command, always=True)]) + after
+
+
+def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
+    """Return the command that a line like ours runs, and whether all around it is as in one for another call.
+
+    An agent may have copied one, or write a line that merely begins so: that is a command like any other.
+    """
+    head, found, rest = command.partition(" -- '")
+    if not found or not head.startswith(f"{ours} run --brief "):
+        return None, False
+    inner, _, after = f"{rest} ".replace("'\"'\"'", "\0").partition("'")
+    inner, after = inner.replace("\0", "'"), after[:-1]
+    begin, end = f"; {_STATUS}=$?; cd -P -- ", f' 2>/dev/null; (exit "${_STATUS}")'
+    link = after.removeprefix(begin).removesuffix(end)
+    is_plain = _RUN_BY_SHELLS.isdisjoint(head[len(ours) :]) and _RUN_BY_SHELLS.isdisjoint(link)
+    return inner, is_plain and after in ("", begin + link + end)
+
+
+def _is_looking(words: Sequence[str]) -> bool:
+    """Tell whether these words ask for nothing but what an agent may do about its own runs."""
+    allowed = all(word and _IN_NAMES.issuperset(word) and (word[0] != "-" or word == "--json") for word in words)
+    return bool(words) and words[0] in _LOOKING and allowed
+
+
+def own_command() -> list[str]:
+    """Return how this program was started, so that it is found again from any directory and with any PATH."""
+    started = os.path.abspath(sys.argv[0])
+    if os.path.basename(started) == "__main__.py":
+        return [sys.executable, "-P", "-m", "fumehood"]
+    if os.access(started, os.X_OK):
+        return [started]
+    given = sys.orig_argv
+    options = given[1 : given.index(sys.argv[0])] if sys.argv[0] in given else []
+    return [sys.executable, *options, started]
+
+
+def _shell() -> str:
+    """Return the shell that the client itself would use, as far as that is known."""
+    for shell in (os.environ.get("SHELL", ""), "/bin/bash", "/usr/bin/bash"):
+        if shell.rpartition("/")[2] in ("bash", "zsh") and os.access(shell, os.X_OK):
+            return shell
+    return "/bin/sh"
+
+
+def _snapshot(shell: str) -> str:
+    """Return where Claude Code keeps the functions and aliases of the person's shell.
+
+    The newest is looked for when the command starts: for a session's first one there is none yet.
+    """
+    folder = os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude")
+    return f"{folder}/shell-snapshots/snapshot-{shell.rpartition('/')[2]}-*"
+
+
+def _is_background(call: dict[str, Any]) -> bool:
+    return call["tool_name"] == "Monitor" or bool(call["tool_input"].get("run_in_background"))
+
+
+def _name(kind: str, identity: object) -> str:
+    """Return a name made of what a client calls something; "" where it says nothing."""
+    kept = "".join(letter for letter in str(identity or "") if letter in _IN_NAMES)
+    return f"{kind}-{kept[:100]}" if kept or kind == "at" else ""
+
+
+def _permission(client: str, told: dict[str, Any], options: Options) -> dict[str, Any]:
+    if client == GEMINI:
+        return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": told}}
+    decision = {"permissionDecision": "ask" if options.leaves_asking else "allow"}
+    if client == CLAUDE:
+        decision["permissionDecisionReason"] = "runs in Fumehood: isolated, captured, undoable"
+    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **decision, "updatedInput": told}}
+
+
+def _denial(client: str, reason: str) -> dict[str, Any]:
+    if client == GEMINI:
+        return {"decision": "deny", "reason": reason}
+    told = {"permissionDecision": "deny", "permissionDecisionReason": reason}
+    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **told}}

@@ -1,0 +1,175 @@
+"""Model endpoints that follow a script, so that real agents run with no model and no network.
+
+A script is a list of steps: `{"tool": NAME, "input": {…}}` (for Codex also "namespace") or `{"text": "…"}`. Which step
+is next is told by how many tool results the conversation holds; what the agent sent is kept in `requests`.
+"""
+
+import json
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar, Self
+
+Step = dict[str, Any]
+
+
+class Endpoint:
+    """A scripted model on a loopback port, for a `with` block."""
+
+    handler: ClassVar[type["_Handler"]]
+
+    def __init__(self, script: Sequence[Step]) -> None:
+        self.script = list(script)
+        self.requests: list[dict[str, Any]] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
+        self._server.endpoint = self  # type: ignore[attr-defined]
+        self._server.daemon_threads = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def results(self) -> list[str]:
+        """What the agent told the model of each tool call, in the order of the script."""
+        return self.told(max(self.requests, key=lambda request: len(self.told(request)), default={}))
+
+    def told(self, request: dict[str, Any]) -> list[str]:
+        raise NotImplementedError
+
+    def step(self, request: dict[str, Any]) -> tuple[int, Step]:
+        self.requests.append(request)
+        number = len(self.told(request))
+        return number, self.script[min(number, len(self.script) - 1)]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def endpoint(self) -> Any:
+        return self.server.endpoint  # type: ignore[attr-defined]
+
+    def log_message(self, *_arguments: object) -> None:
+        """Say nothing."""
+
+    def body(self) -> dict[str, Any]:
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        return json.loads(data or b"{}")
+
+    def answer(self, data: bytes, kind: str = "application/json") -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def events(self, events: Sequence[dict[str, Any]]) -> None:
+        text = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+        self.answer(text.encode(), "text/event-stream")
+
+    def do_HEAD(self) -> None:
+        self.answer(b"")
+
+    def do_GET(self) -> None:
+        self.answer(b'{"object": "list", "data": [], "models": []}')
+
+
+class _Messages(_Handler):
+    def do_POST(self) -> None:
+        request = self.body()
+        if "count_tokens" in self.path:
+            self.answer(b'{"input_tokens": 10}')
+        elif not self.path.startswith("/v1/messages") or not request.get("stream"):
+            self.answer(json.dumps(self.message(request, [{"type": "text", "text": "ok"}], "end_turn")).encode())
+        elif not request.get("tools"):
+            self.events(self.stream(request, 0, {"text": "ok"}))
+        else:
+            self.events(self.stream(request, *self.endpoint.step(request)))
+
+    def message(self, request: dict[str, Any], content: list[Any], reason: str | None) -> dict[str, Any]:
+        usage = {"input_tokens": 1, "output_tokens": 1}
+        return {
+            "id": "msg_0", "type": "message", "role": "assistant", "model": request.get("model"), "content": content,
+            "stop_reason": reason, "stop_sequence": None, "usage": usage,
+        }  # fmt: skip
+
+    def stream(self, request: dict[str, Any], number: int, step: Step) -> list[dict[str, Any]]:
+        if "tool" in step:
+            block = {"type": "tool_use", "id": f"toolu_{number}", "name": step["tool"], "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(step["input"])}
+            reason = "tool_use"
+        else:
+            block, reason = {"type": "text", "text": ""}, "end_turn"
+            delta = {"type": "text_delta", "text": step["text"]}
+        ended = {"stop_reason": reason, "stop_sequence": None}
+        return [
+            {"type": "message_start", "message": self.message(request, [], None)},
+            {"type": "content_block_start", "index": 0, "content_block": block},
+            {"type": "content_block_delta", "index": 0, "delta": delta},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 1}},
+            {"type": "message_stop"},
+        ]
+
+
+class Anthropic(Endpoint):
+    """The Messages API, as far as Claude Code uses it."""
+
+    handler = _Messages
+
+    def told(self, request: dict[str, Any]) -> list[str]:
+        contents = [message["content"] for message in request.get("messages", [])]
+        blocks = [block for content in contents if isinstance(content, list) for block in content]
+        results = [block["content"] for block in blocks if block.get("type") == "tool_result"]
+        return [result if isinstance(result, str) else _joined(result) for result in results]
+
+
+class _Responses(_Handler):
+    def do_POST(self) -> None:
+        request = self.body()
+        if not self.path.endswith("/responses"):
+            self.answer(b"{}")
+            return
+        number, step = self.endpoint.step(request)
+        if "tool" in step:
+            item = {
+                "type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", "name": step["tool"],
+                "arguments": json.dumps(step["input"]), "status": "completed",
+            }  # fmt: skip
+            item |= {"namespace": step["namespace"]} if "namespace" in step else {}
+        else:
+            content = [{"type": "output_text", "text": step["text"], "annotations": []}]
+            item = {"type": "message", "id": f"m_{number}", "role": "assistant", "status": "completed"}
+            item |= {"content": content}
+        usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+        usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        self.events(
+            [
+                {"type": "response.created", "response": {"id": f"resp_{number}"}},
+                {"type": "response.output_item.done", "output_index": 0, "item": item},
+                {"type": "response.completed", "response": {"id": f"resp_{number}", "usage": usage}},
+            ]
+        )
+
+
+class OpenAI(Endpoint):
+    """The Responses API, as far as Codex uses it."""
+
+    handler = _Responses
+
+    def told(self, request: dict[str, Any]) -> list[str]:
+        outputs = [item["output"] for item in request.get("input", []) if item.get("type", "").endswith("_call_output")]
+        return [output if isinstance(output, str) else _joined(output) for output in outputs]
+
+
+def _joined(blocks: Any) -> str:
+    return "\n".join(block.get("text", "") for block in blocks if isinstance(block, dict))

@@ -1,0 +1,29 @@
+"""What a command was refused is named from what it printed."""
+
+import pytest
+
+from fumehood.core.refusals import refused_writes
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("touch: cannot touch '/home/ada/x y': Read-only file system", "/home/ada/x y"),
+        ("bash: line 1: /etc/evil: Read-only file system", "/etc/evil"),
+        ("sh: 1: cannot create /etc/evil: Read-only file system", "/etc/evil"),
+        ("OSError: [Errno 30] Read-only file system: '/srv/f'", "/srv/f"),
+        ("Error: EROFS: read-only file system, open '/srv/f'", "/srv/f"),
+        ("Read-only file system", "system"),
+    ],
+)
+def test_the_path_is_found_in_what_programs_say(line: str, path: str) -> None:
+    (blocked,) = refused_writes(f"before\n{line}\nafter\n", ["/p"])
+    assert blocked.detail == path
+    assert "/p" in blocked.hint
+
+
+def test_few_are_named_and_each_once() -> None:
+    line = "touch: cannot touch '/{}': Read-only file system\n"
+    text = "".join(line.format(n) for n in (1, 1, 2, 3, 4, 5))
+    assert [blocked.detail for blocked in refused_writes(text, ["/p"])] == ["/1", "/2", "/3"]
+    assert refused_writes("cat: x: No such file or directory\n", ["/p"]) == ()
