@@ -12,6 +12,7 @@ import pytest
 import trees
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest
+from fumehood.linux.landlock import can_scope
 from fumehood.linux.probe import host
 from fumehood.store.places import places
 
@@ -207,3 +208,20 @@ def test_the_configuration_chooses_the_root_and_shows_skills(
     assert done.stdout.split() == ["my-skill", "same", "how", "toblue"]
     assert done.stderr.count("Read-only") == 2
     assert sorted(entry.name for entry in skill.iterdir()) == ["SKILL.md"]
+
+
+def test_hosts_can_be_found_by_name_only_with_the_hosts_network(
+    cli: Cli, home: Path, tree: Path, need: Callable[[bool, str], None]
+) -> None:
+    need(can_scope(), "the host's network can't be shared here: that needs Landlock of Linux 6.12")
+    need(os.path.isfile("/etc/resolv.conf"), "this host has no /etc/resolv.conf")
+    (tree / "etc/resolv.conf").write_text("")
+    assert cli("run", "--root", tree, "--", "cat /etc/resolv.conf").stdout == ""
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir(exist_ok=True)
+    configuration.write_text('network = "full"\n')
+    expected = Path("/etc/resolv.conf").read_text()
+    assert cli("run", "--root", tree, "--", "cat /etc/resolv.conf").stdout == expected
+    (tree / "etc/resolv.conf").unlink()
+    (tree / "etc/resolv.conf").symlink_to("/etc/passwd")
+    assert "root:" in cli("run", "--root", tree, "--", "cat /etc/resolv.conf").stdout

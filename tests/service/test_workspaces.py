@@ -15,6 +15,7 @@ from conftest import command_line
 from fumehood import Policy, Sandbox
 from fumehood.core.policy import Rootfs
 from fumehood.errors import FumehoodError
+from fumehood.linux.landlock import can_scope
 from fumehood.linux.probe import host
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service.store import Store
@@ -231,3 +232,20 @@ def test_no_other_directory_of_ours_becomes_a_project(cli: Cli, alpine: Path, ho
     (data / "workspaces/deep/er").mkdir(parents=True)
     for inside in (data, data / "workspaces", data / "workspaces/deep/er", alpine):
         assert "keeps its own records" in cli("run", "--project", inside, "--", "true").stderr
+
+
+def test_a_layer_gets_the_resolver_without_following_what_is_there(
+    cli: Cli, home: Path, alpine: Path, test_directory: Path, need: Callable[[bool, str], None]
+) -> None:
+    need(can_scope(), "the host's network can't be shared here: that needs Landlock of Linux 6.12")
+    need(os.path.isfile("/etc/resolv.conf"), "this host has no /etc/resolv.conf")
+    victim = test_directory / "victim"
+    victim.write_text("untouched")
+    assert cli("workspace", "create", "net", "--writable").returncode == 0
+    assert cli("run", "--workspace", "net", "--", f"ln -sf {victim} /etc/resolv.conf").returncode == 0
+    assert cli("workspace", "set", "net", "--network", "full").returncode == 0
+    done = cli("run", "--workspace", "net", "--", "cat /etc/resolv.conf")
+    assert done.stdout == Path("/etc/resolv.conf").read_text()
+    assert victim.read_text() == "untouched"
+    assert cli("run", "--workspace", "net", "--", "mv /etc /old; ln -s /old /etc").returncode == 0
+    assert "/etc was replaced" in cli("run", "--workspace", "net", "--", "true").stderr

@@ -42,6 +42,7 @@ class Spec(Value):
     overlays: tuple[tuple[str, tuple[str, ...], str, str], ...] = ()  # root, lowers, upper, work
     tree: Tree | None = None
     readonly: tuple[Bound, ...] = ()
+    names: tuple[Bound, ...] = ()  # files of the host that tell how hosts are found
     network_made: bool = False  # the launcher has arranged it; bubblewrap leaves it as it is
     disable_userns: bool = True
     binds: tuple[Bound, ...] = ()  # single files that the command may write
@@ -75,7 +76,7 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
         arguments += (*_sources(lowers), "--overlay", upper, work, root)
     for bind in spec.binds:
         arguments += ("--bind", bind.source, bind.target)
-    for bound in spec.readonly:
+    for bound in (*spec.names, *spec.readonly):
         arguments += ("--ro-bind", bound.source, bound.target)
     for shelf in (*shelves, *(["/"] if spec.tree is not None and spec.tree.entries else [])):
         arguments += ("--remount-ro", shelf)

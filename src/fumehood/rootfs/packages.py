@@ -10,8 +10,10 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+from fumehood.core.spec import Tree
 from fumehood.errors import FumehoodError, Unavailable
-from fumehood.linux.nofollow import look, make_parents, open_below, open_top, remove_tree
+from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree
+from fumehood.rootfs.names import bound_names
 from fumehood.rootfs.releases import MIRROR, branch_of
 from fumehood.rootfs.tree import is_program
 
@@ -35,7 +37,6 @@ _ISOLATION = (
 _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
 # Variables that tell a program how to reach the network.
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-_NAMES = ("etc/resolv.conf", "etc/hosts")
 
 
 def packages_of(tier: int) -> tuple[str, ...]:
@@ -134,10 +135,8 @@ def _complaint(said: Sequence[str]) -> str:
 def _arguments(host: Host, tree: str, proxy: str) -> list[str]:
     arguments = [*_ISOLATION, *(["--disable-userns"] if host.disable_userns else [])]
     arguments += ["--bind", tree, "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP]
-    for name in _NAMES:
-        # The host's own, where the tree has a plain file to mount it on: bubblewrap would follow a link.
-        if os.path.isfile(f"/{name}") and _has_plain_file(tree, name):
-            arguments += ["--ro-bind", os.path.realpath(f"/{name}"), f"/{name}"]
+    for bound in bound_names(Tree(path=tree)):
+        arguments += ["--ro-bind", bound.source, bound.target]
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TMPDIR": _TMP, "LANG": "C.UTF-8"}
     arguments.append("--clearenv")
     for name, value in {**environment, **_network(os.environ, proxy)}.items():
@@ -149,23 +148,6 @@ def _network(environment: Mapping[str, str], proxy: str) -> dict[str, str]:
     if proxy:
         return {"http_proxy": proxy, "https_proxy": proxy, "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
     return {name: environment[name] for name in _PROXIES if environment.get(name)}
-
-
-def _has_plain_file(tree: str, path: str) -> bool:
-    import stat
-
-    top = open_top(tree)
-    try:
-        folder = open_below(top, os.path.dirname(path))
-        try:
-            found = look(folder, os.path.basename(path))
-        finally:
-            os.close(folder)
-    except OSError:
-        return False
-    finally:
-        os.close(top)
-    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def _manager(tree: str) -> str:

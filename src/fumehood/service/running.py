@@ -95,6 +95,7 @@ class Execution:
             command=command, cwd=cwd, bounds=capture.bounds, base=behind.base, masked=behind.masked,
             emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
+            names=world.names() if access is not None and access.shares else (),
             network_made=access is not None, disable_userns=self._host.disable_userns,
             binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
         )  # fmt: skip

@@ -50,6 +50,19 @@ class World(Value):
         """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
         return Entered(self, way)
 
+    def names(self) -> tuple[Bound, ...]:
+        """Let a command that shares the host's network find hosts; returns the files mounted for that."""
+        if self.tree is None:
+            return ()
+        from fumehood.rootfs.names import bound_names, write_names
+
+        if not self.tree.guarded:
+            return bound_names(self.tree)
+        if self.tree.writable:
+            # What a command left there may be a link: nothing is mounted on it.
+            write_names(f"{self.layer}/upper")
+        return ()
+
     def cwd(self, directory: str) -> str:
         """Return a directory as the command sees it."""
         return inside.inside(directory, self.targets)
