@@ -110,7 +110,7 @@ WRONG = {
     "root": ['"debian"', "3"],
     "hosts": ['"example.org"', "[1]", '["a b"]', '["https://example.org"]', '["a:b"]', '["*"]', '[""]'],
     "hold": ['"*"', "[[]]", '["\\u0000"]'],
-    "mask": ['["letters"]', '"/x"', '["\\u0000/"]'],
+    "mask": ['["/"]', '"/x"', '["\\u0000/"]', '["~"]', '["a/../b"]', '[""]'],
     "environment.keep": ['["A=B"]', '[""]', '["A B"]'],
     "environment.set": ["[]", "{ A = 1 }", '{ "A=B" = "1" }', '{ "" = "1" }', '{ A = "\\u0000" }'],
     "rootfs.writable": ["1", '"yes"'],
@@ -328,3 +328,52 @@ def test_any_text_is_a_compact_value_or_refused(text):
 def test_a_compact_string_has_no_nul():
     with pytest.raises(ValueError, match="NUL"):
         dumps("a\0b")
+
+
+# --- profiles ---
+
+PROFILE = """
+[[profile]]
+match = ["terraform", "tofu"]
+scratch = ["TF_PLUGIN_CACHE_DIR=~/.terraform.d/plugins", "/opt/cache"]
+hosts = ["registry.terraform.io"]
+[profile.limits]
+memory = "2 GiB"
+[profile.environment.set]
+TF_IN_AUTOMATION = "1"
+"""
+
+
+def test_a_profile_is_read_with_its_tables():
+    made = policy(PROFILE)
+    own = made.profiles[-1]
+    assert own.match == ("terraform", "tofu")
+    assert own.scratch == ("TF_PLUGIN_CACHE_DIR=~/.terraform.d/plugins", "/opt/cache")
+    then = made.under(own.settings)
+    assert (then.limits.memory, then.hosts) == (2 << 30, ("registry.terraform.io",))
+    assert dict(then.environment.set) == {"TF_IN_AUTOMATION": "1"}
+    assert made.limits.memory == Policy().limits.memory
+
+
+def test_a_profile_may_be_for_one_project():
+    text = """[project."/p"]\n[[project."/p".profile]]\nmatch = ["x"]\nkeep = false"""
+    assert [each.match for each in policy(text, "/p").profiles[-1:]] == [("x",)]
+    assert policy(text).profiles == Policy().profiles
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("[[profile]]\nkeep = true", 1, "profile[1]"),
+        ('[[profile]]\nmatch = "npm"', 2, "profile[1].match"),
+        ('[[profile]]\nmatch = ["x"]\n[[profile]]\nmatch = ["y"]\nscrtch = []', 5, "profile[2].scrtch"),
+        ('[[profile]]\nmatch = ["x"]\nscratch = ["cache"]', 3, "profile[1].scratch"),
+        ('[[profile]]\nmatch = ["x"]\nscratch = ["A-B=/x"]', 3, "profile[1].scratch"),
+        ('[[profile]]\nmatch = ["x"]\n[profile.limits]\nmemory = "x"', 4, "profile[1].limits.memory"),
+        ('[[profile]]\nmatch = ["x"]\napply = "apply"', 3, "profile[1].apply"),
+        ("[profile]\nmatch = []", 1, "profile"),
+    ],
+)
+def test_a_mistake_in_a_profile_is_told_by_name_and_line(text, line, key):
+    (found,) = complaints(text)
+    assert found[:2] == (line, key)

@@ -75,8 +75,9 @@ KEYS: tuple[Key, ...] = (
     _key("hosts", k.HOSTS, "Hosts that commands may reach without asking: `host[:port]`, `*.example.org`."),
     _key("hold", k.TEXTS, "Globs of paths whose changes wait for a person.", "rules.hold"),
     _key("flag", k.TEXTS, "Globs of paths whose changes are applied and flagged.", "rules.flag"),
-    _key("mask", k.PATHS, "Files and directories that commands can't see, besides ours."),
-    _key("unmask", k.PATHS, "Paths that we hide by default and commands may see."),
+    _key("mask", k.MASKS, "Files and directories that commands can't see, besides ours; "
+         "a relative path, such as `.env`, is meant below every root."),
+    _key("unmask", k.MASKS, "Paths that we hide by default and commands may see."),
     _key("environment.keep", k.NAMES, "Variables passed on although they look like secrets; globs."),
     _key("environment.drop", k.NAMES, "Variables kept from commands; globs."),
     _key("environment.set", k.TABLE, "Variables and values that every command gets."),
@@ -94,7 +95,29 @@ KEYS: tuple[Key, ...] = (
     _key("rootfs.writable", k.FLAG, "Let a workspace install packages into its own layer of the root tree."),
 )  # fmt: skip
 
+PROFILES = """\
+What commands of a program get besides. A directory in `scratch` that exists is covered: the program sees what is there,
+and its writes go to a directory of ours (`$XDG_CACHE_HOME/fumehood/scratch`), which later commands of the same project
+see, and nobody else. One that does not exist is not made: where a variable is given, the program is told of another
+place. What lies in scratch is not judged, applied or undone. The other keys are as above, for these commands only.
+
+Fumehood has profiles for `npm`, `yarn`, `pip`, `uv`, `cargo`, `go`, `git` (with `pre-commit`) and for `make` and its
+like, which get the caches of all of them; yours add to them."""
+
+_IN_PROFILES = ("timeout", "hosts", "environment.", "limits.")
+
 SECTIONS: tuple[Section, ...] = (
+    Section(
+        name="profile", field="profiles", needed=("match",),
+        doc=PROFILES,
+        keys=(
+            _key("match", k.TEXTS, "Programs, maybe with words that follow: `npm`, `pip3*`, `python* -m pip`."),
+            _key("scratch", k.SCRATCH, "Directories that the program may write: `DIRECTORY`, or `VARIABLE=DIRECTORY`."),
+            _key("keep", k.FLAG, "Keep what it writes there for the project's next commands, or throw it away. "
+                 "Default: `true`."),
+            *(key for key in KEYS if key.name.startswith(_IN_PROFILES)),
+        ),
+    ),
     Section(
         name="skill", field="skills", needed=("path",), doc="A directory shown read-only under `/skills`.",
         keys=(_key("path", k.PATH, "The directory."), _key("name", k.TEXT, "Its name there; default: its own.")),

@@ -116,6 +116,13 @@ def _path(value: Any) -> str:
     return text
 
 
+def _mask(value: Any) -> str:
+    text = _text(value)
+    if not text.strip("/.~") or ".." in text.split("/"):
+        raise Wrong("a path that names something, without ..")
+    return text
+
+
 def _root(value: Any) -> str:
     if value in ("host", "alpine"):
         return str(value)
@@ -148,6 +155,13 @@ def _each(said: str, one: Callable[[Any], str]) -> Kind:
     return Kind(said=said, read=read, write=shown)
 
 
+def _scratch(value: Any) -> str:
+    variable, equals, path = _text(value).rpartition("=")
+    if not path.startswith(("/", "~/")) or (equals and _VARIABLE.fullmatch(variable) is None):
+        raise Wrong("an absolute path, maybe after VARIABLE=")
+    return str(value)
+
+
 def _table(value: Any) -> tuple[tuple[str, str], ...]:
     said = "a table of names with strings"
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
@@ -168,9 +182,10 @@ SIZE = Kind(said='a size: bytes, or as "64 MiB"', read=_size, write=_size_shown)
 PATH = Kind(said="an absolute path", read=_path, write=shown)
 ROOT = Kind(said='"host", "alpine", or a path', read=_root, write=shown)
 TEXTS = _each("a list of strings", _text)
-PATHS = _each("a list of paths", _path)
+MASKS = _each("a list of paths", _mask)
 HOSTS = _each("a list of hosts", _matching(_HOST, 'a "host" or "host:port"'))
 NAMES = _each("a list of names", _matching(_NAME, "a variable's name, maybe with * and ?"))
+SCRATCH = _each("a list of directories", _scratch)
 TABLE = Kind(said="a table of names with strings", read=_table, write=_table_shown)
 
-WITH_PATHS = (PATH, PATHS, ROOT)
+WITH_PATHS = (PATH, MASKS, ROOT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fumehood.core.concern import Rules
 from fumehood.core.judge import APPLY, DISCARD, HOLD
+from fumehood.core.profile import SHIPPED, Profile, configured
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -75,6 +76,7 @@ class Policy(Value):
     clean: Clean = Clean()
     rootfs: Rootfs = Rootfs()
     skills: tuple[dict[str, Any], ...] = ()
+    profiles: tuple[Profile, ...] = SHIPPED
 
     def mode(self, asked: str | None) -> str:
         """Return what becomes of a run's changes."""
@@ -91,6 +93,8 @@ class Policy(Value):
             holder = changed.get(name, getattr(self, name))
             if inner:
                 changed[name] = holder.replace(**{inner: _laid_over(getattr(holder, inner), value)})
+            elif name == "profiles":
+                changed[name] = (*holder, *map(configured, value))
             else:
                 changed[name] = _laid_over(holder, value)
         return self.replace(**changed)

@@ -76,17 +76,23 @@ def programs(command: str | tuple[str, ...], depth: int = 0) -> Iterator[tuple[s
     if depth > _DEEPEST:
         return
     lines = _split(command[:_LONGEST_LINE]) if isinstance(command, str) else [list(command)]
-    for words in lines:
+    for line in lines:
+        words = line
         while words and _is_before(words[0]):
             words = _after(words)
         if not words:
             continue
         yield tuple(words)
         if words[0].rpartition("/")[2] in _SHELLS:
-            for option, script in zip(words[1:], words[2:], strict=False):
-                if option.startswith("-") and not option.startswith("--") and option.endswith("c"):
-                    yield from programs(script, depth + 1)
-                    break
+            yield from programs(_script(words), depth + 1)
+
+
+def _script(words: Sequence[str]) -> str:
+    """Return the line that a shell is given as an argument."""
+    for at, word in enumerate(words[1:-1], 1):
+        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
+            return words[at + 1]
+    return ""
 
 
 def _is_before(word: str) -> bool:

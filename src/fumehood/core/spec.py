@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from fumehood.core.value import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # What bubblewrap overlays itself: where, the lower directories with the topmost first, upper, work.
+    Layered = tuple[str, tuple[str, ...], str, str]
+
 
 class Bound(Value):
     """A directory the command may write: where its captured view comes from, and where it appears."""
@@ -39,7 +44,7 @@ class Spec(Value):
     masked: tuple[str, ...] = ()  # directories shown empty
     emptied: tuple[str, ...] = ()  # files shown empty
     frozen: tuple[str, ...] = ()  # shown as they are, but can't be written
-    overlays: tuple[tuple[str, tuple[str, ...], str, str], ...] = ()  # root, lowers, upper, work
+    overlays: tuple[Layered, ...] = ()
     tree: Tree | None = None
     readonly: tuple[Bound, ...] = ()
     names: tuple[Bound, ...] = ()  # files of the host that tell how hosts are found
@@ -47,6 +52,8 @@ class Spec(Value):
     disable_userns: bool = True
     binds: tuple[Bound, ...] = ()  # single files that the command may write
     tmp: str = ""  # a directory that is its /tmp; else it gets a fresh one
+    scratch: tuple[Bound, ...] = ()  # directories that the command may write and that are not captured
+    scratch_overlays: tuple[Layered, ...] = ()
     status_fd: int = 3
 
 
@@ -66,14 +73,13 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     arguments += ("--ro-bind", spec.base, "/") if spec.tree is None else _base(spec.tree)
     arguments += _KERNEL
     arguments += ("--bind", spec.tmp, _TMP) if spec.tmp else ("--perms", "1777", "--tmpfs", _TMP)
+    # Scratch before the masks, which also hide what lies in it.
+    arguments += _writable(spec.scratch, spec.scratch_overlays)
     arguments += _covers(spec)
     shelves = () if spec.tree is None else _shelves(spec)
     for shelf in shelves:
         arguments += ("--tmpfs", shelf)
-    for bound in spec.bounds:
-        arguments += ("--bind", bound.source, bound.target)
-    for root, lowers, upper, work in spec.overlays:
-        arguments += (*_sources(lowers), "--overlay", upper, work, root)
+    arguments += _writable(spec.bounds, spec.overlays)
     for bind in spec.binds:
         arguments += ("--bind", bind.source, bind.target)
     for bound in (*spec.names, *spec.readonly):
@@ -82,6 +88,16 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
         arguments += ("--remount-ro", shelf)
     arguments += ("--setenv", "TMPDIR", _TMP, "--chdir", spec.cwd, "--json-status-fd", str(spec.status_fd))
     return (*arguments, "--", *spec.command)
+
+
+def _writable(bounds: tuple[Bound, ...], overlays: tuple[Layered, ...]) -> list[str]:
+    """Let the command write directories, bound or overlaid."""
+    arguments = []
+    for bound in bounds:
+        arguments += ["--bind", bound.source, bound.target]
+    for target, lowers, upper, work in overlays:
+        arguments += [*_sources(lowers), "--overlay", upper, work, target]
+    return arguments
 
 
 def _covers(spec: Spec) -> list[str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Ask
     from fumehood.service.backdrops import Backdrops, Behind
     from fumehood.service.network import Access
+    from fumehood.service.scratch import Scratch
     from fumehood.service.session import Seat
     from fumehood.service.world import World
 
@@ -91,6 +92,9 @@ class Execution:
             raise LaunchFailed(
                 f"a project of user {owner.user} can't have a root layer of root's", hint="run fumehood as that user"
             )
+        scratch = world.scratch
+        if scratch is not None:
+            environment = {**environment, **self._made(scratch, backdrops, world, user, owner)}
         spec = Spec(
             command=command, cwd=cwd, bounds=capture.bounds, base=behind.base, masked=behind.masked,
             emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
@@ -98,10 +102,13 @@ class Execution:
             names=world.names() if access is not None and access.shares else (),
             network_made=access is not None, disable_userns=self._host.disable_userns,
             binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
+            scratch=tuple(scratch.binds) if scratch else (),
+            scratch_overlays=tuple(scratch.bubblewrap_overlays) if scratch else (),
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
-            overlays=(*capture.overlays, *world.overlays), privileged=self._host.privileged, owner=owner, tree=stand,
+            overlays=(*capture.overlays, *world.overlays, *(scratch.overlays if scratch else ())),
+            privileged=self._host.privileged, owner=owner, tree=stand,
             listen=() if access is None else access.listen, scoped=access is not None and access.shares,
             backdrop=behind.mounts,
         )  # fmt: skip
@@ -112,6 +119,9 @@ class Execution:
         except BaseException:
             capture.abandon()
             raise
+        finally:
+            if scratch is not None:
+                scratch.remove()
         _check_launch(ended, cwd)
         return ended
 
@@ -125,6 +135,27 @@ class Execution:
         if self._capture.way == KERNEL:
             return backdrops.views(homes, roots, as_root=as_root, privileged=self._host.privileged)
         return backdrops.plain(homes, roots, as_root=as_root)
+
+    def _made(
+        self, scratch: Scratch, backdrops: Backdrops, world: World, user: int, owner: Owner | None
+    ) -> dict[str, str]:
+        """Make a run's scratch ready; return what the command is told of it."""
+        from fumehood.service.scratch import Conditions
+
+        home = world.environment.get("HOME", "/")
+        hidden = backdrops.masks(backdrops.homes(user, home), as_root=user == 0).hidden
+        roots = (layer.root for layer in self._capture.layers)
+        try:
+            scratch.make(
+                Conditions(
+                    way=self._capture.way, closed=(*hidden, *roots), home=home, has_host=world.tree is None,
+                    is_ours=owner is None,
+                )
+            )  # fmt: skip
+        except BaseException:
+            scratch.remove()
+            raise
+        return scratch.variables
 
     def _bubblewrap(self) -> Bwrap:
         found = self._host.overlay_bwrap if self._capture.way == BWRAP else self._host.bwrap

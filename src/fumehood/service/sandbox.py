@@ -10,6 +10,7 @@ from fumehood.core.judge import judge
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
 from fumehood.core.policy import Policy
+from fumehood.core.profile import matching
 from fumehood.core.refusals import refused_writes
 from fumehood.core.report import Blocked, Run
 from fumehood.core.request import Request, arguments, checked, shown
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Concern
     from fumehood.core.network import Network
     from fumehood.core.permission import Question
+    from fumehood.core.profile import Profile
     from fumehood.linux.capture import Layer
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
@@ -62,9 +64,29 @@ class Hood:
         self._start = start
         self._host: Host | None = None
         self._backdrops = Backdrops(store.places, policy)
+        self._profiles: tuple[Profile, ...] = ()
 
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
+        hood = self._for(checked(request.command))
+        try:
+            return hood._run_claimed(request, wishes)
+        finally:
+            self._host = hood._host
+
+    def _for(self, command: str | tuple[str, ...]) -> Hood:
+        """Return a hood whose policy has what the profiles of a command say; mostly that is this one."""
+        profiles = matching(self.policy.profiles, command)
+        if not profiles:
+            return self
+        policy = self.policy
+        for each in profiles:
+            policy = policy.under(each.settings)
+        hood = Hood(self.store, self.project, policy, self._start, self.permissions)
+        hood._host, hood._profiles = self._host, profiles
+        return hood
+
+    def _run_claimed(self, request: Request, wishes: Wishes) -> Run:
         with layering.Claim(self.store.places, new_id()) as claim:
             if not request.session:
                 return self._run(claim, request, wishes)
@@ -79,7 +101,7 @@ class Hood:
             self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
             self.project.id,
         )  # fmt: skip
-        world = _furnished(world, request, seat)
+        world = self._profiled(_furnished(world, request, seat), claim.run)
         network = decided(request.network, request.hosts, self.policy)
         run = self._known(claim.run, request, command, world, network)
         self._ask_first(run, network, wishes)
@@ -102,6 +124,18 @@ class Hood:
             run.blocked = (*run.blocked, *_missing(run, network), *world.blocked)
             self._settle(run, _printed(ended), layers)
         return run
+
+    def _profiled(self, world: World, run: str) -> World:
+        """Add what the command's profiles give: variables, and directories to write."""
+        if not self._profiles:
+            return world
+        from fumehood.core.profile import defaults
+        from fumehood.service.scratch import Scratch, wanted
+
+        environment = {**defaults(self._profiles), **world.environment}
+        asked = wanted(self._profiles, environment, environment.get("HOME", "/"))
+        scratch = Scratch(self.store.places, self.project.path, run, asked)
+        return world.replace(environment=environment, scratch=scratch)
 
     def _known(
         self, name: str, request: Request, command: str | tuple[str, ...], world: World, network: Network

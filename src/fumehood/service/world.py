@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.core.spec import Bound
     from fumehood.rootfs.installed import InUse
     from fumehood.rootfs.layer import RootLayer
+    from fumehood.service.scratch import Scratch
     from fumehood.store.places import Places
 
 HOST, ALPINE = "host", "alpine"
@@ -40,6 +41,7 @@ class World(Value):
     layer: str = ""  # the directory of the project's own layer over it
     overlays: tuple[Overlay, ...] = ()  # what the launcher mounts besides the roots
     blocked: tuple[Blocked, ...] = ()
+    scratch: Scratch | None = None
 
     @property
     def shell(self) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core.keys import KEYS, SECTIONS
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import printable
 from fumehood.core.tool import FORMATS, definition
+from fumehood.core.value import Value
 from fumehood.faces.cli.commands import Context, paint
 from fumehood.store.config import compile_file, file_of, load, policy_for
 
@@ -78,9 +78,15 @@ def _show(context: Context) -> int:
     keys = [
         {"key": key.name, "value": key.of(policy), "from": _origin(settings, project.path, key.place)} for key in KEYS
     ]
-    sections = {each.name: getattr(policy, each.field) for each in SECTIONS}
+    sections = {each.name: list(map(_plain, getattr(policy, each.field))) for each in SECTIONS}
     told = {"path": file_of(context.store.places), "project": project.path, "keys": keys, **sections}
     return context.say(told, lambda: _tell_keys(keys, sections))
+
+
+def _plain(table: Any) -> dict[str, Any]:
+    """Return a table of the policy, or what was made of one, without what says nothing."""
+    fields: dict[str, Any] = table.fields() if isinstance(table, Value) else table
+    return {name: value for name, value in fields.items() if value not in ((), {})}
 
 
 def _origin(settings: dict[str, dict[str, Any]], project: str, field: str) -> str:
@@ -96,4 +102,4 @@ def _tell_keys(told: list[dict[str, Any]], sections: dict[str, Any]) -> None:
         print(paint()(line, "dim") if each["from"] == "default" else f"{line}    # {each['from']}")
     for name, tables in sections.items():
         for table in tables:
-            sys.stdout.write(f"[[{name}]] {printable(json.dumps(table))}\n")
+            print(f"[[{name}]] {printable(json.dumps(table))}")

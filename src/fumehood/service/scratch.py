@@ -1,0 +1,231 @@
+"""Directories that a program may write during a run, its caches above all: kept for the project, or thrown away.
+
+One that the host has is covered in place by an overlay: the program finds what is there, and its writes go to a
+directory of ours. One that the host lacks is not made there: the program is told of another place by its variable.
+None of it is judged or applied, and only later commands of the same project see it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from fumehood.core.masks import HOMES, UNSEEN
+from fumehood.core.spec import Bound
+from fumehood.core.value import Value
+from fumehood.linux.capture import BWRAP, KERNEL
+from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
+from fumehood.linux.overlay import Overlay, mounts_inside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fumehood.core.profile import Profile
+    from fumehood.store.places import Places
+
+INSIDE = "/dev/scratch"  # made by bubblewrap for each run, so no command can have put a link there
+_IN_MEMORY = "/tmp/scratch"  # noqa: S108 - as the command sees it
+_KEPT, _ONCE, _WORK = "kept", "once-", "work-"
+
+
+class Wanted(Value):
+    """One directory that a profile asks for; `variable` takes the program elsewhere, where there is one."""
+
+    path: str
+    variable: str
+    keep: bool
+
+
+class Conditions(Value):
+    """What decides where scratch can be: `closed` are directories it may neither hold nor lie in."""
+
+    way: str  # of capturing
+    closed: tuple[str, ...] = ()
+    home: str = "/"
+    has_host: bool = True  # False in a root tree, where no path of the host's is
+    is_ours: bool = True  # False where the command runs as somebody else, who can't reach our directories
+
+
+def wanted(profiles: Iterable[Profile], environment: Mapping[str, str], home: str) -> tuple[Wanted, ...]:
+    """Return the directories that profiles ask for, each once; a variable that is set says where it is.
+
+    The last profile has the last word: a person's own come after ours.
+    """
+    found: dict[str, Wanted] = {}
+    for profile in profiles:
+        for text in profile.scratch:
+            variable, _, path = text.rpartition("=")
+            given = environment.get(variable, "") if variable else ""
+            path = given if given.startswith("/") else _written_out(path, environment, home)
+            found[variable or path] = Wanted(path=path, variable=variable, keep=profile.keep)
+    return tuple(found.values())
+
+
+def _written_out(path: str, environment: Mapping[str, str], home: str) -> str:
+    caches = environment.get("XDG_CACHE_HOME", "")
+    if path.startswith("~/.cache/") and caches.startswith("/"):
+        return caches + path.removeprefix("~/.cache")
+    return home + path[1:] if path.startswith("~/") else path
+
+
+class Scratch:
+    """The scratch directories of one run: what the launcher and bubblewrap mount, and what the command is told."""
+
+    def __init__(self, places: Places, project: str, run: str, asked: Sequence[Wanted]) -> None:
+        self._room = f"{places.cache}/scratch/{hashlib.sha256(os.fsencode(project)).hexdigest()[:16]}"
+        self._places = places
+        self._run = run
+        self._asked = asked
+        self._held: list[int] = []
+        self._ours: list[str] = []
+        self._conditions = Conditions(way=KERNEL)
+        self.variables: dict[str, str] = {}
+        self.binds: list[Bound] = []
+        self.overlays: list[Overlay] = []
+        self.bubblewrap_overlays: list[tuple[str, tuple[str, ...], str, str]] = []
+
+    def make(self, conditions: Conditions) -> None:
+        """Make the directories ready."""
+        self._conditions = conditions
+        for each in self._asked:
+            self._provide(each)
+
+    def _provide(self, asked: Wanted) -> None:
+        try:
+            is_provided = self._conditions.is_ours and self._provided(asked)
+        except OSError:
+            # Without our cache directory a program can still work, and only starts from nothing each time.
+            is_provided = False
+        if not is_provided and asked.variable:
+            self.variables[asked.variable] = f"{_IN_MEMORY}/{asked.variable}"
+
+    def _provided(self, asked: Wanted) -> bool:
+        """Cover a directory in place, or make another one; tell whether there is one now."""
+        real = os.path.realpath(asked.path)
+        if self._conditions.has_host and os.path.isdir(real) and self._is_free(real):
+            self._in_place(real, asked.keep)
+        elif asked.variable:
+            place = f"{INSIDE}/{asked.variable}"
+            self.binds.append(Bound(source=self._directory(asked.variable, asked.keep, alone=False)[0], target=place))
+            self.variables[asked.variable] = place
+        return True
+
+    def _in_place(self, path: str, keep: bool) -> None:
+        name = os.path.basename(path).lstrip(".") + "-" + hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+        layered = self._conditions.way in (KERNEL, BWRAP) and not mounts_inside(path) and self._same_file_system()
+        upper, work = self._directory(name if layered else f"{name}-bare", keep, alone=layered)
+        os.chmod(upper, os.stat(path).st_mode & 0o777)
+        if not layered:
+            self.binds.append(Bound(source=upper, target=path))
+        elif self._conditions.way == BWRAP:
+            self.bubblewrap_overlays.append((path, (path,), upper, work))
+        else:
+            self.overlays.append(Overlay(root=path, lowers=(path,), upper=upper, work=work))
+            self.binds.append(Bound(source=path, target=path))
+
+    def _is_free(self, path: str) -> bool:
+        """Tell whether a directory may be covered: the command sees it, and nothing in it is captured, hidden or ours.
+
+        A mask below it would not hide anything: what is covered is the host's own directory.
+        """
+        home = self._conditions.home
+        real = os.path.realpath(home)
+        closed = (*self._conditions.closed, *self._places.own(), *UNSEEN)
+        for each in closed:
+            place = real + each[len(home) :] if real != home and _inside(each, home) else each
+            if _inside(path, place) or _inside(place, path):
+                return False
+        is_others = any(_inside(path, homes) for homes in HOMES) and not _inside(path, real)
+        return not is_others and not _inside(real, path)
+
+    def _same_file_system(self) -> bool:
+        """Tell whether scratch lies where layers do: overlays are known to work there."""
+        os.makedirs(self._room, mode=0o700, exist_ok=True)
+        return os.stat(self._room).st_dev == os.stat(self._places.state).st_dev
+
+    def _directory(self, name: str, keep: bool, *, alone: bool) -> tuple[str, str]:
+        """Return a directory to write in, and one for the mount's own use.
+
+        Two overlays can't share one: whoever comes second gets one that is thrown away.
+        """
+        import fcntl
+
+        room = f"{self._room}/{name}"
+        os.makedirs(room, mode=0o700, exist_ok=True)
+        fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._held.append(fd)
+        if keep:
+            try:
+                fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                keep = False
+        os.utime(room)  # when it was last used
+        upper = f"{room}/{_KEPT if keep else _ONCE + self._run}"
+        os.makedirs(upper, mode=0o700, exist_ok=True)
+        os.chmod(upper, 0o700)  # whatever the last command made of it
+        work = f"{room}/{_WORK}{self._run}"
+        if alone:
+            os.mkdir(work, 0o700)
+        self._ours += [work] if keep else [work, upper]
+        return upper, work
+
+    def remove(self) -> None:
+        """Remove what is not kept, and let others use the rest."""
+        for path in self._ours:
+            above = open_top(os.path.dirname(path))
+            try:
+                remove_tree(above, os.path.basename(path))
+            finally:
+                os.close(above)
+        for fd in self._held:
+            os.close(fd)
+        self._ours, self._held = [], []
+
+
+def sweep(places: Places, before: float, leftovers_before: float) -> list[str]:
+    """Remove scratch that was last used before a time, and what dead runs left; return what was removed."""
+    removed = []
+    for path, room in _rooms(places):
+        fd = open_top(room)
+        try:
+            for name in entries(fd):
+                limit = before if name == _KEPT else leftovers_before
+                age = os.stat(room if name == _KEPT else f"{room}/{name}", follow_symlinks=False).st_mtime
+                if age < limit and _unused(room):
+                    remove_tree(fd, name)
+                    removed.append(f"{room}/{name}")
+            is_empty = not entries(fd)
+        finally:
+            os.close(fd)
+        if is_empty:
+            os.rmdir(room)
+            if not os.listdir(path):
+                os.rmdir(path)
+    return removed
+
+
+def _rooms(places: Places) -> list[tuple[str, str]]:
+    top = f"{places.cache}/scratch"
+    if not os.path.isdir(top):
+        return []
+    return [
+        (project.path, room.path) for project in os.scandir(top) for room in os.scandir(project.path) if room.is_dir()
+    ]
+
+
+def _unused(room: str) -> bool:
+    import fcntl
+
+    fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")

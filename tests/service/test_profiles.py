@@ -1,0 +1,345 @@
+"""Profiles on real tools: caches that are writable, kept for the project, and never written in the real home."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from fumehood import Policy, Sandbox
+from fumehood.service.scratch import sweep
+from fumehood.store.places import places
+
+pytestmark = pytest.mark.namespaces
+NPM_PACKAGE = '{"name": "%s", "version": "1.0.0", "dependencies": {%s}}'
+
+
+@pytest.fixture(autouse=True)
+def cache(home, probed, monkeypatch):
+    """A cache of its own for each test, on the file system of the state; what the host can do is copied in."""
+    ours = home / ".cache/fumehood"
+    ours.mkdir(parents=True, exist_ok=True)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    for name in ("npm_config_cache", "PIP_CACHE_DIR", "CARGO_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    known = probed / "fumehood" / f"probe-{os.geteuid()}"
+    if known.exists():
+        shutil.copy(known, ours)
+    return ours
+
+
+@pytest.fixture
+def untouched(home):
+    """What the real home holds, our own directories aside; compared when the test ends."""
+
+    def look():
+        found = {}
+        for top, names, files in os.walk(home):
+            names[:] = [name for name in names if name != "fumehood"]
+            for name in (*names, *files):
+                path = Path(top, name)
+                found[str(path.relative_to(home))] = path.read_bytes() if path.is_file() else b""
+        return found
+
+    return look
+
+
+def starts(program, *arguments):
+    """Whether a program runs at all: one that rustup stands in for may be there and have nothing behind it."""
+    if shutil.which(program) is None:
+        return False
+    return subprocess.run([program, *arguments], capture_output=True, check=False).returncode == 0
+
+
+def done(run):
+    assert run.exit_code == 0, run.output
+    return run
+
+
+def wheel(folder):
+    """The smallest package that pip installs."""
+    path = folder / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny.py", "answer = 42\n")
+        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        archive.writestr(
+            "tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("tiny-1.0.dist-info/RECORD", "")
+    return path
+
+
+def with_npm_packages(project):
+    need(starts("npm", "--version"), "npm is not here")
+    (project / "lib").mkdir()
+    (project / "lib/package.json").write_text(NPM_PACKAGE % ("lib", ""))
+    (project / "package.json").write_text(NPM_PACKAGE % ("app", '"lib": "file:./lib"'))
+
+
+# --- the tools ---
+
+
+def test_npm_installs_with_a_cache_and_leaves_the_home_alone(sandbox, project, untouched):
+    with_npm_packages(project)
+    before = untouched()
+    run = done(sandbox.run("npm install --offline && npm cache add ./lib && ls $npm_config_cache"))
+    assert (project / "node_modules/lib").is_symlink()
+    assert "EROFS" not in run.output
+    assert untouched() == before
+    # What one command fetched, the next one finds.
+    assert "index-v5" in done(sandbox.run("npx --version; ls $npm_config_cache/_cacache")).stdout
+
+
+def test_pip_installs_a_wheel_and_does_not_miss_its_cache(sandbox, project, untouched):
+    wheel(project)
+    pip = "python3 -m pip"
+    if not starts("python3", "-m", "pip", "--version"):
+        done(sandbox.run("python3 -m venv .venv"))
+        pip = ".venv/bin/pip"
+    before = untouched()
+    run = done(sandbox.run(f"{pip} install --no-index -t lib ./tiny-1.0-py3-none-any.whl && {pip} cache dir"))
+    assert "cache has been disabled" not in run.output
+    assert run.stdout.splitlines()[-1] == "/dev/scratch/PIP_CACHE_DIR"
+    assert (project / "lib/tiny.py").exists()
+    assert untouched() == before
+
+
+def test_git_commits_and_collects_garbage_before_it_ends(sandbox, project):
+    line = "git init -q && git config user.name A && git config user.email a@b && git add . && git commit -qm one"
+    (project / "a").write_text("a")
+    done(sandbox.run(line))
+    assert done(sandbox.run("git log --format=%s; git config gc.autoDetach")).stdout == "one\nfalse\n"
+    host = subprocess.run(["git", "config", "gc.autoDetach"], cwd=project, capture_output=True, check=False)
+    assert host.stdout == b"", "nothing of that is in the repository"
+
+
+def test_make_gets_the_caches_of_what_it_calls(sandbox, project, untouched):
+    need(starts("make", "--version"), "make is not here")
+    (project / "Makefile").write_text(
+        "all:\n\t@echo x > $$npm_config_cache/a\n\t@echo y > $$PIP_CACHE_DIR/b\n"
+        "\t@mkdir -p $$GOCACHE/c $$CARGO_HOME/d\n"
+        "again:\n\t@cat $$npm_config_cache/a $$PIP_CACHE_DIR/b\n\t@ls -d $$GOCACHE/c $$CARGO_HOME/d\n"
+    )
+    before = untouched()
+    done(sandbox.run("make"))
+    assert done(sandbox.run(["make", "again"])).stdout.splitlines()[:2] == ["x", "y"]
+    assert untouched() == before
+
+
+def test_cargo_builds(sandbox, project, untouched, monkeypatch):
+    toolchains = os.environ.get("RUSTUP_HOME") or os.path.expanduser("~root/.rustup")
+    if os.access(toolchains, os.R_OK):
+        monkeypatch.setenv("RUSTUP_HOME", toolchains)
+    if not starts("cargo", "--version"):
+        pytest.skip("cargo does not start here")
+    (project / "src").mkdir()
+    (project / "src/main.rs").write_text('fn main() { println!("built"); }\n')
+    (project / "Cargo.toml").write_text('[package]\nname = "app"\nversion = "1.0.0"\nedition = "2021"\n')
+    before = untouched()
+    assert done(sandbox.run("cargo build -q --offline && target/debug/app")).stdout == "built\n"
+    assert untouched() == before
+
+
+def test_go_builds(sandbox, project, untouched):
+    if not starts("go", "version"):
+        pytest.skip("go is not here")
+    (project / "go.mod").write_text("module app\n\ngo 1.19\n")
+    (project / "main.go").write_text('package main\n\nimport "fmt"\n\nfunc main() { fmt.Println("built") }\n')
+    before = untouched()
+    assert done(sandbox.run("go build -o app . && ./app")).stdout == "built\n"
+    assert untouched() == before
+
+
+def test_uv_syncs(sandbox, project, untouched):
+    if not starts("uv", "--version"):
+        pytest.skip("uv is not here")
+    wheel(project)
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "app"\nversion = "1"\ndependencies = ["tiny"]\n'
+        '[tool.uv.sources]\ntiny = { path = "tiny-1.0-py3-none-any.whl" }\n'
+    )
+    before = untouched()
+    run = done(sandbox.run("uv sync --offline -q && uv run --offline -q python -c 'import tiny; print(tiny.answer)'"))
+    assert run.stdout == "42\n"
+    assert "hardlink" not in run.stderr
+    assert untouched() == before
+
+
+# --- scratch ---
+
+
+def own(scratch, keep=True, **settings):
+    """A policy with a profile of a person's own for `sh`, by which a test can do anything in scratch."""
+    return Policy().under({"profiles": ({"match": ("sh",), "scratch": scratch, "keep": keep, **settings},)})
+
+
+@pytest.fixture
+def hood(project):
+    made = []
+
+    def make(*scratch, at=project, **options):
+        made.append(Sandbox(at, policy=own(scratch, **options)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def sh(sandbox, line):
+    return done(sandbox.run(["sh", "-c", line])).stdout
+
+
+def test_a_directory_of_the_host_is_seen_and_written_without_being_changed(home, hood):
+    theirs = home / ".tool"
+    theirs.mkdir()
+    (theirs / "old").write_text("old")
+    sandbox = hood("~/.tool")
+    assert sh(sandbox, "cat ~/.tool/old; echo new > ~/.tool/new; echo more >> ~/.tool/old; rm -f ~/.tool/x") == "old"
+    assert [path.name for path in theirs.iterdir()] == ["old"]
+    assert (theirs / "old").read_text() == "old"
+    assert sh(sandbox, "cat ~/.tool/new ~/.tool/old") == "new\noldmore\n"
+
+
+def test_what_is_kept_is_kept_for_the_project_alone(home, hood, test_directory):
+    (home / ".tool").mkdir()
+    other = test_directory / "other"
+    other.mkdir()
+    sh(hood("~/.tool", "CACHE=~/.none"), "echo 1 > ~/.tool/a; echo 1 > $CACHE/b")
+    assert sh(hood("~/.tool", "CACHE=~/.none", at=other), "find ~/.tool $CACHE -type f") == ""
+
+
+def test_what_is_not_kept_is_gone_with_the_run(home, hood, cache):
+    (home / ".tool").mkdir()
+    sandbox = hood("~/.tool", "CACHE=~/.none", keep=False)
+    line = "ls -A ~/.tool $CACHE | grep -c 1$; echo 1 > ~/.tool/a1; echo 1 > $CACHE/b1"
+    assert sh(sandbox, line) == "0\n"
+    assert sh(sandbox, line) == "0\n"
+    assert not [name for _, _, files in os.walk(cache / "scratch") for name in files]
+
+
+def test_a_directory_that_the_host_lacks_is_not_made_there(home, hood):
+    sandbox = hood("~/.none", "CACHE=~/.none/cache")
+    assert sh(sandbox, "ls -d ~/.none 2>/dev/null; echo $CACHE; touch $CACHE/x") == "/dev/scratch/CACHE\n"
+    assert not (home / ".none").exists()
+
+
+def test_a_variable_that_is_set_says_where_the_cache_is(test_directory, hood, monkeypatch):
+    theirs = test_directory / "theirs"
+    theirs.mkdir()
+    (theirs / "old").write_text("old")
+    monkeypatch.setenv("CACHE", str(theirs))
+    assert sh(hood("CACHE=~/.none"), "echo $CACHE; cat $CACHE/old; touch $CACHE/new") == f"{theirs}\nold"
+    assert [path.name for path in theirs.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("way", ["kernel", "bwrap", "fuse", "copy"])
+def test_scratch_is_writable_however_writes_are_captured(home, project, way):
+    from fumehood.linux.probe import host
+
+    found = host(places().cache, places().state)
+    need(way in found.captures, f"{way} does not work here: {found.refusal(way)}")
+    (home / ".tool").mkdir()
+    (home / ".tool/old").write_text("old\n")
+    with Sandbox(project, policy=own(("~/.tool", "CACHE=~/.none")).replace(capture=way)) as sandbox:
+        sh(sandbox, "echo 1 > ~/.tool/a; echo 2 > $CACHE/b; echo 3 > c")
+        assert sh(sandbox, "cat ~/.tool/a $CACHE/b c") == "1\n2\n3\n"
+        if way in ("kernel", "bwrap"):
+            assert sh(sandbox, "cat ~/.tool/old") == "old\n"
+    assert [path.name for path in (home / ".tool").iterdir()] == ["old"]
+    assert (project / "c").exists()
+
+
+def test_two_runs_at_once_don_t_disturb_each_other(home, project):
+    (home / ".tool").mkdir()
+    (home / ".tool/old").write_text("old\n")
+    printed = []
+
+    def run(number):
+        with Sandbox(project, policy=own(("~/.tool", "CACHE=~/.none"))) as sandbox:
+            # They wait for each other in the directory that they share.
+            line = f"touch ~/.tool/n{number} $CACHE/n{number}; cd $CACHE; until test -e n0 -a -e n1 -a -e n2"
+            printed.append(sh(sandbox, f"{line}; do sleep 0.02; done; cat ~/.tool/old"))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # One had the kept directory to itself, the others one of their own; the plain one they shared.
+    assert printed == ["old\n"] * 3
+    with Sandbox(project, policy=own(("~/.tool", "CACHE=~/.none"))) as sandbox:
+        assert sh(sandbox, "ls $CACHE") == "n0\nn1\nn2\n"
+        assert sh(sandbox, "ls ~/.tool | wc -l") == "2\n"
+
+
+@pytest.mark.parametrize("what", ["home", "above", "state", "project", "in project", "above project"])
+def test_scratch_covers_neither_the_home_nor_what_is_captured_or_ours(home, project, hood, what):
+    (project / "sub").mkdir()
+    path = {
+        "home": home, "above": home.parent, "state": places().state, "project": project,
+        "in project": project / "sub", "above project": project.parent,
+    }[what]  # fmt: skip
+    assert sh(hood(str(path)), f"touch {home}/x {home.parent}/x 2>/dev/null; echo done > sub/made") == ""
+    assert not (home / "x").exists()
+    assert (project / "sub/made").read_text() == "done\n"
+
+
+def test_a_directory_left_closed_is_open_to_the_next_command(home, hood):
+    (home / ".tool").mkdir()
+    sandbox = hood("~/.tool", "CACHE=~/.none")
+    sh(sandbox, "chmod 0 ~/.tool $CACHE")
+    sh(sandbox, "touch ~/.tool/a $CACHE/b")
+
+
+def test_links_left_in_scratch_lead_nowhere_on_the_host(home, hood, cache, test_directory):
+    (home / ".tool").mkdir()
+    victim = test_directory / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    sandbox = hood("~/.tool", "CACHE=~/.none")
+    sh(sandbox, f"ln -s {victim} ~/.tool/link; ln -s {victim} $CACHE/link; ln -s {victim}/file $CACHE/file")
+    assert "Read-only" in sandbox.run(["sh", "-c", "echo x > $CACHE/file; echo x > ~/.tool/link/file"]).output
+    swept = sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9)
+    assert len(swept) == 2
+    assert (victim / "file").read_text() == "mine"
+    assert not any((cache / "scratch").iterdir())
+
+
+def test_sweeping_leaves_what_is_new_or_in_use(home, hood, cache):
+    (home / ".tool").mkdir()
+    sandbox = hood("~/.tool")
+    sh(sandbox, "echo kept > ~/.tool/a")
+    assert sweep(places(), before=time.time() - 60, leftovers_before=time.time() - 60) == []
+    (room,) = (cache / "scratch").glob("*/*")
+    in_use = os.open(room, os.O_RDONLY)
+    fcntl.flock(in_use, fcntl.LOCK_SH)
+    assert sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9) == []
+    os.close(in_use)
+    assert sh(sandbox, "cat ~/.tool/a") == "kept\n"
+
+
+def test_nothing_in_scratch_is_a_change(home, hood):
+    (home / ".tool").mkdir()
+    run = hood("~/.tool", "CACHE=~/.none").run(["sh", "-c", "touch ~/.tool/a $CACHE/b"])
+    assert (run.state, run.changes) == ("empty", ())
+
+
+def test_a_profile_s_settings_hold_for_its_commands_alone(hood):
+    sandbox = hood(timeout=0.3)
+    assert sandbox.run(["sh", "-c", "sleep 20"]).timed_out
+    assert not sandbox.run("sleep 0.5").timed_out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as somebody else")
+def test_root_on_somebody_else_s_project_gives_them_caches_that_don_t_last(project, hood):
+    project.parent.chmod(0o755)
+    os.chown(project, 65534, 65534)
+    sandbox = hood("CACHE=~/.none", "~/.tool")
+    assert sh(sandbox, "mkdir -p $CACHE && touch $CACHE/x && echo $CACHE") == "/tmp/scratch/CACHE\n"
