@@ -225,7 +225,7 @@ def _put(sides: Sides, step: Step) -> None:
         raise ValueError(f"nothing to put: {step!r}")
     parent, name = split(step.change.path)
     try:
-        _move(sides.layer.of(parent), sides.live.of(parent), name, step.change.after)
+        move(sides.layer.of(parent), sides.live.of(parent), name, step.change.after)
     except FileExistsError:
         raise Changed(step.change.path) from None
 
@@ -236,7 +236,7 @@ def _put_back(sides: Sides, step: Step) -> None:
     layer, live = sides.layer.of(parent), sides.live.of(parent)
     if after is None or not is_still(after, look(live, name)):
         raise Changed(step.change.path)
-    _move(live, layer, name, after)
+    move(live, layer, name, after)
 
 
 def _take(sides: Sides, step: Step) -> None:
@@ -249,10 +249,10 @@ def _take(sides: Sides, step: Step) -> None:
         raise Changed(step.change.path)
     slot = _clear_slot(layer, name)
     try:
-        _move(live, layer, name, before)
+        move(live, layer, name, before)
         if is_still(before, look(layer, name)):
             return
-        _move(layer, live, name, before)
+        move(layer, live, name, before)
     except OSError:
         slot()
         raise
@@ -279,7 +279,7 @@ def _take_back(sides: Sides, step: Step) -> None:
     parent, name = split(step.change.path)
     layer, live = sides.layer.of(parent), sides.live.of(parent)
     try:
-        _move(layer, live, name, before)
+        move(layer, live, name, before)
     except FileExistsError:
         raise Changed(step.change.path) from None
     # The layer is again what the run left, so that it can be applied once more.
@@ -356,7 +356,7 @@ _UNDO = {
 }  # fmt: skip
 
 
-def _move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
+def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
     """Rename an entry from one side to the other, refusing to replace anything."""
     raw = os.fsencode(name)
     tight = stamp.kind == c.DIRECTORY and _loosen_entry(source, name, stamp)

@@ -6,26 +6,28 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.linux.nofollow import LISTING, PATH_ONLY, Loosened, is_whiteout, kind_of, look, stamp_of, walk
+from fumehood.linux.nofollow import Loosened, is_whiteout, kind_of, stamp_of
+from fumehood.linux.stack import WHITEOUT, Stack, is_opaque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fumehood.linux.stack import Merged
+
 BOOKKEEPING = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
 ORIGIN = "user.overlay.origin"
-_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
-_WHITEOUT = ("user.overlay.whiteout", "trusted.overlay.whiteout")
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE = 1 << 20
 
 
-def scan(root: int, upper: int, live: int) -> list[c.Change]:
-    """Return the change set of one layer: every path whose content, mode or kind differs from the project.
+def scan(root: int, upper: int, *below: int) -> list[c.Change]:
+    """Return the change set of one layer: every path whose content, mode or kind differs from what lies below.
 
-    `upper` and `live` are descriptors of the layer's and the project's top directories.
+    `upper` is a descriptor of the layer's top directory, `below` are those of held layers, the topmost first,
+    and of the project. What was copied up and is no change is removed from the layer.
     """
-    reading = _Scan(root, upper, live)
+    reading = _Scan(root, upper, Stack(below))
     try:
         reading.top()
         while reading.merged:
@@ -51,18 +53,17 @@ def marks(names: list[str]) -> int:
 class _Scan:
     """One reading of one layer."""
 
-    def __init__(self, root: int, upper: int, live: int) -> None:
+    def __init__(self, root: int, upper: int, below: Stack) -> None:
         self.root = root
         self.upper = upper
-        self.live = live
+        self.below = below
         self.changes: list[c.Change] = []
         self.merged: list[tuple[str, bool]] = []  # and whether all the project has there is hidden
         self._in_upper = Loosened(upper)
-        self._in_live = Loosened(live)
 
     def top(self) -> None:
         """Look at the root itself, whose mode can change too, and begin."""
-        upper, live = os.stat(self.upper), os.stat(self.live)
+        upper, live = os.stat(self.upper), os.stat(self.below.top)
         if upper.st_mode != live.st_mode:
             self._add(".", c.MODE, c.DIRECTORY, before=stamp_of(live), after=_with_mode(live, upper))
         self.merged.append(("", False))
@@ -74,38 +75,34 @@ class _Scan:
         """
         upper = self._in_upper.reach(path)
         try:
-            live = self._in_live.reach(path, PATH_ONLY)
+            live = self.below.reach(path)
             try:
-                hidden = hidden or _is_opaque(upper)
+                hidden = hidden or is_opaque(upper)
                 names = os.listdir(upper)
                 for name in names:
                     self._entry(upper, live, name, f"{path}/{name}" if path else name, hidden)
                 if hidden:
                     self._hidden(live, path, set(names))
             finally:
-                os.close(live)
+                live.close()
         finally:
             os.close(upper)
 
     def close(self) -> None:
         """Close the directories again that were closed to their owner."""
         self._in_upper.restore()
-        self._in_live.restore()
+        self.below.restore()
 
-    def _hidden(self, live: int, path: str, names: set[str]) -> None:
+    def _hidden(self, live: Merged, path: str, names: set[str]) -> None:
         """An opaque directory hides what the project has there: all of that is deleted."""
-        listing = os.open(".", LISTING | os.O_CLOEXEC, dir_fd=live)
-        try:
-            for name in os.listdir(listing):
-                found = look(live, name)
-                if name not in names and found is not None:
-                    self._removed(f"{path}/{name}" if path else name, found)
-        finally:
-            os.close(listing)
+        for name in live.names() - names:
+            found, _ = live.look(name)
+            if found is not None:
+                self._removed(f"{path}/{name}" if path else name, found)
 
-    def _entry(self, upper: int, live: int, name: str, path: str, hidden: bool) -> None:
+    def _entry(self, upper: int, live: Merged, name: str, path: str, hidden: bool) -> None:
         found = os.stat(name, dir_fd=upper, follow_symlinks=False)
-        below = look(live, name)
+        below, part = live.look(name)
         names = attributes(upper, name)
         kind = _layer_kind(found, names)
         change = c.classify(kind, c.ABSENT if below is None else kind_of(below.st_mode))
@@ -117,8 +114,10 @@ class _Scan:
                 self._add(path, c.MODE, kind, before=stamp_of(below), after=_with_mode(below, found))
             self.merged.append((path, hidden))
         elif below is not None and change == c.MODIFIED:
-            change = _difference(upper, live, name, found, below, names)
-            if change is not None:
+            change = _difference(upper, part, name, found, below, names)
+            if change is None:
+                _forget(upper, name)
+            else:
                 self._add(
                     path, change, kind,
                     before=stamp_of(below), after=stamp_of(found), marked=_cleaned(upper, name, names),
@@ -170,12 +169,20 @@ class _Scan:
 
     def _lost_inside(self, top: str) -> None:
         """Deletions are never left out of a report: list everything that goes with a directory."""
-        for path, found in walk(self.live, top):
+        for path, found in self.below.walk(top):
             before = stamp_of(found)
             self._add(path, c.DELETED, before.kind, before=before, within=top)
 
     def _add(self, path: str, change: str, kind: str, **more: object) -> None:
         self.changes.append(c.Change(self.root, path, change, kind, **more))  # type: ignore[arg-type]
+
+
+def _forget(directory: int, name: str) -> None:
+    """Remove a copy that is no change: left in a held layer, it would hide what a person writes there later."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except PermissionError:
+        return  # in a directory that the command made read-only: it stays, as no more than a copy
 
 
 def _cleaned(directory: int, name: str, names: list[str]) -> int:
@@ -200,14 +207,9 @@ def _with_mode(live: os.stat_result, layer: os.stat_result) -> c.Stamp:
 def _layer_kind(found: os.stat_result, names: list[str]) -> str:
     if is_whiteout(found):
         return c.WHITEOUT
-    if found.st_size == 0 and stat.S_ISREG(found.st_mode) and any(name in names for name in _WHITEOUT):
+    if found.st_size == 0 and stat.S_ISREG(found.st_mode) and any(name in names for name in WHITEOUT):
         return c.WHITEOUT
     return kind_of(found.st_mode)
-
-
-def _is_opaque(directory: int) -> bool:
-    names = os.listxattr(directory)
-    return any(name in names and os.getxattr(directory, name) == b"y" for name in _OPAQUE)
 
 
 def _difference(

@@ -1,0 +1,226 @@
+"""Move what is held between a run's layer and the tree of its own that later commands see.
+
+A layer's slots fill with the originals of what was applied, so what still waits is set apart from them. Every version
+is in one of the two places, and a move that was cut short is done again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from fumehood.core import changes as c
+from fumehood.linux.copying import copy_directory
+from fumehood.linux.marks import whiteout
+from fumehood.linux.nofollow import (
+    Loosened,
+    is_whiteout,
+    look,
+    open_below,
+    remove_directories,
+    remove_tree,
+    set_mode,
+    split,
+    walk,
+)
+from fumehood.linux.steps import move
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def carry(source: int, target: int, moving: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
+    """Move the layer's side of some changes of one root to another tree; those that `stay` are left in place."""
+    carrying = _Carrying(source, target, staying)
+    try:
+        for change in _tops(moving, carrying.kept):
+            carrying.take(change)
+    finally:
+        carrying.close()
+
+
+def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
+    """Remove the layer's side of some changes."""
+    loosened = Loosened(top)
+    try:
+        for change in _tops(changes, _ancestors(staying)):
+            if not _is_mode_alone(change):
+                _in(loosened, change, remove_tree)
+    finally:
+        loosened.restore()
+
+
+def prune(top: int, waiting: Sequence[c.Change]) -> None:
+    """Remove the directories that nothing waits in: one left behind would hide that the project's own is gone."""
+    needed = _ancestors(waiting) | {change.path for change in waiting}
+    whole = tuple(f"{change.path}/" for change in waiting if change.kind == c.DIRECTORY and change.change != c.MODE)
+    found = [path for path, entry in walk(top, "") if stat.S_ISDIR(entry.st_mode)]
+    loosened = Loosened(top)
+    try:
+        for path in reversed(found):
+            if path not in needed and not path.startswith(whole):
+                _in(loosened, c.Change(0, path, c.DELETED, c.DIRECTORY), _remove_empty)
+    finally:
+        loosened.restore()
+
+
+def _remove_empty(directory: int, name: str) -> None:
+    try:
+        os.rmdir(name, dir_fd=directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def _ancestors(changes: Sequence[c.Change]) -> set[str]:
+    """Return the directories above the paths of changes."""
+    found: set[str] = set()
+    for change in changes:
+        above = change.path
+        while (above := split(above)[0]) and above not in found:
+            found.add(above)
+    return found
+
+
+def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:
+    """Leave out what moves along with a directory above it."""
+    tops: list[c.Change] = []
+    covered = "\0"
+    for change in changes:
+        if change.path.startswith(covered):
+            continue
+        tops.append(change)
+        is_whole = change.kind == c.DIRECTORY and not _is_mode_alone(change) and change.path not in kept
+        if is_whole or change.change in (c.DELETED, c.TYPE):
+            covered = f"{change.path}/"
+    return tops
+
+
+def _is_mode_alone(change: c.Change) -> bool:
+    return change.change == c.MODE and change.kind == c.DIRECTORY
+
+
+def _in(loosened: Loosened, change: c.Change, act: Callable[[int, str], None]) -> None:
+    """Do something in the directory of a change, opened up where its owner may not change it; none is fine."""
+    parent, name = split(change.path)
+    try:
+        directory = loosened.reach(parent)
+    except FileNotFoundError:
+        return
+    try:
+        try:
+            act(directory, name)
+        except PermissionError:
+            if not loosened.loosen(parent):
+                raise
+            act(directory, name)
+    finally:
+        os.close(directory)
+
+
+class _Carrying:
+    """One move between two trees, with the directories that it opened up or made on the way."""
+
+    def __init__(self, source: int, target: int, staying: Sequence[c.Change]) -> None:
+        self.kept = _ancestors(staying)
+        self._source, self._target = Loosened(source), Loosened(target)
+        self._made: list[tuple[str, int]] = []
+
+    def take(self, change: c.Change) -> None:
+        """Move one entry, a whole tree included."""
+        if change.path == ".":
+            set_mode(self._target.top, stat.S_IMODE(os.stat(self._source.top).st_mode))
+        elif _is_mode_alone(change) or (change.kind == c.DIRECTORY and change.path in self.kept):
+            self._directory(change.path)
+        elif change.change == c.DELETED:
+            self._mark(change)
+        else:
+            self._move(change)
+
+    def _mark(self, change: c.Change) -> None:
+        """A deletion is a mark: it is made there, and removed here. In an opaque directory there was none."""
+        parent, name = split(change.path)
+        self._directory(parent)
+
+        def mark(directory: int, name: str) -> None:
+            if look(directory, name) is None:
+                whiteout(directory, name)
+
+        def unmark(directory: int, name: str) -> None:
+            found = look(directory, name)
+            if found is not None and is_whiteout(found):
+                os.unlink(name, dir_fd=directory)
+
+        _in(self._target, change, mark)
+        _in(self._source, change, unmark)
+
+    def _move(self, change: c.Change) -> None:
+        parent, name = split(change.path)
+        after = change.after
+        if after is None:
+            raise ValueError(f"nothing to move: {change!r}")
+        self._directory(parent)
+        to = self._target.reach(parent)
+
+        def act(directory: int, name: str) -> None:
+            if look(directory, name) is None:
+                return  # moved before
+            try:
+                move(directory, to, name, after)
+            except FileExistsError:
+                remove_directories(to, name)  # what is left of one whose entries have gone their way
+                move(directory, to, name, after)
+
+        try:
+            if os.fstat(to).st_mode & 0o700 != 0o700:
+                self._target.loosen(parent)
+            _in(self._source, change, act)
+        finally:
+            os.close(to)
+
+    def _directory(self, path: str) -> None:
+        """Make a directory of the target, with those above it, where they are missing: each like the source's."""
+        missing = []
+        while path and not self._has(path):
+            path, name = split(path)
+            missing.append(name)
+        for name in reversed(missing):
+            here = self._target.reach(path)
+            try:
+                self._make(here, path, name)
+            finally:
+                os.close(here)
+            path = f"{path}/{name}" if path else name
+
+    def _has(self, path: str) -> bool:
+        try:
+            os.close(self._target.reach(path))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _make(self, here: int, parent: str, name: str) -> None:
+        if os.fstat(here).st_mode & 0o700 != 0o700:
+            self._target.loosen(parent)
+        os.mkdir(name, 0o700, dir_fd=here)
+        like = self._source.reach(parent)
+        try:
+            found = look(like, name)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                copy_directory(like, here, name)
+                self._made.append((f"{parent}/{name}" if parent else name, stat.S_IMODE(found.st_mode)))
+        finally:
+            os.close(like)
+
+    def close(self) -> None:
+        """Give every directory the mode that it should have."""
+        self._source.restore()
+        self._target.restore()
+        for path, mode in reversed(self._made):
+            directory = open_below(self._target.top, path)
+            try:
+                set_mode(directory, mode)
+            finally:
+                os.close(directory)
