@@ -22,7 +22,9 @@ def verdicts(run):
 
 
 def layer(home, run, path):
-    return home / f".local/state/fumehood/runs/{run.id}/0/upper" / path
+    """Where the version of a path lies that is not in the project: held, or an original."""
+    held, upper = (home / f".local/state/fumehood/runs/{run.id}/0/{part}" / path for part in ("held", "upper"))
+    return held if held.exists() else upper
 
 
 def layers(home):

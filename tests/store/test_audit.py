@@ -101,9 +101,10 @@ def test_every_decision_leaves_its_mark(sandbox: Sandbox, project: Path) -> None
     told = with_store.audit.of([run.run, back.run, thrown.run])
     with_store.close()
     assert [(event.act, event.detail) for event in told[run.run]] == [
-        ("asked", "to hold"), ("held", "exit 0; by the policy: 1 held"), ("decided", "apply a"),
+        ("asked", "to hold"), ("decided", "exit 0; by the policy: 1 held"), ("held", "exit 0; 1 held"),
+        ("decided", "apply a"),
         ("applied", "exit 0; 1 applied"), ("undone", f"by run {back.run}"),
     ]  # fmt: skip
     assert [event.act for event in told[back.run]] == ["asked", "decided", "applied"]
-    assert [event.act for event in told[thrown.run]] == ["asked", "held", "decided", "discarded"]
+    assert [event.act for event in told[thrown.run]] == ["asked", "decided", "held", "decided", "discarded"]
     assert {event.face for events in told.values() for event in events} == {"python"}

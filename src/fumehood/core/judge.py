@@ -14,12 +14,14 @@ from fumehood.core.changes import (
     UNSUPPORTED,
     Change,
 )
+from fumehood.core.dependence import hold_what_builds_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from fumehood.core.concern import Concern
+    from fumehood.core.dependence import Waiting
 
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"
 
@@ -29,12 +31,14 @@ def judge(
     mode: str,
     concerns: Mapping[int, Concern] | None = None,
     apart: Collection[tuple[int, str]] = (),
+    waiting: Waiting | None = None,
 ) -> None:
     """Give every change its verdict and, where it is not `applied`, the reason in words.
 
     `concerns` tell, by place in the list, which changes the host would act on by itself, and which run when a
     person builds: those are held, these are applied and flagged. `apart` are other file systems mounted inside
-    a root, by its number and their path: nothing can be swapped into those.
+    a root, by its number and their path: nothing can be swapped into those. `waiting` is what earlier runs held:
+    what was built on that waits with it.
     """
     known = {} if concerns is None else concerns
     for place, change in enumerate(changes):
@@ -45,8 +49,10 @@ def judge(
                 change.verdict, change.reason = UNSUPPORTED, f"another file system is mounted at {path}"
         if found is not None:
             change.flags = (found.flag,)
+    if waiting is not None:
+        hold_what_builds_on(changes, waiting)
     keep_replacements_whole(changes)
-    if known:
+    if known or waiting:
         _hold_shells(changes)
 
 

@@ -67,6 +67,7 @@ class Run:
         self.roots: tuple[str, ...] = fields.pop("roots", ())
         self.session: str | None = fields.pop("session", None)
         self.ended_in = ""  # the directory where a command of a session left its shell
+        self.below: tuple[str, ...] = fields.pop("below", ())  # held runs that the command saw, the latest first
         self._found: Sequence[Change] | Callable[[], Sequence[Change]] = fields.pop("found", ())
         if fields:
             raise TypeError(f"a run has no {', '.join(fields)}")

@@ -141,8 +141,7 @@ class _Carrying:
 
     def _mark(self, change: c.Change) -> None:
         """A deletion is a mark: it is made there, and removed here. In an opaque directory there was none."""
-        parent, name = split(change.path)
-        self._directory(parent)
+        self._directory(split(change.path)[0])
 
         def mark(directory: int, name: str) -> None:
             if look(directory, name) is None:
@@ -157,8 +156,7 @@ class _Carrying:
         _in(self._source, change, unmark)
 
     def _move(self, change: c.Change) -> None:
-        parent, name = split(change.path)
-        after = change.after
+        parent, after = split(change.path)[0], change.after
         if after is None:
             raise ValueError(f"nothing to move: {change!r}")
         self._directory(parent)

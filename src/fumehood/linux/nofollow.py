@@ -73,6 +73,16 @@ def stamp_of(found: os.stat_result) -> c.Stamp:
     )
 
 
+def is_version(stamp: c.Stamp, found: os.stat_result) -> bool:
+    """Tell whether a live path is what a run left there.
+
+    The inode may be another one: what is undone from another file system comes back as a copy.
+    """
+    if kind_of(found.st_mode) != stamp.kind or stat.S_IMODE(found.st_mode) != stamp.mode:
+        return False
+    return stamp.kind == c.DIRECTORY or (found.st_size, found.st_mtime_ns) == (stamp.size, stamp.modified_ns)
+
+
 def look(directory: int, name: str) -> os.stat_result | None:
     """Return what an entry of a directory is, or None where there is none; follows nothing."""
     try:

@@ -8,6 +8,7 @@ from fumehood.core import changes as c
 from fumehood.core.judge import keep_replacements_whole
 from fumehood.core.plan import PUT, RMDIR, SWAP, TAKE, plan, sharing
 from fumehood.core.report import printable
+from fumehood.core.together import HOLD_PATH, hold_together
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux.nofollow import make_parents, open_top
 from fumehood.linux.staging import Staging
@@ -32,14 +33,16 @@ def take_over(
     staying: frozenset[tuple[int, str]] = frozenset(),
     or_nothing: bool = False,
     journal: Callable[[str], None] | None = None,
+    on_conflict: str = HOLD_PATH,
 ) -> None:
     """Perform every change whose verdict is `applied`, between layers and the project.
 
-    A path that is no longer what it was judged against becomes a conflict and stays in the layer; with
-    `or_nothing`, Changed is raised instead. That, and any other failure, takes back what was done: the
-    project is then as it was. `journal` records how far it has come, with the changes as they are then.
+    A path that is no longer what it was judged against becomes a conflict and stays in the layer, and what belongs
+    together with it too; with `or_nothing`, Changed is raised instead. That, and any other failure, takes back what
+    was done: the project is then as it was. `journal` records how far it has come, with the changes as they are then.
     """
     conflicts = not or_nothing and _find_conflicts(changes, uppers)
+    conflicts = hold_together(changes, roots, on_conflict) or conflicts
     note = journal or _unrecorded
     steps = plan(changes, staying)
     between = Between(roots, uppers, run)
@@ -51,12 +54,16 @@ def take_over(
                 note(APPLYING)  # with the stamps of what will be in the project
             between.has_originals = True
             _perform(steps, between, done, changes, or_nothing=or_nothing)
-            if between.save(changes):
+            is_torn = not or_nothing and hold_together(changes, roots, on_conflict)
+            if not is_torn and between.save(changes):
                 note(SETTLING)
         except (Changed, OSError, FumehoodError) as error:
             left = between.take_back(done)
             raise _failure(error, run, left) from error
-        between.settle(steps, changes)
+        if is_torn:
+            _take_back(between, done)
+        else:
+            between.settle(steps, changes)
     except OSError as error:
         raise Unfinished(
             f"it is all applied, but not all backups are in their places: {error.strerror}: {_shown(error)}",
@@ -64,6 +71,19 @@ def take_over(
         ) from error
     finally:
         between.close()
+    if is_torn:
+        # With nothing done yet, and without what is held now.
+        note(APPLYING)
+        take_over(changes, roots, uppers, run, staying=staying, journal=journal, on_conflict=on_conflict)
+
+
+def _take_back(between: Between, done: Sequence[tuple[Sides, Step]]) -> None:
+    """Undo all steps, because what belongs together would not all be applied."""
+    left = between.take_back(done)
+    if left:
+        raise Unfinished(
+            f"changed in the project meanwhile: {', '.join(left)}", hint="the next fumehood command tries again"
+        )
 
 
 def _unrecorded(_state: str) -> None:

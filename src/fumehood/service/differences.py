@@ -11,11 +11,11 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.report import printable
 from fumehood.core.unified import hunks, quoted
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest
 from fumehood.linux.nofollow import open_below, open_top, stamp_of
+from fumehood.service.choose import chosen
+from fumehood.service.holds import trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,58 +71,6 @@ def each_difference(store: Store, run: Run, paths: Sequence[str] = (), *, here: 
         versions.close()
 
 
-def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
-    """Return the changes that paths name, each by itself or by a directory above it; no path names all.
-
-    A path may be absolute, relative to `here` (where the person is), or relative to a root, as reports
-    show it; the first of these that names a change counts. A run that failed changed nothing.
-    """
-    if run.state == "failed":
-        return []
-    if not paths:
-        return list(run.found)
-    wanted: set[int] = set()
-    for path in paths:
-        meanings = (_named(run, place) for place in _meanings(run, path, here))
-        found = next((each for each in meanings if each), None)
-        if found is None:
-            raise BadRequest(
-                f"run {run.run} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.run}"
-            )
-        wanted |= found
-    return [change for n, change in enumerate(run.found) if n in wanted]
-
-
-def _meanings(run: Run, path: str, here: str) -> Iterator[str]:
-    """Yield the absolute paths that a path may mean, the likeliest first."""
-    if not path:
-        return
-    if not path.startswith("/"):
-        for place in (here, *run.roots) if here else run.roots:
-            yield os.path.normpath(f"{place}/{path}")
-        return
-    plain = os.path.normpath(path)
-    yield plain
-    # By way of a symlink; the last name is left alone, because it may be a symlink that was changed itself.
-    yield os.path.join(os.path.realpath(os.path.dirname(plain)), os.path.basename(plain))
-
-
-def _named(run: Run, place: str) -> set[int]:
-    """Return the numbers of the changes at or below an absolute path."""
-    found: set[int] = set()
-    for number, root in enumerate(run.roots):
-        if place == root:
-            found |= {n for n, change in enumerate(run.found) if change.root == number}
-        elif place.startswith(f"{root}/"):
-            path = place[len(root) + 1 :]
-            found |= {
-                n
-                for n, change in enumerate(run.found)
-                if change.root == number and (change.path == path or change.path.startswith(f"{path}/"))
-            }
-    return found
-
-
 def _difference(run: Run, change: c.Change, versions: _Versions) -> Difference:
     root = run.roots[change.root]
     # With its whole path, what is outside the project can't be taken for something in it.
@@ -168,15 +116,29 @@ class _Versions:
         self._store = store
         self._run = run
         self._slots = _slots(store, run)
+        self._below = trees(store, run.below, run.roots)
         self._later: dict[str, _Later] = {}
         self._tops: dict[str, int] = {}
 
     def old(self, change: c.Change) -> _Version:
         """Return what was there before the run; for a change that waits, what is there now counts."""
         before, what = change.before, "what was there before"
+        if before is not None and (held := self._held_below(change, before)) is not None:
+            return held
         if change.verdict in (c.HELD, c.CONFLICT) and (before is None or before.kind in _WITH_CONTENT):
             return self._now(change, before) or (_ABSENT if before is None else _gone(before, what))
         return self._version(change, before, in_slot=self._stands(change), what=what)
+
+    def _held_below(self, change: c.Change, before: c.Stamp) -> _Version | None:
+        """Return what an earlier run holds, where the change was built on that."""
+        for top in self._below[change.root]:
+            try:
+                found = _read(self._top(top), change.path, before)
+            except OSError:
+                continue  # not there, or a symlink on the way
+            if found is not None:
+                return found
+        return None
 
     def new(self, change: c.Change) -> _Version:
         """Return what the run left."""
@@ -210,7 +172,7 @@ class _Versions:
 
     def _places(self, change: c.Change, stamp: c.Stamp, *, in_slot: bool) -> Iterator[str]:
         """Yield the directories in which a version may lie, the likeliest first."""
-        slot = self._slots[change.root : change.root + 1]
+        slot = [tree for each in self._slots[change.root : change.root + 1] for tree in (_held(each), each)]
         root = self._run.roots[change.root]
         if in_slot:
             yield from slot
@@ -276,6 +238,11 @@ class _Later:
 def _slots(store: Store, run: Run) -> Sequence[str]:
     """The upper directories of a run's layers; none where they were removed by `clean`."""
     return store.uppers(run) if run.layer else ()
+
+
+def _held(upper: str) -> str:
+    """The tree beside a layer with what waits for a person."""
+    return f"{os.path.dirname(upper)}/held"
 
 
 def _gone(stamp: c.Stamp, what: str) -> _Version:

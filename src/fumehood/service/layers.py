@@ -20,28 +20,33 @@ if TYPE_CHECKING:
 _PARTS = ("upper", "work", "merged")
 
 
-def make(places: Places, run: str, roots: Sequence[str], way: str) -> tuple[Layer, ...]:
+def make(
+    places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = ()
+) -> tuple[Layer, ...]:
     """Make the directories of a run's layers; the upper one looks like the root it stands for."""
     parts = _PARTS if way in (FUSE, COPY) else _PARTS[:2]
-    layers = known(places, run, roots)
+    layers = known(places, run, roots, below)
     try:
         for number, layer in enumerate(layers):
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
             for part in parts:
                 os.mkdir(places.layer(run, number, part), 0o700)
-            _resemble(layer.upper, layer.root)
+            resemble(layer.upper, layer.lowers[0])
     except OSError as error:
         drop(places, run)
         raise _cannot_make(places, error) from error
     return layers
 
 
-def known(places: Places, run: str, roots: Sequence[str]) -> tuple[Layer, ...]:
-    """Return where a run's layers lie."""
+def known(
+    places: Places, run: str, roots: Sequence[str], below: Sequence[tuple[str, ...]] = ()
+) -> tuple[Layer, ...]:
+    """Return where a run's layers lie, over what was held `below` each root."""
     layers = []
     for number, root in enumerate(roots):
         upper, work, merged = (places.layer(run, number, part) for part in _PARTS)
-        layers.append(Layer(root=root, upper=upper, work=work, merged=merged))
+        held = below[number] if below else ()
+        layers.append(Layer(root=root, upper=upper, work=work, merged=merged, below=held))
     return tuple(layers)
 
 
@@ -110,7 +115,8 @@ def take_up(places: Places, run: str) -> int:
     return fd
 
 
-def _resemble(upper: str, root: str) -> None:
+def resemble(upper: str, root: str) -> None:
+    """Give a directory of ours the owner and the mode of the one it stands for."""
     found = os.stat(root)
     if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
         os.chown(upper, found.st_uid, found.st_gid)
@@ -121,13 +127,18 @@ def scanned(layers: Sequence[Layer]) -> list[Change]:
     """Return what a command changed, root by root."""
     found: list[Change] = []
     for number, layer in enumerate(layers):
-        upper, live = open_top(layer.upper), open_top(layer.root)
+        tops = [open_top(layer.upper), *(open_top(each) for each in _left_of(layer))]
         try:
-            found += scan(number, upper, live)
+            found += scan(number, *tops)
         finally:
-            os.close(upper)
-            os.close(live)
+            for top in tops:
+                os.close(top)
     return found
+
+
+def _left_of(layer: Layer) -> list[str]:
+    """Return what lies below a layer; what was held may have been applied or thrown away while the command ran."""
+    return [*(each for each in layer.below if os.path.isdir(each)), layer.root]
 
 
 def drop_scratch(layers: Sequence[Layer]) -> None:

@@ -40,7 +40,8 @@ from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between
 from fumehood.service.decide import DONE
-from fumehood.service.sandbox import DISCARDED, EMPTY, FAILED, state_of
+from fumehood.service.holds import bring_back, set_apart, throw_away, trees
+from fumehood.service.settle import FAILED, HELD, state_of
 from fumehood.service.store import Alone
 from fumehood.store.audit import RECOVERED
 from fumehood.store.history import APPLYING, RUNNING, SETTLING
@@ -67,7 +68,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
         for run, state, act, project in unfinished:
             try:
                 if state == RUNNING and act == "run":
-                    _keep(store, run)
+                    _keep(store, run, project)
                 else:
                     with Alone(store.places.lock(f"project-{project}"), wait=False):
                         _mend(store, run)
@@ -86,7 +87,7 @@ def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
 # --- a command that was running ---
 
 
-def _keep(store: Store, name: str) -> None:
+def _keep(store: Store, name: str, project: int) -> None:
     """Hold what the command of a dead run had written."""
     try:
         claim = layering.take_up(store.places, name)
@@ -100,7 +101,9 @@ def _keep(store: Store, name: str) -> None:
             store.history.state(name, FAILED, STOPPED_RUNNING, event=RECOVERED)
             return
         time.sleep(_DYING_S)
-        _hold(store, run, layering.known(store.places, name, run.roots))
+        with Alone(store.places.lock(f"project-{project}"), wait=False):
+            below = trees(store, run.below, run.roots)
+            _hold(store, run, layering.known(store.places, name, run.roots, below))
     finally:
         if claim >= 0:
             os.close(claim)
@@ -117,10 +120,15 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
     for change in run.found:
         if change.verdict == c.HELD:
             change.reason = STOPPED_RUNNING
-    run.state, run.reason = state_of(run.found), STOPPED_RUNNING
+    state, run.reason = state_of(run.found), STOPPED_RUNNING
+    run.state = SETTLING if state == HELD else state
     store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
-    if run.state in (EMPTY, DISCARDED):
+    if state != HELD:
         layering.drop(store.places, run.run)
+        return
+    set_apart(store, run)
+    run.state = HELD
+    store.history.settle(run, rewrite=False)
 
 
 def _collect(run: Run, layers: Sequence[Layer]) -> str:
@@ -175,6 +183,8 @@ def _steps(store: Store, run: Run) -> list[Step]:
 def _take_back(store: Store, run: Run) -> None:
     """Let the project be as before: no step is left done, save where a person has changed the path since."""
     steps = _steps(store, run)
+    if run.act == "run":
+        bring_back(store, run)  # it may have been stopped on the way out of what was held
     between = Between(run.roots, store.uppers(run), run.run)
     between.has_originals = True  # until all of them are back
     try:
@@ -287,6 +297,7 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
         elif change.verdict == c.APPLIED and not _lies_in(change, stayed):
             change.verdict, change.reason = c.HELD, STOPPED_APPLYING
     run.state, run.reason = state_of(run.found), f"{STOPPED_APPLYING}{but}"
+    set_apart(store, run)
     store.history.settle(run, rewrite=True, event=RECOVERED)
 
 
@@ -311,6 +322,9 @@ def _finish(store: Store, run: Run) -> None:
     for change in run.found:
         if change.verdict == DONE:
             change.verdict = c.APPLIED
+    if run.act == "run":
+        throw_away(store, run)
+        set_apart(store, run)
     others: list[tuple[str, str]] = []
     run.state, run.reason = (state_of(run.found) if run.act == "run" else "applied"), ""
     if run.act == "undo" and run.of is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core import changes as c
 from fumehood.core.judge import judge
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
@@ -14,7 +13,7 @@ from fumehood.core.profile import matching
 from fumehood.core.refusals import refused_writes
 from fumehood.core.report import Blocked, Run
 from fumehood.core.request import Request, arguments, checked, shown
-from fumehood.errors import ApplyFailed, FumehoodError, Refused
+from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.output import INLINE, Stream
@@ -24,8 +23,8 @@ from fumehood.service import layers as layering
 from fumehood.service.backdrops import Backdrops
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Ended, Execution, Wishes
+from fumehood.service.settle import FAILED, REFUSED, settle
 from fumehood.service.world import around
-from fumehood.store.history import APPLYING
 from fumehood.store.ids import new_id
 
 TYPE_CHECKING = False
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.core.concern import Concern
+    from fumehood.core.dependence import Waiting
     from fumehood.core.network import Network
     from fumehood.core.permission import Question
     from fumehood.core.profile import Profile
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from fumehood.service.world import World
     from fumehood.store.history import Printed
     from fumehood.store.projects import Project
-
-APPLIED, HELD, DISCARDED, EMPTY = "applied", "held", "discarded", "empty"
-FAILED, REFUSED = "failed", "refused"
 
 
 class Hood:
@@ -120,9 +117,9 @@ class Hood:
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
             run.found = layering.scanned(layers)
-            judge(run.found, request.mode, self._concerns(run, layers), _mounts_inside(run))
+            judge(run.found, request.mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             run.blocked = (*run.blocked, *_missing(run, network), *world.blocked)
-            self._settle(run, _printed(ended), layers)
+            settle(self.store, self.project.id, run, _printed(ended), layers, self.policy.on_conflict)
         return run
 
     def _profiled(self, world: World, run: str) -> World:
@@ -183,9 +180,18 @@ class Hood:
         run.capture = capturing.choose(found, self.policy.capture, run.roots)
         self.store.recover()
         claim.take()
+        run.below = tuple(name for name, _ in self.store.history.held(self.project.id))
         self.store.history.begin(self.project.id, run, os.getpid())
-        layers = layering.make(places, run.run, run.roots, run.capture)
+        layers = layering.make(places, run.run, run.roots, run.capture, self._below(run))
         return layers, Execution(found, capturing.Capture(run.capture, layers, world.targets), self._start)
+
+    def _below(self, run: Run) -> list[tuple[str, ...]]:
+        """Find what earlier runs hold: the command sees that too, root by root."""
+        if not run.below:
+            return []
+        from fumehood.service.holds import trees
+
+        return trees(self.store, run.below, run.roots)
 
     def _execute(
         self, run: Run, execution: Execution, command: tuple[str, ...], world: World,
@@ -216,35 +222,13 @@ class Hood:
 
         return concerns(run.found, run.roots, [layer.upper for layer in layers], self.policy.rules)
 
-    def _settle(self, run: Run, printed: Sequence[Printed], layers: Sequence[Layer]) -> None:
-        """Let the verdicts take effect, and record it."""
-        history = self.store.history
-        if not any(change.verdict == c.APPLIED for change in run.found):
-            run.state = state_of(run.found)
-            history.journal(run, printed)
-            # Not before: the kernel is still busy with it when the command has just ended.
-            layering.drop_scratch(layers)
-            if run.state != HELD:
-                layering.drop(self.store.places, run.run)
-            return
-        from fumehood.service.apply import take_over
+    def _waiting(self, run: Run) -> Waiting | None:
+        """Find out what the command built on that still waits for a person."""
+        if not run.found or not run.below:
+            return None
+        from fumehood.service.holds import waiting
 
-        with self.store.alone(self.project.id):
-            run.state = APPLYING
-            history.journal(run, printed)
-            layering.drop_scratch(layers)
-            expected = outcomes(run.found)
-            try:
-                take_over(
-                    run.found, run.roots, [layer.upper for layer in layers], run.run,
-                    journal=lambda state: history.note(run, state),
-                )  # fmt: skip
-                run.state = state_of(run.found)
-            except ApplyFailed as error:
-                hold_all(run, error)
-            history.settle(run, rewrite=outcomes(run.found) != expected)
-            record_files(self.store, self.project.id, run)
-        layering.drop_if_empty(self.store.places, run.run, run.found)
+        return waiting(self.store, run)
 
     def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
         """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
@@ -272,14 +256,6 @@ def _furnished(world: World, request: Request, seat: Seat | None) -> World:
     if added:
         world = world.replace(environment={**world.environment, **added})
     return world.replace(host_shell=request.shell) if request.shell else world
-
-
-def record_files(store: Store, project: int, run: Run) -> None:
-    """Bring the records of files up to date with what was just settled; the project's lock is held."""
-    # Here, so that it costs nothing where nothing was applied.
-    from fumehood.service.files import record
-
-    record(store, project, run)
 
 
 def _mounts_inside(run: Run) -> list[tuple[int, str]]:
@@ -329,29 +305,6 @@ def _exit_code(outcome: Outcome) -> int | None:
     if outcome.interrupted:
         return 130
     return outcome.exit.status
-
-
-def state_of(changes: Sequence[c.Change]) -> str:
-    """Name the state of a run by what became of its changes."""
-    verdicts = {change.verdict for change in changes}
-    if verdicts & {c.HELD, c.CONFLICT}:
-        return HELD
-    if c.APPLIED in verdicts:
-        return APPLIED
-    return DISCARDED if verdicts else EMPTY
-
-
-def outcomes(changes: Sequence[c.Change]) -> list[tuple[str, c.Stamp | None, c.Stamp | None]]:
-    """Return what an apply may have changed in the changes themselves, to be compared later."""
-    return [(change.verdict, change.before, change.after) for change in changes]
-
-
-def hold_all(run: Run, error: FumehoodError) -> None:
-    """An apply was taken back: everything waits for a person, with the reason."""
-    run.state, run.reason = HELD, error.message
-    for change in run.found:
-        if change.verdict == c.APPLIED:
-            change.verdict, change.reason = c.HELD, error.message
 
 
 def _printed(ended: Ended) -> tuple[Printed, Printed]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 
 from fumehood.core import changes as c
@@ -12,13 +11,13 @@ from fumehood.core.plan import is_plain
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.nofollow import kind_of, looks, open_top, stamp_of, walk
+from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of, walk
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.decide import recorded
 from fumehood.service.files import record, release
-from fumehood.service.sandbox import state_of
+from fumehood.service.settle import state_of
 from fumehood.store.history import APPLYING
 from fumehood.store.ids import new_id
 
@@ -171,7 +170,7 @@ def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
             if before is None or found is None:
                 if not is_reached or before is not None or found is not None:
                     moved.append(change.path)
-            elif not _is_version(before, found):
+            elif not is_version(before, found):
                 moved.append(change.path)
             else:
                 change.before = stamp_of(found)
@@ -182,23 +181,13 @@ def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
     return moved
 
 
-def _is_version(stamp: c.Stamp, found: os.stat_result) -> bool:
-    """Tell whether a live path is what a run left there.
-
-    The inode may be another one: what is undone from another file system comes back as a copy.
-    """
-    if kind_of(found.st_mode) != stamp.kind or stat.S_IMODE(found.st_mode) != stamp.mode:
-        return False
-    return stamp.kind == c.DIRECTORY or (found.st_size, found.st_mtime_ns) == (stamp.size, stamp.modified_ns)
-
-
 def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
     """Return what was added to, taken from or changed in a directory that a run had put there."""
     expected = {change.path: change for change in inside if change.before is not None}
     moved = []
     for path, found in walk(live, top):
         change = expected.pop(path, None)
-        if change is None or change.before is None or not _is_version(change.before, found):
+        if change is None or change.before is None or not is_version(change.before, found):
             moved.append(path)
         else:
             change.before = stamp_of(found)

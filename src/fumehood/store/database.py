@@ -66,6 +66,13 @@ CREATE INDEX runs_unfinished ON runs (project, state) WHERE state IN ('running',
 _LATER_VERDICTS = """
 ALTER TABLE changes ADD COLUMN verdict TEXT;  -- what all of a row became later, where that is one and the same
 """
+_STACKED = """
+-- held runs that the command saw, the latest first
+ALTER TABLE runs ADD COLUMN below TEXT NOT NULL DEFAULT '';
+-- when a person last applied or discarded what it held
+ALTER TABLE runs ADD COLUMN decided_at REAL;
+CREATE INDEX runs_held ON runs (project, id) WHERE state = 'held';
+"""
 _GRANTS = """
 CREATE TABLE grants (               -- answers that a person chose to keep
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- named on the command line, so never given twice
@@ -122,6 +129,7 @@ CREATE TABLE workspaces (           -- store/workspaces.py
 """
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
+    _STACKED,
 )  # fmt: skip
 
 

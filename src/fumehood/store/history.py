@@ -33,7 +33,7 @@ SETTLING = "settling"  # the project has it all; only our own side is not in ord
 _COLUMNS = (
     "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
     "started_at", "duration_s", "exit_code", "timed_out", "stdout", "stderr", "stdout_size", "stderr_size",
-    "blocked", "dropped", "session", "hosts",
+    "blocked", "dropped", "session", "hosts", "below",
 )  # fmt: skip
 _SELECT = (
     f"SELECT projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)}"
@@ -59,13 +59,13 @@ class History:
     def _begin(self, connection: sqlite3.Connection, project: int, run: Run, process: int) -> None:
         connection.execute(
             "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
-            " network, started_at, process, dropped, session)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " network, started_at, process, dropped, session, below)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 run.run, project, run.act, run.of, run.layer, _text(run.command), os.fsencode(run.cwd),
                 b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
                 run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
-                run.session,
+                run.session, " ".join(run.below),
             ),
         )  # fmt: skip
         self.audit.add(connection, run.run, trail.ASKED, f"to {run.mode}" if run.act == "run" else run.act)
@@ -101,14 +101,13 @@ class History:
 
     def journal(self, run: Run, outputs: Sequence[Printed], *, event: str = "") -> None:
         """Record all that is about to be done to the project, before it is done."""
-        with self.database.transaction(durable=run.state == APPLYING) as connection:
+        is_next = run.state in (APPLYING, SETTLING)
+        with self.database.transaction(durable=is_next) as connection:
             self._end(connection, run, outputs)
             if run.found:
                 self._write_changes(connection, run)
-            decided = trail.DECIDED if run.state == APPLYING else run.state
+            decided = trail.DECIDED if is_next else run.state
             self.audit.add(connection, run.run, event or decided, _told(run, by="by the policy: "))
-            if run.state == HELD:
-                self._make_due(connection, run.run)
 
     def note(self, run: Run, state: str, *, decided: str = "") -> None:
         """Record how far an apply or undo has come, with the changes as they are now; `decided` is a person's word."""
@@ -166,16 +165,18 @@ class History:
         self._write_changes(connection, run)
 
     def settle(
-        self, run: Run, *, rewrite: bool, others: Iterable[tuple[str, str]] = (), decided: str = "", event: str = ""
-    ) -> None:
+        self, run: Run, *, rewrite: bool, others: Iterable[tuple[str, str]] = (), decided: str = "", event: str = "",
+        decided_at: float | None = None,
+    ) -> None:  # fmt: skip
         """Record the outcome of an apply or undo; the changes again, where some turned out otherwise.
 
-        `others` are runs whose states follow from it, `decided` is a person's word that led to it.
+        `others` are runs whose states follow from it, `decided` is a person's word that led to it, at some time.
         """
         with self.database.transaction() as connection:
             connection.execute(
-                "UPDATE runs SET state = ?, reason = ?, duration_s = ? WHERE id = ?",
-                (run.state, _text(run.reason), run.duration_s, run.run),
+                "UPDATE runs SET state = ?, reason = ?, duration_s = ?, decided_at = coalesce(?, decided_at)"
+                " WHERE id = ?",
+                (run.state, _text(run.reason), run.duration_s, decided_at, run.run),
             )
             if rewrite:
                 self._rewrite_changes(connection, run)
@@ -186,6 +187,26 @@ class History:
                 connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, other))
                 self.audit.add(connection, other, state, f"by run {run.run}")
             self._make_due(connection, run.run)
+
+    def held(self, project: int) -> list[tuple[str, int]]:
+        """Return the runs of a project that hold something, the latest first, with their numbers."""
+        return self.database.rows(
+            "SELECT id, number FROM runs WHERE project = ? AND state = 'held' ORDER BY id DESC", (project,)
+        )
+
+    def roots(self, run: str) -> tuple[str, ...]:
+        """Return the roots of a run."""
+        ((roots,),) = self.database.rows("SELECT roots FROM runs WHERE id = ?", (run,))
+        return _roots(roots)
+
+    def shares_layer(self, layer: str) -> bool:
+        """Tell whether another run, such as an undo of some paths, has versions in a run's layer."""
+        return bool(self.database.rows("SELECT 1 FROM runs WHERE layer = ? AND id != ? LIMIT 1", (layer, layer)))
+
+    def was_decided_after(self, run: str, moment: float) -> bool:
+        """Tell whether a person applied or discarded something of a held run after a moment."""
+        ((decided,),) = self.database.rows("SELECT decided_at FROM runs WHERE id = ?", (run,))
+        return decided is not None and decided > moment
 
     def find(self, name: str, project: int | None = None) -> Run:
         """Return the run that an id, a unique prefix of one, or `last` names."""
@@ -258,11 +279,12 @@ class History:
         (stdout, cut_out), (stderr, cut_err) = (self._printed(fields, name) for name in ("stdout", "stderr"))
         fields["run"] = fields.pop("id")
         fields["cwd"] = os.fsdecode(fields["cwd"])
-        fields["roots"] = tuple(os.fsdecode(root) for root in fields["roots"].split(b"\0"))
+        fields["roots"] = _roots(fields["roots"])
         fields["timed_out"], fields["sandboxed"] = bool(fields["timed_out"]), bool(fields["sandboxed"])
         fields["duration_s"] = fields["duration_s"] or 0.0
         fields["blocked"] = _blocked(fields["blocked"])
-        fields["dropped"] = tuple(fields["dropped"].split())
+        for name in ("dropped", "below"):
+            fields[name] = tuple(fields[name].split())
         fields["hosts"] = tuple(fields["hosts"].split("\n")) if fields["hosts"] else ()
         return Run(
             project=project, stdout=stdout, stderr=stderr, output_truncated=cut_out or cut_err,
@@ -283,6 +305,10 @@ def _told(run: Run, by: str = "") -> str:
     ended = "" if run.exit_code is None else f"exit {run.exit_code}"
     became = f"{by}{trail.verdicts(run.found)}" if run.found else ""
     return "; ".join(part for part in (ended, became, run.reason) if part)
+
+
+def _roots(joined: bytes) -> tuple[str, ...]:
+    return tuple(os.fsdecode(root) for root in joined.split(b"\0"))
 
 
 def _text(text: str) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
-COLUMNS = ("root", "directory", "within", "entries", "verdict")
+COLUMNS = ("root", "directory", "within", "verdict", "entries")
 
 
 def rows(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
@@ -30,7 +30,7 @@ def rows(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
             grouped[key] = [entry]
     for (root, directory, within), entries in grouped.items():
         above = None if within is None else os.fsencode(within)
-        yield root, os.fsencode(directory), above, os.fsencode("".join(entries)), None
+        yield root, os.fsencode(directory), above, None, os.fsencode("".join(entries))
 
 
 def _entry(change: Change, name: str) -> str:
@@ -48,7 +48,7 @@ def read(found: Iterable[Sequence[Any]]) -> list[Change]:
 
 
 def _changes(
-    root: int, raw: bytes, within: bytes | None, entries: bytes, later: str | None
+    root: int, raw: bytes, within: bytes | None, later: str | None, entries: bytes
 ) -> Iterator[Change]:
     """Yield what one row tells; a later verdict on all of it goes before those in the entries."""
     directory = os.fsdecode(raw)

@@ -1,0 +1,72 @@
+"""Changes that must share one fate: the state of a repository, and all of a run where a person wants it so."""
+
+from __future__ import annotations
+
+from fumehood.core import changes as c
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
+ON_CONFLICT = (HOLD_PATH, HOLD_ALL)
+
+_FILES = ("HEAD", "index", "packed-refs")
+_TREES = ("refs", "logs")
+_OF_ANOTHER = ("worktrees", "modules")  # whose own state lies below, by name
+
+
+def repository(place: str) -> str:
+    """Return the git directory of whose state a path is a part, or nothing.
+
+    HEAD, the index, refs and their logs tell one story together. Objects are only ever added, so they are apart.
+    """
+    parts = place.split("/")
+    at = next((n for n in range(len(parts) - 1, -1, -1) if parts[n].endswith(".git")), None)
+    if at is None or at + 1 == len(parts):
+        return ""
+    git, rest = "/".join(parts[: at + 1]), parts[at + 1 :]
+    if rest[0] == "modules":
+        return _of_module(git, rest)
+    if rest[0] == "worktrees":
+        rest = rest[2:]
+    return git if rest and _is_state(rest) else ""
+
+
+def _of_module(git: str, rest: list[str]) -> str:
+    """A submodule's name may have slashes, so its state is known by what its paths end with."""
+    for end in range(2, len(rest)):
+        if _is_state(rest[end:]):
+            return "/".join((git, *rest[:end]))
+    return ""
+
+
+def _is_state(rest: list[str]) -> bool:
+    first = rest[0]
+    return first in _TREES or (len(rest) == 1 and (first in _FILES or first.endswith("_HEAD")))
+
+
+def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str = HOLD_PATH) -> bool:
+    """Let what belongs together share a conflict; tell whether any more changes are held for it."""
+    conflicts = [change for change in changes if change.verdict == c.CONFLICT]
+    if not conflicts:
+        return False
+    if on_conflict == HOLD_ALL:
+        return _hold_all(changes, conflicts[0])
+    torn = {repository(f"{roots[change.root]}/{change.path}"): change.path for change in reversed(conflicts)}
+    torn.pop("", None)
+    more = False
+    for change in changes if torn else ():
+        first = torn.get(repository(f"{roots[change.root]}/{change.path}"))
+        if first is not None and change.verdict == c.APPLIED:
+            more = True
+            change.verdict = c.CONFLICT
+            change.reason = f"{first} changed in the project while the command ran, and they are one state"
+    return more
+
+
+def _hold_all(changes: Sequence[c.Change], first: c.Change) -> bool:
+    going = [change for change in changes if change.verdict == c.APPLIED]
+    for change in going:
+        change.verdict, change.reason = c.HELD, f"{first.path} is a conflict, and then everything is held"
+    return bool(going)

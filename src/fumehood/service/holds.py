@@ -1,0 +1,161 @@
+"""What waits for a person: later commands see it below their own layers, and what they build on it waits too.
+
+A run that is recorded as held has what waits in a tree of its own beside its layer, `held`, so that the slots of the
+layer are free for originals. Whoever moves things between the two has the project's lock, and has recorded first
+that the run is being applied or settled: a move that was cut short is then done again.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core import changes as c
+from fumehood.core.dependence import WAITING, Waiting
+from fumehood.linux import holding
+from fumehood.linux.nofollow import open_top
+from fumehood.service import layers as layering
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fumehood.core.report import Run
+    from fumehood.linux.capture import Layer
+    from fumehood.service.store import Store
+
+
+def trees(store: Store, names: Sequence[str], roots: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return for each root the trees of held runs that a command sees below its own layer, the topmost first."""
+    found: list[list[str]] = [[] for _ in roots]
+    for name in names:
+        for number, root in enumerate(store.history.roots(name)):
+            tree = store.places.layer(name, number, "held")
+            if root in roots and os.path.isdir(tree):
+                found[roots.index(root)].append(tree)
+    return [tuple(each) for each in found]
+
+
+def waiting(store: Store, run: Run) -> Waiting:
+    """Return what held runs that a command saw still hold, or have thrown away while it ran."""
+    return Waiting(_waiting(store, run))
+
+
+def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
+    for name in reversed(run.below):  # the latest word on a path counts
+        earlier = store.history.find(name)
+        verdicts: tuple[str, ...] = WAITING if earlier.state == "held" else ()
+        if store.history.was_decided_after(name, run.started_at):
+            verdicts = (*WAITING, c.DISCARDED)
+        for change in earlier.found if verdicts else ():
+            root = earlier.roots[change.root]
+            if change.verdict in verdicts and root in run.roots:
+                yield name, run.roots.index(root), change
+
+
+def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
+    """Return a held run that builds on some of a run's changes, and the path of one of them."""
+    found = Waiting((run.run, change.root, change) for change in chosen)
+    for name, _ in store.history.held(project):
+        later = store.history.find(name)
+        if run.run not in later.below:
+            continue
+        for change in later.found:
+            root = later.roots[change.root]
+            if change.verdict in WAITING and root in run.roots:
+                moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
+                if found.under(moved) is not None:
+                    return name, change.path
+    return None
+
+
+def layers(store: Store, run: Run) -> tuple[Layer, ...]:
+    """Return what a run holds as layers over the project alone."""
+    return tuple(
+        layer.replace(upper=store.places.layer(run.run, number, "held"))
+        for number, layer in enumerate(layering.known(store.places, run.run, run.roots))
+    )
+
+
+def set_apart(store: Store, run: Run) -> None:
+    """Move what waits out of the layer into the tree that later commands see; may be repeated."""
+    for number, root in enumerate(run.roots):
+        mine = [change for change in run.found if change.root == number]
+        waits = [change for change in mine if change.verdict in WAITING]
+        upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
+        if not waits:
+            continue
+        if len(waits) == len(mine) and not os.path.isdir(held):
+            os.rename(upper, held)
+        for part in (upper, held):
+            if not os.path.isdir(part):
+                os.mkdir(part, 0o700)
+                layering.resemble(part, root)
+        # Among directories that stay in the layer, some may be full of what waits.
+        _carried(upper, held, waits, ())
+
+
+def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
+    """Move what is about to be applied back into the layer; may be repeated.
+
+    Where `others` may run on top of it, it is moved piece by piece: what leaves the tree that they see is in the
+    project a moment later, whereas originals must not come to lie there.
+    """
+    for number in range(len(run.roots)):
+        mine = [change for change in run.found if change.root == number]
+        going = [change for change in mine if change.verdict == c.APPLIED]
+        staying = [change for change in mine if change.verdict in WAITING]
+        upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
+        if not going or not os.path.isdir(held):
+            continue
+        if not others and len(going) == len(mine) and _is_gone_or_empty(upper):
+            os.rename(held, upper)
+        else:
+            os.makedirs(upper, 0o700, exist_ok=True)
+            _carried(held, upper, going, staying)
+            _pruned(held, staying)
+
+
+def _is_gone_or_empty(directory: str) -> bool:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def throw_away(store: Store, run: Run) -> None:
+    """Remove what a person does not want from the tree that later commands see; may be repeated."""
+    for number in range(len(run.roots)):
+        mine = [change for change in run.found if change.root == number]
+        gone = [change for change in mine if change.verdict == c.DISCARDED]
+        staying = [change for change in mine if change.verdict in WAITING]
+        held = store.places.layer(run.run, number, "held")
+        if gone and os.path.isdir(held):
+            top = open_top(held)
+            try:
+                holding.throw_away(top, gone, staying)
+            finally:
+                os.close(top)
+            _pruned(held, staying)
+
+
+def _carried(source: str, target: str, moving: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
+    one = open_top(source)
+    try:
+        other = open_top(target)
+        try:
+            holding.carry(one, other, moving, staying)
+        finally:
+            os.close(other)
+    finally:
+        os.close(one)
+
+
+def _pruned(held: str, staying: Sequence[c.Change]) -> None:
+    top = open_top(held)
+    try:
+        holding.prune(top, staying)
+    finally:
+        os.close(top)
