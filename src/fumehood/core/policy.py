@@ -29,14 +29,17 @@ class Environment(Value):
 
 
 class Limits(Value):
-    """What one run may use; 0 is no limit."""
+    """What one run may use: more than a build needs, less than would harm the machine. 0 is no limit.
+
+    For memory, 0 is three quarters of the machine's.
+    """
 
     memory: int = 0
-    processes: int = 0
-    cpu: float = 0
-    files: int = 0
-    file_size: int = 0
-    written: int = 0
+    processes: int = 4096
+    cpu: float = 100 * 86400
+    files: int = 65536
+    file_size: int = 64 << 30
+    written: int = 64 << 30
 
 
 class Clean(Value):
@@ -60,7 +63,7 @@ class Policy(Value):
 
     apply: str = APPLY
     on_conflict: str = "hold-path"
-    timeout: float | None = None
+    timeout: float | None = 86400
     output_limit: int = 64 << 20
     capture: str = ""
     sandbox: str = "bwrap"

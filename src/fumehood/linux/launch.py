@@ -6,6 +6,7 @@ import os
 
 from fumehood.core.value import Value
 from fumehood.linux import backdrop, libc, overlay
+from fumehood.linux.limits import set_limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Plan(Value):
     privileged: bool = False
     owner: Owner | None = None
     tree: str = ""  # shown at backdrop.STAND to an owner who can't reach it where it lies
+    limits: tuple[tuple[int, int], ...] = ()
     listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
     backdrop: backdrop.Mounts | None = None
@@ -74,11 +76,11 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
         if plan.tree:
             step = f"binding {plan.tree}"
             libc.mount(os.fsencode(plan.tree), backdrop.STAND.encode(), None, libc.MS_BIND, None)
+        step = "setting limits"
+        set_limits(plan.limits, count_processes=bool(plan.overlays or plan.listen) and not plan.privileged)
         if plan.owner is not None:
             step = f"becoming user {plan.owner.user}"
-            os.setgroups(plan.owner.groups)
-            os.setresgid(plan.owner.group, plan.owner.group, plan.owner.group)
-            os.setresuid(plan.owner.user, plan.owner.user, plan.owner.user)
+            _turn_into(plan.owner)
         if plan.scoped:
             from fumehood.linux.landlock import forbid_outer_sockets
 
@@ -94,6 +96,12 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
         os.write(_REPORT_FD, f"{step}: {error.strerror}{about}\0{error.errno}".encode(errors="surrogateescape"))
     finally:
         os._exit(125)
+
+
+def _turn_into(owner: Owner) -> None:
+    os.setgroups(owner.groups)
+    os.setresgid(owner.group, owner.group, owner.group)
+    os.setresuid(owner.user, owner.user, owner.user)
 
 
 def _arrange_descriptors(given: Given, status: int, report: int) -> int:
@@ -190,6 +198,10 @@ class Sandbox:
         if self._killed:
             return Exit(status=128 + _KILL)
         return Exit(status=None if report else self._status.exit_code, failure=report.partition("\0")[0])
+
+    def init(self) -> int | None:
+        """The first process inside, as soon as it is known."""
+        return self._status.init
 
     def kill(self) -> None:
         """End everything inside at once; it dies with bubblewrap, its parent."""

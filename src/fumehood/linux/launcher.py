@@ -20,7 +20,7 @@ from fumehood.linux import launch, libc
 from fumehood.linux.backdrop import Mounts
 from fumehood.linux.overlay import Overlay
 
-_KILL, _INTERRUPT = b"k", b"i"
+_KILL, _INTERRUPT, _WHO = b"k", b"i", b"w"
 _SIGKILL = 9
 _REHEARSAL = json.dumps(
     {
@@ -28,12 +28,13 @@ _REHEARSAL = json.dumps(
         "overlays": [{"root": "/", "lowers": ["/"], "upper": "/", "work": "/"}], "owner": None, "tree": "",
         "listen": [], "scoped": False,
         "backdrop": {"directory": "/", "views": [["/", 0]] * 8, "bound": []},
+        "limits": [[0, 1]] * 5,
     }
 ).encode()  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 
 class Launcher:
@@ -90,19 +91,29 @@ class Remote:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
+        self._init: int | None = None
+        self._asked = False
 
     def fileno(self) -> int:
         """The descriptor to poll."""
         return self._channel.fileno()
 
     def advance(self) -> launch.Exit | None:
-        """Return how the sandbox ended."""
+        """Take in what the launcher says: which process is the first inside, or how the sandbox ended."""
         message = self._channel.recv(1 << 16)
+        told: Any = json.loads(message) if message else [None, "the launcher is gone"]
+        if isinstance(told, int):
+            self._init, self._asked = told or None, told != 0
+            return None
         self._channel.close()
-        if not message:
-            return launch.Exit(status=None, failure="the launcher is gone")
-        status, failure = json.loads(message)
-        return launch.Exit(status=status, failure=failure)
+        return launch.Exit(status=told[0], failure=told[1])
+
+    def init(self) -> int | None:
+        """The first process inside; who asks too early gets the answer when it comes."""
+        if self._init is None and not self._asked:
+            self._asked = True
+            self._tell(_WHO)
+        return self._init
 
     def kill(self) -> None:
         """End everything inside."""
@@ -143,6 +154,7 @@ def _packed(plan: launch.Plan) -> dict[str, object]:
         "owner": None if owner is None else owner.fields(), "tree": plan.tree,
         "listen": plan.listen, "scoped": plan.scoped,
         "backdrop": None if plan.backdrop is None else plan.backdrop.fields(),
+        "limits": plan.limits,
     }  # fmt: skip
 
 
@@ -155,7 +167,7 @@ def _unpacked(message: bytes) -> launch.Plan:
         owner=None if owner is None else launch.Owner(**{**owner, "groups": tuple(owner["groups"])}),
         backdrop=None if behind is None else Mounts(**behind),
         tree=fields["tree"], listen=tuple((address, port) for address, port in fields["listen"]),
-        scoped=fields["scoped"],
+        scoped=fields["scoped"], limits=tuple((number, value) for number, value in fields["limits"]),
     )  # fmt: skip
 
 
@@ -279,6 +291,9 @@ class _Service:
         said = channel.recv(1)
         if said == _INTERRUPT:
             sandbox.interrupt()
+            return
+        if said == _WHO:
+            channel.send(json.dumps(sandbox.init() or 0).encode())
             return
         sandbox.kill()
         if not said:

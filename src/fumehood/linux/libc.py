@@ -29,6 +29,9 @@ _libc.signal.restype = ctypes.c_void_p
 _libc.syscall.restype = ctypes.c_long
 
 
+_libc.getrlimit.argtypes = _libc.setrlimit.argtypes = [ctypes.c_int, ctypes.c_void_p]
+
+
 class _OpenHow(ctypes.Structure):
     _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
@@ -76,6 +79,18 @@ def openat2(directory: int, path: bytes, flags: int, resolve: int, mode: int = 0
     """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     return _check(_libc.syscall(_SYS_OPENAT2, directory, path, ctypes.byref(how), ctypes.sizeof(how)), path)
+
+
+def lower_limit(number: int, value: int, *, at_once: bool = False) -> None:
+    """Lower a resource limit of this process for good; one that is lower already stays.
+
+    What holds for now may be lower than what is allowed; `at_once` makes the two the same.
+    """
+    pair = (ctypes.c_ulong * 2)()
+    _check(_libc.getrlimit(number, pair), "getrlimit")
+    pair[1] = min(pair[1], value)
+    pair[0] = pair[1] if at_once else min(pair[0], value)
+    _check(_libc.setrlimit(number, pair), "setrlimit")
 
 
 def default_signals() -> None:

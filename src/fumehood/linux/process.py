@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
+    from fumehood.core.report import Blocked
     from fumehood.linux.launch import Exit
     from fumehood.linux.output import Stream
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
             ...
         def advance(self) -> Exit | None:
             """Take note; return how it ended."""
+            ...
+        def init(self) -> int | None:
+            """The first process inside, once it is known."""
             ...
         def kill(self) -> None:
             """End everything inside."""
@@ -45,9 +49,22 @@ if TYPE_CHECKING:
             """Read the rest and stop."""
             ...
 
+    class Guard(Protocol):
+        """What looks now and then whether the command uses too much."""
+
+        due: float
+        def look(self) -> Blocked | None:
+            """Look once; return the limit that was reached."""
+            ...
+        def close(self) -> Blocked | None:
+            """Stop; return the limit that the kernel had to enforce."""
+            ...
+
 
 _PIECE = 1 << 16
 _GRACE_S = 2.0
+_FIRST_LOOK_S = 0.03  # most commands have ended by then, and cost no look
+_AGAIN_S = 0.01
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
@@ -57,6 +74,7 @@ class Outcome(Value):
     exit: Exit
     timed_out: bool = False
     interrupted: bool = False
+    limit: Blocked | None = None
 
 
 class Attendance:
@@ -74,6 +92,7 @@ class Attendance:
         watched: Watched | None = None,
         feeding: tuple[int, bytes] | None = None,
         cancelled: Callable[[], bool] | None = None,
+        guarding: Callable[[int], Guard] | None = None,
     ) -> None:
         self._running = running
         self._outputs = dict(outputs)
@@ -81,6 +100,10 @@ class Attendance:
         self._watched = watched
         self._feeding = feeding
         self._cancelled = cancelled
+        self._guarding = guarding
+        self._guard: Guard | None = None
+        self._next_look = time.monotonic() + _FIRST_LOOK_S
+        self._limit: Blocked | None = None
         self._exit: Exit | None = None
         self._timed_out = False
         self._interrupted = False
@@ -97,10 +120,14 @@ class Attendance:
         except BaseException:
             self._end_it_all()
             raise
+        finally:
+            if self._guard is not None:
+                self._limit = self._guard.close() or self._limit
         return Outcome(
             exit=self._exit,
             timed_out=self._timed_out and not self._interrupted,
             interrupted=self._interrupted,
+            limit=self._limit,
         )
 
     def _give_way(self) -> None:
@@ -115,7 +142,7 @@ class Attendance:
         """Somebody who was told of the command's output failed: end the command, and tell nobody any more."""
         for stream in self._outputs.values():
             stream.mute()
-        self._watched = self._cancelled = self._deadline = None
+        self._watched = self._cancelled = self._deadline = self._guarding = None
         if self._exit is None:
             self._running.kill()
         while self._exit is None:
@@ -144,15 +171,36 @@ class Attendance:
         self._look_at_the_clock()
 
     def _patience_ms(self) -> float | None:
-        if self._deadline is None:
+        until = self._deadline
+        if self._guarding is not None and (until is None or self._next_look < until):
+            until = self._next_look
+        if until is None:
             return 100.0 if self._cancelled is not None else None
-        left = max(0.0, self._deadline - time.monotonic()) * 1000 + 1
+        left = max(0.0, until - time.monotonic()) * 1000 + 1
         return min(left, 100.0) if self._cancelled is not None else left
+
+    def _look_after_it(self, now: float) -> None:
+        """See whether it uses too much, and end it if so."""
+        if self._guard is None:
+            assert self._guarding is not None
+            init = self._running.init()
+            if init is None:
+                self._next_look = now + _AGAIN_S
+                return
+            self._guard = self._guarding(init)
+        self._limit = self._guard.look()
+        self._next_look = self._guard.due
+        if self._limit is not None:
+            self._guarding = None
+            self._running.kill()
 
     def _look_at_the_clock(self) -> None:
         if self._exit is not None:
             return
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        now = time.monotonic()
+        if self._guarding is not None and now >= self._next_look:
+            self._look_after_it(now)
+        if self._deadline is not None and now >= self._deadline:
             self._timed_out = True
             self._deadline = None
             self._running.kill()

@@ -11,6 +11,7 @@ from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
 from fumehood.linux.backdrop import STAND
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.launch import Owner, Plan
+from fumehood.linux.limits import resource_limits
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
 
@@ -18,12 +19,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fumehood.core.policy import Limits
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.capture import Layer
     from fumehood.linux.launch import Given
     from fumehood.linux.output import Sink
     from fumehood.linux.probe import Host
-    from fumehood.linux.process import Running, Watched
+    from fumehood.linux.process import Guard, Running, Watched
     from fumehood.service.ask import Ask
     from fumehood.service.backdrops import Backdrops, Behind
     from fumehood.service.network import Access
@@ -59,10 +61,11 @@ class Wishes(Value):
 class Execution:
     """One command in its sandbox."""
 
-    def __init__(self, host: Host, capture: Capture, start: Starter) -> None:
+    def __init__(self, host: Host, capture: Capture, start: Starter, limits: Limits) -> None:
         self._host = host
         self._capture = capture
         self._start = start
+        self._limits = limits
 
     def run(
         self,
@@ -111,6 +114,7 @@ class Execution:
             privileged=self._host.privileged, owner=owner, tree=stand,
             listen=() if access is None else access.listen, scoped=access is not None and access.shares,
             backdrop=behind.mounts,
+            limits=resource_limits(self._limits),
         )  # fmt: skip
         try:
             capture.begin()
@@ -199,12 +203,20 @@ class Execution:
             outcome = Attendance(
                 running, {out: outputs[0], err: outputs[1]},
                 deadline=None if timeout is None else began + timeout,
-                watched=watched, feeding=feeding, cancelled=wishes.cancelled,
+                watched=watched, feeding=feeding, cancelled=wishes.cancelled, guarding=self._guard,
             ).attend()  # fmt: skip
         finally:
             if watched is not None:
                 watched.stop()
         return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
+
+    def _guard(self, init: int) -> Guard:
+        """Have somebody look after a command that runs for longer than a moment."""
+        from fumehood.linux.warden import Warden
+
+        is_copy = self._capture.way == COPY
+        places = [each.merged if is_copy else each.upper for each in self._capture.layers]
+        return Warden(self._limits, init, places, empty=not is_copy)
 
 
 def _standard_input(wish: str | bytes) -> tuple[int, tuple[int, bytes] | None]:

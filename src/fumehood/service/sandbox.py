@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.judge import judge
+from fumehood.core.judge import APPLY, HOLD, judge
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
 from fumehood.core.policy import Policy
@@ -117,8 +117,8 @@ class Hood:
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
             run.found = layering.scanned(layers)
-            judge(run.found, request.mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
-            run.blocked = (*run.blocked, *_missing(run, network), *world.blocked)
+            run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network), *world.blocked)
+            judge(run.found, _mode(request, run), self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             settle(self.store, self.project.id, run, _printed(ended), layers, self.policy.on_conflict)
         return run
 
@@ -183,7 +183,8 @@ class Hood:
         run.below = tuple(name for name, _ in self.store.history.held(self.project.id))
         self.store.history.begin(self.project.id, run, os.getpid())
         layers = layering.make(places, run.run, run.roots, run.capture, self._below(run))
-        return layers, Execution(found, capturing.Capture(run.capture, layers, world.targets), self._start)
+        capture = capturing.Capture(run.capture, layers, world.targets)
+        return layers, Execution(found, capture, self._start, self.policy.limits)
 
     def _below(self, run: Run) -> list[tuple[str, ...]]:
         """Find what earlier runs hold: the command sees that too, root by root."""
@@ -213,6 +214,15 @@ class Hood:
         run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
         run.output_truncated = ended.stdout.is_cut or ended.stderr.is_cut
         return ended
+
+    def _limits_met(self, ended: Ended) -> tuple[Blocked, ...]:
+        """Tell of limits: one that ended the command, and output of which not all was kept."""
+        reached = () if ended.outcome.limit is None else (ended.outcome.limit,)
+        if not any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
+            return reached
+        from fumehood.core.limits import OUTPUT, hit
+
+        return (*reached, hit(OUTPUT, self.policy.output_limit))
 
     def _concerns(self, run: Run, layers: Sequence[Layer]) -> dict[int, Concern]:
         """Find out which changes the host would act on by itself."""
@@ -297,6 +307,15 @@ def _missing_roots(run: Run) -> tuple[Blocked, ...]:
         return ()
     hint = f"this is a git work tree, which keeps its history there; fumehood roots add {found}"
     return (Blocked(what="write", detail=found, hint=hint),)
+
+
+def _mode(request: Request, run: Run) -> str:
+    """Return what becomes of the changes: those of a run that filled the disk are not taken over unseen."""
+    if request.mode != APPLY or not run.blocked:
+        return request.mode
+    from fumehood.core.limits import WRITTEN, is_of
+
+    return HOLD if any(is_of(each, WRITTEN) for each in run.blocked) else APPLY
 
 
 def _exit_code(outcome: Outcome) -> int | None:

@@ -1,0 +1,60 @@
+"""What is told when a run reaches one of its limits (`core/policy.py` has the limits themselves)."""
+
+from __future__ import annotations
+
+from fumehood.core.report import Blocked
+
+MEMORY, PROCESSES, CPU, FILES, FILE_SIZE, WRITTEN = "memory", "processes", "cpu", "files", "file_size", "written"
+OUTPUT, TIME = "output", "time"
+
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_SIZES = (MEMORY, FILE_SIZE, WRITTEN, OUTPUT)
+_SECONDS = (CPU, TIME)
+_EFFECTS = {
+    MEMORY: "the command was ended",
+    PROCESSES: "the command was ended",
+    CPU: "the command was ended",
+    FILES: "a process could open no more files",
+    FILE_SIZE: "a file could grow no further",
+    WRITTEN: "the command was ended and its changes are held",
+    OUTPUT: "the rest was not kept",
+    TIME: "the command was ended",
+}
+_KEYS = {OUTPUT: "output_limit", TIME: "timeout"}
+
+
+def hit(name: str, amount: float) -> Blocked:
+    """Tell that a limit was reached, what that did, and where it is set."""
+    key = _KEYS.get(name, f"limits.{name}")
+    return Blocked(
+        what="limit", detail=f"{name.replace('_', ' ')}: {amount_told(name, amount)}",
+        hint=f"{_EFFECTS[name]}; to allow more, set {key} (fumehood config path)",
+    )  # fmt: skip
+
+
+def disk_full(left: int) -> Blocked:
+    """Tell that a run was ended because it would have filled the disk that its layers are on."""
+    return Blocked(
+        what="limit", detail=f"written: the disk has only {size_told(left)} left",
+        hint=f"{_EFFECTS[WRITTEN]}; fumehood clean frees what is no longer needed",
+    )  # fmt: skip
+
+
+def is_of(blocked: Blocked, name: str) -> bool:
+    """Tell whether it was this limit."""
+    return blocked.what == "limit" and blocked.detail.startswith(f"{name.replace('_', ' ')}:")
+
+
+def amount_told(name: str, amount: float) -> str:
+    """Write a limit's amount as a person says it."""
+    if name in _SIZES:
+        return size_told(int(amount))
+    return f"{amount:g} seconds" if name in _SECONDS else str(int(amount))
+
+
+def size_told(size: int) -> str:
+    """Write a number of bytes in the largest unit that keeps it above one."""
+    for unit, factor in _UNITS:
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}".replace(".0 ", " ")
+    return f"{size} bytes"

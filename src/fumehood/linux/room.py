@@ -1,0 +1,123 @@
+"""Measure what a running command has written to its layers, without slowing it down."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from fumehood.core import limits as told
+from fumehood.linux.nofollow import open_below, open_top
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fumehood.core.report import Blocked
+
+_BLOCK = 512
+_BUDGET_S = 0.01  # spent on a layer at one look; a large one takes several
+_REST_S, _SHARE = 2.0, 50  # between two measurements: so long, or so many times what the last one took
+_LARGEST_RESERVE = 1 << 30
+_LISTING = os.O_RDONLY | os.O_DIRECTORY
+
+
+class Room:
+    """What the layers of one run take on their disk; `empty` tells that they were so at the beginning.
+
+    What is free on the disk is asked each time, and costs nothing. Only where so much of it went that the run may
+    have reached its limit, and now and then, are the layers themselves measured.
+    """
+
+    def __init__(self, places: Sequence[str], limit: int, *, empty: bool) -> None:
+        self._tops = [open_top(place) for place in places]
+        self._limit = limit
+        self._before: int | None = 0 if empty else None
+        self._measured = 0
+        self._free = self._left()
+        found = os.fstatvfs(self._tops[0])
+        reserve = min(_LARGEST_RESERVE, found.f_blocks * found.f_frsize // 50)
+        # A disk that was nearly full before is the person's affair.
+        self._reserve = reserve if self._free > reserve else 0
+        self._walk: Iterator[int] | None = None
+        self._sum = 0
+        self._began = self._spent = 0.0
+        self._next = 0.0
+
+    def look(self, unlinked: Callable[[], int]) -> Blocked | None:
+        """Go on measuring where there is need; return the limit that was reached."""
+        free = self._left()
+        if free < self._reserve:
+            return told.disk_full(free)
+        if not self._limit:
+            return None
+        gone = self._free - free
+        if self._walk is None and (self._measured + gone >= self._limit or time.monotonic() >= self._next):
+            self._walk, self._sum, self._spent = self._sizes(), 0, 0.0
+        if self._walk is None or not self._step(self._walk):
+            return None
+        if self._measured + gone >= self._limit:
+            self._measured += unlinked()
+        self._free = free
+        return told.hit(told.WRITTEN, self._limit) if self._measured >= self._limit else None
+
+    def close(self) -> None:
+        """Let go of the layers."""
+        self._walk = None
+        for top in self._tops:
+            os.close(top)
+
+    def _left(self) -> int:
+        found = os.fstatvfs(self._tops[0])
+        return found.f_bavail * found.f_frsize
+
+    def _step(self, walk: Iterator[int]) -> bool:
+        """Measure for a moment; tell whether all is measured."""
+        began = time.monotonic()
+        for size in walk:
+            self._sum += size
+            if time.monotonic() - began > _BUDGET_S:
+                self._spent += time.monotonic() - began
+                return False
+        now = time.monotonic()
+        self._spent += now - began
+        self._next = now + max(_REST_S, _SHARE * self._spent)
+        self._walk = None
+        if self._before is None:
+            self._before = self._sum
+        self._measured = self._sum - self._before
+        return True
+
+    def _sizes(self) -> Iterator[int]:
+        """Yield what each directory's own entries take: a file with several names once, a hole nothing."""
+        linked: set[tuple[int, int]] = set()
+        for top in self._tops:
+            waiting = [""]
+            while waiting:
+                here = waiting.pop()
+                try:
+                    directory = open_below(top, here, _LISTING)
+                except OSError:
+                    continue  # gone, or closed to its owner for now
+                try:
+                    yield _entries(directory, here, waiting, linked)
+                finally:
+                    os.close(directory)
+
+
+def _entries(directory: int, here: str, waiting: list[str], linked: set[tuple[int, int]]) -> int:
+    size = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                waiting.append(f"{here}/{entry.name}" if here else entry.name)
+            elif found.st_nlink > 1 and (found.st_dev, found.st_ino) in linked:
+                continue
+            elif found.st_nlink > 1:
+                linked.add((found.st_dev, found.st_ino))
+            size += found.st_blocks * _BLOCK
+    return size

@@ -1,0 +1,208 @@
+"""Bombs go off in the hood, small ones: the run ends, the report says why, and the host goes on."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from fumehood import Sandbox
+from fumehood.core.policy import Limits, Policy
+
+pytestmark = pytest.mark.namespaces
+
+MIB = 1 << 20
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def limited(home, project):
+    """Return a sandbox under the limits that are named."""
+    opened = []
+
+    def make(policy=None, **limits):
+        sandbox = Sandbox(project, (policy or Policy()).replace(limits=Limits(**limits)))
+        opened.append(sandbox)
+        return sandbox
+
+    yield make
+    for sandbox in opened:
+        sandbox.close()
+
+
+def details(run):
+    return [each.detail for each in run.blocked if each.what == "limit"]
+
+
+def processes_named(word):
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    if word.encode() in file.read():
+                        found.append(name)
+            except OSError:
+                continue
+    return found
+
+
+def test_a_fork_bomb_ends_with_the_run(limited, project):
+    (project / "bomb.sh").write_text("#!/bin/sh\n# fumehood-bomb\nsleep 60 &\n./bomb.sh &\n./bomb.sh &\nwait\n")
+    (project / "bomb.sh").chmod(0o755)
+
+    run = limited(processes=64).run("./bomb.sh", timeout=60)
+
+    assert details(run) == ["processes: 64"]
+    assert not run.timed_out
+    assert run.exit_code == 137
+    assert not processes_named("./bomb.sh")
+    assert "limits.processes" in run.for_model()
+
+
+def test_threads_count_as_processes(limited):
+    code = "import threading, time; [threading.Thread(target=time.sleep, args=(60,)).start() for _ in range(80)]"
+
+    run = limited(processes=50).run([PYTHON, "-c", code], timeout=60)
+
+    assert details(run) == ["processes: 50"]
+
+
+def test_a_memory_bomb_ends_with_the_run(limited):
+    code = "import time\nheld = []\nwhile True:\n    held.append(bytearray(4 << 20)); time.sleep(0.004)"
+
+    run = limited(memory=200 * MIB).run([PYTHON, "-c", code], timeout=60)
+
+    assert details(run) == ["memory: 200 MiB"]
+    assert run.exit_code == 137
+
+
+def test_memory_of_many_small_processes_is_added_up(limited):
+    code = "import time; held = bytearray(30 << 20); time.sleep(60)"
+
+    run = limited(memory=200 * MIB).run(
+        f"for n in 1 2 3 4 5 6 7 8 9 10; do '{PYTHON}' -c '{code}' & done; wait", timeout=60
+    )
+
+    assert details(run) == ["memory: 200 MiB"]
+
+
+def test_memory_that_processes_share_counts_once(limited):
+    code = "import os, time\nheld = bytearray(60 << 20)\n[os.fork() or time.sleep(0.5) for _ in range(1)]\n"
+    code += "for _ in range(5):\n    if os.fork() == 0: time.sleep(0.5); os._exit(0)\ntime.sleep(0.5)"
+
+    run = limited(memory=200 * MIB).run([PYTHON, "-c", code], timeout=60)
+
+    assert details(run) == []
+    assert run.exit_code == 0
+
+
+def test_a_file_in_its_tmp_is_memory(limited):
+    run = limited(memory=100 * MIB).run(
+        "for n in 1 2 3 4 5 6 7 8; do head -c 20M /dev/zero > /tmp/$n; sleep 0.1; done", timeout=60
+    )
+
+    assert details(run) == ["memory: 100 MiB"]
+
+
+def test_a_disk_filler_ends_with_the_run_and_what_it_wrote_is_held(limited, project):
+    run = limited(written=50 * MIB).run(
+        "for n in $(seq 1000); do head -c 4M /dev/zero > fill.$n; sleep 0.02; done", timeout=60
+    )
+
+    assert details(run) == ["written: 50 MiB"]
+    assert run.state == "held"
+    assert not list(project.glob("fill.*"))
+
+
+def test_a_disk_filler_whose_file_has_no_name_is_found(limited):
+    code = "import os, time\nfile = open('gone', 'wb', buffering=0)\nos.unlink('gone')\n"
+    code += "while True:\n    file.write(bytes(4 << 20)); time.sleep(0.02)"
+
+    run = limited(written=50 * MIB).run([PYTHON, "-c", code], timeout=60)
+
+    assert details(run) == ["written: 50 MiB"]
+
+
+def test_a_hole_in_a_file_takes_no_room(limited, project):
+    run = limited(written=50 * MIB).run("truncate -s 1G hole; sleep 0.3", timeout=60)
+
+    assert run.state == "applied"
+    assert details(run) == []
+
+
+def test_a_file_can_grow_only_so_far(limited, project):
+    run = limited(file_size=1 * MIB).run("head -c 5M /dev/zero > big", timeout=60)
+
+    assert run.exit_code not in (0, None)
+    assert (project / "big").stat().st_size == 1 * MIB
+
+
+def test_cpu_time_of_all_processes_is_added_up(limited):
+    run = limited(cpu=1.0).run("for n in 1 2 3 4; do (while :; do :; done) & done; wait", timeout=60)
+
+    assert details(run) == ["cpu: 1 seconds"]
+
+
+def test_open_files_are_limited(limited):
+    code = "held = []\nwhile True: held.append(open('/dev/null'))"
+
+    run = limited(files=100).run([PYTHON, "-c", code], timeout=60)
+
+    assert "Too many open files" in run.stderr
+
+
+def test_endless_output_is_cut_and_that_is_told(limited):
+    run = limited(Policy(output_limit=1 * MIB)).run("yes | head -c 20M", timeout=60)
+
+    assert run.exit_code == 0
+    assert details(run) == ["output: 1 MiB"]
+
+
+def test_no_core_is_dumped_and_no_crash_handler_of_the_host_started(limited):
+    run = limited().run("ulimit -c; ulimit -Hc; cat /proc/self/limits", timeout=60)
+
+    line = next(line for line in run.stdout.splitlines() if line.startswith("Max core file size"))
+    assert line.split()[4:6] == ["1", "1"]
+
+
+def test_the_kernel_looks_here_first_when_memory_runs_out(limited):
+    assert limited().run("cat /proc/self/oom_score_adj").stdout == "800\n"
+
+
+def test_a_background_child_ends_with_the_run(limited, project):
+    began = time.monotonic()
+    run = limited().run("sh -c 'sleep 61; touch late' & echo started", timeout=30)
+
+    assert run.stdout == "started\n"
+    assert time.monotonic() - began < 30
+    assert not processes_named("sleep\x0061")
+    assert not (project / "late").exists()
+
+
+def test_a_child_that_keeps_the_output_open_does_not_keep_the_run(limited):
+    run = limited().run("sleep 62 & exec echo done", timeout=30)
+
+    assert (run.stdout, run.timed_out) == ("done\n", False)
+
+
+def test_a_child_in_a_session_of_its_own_ends_with_the_run(limited):
+    run = limited().run("setsid sh -c 'trap \"\" HUP TERM INT; sleep 63' & sleep 0.1", timeout=30)
+
+    assert not run.timed_out
+    assert not processes_named("sleep\x0063")
+
+
+def test_a_command_that_closes_its_output_and_sleeps_meets_the_time_limit(limited):
+    run = limited().run("exec >&- 2>&- <&-; sleep 64", timeout=0.5)
+
+    assert run.timed_out
+    assert run.exit_code == 124
+    assert not processes_named("sleep\x0064")
+
+
+def test_a_normal_command_meets_none_of_the_limits(limited, project):
+    run = limited().run("for n in $(seq 50); do sh -c 'echo $0 > file.$0' $n & done; wait; sleep 0.2")
+
+    assert (run.exit_code, run.blocked, run.state) == (0, (), "applied")
+    assert len(list(project.glob("file.*"))) == 50
