@@ -92,7 +92,7 @@ class Attendance:
         watched: Watched | None = None,
         feeding: tuple[int, bytes] | None = None,
         cancelled: Callable[[], bool] | None = None,
-        guarding: Callable[[int], Guard] | None = None,
+        guarding: Callable[[int], Guard | None] | None = None,
     ) -> None:
         self._running = running
         self._outputs = dict(outputs)
@@ -184,10 +184,10 @@ class Attendance:
         if self._guard is None:
             assert self._guarding is not None
             init = self._running.init()
-            if init is None:
+            self._guard = self._guarding(init) if init is not None else None
+            if self._guard is None:
                 self._next_look = now + _AGAIN_S
                 return
-            self._guard = self._guarding(init)
         self._limit = self._guard.look()
         self._next_look = self._guard.due
         if self._limit is not None:

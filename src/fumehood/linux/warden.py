@@ -27,14 +27,18 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _READING = os.O_RDONLY | os.O_CLOEXEC
 
 
+class NotYet(Exception):
+    """The sandbox is still being set up."""
+
+
 class Warden:
     """Looks after one sandbox; `init` is its first process, `places` are the directories that take its writes."""
 
     def __init__(self, limits: Limits, init: int, places: Sequence[str], *, empty: bool = True) -> None:
+        self._inside = _inside_of(init)
         self._limits = limits
         self._memory = memory_limit(limits)
         self._init = init
-        self._inside = _inside_of(init)
         self._tmpfs = _tmpfs_of(init)
         self._room = Room(places, limits.written, empty=empty)
         self._cgroup = Cgroup.around(init, descendants, self._memory, limits.processes)
@@ -135,9 +139,19 @@ def descendants(init: int) -> list[int]:
 def _inside_of(init: int) -> int | None:
     """Open the sandbox's own /proc; a bubblewrap with the set-uid bit does not let us."""
     try:
-        return os.open(f"/proc/{init}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (PermissionError, FileNotFoundError, ProcessLookupError):
+        found = os.open(f"/proc/{init}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
         return None
+    except (FileNotFoundError, ProcessLookupError):
+        raise NotYet from None
+    try:
+        # Before bubblewrap has changed its root, this is the host's, with all that runs there.
+        if os.path.samestat(os.stat("1/ns/pid", dir_fd=found), os.stat(f"/proc/{init}/ns/pid")):
+            return found
+    except OSError:
+        pass
+    os.close(found)
+    raise NotYet
 
 
 def _tmpfs_of(init: int) -> list[str]:

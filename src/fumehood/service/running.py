@@ -210,13 +210,16 @@ class Execution:
                 watched.stop()
         return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
-    def _guard(self, init: int) -> Guard:
-        """Have somebody look after a command that runs for longer than a moment."""
-        from fumehood.linux.warden import Warden
+    def _guard(self, init: int) -> Guard | None:
+        """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
+        from fumehood.linux.warden import NotYet, Warden
 
         is_copy = self._capture.way == COPY
         places = [each.merged if is_copy else each.upper for each in self._capture.layers]
-        return Warden(self._limits, init, places, empty=not is_copy)
+        try:
+            return Warden(self._limits, init, places, empty=not is_copy)
+        except NotYet:
+            return None
 
 
 def _standard_input(wish: str | bytes) -> tuple[int, tuple[int, bytes] | None]:
