@@ -70,6 +70,7 @@ KEYS: tuple[Key, ...] = (
          "`container`: the container around us is good enough where bubblewrap can't run."),
     _key("root", k.ROOT, "The system that a command sees: `host`, `alpine`, or the path of a root tree."),
     _key("tmp", k.choice("fresh", "project"), "`/tmp`: empty for each run, or kept for the project."),
+    _key("playground", k.FLAG, "Show commands a writable directory of their own at `~/playground`."),
     _key("network", k.choice("none", "ask", "full"),
          "`none`; `ask`: run offline, then ask for the hosts it needed; `full`: the host's network."),
     _key("hosts", k.HOSTS, "Hosts that commands may reach without asking: `host[:port]`, `*.example.org`."),

@@ -69,6 +69,7 @@ class Policy(Value):
     sandbox: str = "bwrap"
     root: str = "host"
     tmp: str = "fresh"
+    playground: bool = True
     network: str = "none"
     hosts: tuple[str, ...] = ()
     rules: Rules = Rules()

@@ -34,6 +34,16 @@ class Tree(Value):
     guarded: tuple[str, ...] = ()
 
 
+class Shelf(Value):
+    """A directory put together afresh from its entries, so that it can hold mount points it lacks.
+
+    Each entry is a name and, for a link, its target.
+    """
+
+    path: str
+    entries: tuple[tuple[str, str], ...]
+
+
 class Spec(Value):
     """The world one command sees."""
 
@@ -49,6 +59,7 @@ class Spec(Value):
     readonly: tuple[Bound, ...] = ()
     names: tuple[Bound, ...] = ()  # files of the host that tell how hosts are found
     network_made: bool = False  # the launcher has arranged it; bubblewrap leaves it as it is
+    home: Shelf | None = None
     disable_userns: bool = True
     binds: tuple[Bound, ...] = ()  # single files that the command may write
     tmp: str = ""  # a directory that is its /tmp; else it gets a fresh one
@@ -73,6 +84,7 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     arguments += ("--ro-bind", spec.base, "/") if spec.tree is None else _base(spec.tree)
     arguments += _KERNEL
     arguments += ("--bind", spec.tmp, _TMP) if spec.tmp else ("--perms", "1777", "--tmpfs", _TMP)
+    arguments += _put_together(spec.home)
     # Scratch before the masks, which also hide what lies in it.
     arguments += _writable(spec.scratch, spec.scratch_overlays)
     arguments += _covers(spec)
@@ -84,6 +96,8 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
         arguments += ("--bind", bind.source, bind.target)
     for bound in (*spec.names, *spec.readonly):
         arguments += ("--ro-bind", bound.source, bound.target)
+    if spec.home is not None:
+        shelves = (*shelves, spec.home.path)
     for shelf in (*shelves, *(["/"] if spec.tree is not None and spec.tree.entries else [])):
         arguments += ("--remount-ro", shelf)
     arguments += ("--setenv", "TMPDIR", _TMP, "--chdir", spec.cwd, "--json-status-fd", str(spec.status_fd))
@@ -129,6 +143,17 @@ def _base(tree: Tree) -> list[str]:
         if name not in _MADE:
             source = f"{tree.path}/{name}"
             arguments += ["--symlink", target, f"/{name}"] if target else ["--ro-bind", source, f"/{name}"]
+    return arguments
+
+
+def _put_together(shelf: Shelf | None) -> list[str]:
+    if shelf is None:
+        return []
+    arguments = ["--tmpfs", shelf.path]
+    for name, target in shelf.entries:
+        path = f"{shelf.path}/{name}"
+        # What has gone meanwhile is no reason to fail.
+        arguments += ["--symlink", target, path] if target else ["--ro-bind-try", path, path]
     return arguments
 
 

@@ -93,6 +93,40 @@ class Stream:
         return f"{decoded(head)}\n[… {left_out} bytes left out …]\n{decoded(tail)}"
 
 
+class HeldBack:
+    """A sink that keeps a first line of bubblewrap's to itself until it is known that the command wrote it.
+
+    Where the sandbox does not start, bubblewrap says so in one line on what would be the command's standard error;
+    we say it in our own words.
+    """
+
+    _MARK = b"bwrap: "
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._held: bytes | None = b""
+        self._is_at_end = False
+
+    def __call__(self, data: bytes) -> None:
+        """Take in a piece of output, or the end."""
+        if self._held is None:
+            self._sink(data)
+            return
+        self._held += data
+        self._is_at_end = not data
+        mark = self._held[: len(self._MARK)]
+        if not self._MARK.startswith(mark) or 0 <= self._held.find(b"\n") < len(self._held) - 1:
+            self.release()
+
+    def release(self) -> None:
+        """Pass on what was held back: the command began, so it is its own."""
+        held, self._held = self._held, None
+        if held:
+            self._sink(held)
+        if held is not None and self._is_at_end:
+            self._sink(b"")
+
+
 def decoded(data: bytes) -> str:
     """Decode output for reading: what is not UTF-8 is shown as such, never an error."""
     return data.decode("utf-8", "replace")

@@ -146,7 +146,7 @@ class Sandbox:
         apply: str | bool | None, root: Any, env: Mapping[str, str] | None,
     ) -> Request:  # fmt: skip
         mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
-        where = "" if cwd is None else os.path.join(self._project.path, os.fspath(cwd))
+        where = "" if cwd is None else os.fspath(cwd)
         asked = command if isinstance(command, str) else tuple(command)
         around = "" if root is None else os.fspath(root)
         return Request(

@@ -14,6 +14,7 @@ from fumehood.linux.launch import Owner, Plan
 from fumehood.linux.limits import resource_limits
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
+from fumehood.service.playground import Mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,12 +85,11 @@ class Execution:
         bwrap = self._bubblewrap()
         owner = self._owner()
         tree, environment = world.tree, world.environment
-        if tree is None and owner is not None:
-            environment = {**environment, **home_of(owner)}
         if access is not None:
             environment = {**environment, **access.environment(environment)}
         user = os.geteuid() if owner is None else owner.user
-        behind = self._behind(backdrops, world, user, environment.get("HOME", ""))
+        ground = Mounts() if world.playground is None else world.playground.mounts(capture.way)
+        behind = self._behind(backdrops, world, user, environment.get("HOME", ""), ground.points)
         stand = "" if tree is None or owner is None else tree.path
         if owner is not None and tree is not None and tree.guarded:
             raise LaunchFailed(
@@ -99,11 +99,12 @@ class Execution:
         if scratch is not None:
             environment = {**environment, **self._made(scratch, backdrops, world, user, owner)}
         spec = Spec(
-            command=command, cwd=cwd, bounds=capture.bounds, base=behind.base, masked=behind.masked,
+            command=command, cwd=cwd, bounds=(*ground.bounds, *capture.bounds), base=behind.base,
+            masked=behind.masked,
             emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
             names=world.names() if access is not None and access.shares else (),
-            network_made=access is not None, disable_userns=self._host.disable_userns,
+            network_made=access is not None, home=ground.home, disable_userns=self._host.disable_userns,
             binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
             scratch=tuple(scratch.binds) if scratch else (),
             scratch_overlays=tuple(scratch.bubblewrap_overlays) if scratch else (),
@@ -129,7 +130,9 @@ class Execution:
         _check_launch(ended, cwd)
         return ended
 
-    def _behind(self, backdrops: Backdrops, world: World, user: int, home: str) -> Behind:
+    def _behind(
+        self, backdrops: Backdrops, world: World, user: int, home: str, points: tuple[str, ...]
+    ) -> Behind:
         """Choose what is seen behind the roots, by what the launcher can do here."""
         as_root = user == 0
         if world.tree is not None:
@@ -137,7 +140,7 @@ class Execution:
         roots = [layer.root for layer in self._capture.layers]
         homes = backdrops.homes(user, home)
         if self._capture.way == KERNEL:
-            return backdrops.views(homes, roots, as_root=as_root, privileged=self._host.privileged)
+            return backdrops.views(homes, (*roots, *points), as_root=as_root, privileged=self._host.privileged)
         return backdrops.plain(homes, roots, as_root=as_root)
 
     def _made(
@@ -250,17 +253,6 @@ def owner_of(project: str) -> Owner | None:
     return Owner(user=entry.pw_uid, group=entry.pw_gid, groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
-def home_of(owner: Owner) -> dict[str, str]:
-    """Return the variables that tell a command whose it is."""
-    import pwd
-
-    try:
-        entry = pwd.getpwuid(owner.user)
-    except KeyError:
-        return {"HOME": "/"}
-    return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
-
-
 def _check_launch(ended: Ended, cwd: str) -> None:
     """Tell the sandbox's own failure from the command's."""
     exit_ = ended.outcome.exit
@@ -268,5 +260,7 @@ def _check_launch(ended: Ended, cwd: str) -> None:
         return
     said = exit_.failure or ended.stderr.text().strip() or "it ended without a word"
     if "Can't chdir to" in said:
+        if said.endswith("Permission denied"):
+            raise BadRequest(f"Working directory can't be entered: {cwd}", hint="check its permissions: ls -ld")
         raise BadRequest(f"Working directory does not exist: {cwd}", hint="it must exist as the command sees it")
     raise LaunchFailed(f"the sandbox did not start: {said}", hint="fumehood doctor says what is missing here")

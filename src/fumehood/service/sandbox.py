@@ -16,13 +16,14 @@ from fumehood.core.request import Request, arguments, checked, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.output import INLINE, Stream
+from fumehood.linux.output import INLINE, HeldBack, Stream
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
 from fumehood.service import layers as layering
 from fumehood.service.backdrops import Backdrops
 from fumehood.service.permission import Permissions
-from fumehood.service.running import Ended, Execution, Wishes
+from fumehood.service.playground import PLAYGROUND
+from fumehood.service.running import Ended, Execution, Wishes, owner_of
 from fumehood.service.settle import FAILED, REFUSED, settle
 from fumehood.service.world import around
 from fumehood.store.ids import new_id
@@ -96,7 +97,8 @@ class Hood:
         command = checked(request.command)
         world = around(
             self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
-            self.project.id,
+            owner_of(self.project.path), self.project.id,
+            plays=PLAYGROUND in request.cwd or PLAYGROUND in shown(command),
         )  # fmt: skip
         world = self._profiled(_furnished(world, request, seat), claim.run)
         network = decided(request.network, request.hosts, self.policy)
@@ -140,7 +142,7 @@ class Hood:
         """Write down what is asked for; how it is captured is not known yet."""
         return Run(
             run=name, project=self.project.path, command=shown(command),
-            cwd=world.known(request.cwd or self.project.path), state="running", network=network.mode,
+            cwd=world.starting(request.cwd, self.project.path), state="running", network=network.mode,
             started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
             session=request.session or None, hosts=network.hosts,
         )  # fmt: skip
@@ -199,15 +201,18 @@ class Hood:
         request: Request, wishes: Wishes, seat: Seat | None, access: Access | None = None,
     ) -> Ended:  # fmt: skip
         places = self.store.places
+        errors = None if wishes.on_stderr is None else HeldBack(wishes.on_stderr)
         streams = [
             Stream(name, places.output(run.run, name), self.policy.output_limit, sink)
-            for name, sink in (("stdout", wishes.on_stdout), ("stderr", wishes.on_stderr))
+            for name, sink in (("stdout", wishes.on_stdout), ("stderr", errors))
         ]
         timeout = self.policy.timeout if request.timeout is None else request.timeout
         ended = execution.run(
             command, world, world.cwd(run.cwd), self._backdrops, (streams[0], streams[1]), timeout, wishes, seat,
             access,
         )
+        if errors is not None:
+            errors.release()
         run.exit_code = _exit_code(ended.outcome)
         run.timed_out = ended.outcome.timed_out
         run.duration_s = ended.duration_s

@@ -13,6 +13,8 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.overlay import Overlay
+from fumehood.service.playground import PLAYGROUND, Playground, is_there, made, playground
+from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.spec import Bound
+    from fumehood.linux.launch import Owner
     from fumehood.rootfs.installed import InUse
     from fumehood.rootfs.layer import RootLayer
     from fumehood.service.scratch import Scratch
@@ -42,6 +45,7 @@ class World(Value):
     overlays: tuple[Overlay, ...] = ()  # what the launcher mounts besides the roots
     blocked: tuple[Blocked, ...] = ()
     scratch: Scratch | None = None
+    playground: Playground | None = None
 
     @property
     def shell(self) -> str:
@@ -68,6 +72,20 @@ class World(Value):
     def cwd(self, directory: str) -> str:
         """Return a directory as the command sees it."""
         return inside.inside(directory, self.targets)
+
+    def starting(self, asked: str, project: str) -> str:
+        """Return where the command starts, as the person knows it: in the project unless something else is asked.
+
+        What is not absolute is relative to the project; `playground` is the playground.
+        """
+        if asked == PLAYGROUND:
+            if self.playground is None:
+                hint = "the configuration turned it off, or root runs this for another user"
+                raise BadRequest("there is no playground", hint=hint)
+            return self.playground.target
+        if "\0" in asked:
+            raise BadRequest(f"{asked!r} is no directory", hint="name the working directory")
+        return self.known(os.path.normpath(os.path.join(project, asked)))
 
     def known(self, path: str) -> str:
         """Return a path as the person knows it."""
@@ -130,11 +148,22 @@ _BUSY = Blocked(
 )
 
 
-def around(places: Places, policy: Policy, root: str, roots: Sequence[str], project: int = 0) -> World:
-    """Choose what surrounds a command: `root` is host, alpine, an installed tree's name, or a directory."""
+def around(
+    places: Places, policy: Policy, root: str, roots: Sequence[str], owner: Owner | None = None, project: int = 0,
+    *, plays: bool = False,
+) -> World:  # fmt: skip
+    """Choose what surrounds a command: `root` is host, alpine, an installed tree's name, or a directory.
+
+    `plays` says that the command is going to use the playground. Root's is out of reach for an owner whom root works
+    for.
+    """
+    is_shown = policy.playground and owner is None and (plays or is_there(places))
     if root in ("", HOST):
         environment, dropped = inherited(os.environ)
-        return World(environment=environment, dropped=dropped)
+        if owner is not None:
+            environment |= home_of(owner)
+        found = playground(places, environment.get("HOME") or home(), roots) if is_shown else None
+        return World(environment=environment, dropped=dropped, playground=found)
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
     skills = inside.skills(policy.skills)
@@ -142,9 +171,22 @@ def around(places: Places, policy: Policy, root: str, roots: Sequence[str], proj
         if not os.path.isdir(skill.source):
             raise BadRequest(f"the skill {skill.source} is no directory", hint="mend [[skill]] in the configuration")
     environment = {**inside.ENVIRONMENT, **dict(policy.environment.set)}
+    found = Playground(source=made(places), target=inside.PLAYGROUND) if is_shown else None
     return World(
-        environment=environment, tree=tree, targets=inside.targets(roots), readonly=skills, base=base, layer=layer
-    )
+        environment=environment, tree=tree, targets=inside.targets(roots), readonly=skills, base=base, layer=layer,
+        playground=found,
+    )  # fmt: skip
+
+
+def home_of(owner: Owner) -> dict[str, str]:
+    """Return the variables that tell a command whose it is."""
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(owner.user)
+    except KeyError:
+        return {"HOME": "/"}
+    return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
 
 
 def _tree(places: Places, root: str, layer: str) -> tuple[Tree, str]:

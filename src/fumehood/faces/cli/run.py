@@ -12,6 +12,7 @@ from fumehood.core.request import Request, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli.main import here
 from fumehood.linux.launch import start
+from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import CLOSED, INHERITED, Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
@@ -171,7 +172,7 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
     root = options.last("--root") or policy.root
     asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
     request = Request(
-        command=options.asked, cwd=_directory(options, project, root), mode=policy.mode(asked),
+        command=options.asked, cwd=_directory(options, project), mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=root, session=session, own_tmp="--own-tmp" in options.flags,
         shell=_shell(options.last("--shell")), source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
@@ -226,23 +227,16 @@ def _keep_cwd(link: str | None, began_in: str, ended_in: str) -> None:
         leave_link(link, ended_in)
 
 
-def _directory(options: Options, project: Project, root: str) -> str:
+def _directory(options: Options, project: Project) -> str:
+    """Return where the command starts: what is not absolute is relative to where it would start otherwise."""
     asked = options.last("--cwd")
-    if asked is not None and asked.startswith("/") and root not in ("", "host") and not os.path.isdir(asked):
-        return os.path.normpath(asked)  # one that only the command sees: /workspace/src
-    if asked is not None:
-        # Looked at here, because bubblewrap's complaint would come before ours.
-        directory = os.path.normpath(asked if asked.startswith("/") else f"{here()}/{asked}")
-        if not os.path.isdir(directory):
-            raise BadRequest(f"Working directory does not exist: {directory}", hint="make it first, or name another")
-        if not os.access(directory, os.X_OK):
-            raise BadRequest(f"Working directory can't be entered: {directory}", hint="check its permissions: ls -ld")
-        return directory
-    if "--session" in options.values:
+    if asked is not None and (asked == PLAYGROUND or asked.startswith("/")):
+        return asked
+    if asked is None and "--session" in options.values:
         return ""  # where its last command ended
     current = here()
     inside = any(current == root or current.startswith(f"{root}/") for root in project.roots)
-    return current if inside else project.path
+    return os.path.join(current if inside else project.path, asked or "")
 
 
 def _seconds(text: str | None) -> float | None:
