@@ -1,0 +1,139 @@
+"""How hosts are named, and which host a name means."""
+
+import ipaddress
+
+import pytest
+
+from fumehood.core.addresses import special
+from fumehood.core.hosts import Hosts, authority, canonical, parse
+from fumehood.core.network import FULL, HOSTS, NONE, OFFLINE, by_proxy, decided, forwards, proxy_port
+from fumehood.core.policy import Policy
+from fumehood.core.proxied import variables
+from fumehood.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("rule", "host", "port"),
+    [
+        ("example.org", "example.org", 1),
+        ("example.org:443", "example.org", 443),
+        ("Example.ORG.:443", "example.org", 443),
+        ("*.example.org", "a.b.example.org", 443),
+        ("example.org:8000-8010", "example.org", 8005),
+        ("*", "example.org", 443),
+        ("*:443", "example.org", 443),
+        ("10.0.0.0/8", "10.1.2.3", 80),
+        ("127.0.0.1:80", "127.0.0.1", 80),
+        ("[::1]:80", "::1", 80),
+        ("::1", "::1", 80),
+        ("[::ffff:127.0.0.1]:80", "127.0.0.1", 80),
+        ("bücher.example", "xn--bcher-kva.example", 443),
+        ("xn--bcher-kva.example", "xn--bcher-kva.example", 443),
+    ],
+)
+def test_a_rule_allows_what_it_names(rule, host, port):
+    assert Hosts([rule]).allow(canonical(host), port)
+
+
+@pytest.mark.parametrize(
+    ("rule", "host", "port"),
+    [
+        ("example.org", "example.org.evil.com", 443),
+        ("example.org", "notexample.org", 443),
+        ("example.org", "www.example.org", 443),
+        ("*.example.org", "example.org", 443),
+        ("*.example.org", "evilexample.org", 443),
+        ("example.org:443", "example.org", 80),
+        ("example.org:8000-8010", "example.org", 8011),
+        ("10.0.0.0/8", "11.1.2.3", 80),
+        ("*.example", "10.0.0.1", 80),
+        ("127.0.0.1:80", "127.0.0.2", 80),
+        ("*:443", "example.org", 80),
+    ],
+)
+def test_a_rule_allows_nothing_else(rule, host, port):
+    assert not Hosts([rule]).allow(canonical(host), port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":80", "host:", "host:0", "host:65536", "host:80-70", "a b", "a\0b", "a\nb", "exa*mple.org", "*example.org",
+     "*.*.org", "http://example.org", "user@example.org", "example.org/path", "10.0.0.1/8", "127.1", "0x7f.1",
+     "2130706433", "1.2.3", "fe80::1%lo", "[::1", "*.1.2.3.4", "a..b", "-" * 64 + ".org", "host:\uff18\uff10"],
+)  # fmt: skip
+def test_what_is_no_host_is_refused_by_name(text):
+    with pytest.raises(BadRequest, match="is no host"):
+        parse(text)
+
+
+@pytest.mark.parametrize("host", ["127.1", "0177.0.0.1", "0x7f000001", "2130706433", "127.0.0.1.",
+                                  "\uff11\uff12\uff17.0.0.1"])
+def test_other_spellings_of_an_address_are_that_address_or_nothing(host):
+    try:
+        found = canonical(host)
+    except ValueError:
+        return
+    assert found == "127.0.0.1"
+
+
+@pytest.mark.parametrize("text", ["a@b:80", "host", "host:", ":80", "host:80:90x", "ho st:80", "host:+80", "host:8 0"])
+def test_an_authority_that_can_be_read_in_two_ways_is_none(text):
+    with pytest.raises(ValueError, match=r".+"):
+        authority(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("127.0.0.1", "loopback"), ("127.8.8.8", "loopback"), ("::1", "loopback"), ("0.0.0.0", "unspecified"),
+        ("::", "unspecified"), ("10.0.0.1", "private"), ("172.31.0.1", "private"), ("192.168.1.1", "private"),
+        ("100.64.0.1", "private"), ("fd00::1", "private"), ("169.254.169.254", "link-local"), ("fe80::1", "link-local"),
+        ("224.0.0.1", "multicast"), ("ff02::1", "multicast"), ("255.255.255.255", "reserved"),
+        ("::ffff:127.0.0.1", "loopback"), ("::ffff:169.254.169.254", "link-local"), ("::127.0.0.1", "loopback"),
+        ("64:ff9b::7f00:1", "loopback"), ("64:ff9b::a9fe:a9fe", "link-local"), ("2002:7f00:1::", "loopback"),
+        ("8.8.8.8", ""), ("2606:4700::1", ""), ("172.32.0.1", ""),
+    ],
+)  # fmt: skip
+def test_addresses_that_are_not_public_are_known_however_they_are_wrapped(address, kind):
+    assert special(ipaddress.ip_address(address)) == kind
+
+
+def test_localhost_names_this_machine_and_a_star_does_not():
+    own = ipaddress.ip_address("127.0.0.1")
+    assert Hosts(["localhost:80"]).name_address(own, 80)
+    assert not Hosts(["localhost:80"]).name_address(own, 81)
+    assert not Hosts(["*", "*.example.org", "example.org"]).name_address(own, 80)
+
+
+def test_without_a_wish_there_is_no_network():
+    assert decided("none", (), Policy()) is OFFLINE
+
+
+@pytest.mark.parametrize(
+    ("mode", "hosts", "policy", "expected", "to_ask"),
+    [
+        ("full", (), Policy(), FULL, 1),
+        ("none", (), Policy(network="full"), FULL, 0),
+        ("none", ("a.org",), Policy(), HOSTS, 1),
+        ("none", ("a.org",), Policy(hosts=("a.org",)), HOSTS, 0),
+        ("none", ("x.a.org:443",), Policy(hosts=("*.a.org",)), HOSTS, 0),
+        ("none", ("a.org",), Policy(hosts=("a.org:443",)), HOSTS, 1),
+        ("none", ("localhost:80",), Policy(hosts=("*",)), HOSTS, 1),
+        ("none", ("10.0.0.1",), Policy(hosts=("*",)), HOSTS, 1),
+        ("none", (), Policy(hosts=("a.org",)), HOSTS, 0),
+        ("none", (), Policy(network="ask"), NONE, 0),
+    ],
+)
+def test_only_what_the_person_has_not_named_is_asked_for(mode, hosts, policy, expected, to_ask):
+    network = decided(mode, hosts, policy)
+    assert (network.mode, len(network.to_ask)) == (expected, to_ask)
+
+
+def test_ports_of_this_machine_are_forwarded_and_others_go_by_the_proxy():
+    assert forwards(("localhost:80", "127.0.0.1:81", "example.org:82")) == (
+        ("127.0.0.1", 80), ("::1", 80), ("127.0.0.1", 81)
+    )  # fmt: skip
+    assert by_proxy(("localhost:80",)) == ()
+    assert "localhost" in by_proxy(("localhost",))
+    assert "localhost" not in variables(1, by_proxy(("localhost",)), {})["NO_PROXY"]
+    assert proxy_port((("127.0.0.1", 61080),)) == 61081
