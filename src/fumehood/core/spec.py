@@ -66,6 +66,7 @@ class Spec(Value):
     scratch: tuple[Bound, ...] = ()  # directories that the command may write and that are not captured
     scratch_overlays: tuple[Layered, ...] = ()
     status_fd: int = 3
+    filter_fd: int = 0  # where the filter of system calls is read from; 0 is none
 
 
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
@@ -101,6 +102,8 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     for shelf in (*shelves, *(["/"] if spec.tree is not None and spec.tree.entries else [])):
         arguments += ("--remount-ro", shelf)
     arguments += ("--setenv", "TMPDIR", _TMP, "--chdir", spec.cwd, "--json-status-fd", str(spec.status_fd))
+    if spec.filter_fd:
+        arguments += ("--seccomp", str(spec.filter_fd))
     return (*arguments, "--", *spec.command)
 
 

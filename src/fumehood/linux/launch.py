@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 from fumehood.core.value import Value
-from fumehood.linux import backdrop, libc, overlay
+from fumehood.linux import backdrop, libc, overlay, seccomp
 from fumehood.linux.limits import set_limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from typing import NoReturn
 
     # Standard input, output and error; and the channel that listeners are handed out by, where there are any.
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 STATUS_FD = 3
 _REPORT_FD = 4
+FILTER_FD = 5
 _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT = 9, 2
 
@@ -42,6 +44,7 @@ class Plan(Value):
     listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
     backdrop: backdrop.Mounts | None = None
+    filter: bytes = b""  # of system calls, for bubblewrap to read from FILTER_FD
 
 
 class Exit(Value):
@@ -58,44 +61,51 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
         channel = _arrange_descriptors(given, status, report)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
-        if plan.overlays or plan.listen or plan.backdrop:
-            step = "making namespaces"
-            overlay.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen))
-        if plan.listen:
-            from fumehood.linux.nets import send_listeners
-
-            step = "listening for the proxy"
-            send_listeners(channel, plan.listen)
-        if plan.backdrop:
-            # Before the roots: a view shows what is below them, not them.
-            step = "mounting the backdrop"
-            backdrop.mount(plan.backdrop)
-        for each in plan.overlays:
-            step = f"mounting an overlay over {each.root}"
-            overlay.mount(each)
-        if plan.tree:
-            step = f"binding {plan.tree}"
-            libc.mount(os.fsencode(plan.tree), backdrop.STAND.encode(), None, libc.MS_BIND, None)
-        step = "setting limits"
-        set_limits(plan.limits, count_processes=bool(plan.overlays or plan.listen) and not plan.privileged)
-        if plan.owner is not None:
-            step = f"becoming user {plan.owner.user}"
-            _turn_into(plan.owner)
-        if plan.scoped:
-            from fumehood.linux.landlock import forbid_outer_sockets
-
-            step = "keeping abstract sockets out of reach"
-            forbid_outer_sockets()
+        for step, act in _acts(plan, channel):  # noqa: B007 - told below, if it fails
+            act()
         step = f"starting {plan.arguments[0]}"
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
         libc.default_signals()
         os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
+        if plan.filter:
+            seccomp.provide(plan.filter, FILTER_FD)
         os.execve(plan.arguments[0], plan.arguments, plan.environment)
     except OSError as error:
         about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
         os.write(_REPORT_FD, f"{step}: {error.strerror}{about}\0{error.errno}".encode(errors="surrogateescape"))
     finally:
         os._exit(125)
+
+
+def _acts(plan: Plan, channel: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Tell one by one what is done before bubblewrap is started, with the words to say so if it fails."""
+    if plan.overlays or plan.listen or plan.backdrop:
+        network = bool(plan.listen)
+        yield (
+            "making namespaces", lambda: overlay.enter_namespaces(privileged=plan.privileged, network=network)
+        )  # fmt: skip
+    if plan.listen:
+        from fumehood.linux.nets import send_listeners
+
+        yield "listening for the proxy", lambda: send_listeners(channel, plan.listen)
+    if plan.backdrop is not None:
+        behind = plan.backdrop
+        # Before the roots: a view shows what is below them, not them.
+        yield "mounting the backdrop", lambda: backdrop.mount(behind)
+    for each in plan.overlays:
+        yield f"mounting an overlay over {each.root}", lambda each=each: overlay.mount(each)  # type: ignore[misc]
+    if plan.tree:
+        tree, stand = os.fsencode(plan.tree), backdrop.STAND.encode()
+        yield f"binding {plan.tree}", lambda: libc.mount(tree, stand, None, libc.MS_BIND, None)
+    counted = bool(plan.overlays or plan.listen) and not plan.privileged
+    yield "setting limits", lambda: set_limits(plan.limits, count_processes=counted)
+    if plan.owner is not None:
+        owner = plan.owner
+        yield f"becoming user {owner.user}", lambda: _turn_into(owner)
+    if plan.scoped:
+        from fumehood.linux.landlock import forbid_outer_sockets
+
+        yield "keeping abstract sockets out of reach", forbid_outer_sockets
 
 
 def _turn_into(owner: Owner) -> None:

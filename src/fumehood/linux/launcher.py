@@ -29,6 +29,7 @@ _REHEARSAL = json.dumps(
         "listen": [], "scoped": False,
         "backdrop": {"directory": "/", "views": [["/", 0]] * 8, "bound": []},
         "limits": [[0, 1]] * 5,
+        "filter": "00" * 1000,
     }
 ).encode()  # fmt: skip
 
@@ -155,6 +156,7 @@ def _packed(plan: launch.Plan) -> dict[str, object]:
         "listen": plan.listen, "scoped": plan.scoped,
         "backdrop": None if plan.backdrop is None else plan.backdrop.fields(),
         "limits": plan.limits,
+        "filter": plan.filter.hex(),
     }  # fmt: skip
 
 
@@ -165,7 +167,7 @@ def _unpacked(message: bytes) -> launch.Plan:
         arguments=tuple(fields["arguments"]), environment=fields["environment"], privileged=fields["privileged"],
         overlays=tuple(Overlay(**{**each, "lowers": tuple(each["lowers"])}) for each in fields["overlays"]),
         owner=None if owner is None else launch.Owner(**{**owner, "groups": tuple(owner["groups"])}),
-        backdrop=None if behind is None else Mounts(**behind),
+        backdrop=None if behind is None else Mounts(**behind), filter=bytes.fromhex(fields["filter"]),
         tree=fields["tree"], listen=tuple((address, port) for address, port in fields["listen"]),
         scoped=fields["scoped"], limits=tuple((number, value) for number, value in fields["limits"]),
     )  # fmt: skip

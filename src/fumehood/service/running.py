@@ -10,10 +10,11 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
 from fumehood.linux.backdrop import STAND
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.launch import Owner, Plan
+from fumehood.linux.launch import FILTER_FD, Owner, Plan
 from fumehood.linux.limits import resource_limits
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
+from fumehood.linux.seccomp import filter_for
 from fumehood.service.playground import Mounts
 
 TYPE_CHECKING = False
@@ -90,6 +91,8 @@ class Execution:
         user = os.geteuid() if owner is None else owner.user
         ground = Mounts() if world.playground is None else world.playground.mounts(capture.way)
         behind = self._behind(backdrops, world, user, environment.get("HOME", ""), ground.points)
+        # What is not seen through an overlay may hold sockets that lead out.
+        refused = filter_for(unix_sockets=tree is not None or behind.mounts is not None)
         stand = "" if tree is None or owner is None else tree.path
         if owner is not None and tree is not None and tree.guarded:
             raise LaunchFailed(
@@ -108,6 +111,7 @@ class Execution:
             binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
             scratch=tuple(scratch.binds) if scratch else (),
             scratch_overlays=tuple(scratch.bubblewrap_overlays) if scratch else (),
+            filter_fd=FILTER_FD if refused else 0,
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
@@ -116,6 +120,7 @@ class Execution:
             listen=() if access is None else access.listen, scoped=access is not None and access.shares,
             backdrop=behind.mounts,
             limits=resource_limits(self._limits),
+            filter=refused,
         )  # fmt: skip
         try:
             capture.begin()

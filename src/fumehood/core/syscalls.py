@@ -1,0 +1,107 @@
+"""The system calls that no command needs and that attackers do: one table, with a reason for each.
+
+Everything not listed is allowed; a call that the kernel gained after this was written does not exist (ENOSYS), so
+that programs fall back to what they did before.
+"""
+
+from __future__ import annotations
+
+from fumehood.core.value import Value
+
+EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
+
+X86_64, AARCH64 = "x86_64", "aarch64"
+ARCHITECTURES = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
+
+NEWEST = 471  # the first number that no kernel known to us uses
+X32_BIT = 0x40000000  # the second ABI of x86_64: the same calls under other numbers
+
+# Every flag of clone and unshare that makes a namespace.
+_NEW_NAMESPACES = 0x7E020080
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+_DATAGRAM, _TYPE = 2, 0xF
+
+
+class Argument(Value):
+    """A condition on an argument's lower half, which is all that the kernel looks at in these calls.
+
+    `test` is "any bit of", "one of" or "none of" the values; under `mask` where one is given.
+    """
+
+    index: int
+    test: str
+    values: tuple[int, ...]
+    mask: int = 0
+
+
+class Rule(Value):
+    """Calls that are refused: always, or when an argument says so."""
+
+    calls: tuple[str, ...]
+    error: int
+    why: str
+    when: tuple[Argument, ...] = ()
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(calls=("io_uring_setup", "io_uring_enter", "io_uring_register"), error=ENOSYS,
+         why="does what other calls do, unseen by any filter, and broke often"),
+    Rule(calls=("keyctl", "add_key", "request_key"), error=ENOSYS,
+         why="keyrings belong to the person, and are not kept apart by namespaces"),
+    Rule(calls=("bpf", "perf_event_open"), error=EPERM, why="code in the kernel; looking into others' work"),
+    Rule(calls=("userfaultfd",), error=EPERM, why="holds the kernel up at a chosen moment: the lever of many attacks"),
+    Rule(calls=("kexec_load", "kexec_file_load", "reboot"), error=EPERM, why="another kernel"),
+    Rule(calls=("init_module", "finit_module", "delete_module"), error=EPERM, why="code in the kernel"),
+    Rule(calls=("mount", "umount2", "pivot_root", "mount_setattr", "open_tree", "open_tree_attr", "move_mount",
+                "fsopen", "fsconfig", "fsmount", "fspick"), error=EPERM,
+         why="what is mounted is the sandbox"),
+    Rule(calls=("setns",), error=EPERM, why="other namespaces"),
+    Rule(calls=("unshare",), error=EPERM, why="a new user namespace has all capabilities",
+         when=(Argument(index=0, test="any bit of", values=(_NEW_NAMESPACES,)),)),
+    Rule(calls=("clone",), error=EPERM, why="a new user namespace has all capabilities",
+         when=(Argument(index=0, test="any bit of", values=(_NEW_NAMESPACES & ~0x80,)),)),
+    Rule(calls=("clone3",), error=ENOSYS, why="its flags can't be seen by a filter; libraries fall back to clone"),
+    Rule(calls=("ptrace",), error=EPERM, why="the sandbox's own first process is not the command's",
+         when=(Argument(index=1, test="one of", values=(1,)),)),
+    Rule(calls=("ioctl",), error=EPERM, why="types into the person's terminal",
+         when=(Argument(index=1, test="one of", values=(_TIOCSTI, _TIOCLINUX)),)),
+    Rule(calls=("socket", "socketpair"), error=EAFNOSUPPORT,
+         why="only these are kept apart by namespaces: through others (vsock) lies the machine's host",
+         when=(Argument(index=0, test="none of", values=(_UNIX, _INET, _INET6, _NETLINK)),)),
+    Rule(calls=("open_by_handle_at",), error=EPERM, why="opens files without a path"),
+    Rule(calls=("swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime", "vhangup",
+                "iopl", "ioperm", "nfsservctl", "lookup_dcookie", "uselib"), error=EPERM,
+         why="for who runs the machine"),
+    Rule(calls=("syslog",), error=EPERM, why="the kernel's log tells where it lies"),
+)  # fmt: skip
+
+# Where no view cuts the host's sockets, the command gets none that could reach them: no Unix socket but pairs, and of
+# these none of datagrams, which can be connected again.
+NO_UNIX_SOCKETS: tuple[Rule, ...] = (
+    Rule(calls=("socket",), error=EPERM, why="the host's sockets can't be told from the command's own here",
+         when=(Argument(index=0, test="one of", values=(_UNIX,)),)),
+    Rule(calls=("socketpair",), error=EPERM, why="a pair of datagram sockets can be connected to the host's",
+         when=(Argument(index=1, test="one of", values=(_DATAGRAM,), mask=_TYPE),)),
+)  # fmt: skip
+
+# On x86_64 and on aarch64; None where there is no such call.
+NUMBERS: dict[str, tuple[int | None, int | None]] = {
+    "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "clock_settime": (227, 112), "clone": (56, 220),
+    "clone3": (435, 435), "delete_module": (176, 106), "finit_module": (313, 273), "fsconfig": (431, 431),
+    "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433), "init_module": (175, 105),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioctl": (16, 29),
+    "ioperm": (173, None), "iopl": (172, None), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
+    "keyctl": (250, 219), "lookup_dcookie": (212, 18), "mount": (165, 40), "mount_setattr": (442, 442),
+    "move_mount": (429, 429), "nfsservctl": (180, 42), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
+    "open_tree_attr": (467, 467), "perf_event_open": (298, 241), "pivot_root": (155, 41), "ptrace": (101, 117),
+    "quotactl": (179, 60), "quotactl_fd": (443, 443), "reboot": (169, 142), "request_key": (249, 218),
+    "setns": (308, 268), "settimeofday": (164, 170), "socket": (41, 198), "socketpair": (53, 199),
+    "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116), "umount2": (166, 39), "unshare": (272, 97),
+    "uselib": (134, None), "userfaultfd": (323, 282), "vhangup": (153, 58),
+}  # fmt: skip
+
+
+def number(call: str, machine: str) -> int | None:
+    """Return a call's number, or None where the machine has no such call."""
+    return NUMBERS[call][0 if machine == X86_64 else 1]

@@ -1,0 +1,133 @@
+"""The filter of system calls, tried on this kernel: what it refuses, and what must still work."""
+
+import ctypes
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from conftest import need
+from fumehood.core.bpf import program
+from fumehood.core.syscalls import AARCH64, ARCHITECTURES, NO_UNIX_SOCKETS, NUMBERS, RULES, X86_64, number
+from fumehood.linux.seccomp import filter_for, machine
+
+CALL = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for line in sys.argv[1:]:
+    call, *rest = [int(word) for word in line.split()]
+    result = libc.syscall(call, *[ctypes.c_long(word) for word in rest])
+    print(ctypes.get_errno() if result == -1 else 0)
+"""
+
+
+@pytest.mark.skipif(machine() not in ARCHITECTURES, reason="no table for this machine")
+@pytest.mark.namespaces
+def test_every_rule_of_the_table_refuses_with_its_own_error(sandbox):
+    wanted, lines = [], []
+    for rule in RULES:
+        for call in rule.calls:
+            found = number(call, machine())
+            if found is None:
+                continue
+            arguments = [0] * 6
+            for argument in rule.when:
+                arguments[argument.index] = 40 if argument.test == "none of" else argument.values[0]
+            lines.append(" ".join(map(str, (found, *arguments))))
+            wanted.append((call, rule.error))
+    run = sandbox.run([sys.executable, "-I", "-S", "-c", CALL, *lines])
+    assert list(zip([call for call, _ in wanted], map(int, run.stdout.split()), strict=True)) == wanted
+
+
+@pytest.mark.namespaces
+def test_a_call_that_is_not_known_yet_does_not_exist(sandbox):
+    run = sandbox.run([sys.executable, "-I", "-S", "-c", CALL, "499"])
+    assert run.stdout == "38\n"
+
+
+@pytest.mark.namespaces
+def test_threads_pairs_and_own_processes_work(sandbox):
+    code = (
+        "import threading, subprocess, socket, multiprocessing as m, ctypes\n"
+        "t = threading.Thread(target=print, args=('thread',)); t.start(); t.join()\n"
+        "a, b = socket.socketpair(type=socket.SOCK_DGRAM); a.send(b'x'); assert b.recv(1) == b'x'\n"
+        "assert subprocess.run(['true']).returncode == 0\n"
+        "p = m.get_context('spawn').Process; print('fine')\n"
+    )
+    assert sandbox.run(["python3", "-c", code]).stdout == "thread\nfine\n"
+
+
+@pytest.mark.namespaces
+def test_without_views_the_command_gets_no_unix_socket_that_could_reach_the_host(home, project):
+    from fumehood import Policy, Sandbox
+
+    with Sandbox(project, policy=Policy(capture="copy")) as sandbox:
+        code = (
+            "import socket\n"
+            "for make in (lambda: socket.socket(socket.AF_UNIX), lambda: socket.socketpair(type=socket.SOCK_DGRAM)):\n"
+            "    try: make(); print('made')\n"
+            "    except PermissionError: print('refused')\n"
+            "socket.socketpair(); socket.create_server(('127.0.0.1', 0)); print('fine')\n"
+        )
+        assert sandbox.run(["python3", "-c", code]).stdout.split() == ["refused", "refused", "fine"]
+
+
+@pytest.mark.parametrize("name", [X86_64, AARCH64])
+@pytest.mark.parametrize("more", [(), NO_UNIX_SOCKETS])
+def test_a_program_is_well_formed_for_every_machine(name, more):
+    text = program(name, more)
+    lines = [struct.unpack("=HBBI", text[at : at + 8]) for at in range(0, len(text), 8)]
+    for place, (code, yes, no, _) in enumerate(lines):
+        if code in {0x15, 0x35, 0x45}:
+            assert place + 1 + max(yes, no) < len(lines)
+    assert lines[-1] == (0x06, 0, 0, 0x7FFF0000)
+    assert lines[1][3] == ARCHITECTURES[name]
+
+
+def test_the_kernel_takes_the_program():
+    # In a child, for there is no way back.
+    child = os.fork()
+    if child == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        text = filter_for(unix_sockets=False)
+        kept = ctypes.create_string_buffer(text)
+        head = struct.pack("HxxxxxxP", len(text) // 8, ctypes.addressof(kept))
+        libc.prctl(38, 1, 0, 0, 0)
+        os._exit(0 if libc.prctl(22, 2, ctypes.create_string_buffer(head), 0, 0) == 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_numbers_are_those_of_the_kernels_headers():
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    need(compiler is not None, "there is no C compiler")
+    line = [compiler, "-E", "-dM", "-include", "sys/syscall.h", "-x", "c", "/dev/null"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    need(done.returncode == 0, "there are no kernel headers")
+    known = dict(re.findall(r"#define __NR_(\w+) (\d+)$", done.stdout, flags=re.MULTILINE))
+    ours = {call: str(number(call, machine())) for call in known.keys() & NUMBERS.keys()}
+    assert ours == {call: known[call] for call in ours}
+    assert len(known.keys() & NUMBERS.keys()) > 35
+
+
+# Real programs that must not notice.
+PROGRAMS = {
+    "python3": "python3 -c 'import asyncio; asyncio.run(asyncio.sleep(0)); print(\"ok\")'",
+    "git": "git init -q && git -c user.name=a -c user.email=b commit -q --allow-empty -m ok && git log --format=%s",
+    "gcc": "echo 'int main(){return 0;}' > a.c && gcc a.c -o a && ./a && echo ok",
+    "node": "node -e 'require(\"net\").createServer().listen(\"/tmp/s\", () => { console.log(\"ok\");"
+    " process.exit() })'",
+}
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize(("name", "line"), list(PROGRAMS.items()))
+def test_a_real_program_works_as_before(name, line, sandbox):
+    need(shutil.which(name) is not None, f"there is no {name}")
+    run = sandbox.run(line, apply="discard")
+    assert run.stdout.split() == ["ok"], run.stderr
+
+
