@@ -1,9 +1,12 @@
 """Profiles on real tools: caches that are writable, kept for the project, and never written in the real home."""
 
 import fcntl
+import io
 import os
 import shutil
 import subprocess
+import sys
+import tarfile
 import threading
 import time
 import zipfile
@@ -75,21 +78,24 @@ def wheel(folder):
     return path
 
 
-def with_npm_packages(project):
+def with_npm_package(project):
     need(starts("npm", "--version"), "npm is not here")
-    (project / "lib").mkdir()
-    (project / "lib/package.json").write_text(NPM_PACKAGE % ("lib", ""))
-    (project / "package.json").write_text(NPM_PACKAGE % ("app", '"lib": "file:./lib"'))
+    (project / "package.json").write_text(NPM_PACKAGE % ("app", '"lib": "file:./lib.tgz"'))
+    described = (NPM_PACKAGE % ("lib", "")).encode()
+    with tarfile.open(project / "lib.tgz", "w:gz") as archive:
+        entry = tarfile.TarInfo("package/package.json")
+        entry.size = len(described)
+        archive.addfile(entry, io.BytesIO(described))
 
 
 # --- the tools ---
 
 
 def test_npm_installs_with_a_cache_and_leaves_the_home_alone(sandbox, project, untouched):
-    with_npm_packages(project)
+    with_npm_package(project)
     before = untouched()
-    run = done(sandbox.run("npm install --offline && npm cache add ./lib && ls $npm_config_cache"))
-    assert (project / "node_modules/lib").is_symlink()
+    run = done(sandbox.run("npm install --offline && npm ci --offline && npm cache add ./lib.tgz"))
+    assert (project / "node_modules/lib/package.json").exists()
     assert "EROFS" not in run.output
     assert untouched() == before
     # What one command fetched, the next one finds.
@@ -98,8 +104,9 @@ def test_npm_installs_with_a_cache_and_leaves_the_home_alone(sandbox, project, u
 
 def test_pip_installs_a_wheel_and_does_not_miss_its_cache(sandbox, project, untouched):
     wheel(project)
-    pip = "python3 -m pip"
-    if not starts("python3", "-m", "pip", "--version"):
+    # Not what stands in for it on PATH: that may have business of its own after an install.
+    pip = f"{sys.base_prefix}/bin/python3 -m pip"
+    if not starts(*pip.split(), "--version"):
         done(sandbox.run("python3 -m venv .venv"))
         pip = ".venv/bin/pip"
     before = untouched()
@@ -306,8 +313,7 @@ def test_links_left_in_scratch_lead_nowhere_on_the_host(home, hood, cache, test_
     sandbox = hood("~/.tool", "CACHE=~/.none")
     sh(sandbox, f"ln -s {victim} ~/.tool/link; ln -s {victim} $CACHE/link; ln -s {victim}/file $CACHE/file")
     assert "Read-only" in sandbox.run(["sh", "-c", "echo x > $CACHE/file; echo x > ~/.tool/link/file"]).output
-    swept = sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9)
-    assert len(swept) == 2
+    assert sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9)[0] == 2
     assert (victim / "file").read_text() == "mine"
     assert not any((cache / "scratch").iterdir())
 
@@ -316,11 +322,11 @@ def test_sweeping_leaves_what_is_new_or_in_use(home, hood, cache):
     (home / ".tool").mkdir()
     sandbox = hood("~/.tool")
     sh(sandbox, "echo kept > ~/.tool/a")
-    assert sweep(places(), before=time.time() - 60, leftovers_before=time.time() - 60) == []
+    assert sweep(places(), before=time.time() - 60, leftovers_before=time.time() - 60) == (0, 0)
     (room,) = (cache / "scratch").glob("*/*")
     in_use = os.open(room, os.O_RDONLY)
     fcntl.flock(in_use, fcntl.LOCK_SH)
-    assert sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9) == []
+    assert sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9) == (0, 0)
     os.close(in_use)
     assert sh(sandbox, "cat ~/.tool/a") == "kept\n"
 
@@ -343,3 +349,37 @@ def test_root_on_somebody_else_s_project_gives_them_caches_that_don_t_last(proje
     os.chown(project, 65534, 65534)
     sandbox = hood("CACHE=~/.none", "~/.tool")
     assert sh(sandbox, "mkdir -p $CACHE && touch $CACHE/x && echo $CACHE") == "/tmp/scratch/CACHE\n"
+
+
+# --- what else the policy says of a command's surroundings ---
+
+
+def test_a_kept_tmp_is_the_project_s_alone(project, test_directory):
+    other = test_directory / "other"
+    other.mkdir()
+    policy = Policy(tmp="project")
+    with Sandbox(project, policy=policy) as sandbox, Sandbox(other, policy=policy) as elsewhere:
+        done(sandbox.run("echo kept > /tmp/a; ln -s /etc /tmp/link"))
+        assert done(sandbox.run("cat /tmp/a; stat -c %a /tmp; mktemp -d >/dev/null")).stdout == "kept\n1777\n"
+        assert done(elsewhere.run("ls /tmp")).stdout == ""
+    with Sandbox(project) as sandbox:
+        assert done(sandbox.run("ls /tmp")).stdout == ""
+
+
+def test_variables_are_kept_dropped_and_set_as_a_person_says(project, monkeypatch):
+    for name in ("MY_TOKEN", "OTHER_TOKEN", "PLAIN", "KEPT_PLAIN"):
+        monkeypatch.setenv(name, "1")
+    policy = Policy().under(
+        {"environment.keep": ("MY_*",), "environment.drop": ("PLAI*",), "environment.set": (("ADDED", "a b"),)}
+    )
+    with Sandbox(project, policy=policy) as sandbox:
+        run = done(sandbox.run("echo $MY_TOKEN-$OTHER_TOKEN-$PLAIN-$KEPT_PLAIN-$ADDED"))
+    assert run.stdout == "1---1-a b\n"
+    assert {"OTHER_TOKEN", "PLAIN"} <= set(run.dropped)
+
+
+def test_git_works_for_a_person_who_sets_it_up_by_variables(sandbox, project, monkeypatch):
+    for name, value in {"COUNT": "1", "KEY_0": "http.extraHeader", "VALUE_0": "Authorization: secret"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    assert "secret" not in done(sandbox.run("git init -q; git config --list; env")).output
+    assert "secret" not in done(sandbox.run("X=git; $X init -q; $X config --list; env")).output

@@ -157,7 +157,7 @@ def _each(said: str, one: Callable[[Any], str]) -> Kind:
 
 def _scratch(value: Any) -> str:
     variable, equals, path = _text(value).rpartition("=")
-    if not path.startswith(("/", "~/")) or (equals and _VARIABLE.fullmatch(variable) is None):
+    if not path.startswith(("/", "~/", "$")) or (equals and _VARIABLE.fullmatch(variable) is None):
         raise Wrong("an absolute path, maybe after VARIABLE=")
     return str(value)
 

@@ -28,8 +28,9 @@ class Profile(Value):
     """One profile.
 
     `match` has programs, maybe with words that must follow (`python* -m pip`). `scratch` has directories that the
-    program may write, each as `DIRECTORY` or `VARIABLE=DIRECTORY`, where the variable takes it elsewhere. `settings`
-    are laid over the policy; `defaults` are variables for those who have not set them.
+    program may write, each as `DIRECTORY` or `VARIABLE=DIRECTORY`, where the variable takes it elsewhere. A directory
+    begins with `/`, `~/` or a variable, `$NAME/`. `settings` are laid over the policy; `defaults` are variables for
+    those who have not set them.
     """
 
     match: tuple[str, ...]
@@ -155,7 +156,8 @@ def defaults(profiles: Iterable[Profile]) -> dict[str, str]:
 
 
 _NPM = "npm_config_cache=~/.npm"
-_PIP = "PIP_CACHE_DIR=~/.cache/pip"
+# After an install, pyenv writes its own commands anew.
+_PIP = ("PIP_CACHE_DIR=~/.cache/pip", "~/.pyenv/shims", "$PYENV_ROOT/shims")
 _UV = "UV_CACHE_DIR=~/.cache/uv"
 # Where there is no registry yet, all of cargo's home is taken elsewhere; its `bin` and settings are then not needed.
 _CARGO = ("CARGO_HOME=~/.cargo/registry", "~/.cargo/git")
@@ -174,7 +176,7 @@ _GIT_DEFAULTS = (
 SHIPPED: tuple[Profile, ...] = (
     Profile(match=("npm", "npx"), scratch=(_NPM,), defaults=_NPM_DEFAULTS),
     Profile(match=("yarn", "yarnpkg"), scratch=("YARN_CACHE_FOLDER=~/.cache/yarn",)),
-    Profile(match=("pip", "pip3*", "python* -m pip"), scratch=(_PIP,)),
+    Profile(match=("pip", "pip3*", "python* -m pip"), scratch=_PIP),
     Profile(match=("uv", "uvx"), scratch=(_UV,), defaults=_UV_DEFAULTS),
     Profile(match=("cargo",), scratch=_CARGO),
     Profile(match=("go",), scratch=_GO),
@@ -182,7 +184,7 @@ SHIPPED: tuple[Profile, ...] = (
     Profile(
         # They may call any of the others.
         match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox"),
-        scratch=(_NPM, _PIP, _UV, *_CARGO, *_GO, _PRE_COMMIT, "CCACHE_DIR=~/.cache/ccache"),
+        scratch=(_NPM, *_PIP, _UV, *_CARGO, *_GO, _PRE_COMMIT, "CCACHE_DIR=~/.cache/ccache"),
         defaults=(*_NPM_DEFAULTS, *_UV_DEFAULTS, *_GIT_DEFAULTS),
     ),
 )

@@ -17,6 +17,7 @@ from fumehood.linux.nofollow import LISTING, entries, look, open_below, open_top
 from fumehood.service import layers as layering
 from fumehood.service.daily import clean_daily
 from fumehood.service.files import catch_up_all
+from fumehood.service.scratch import sweep
 from fumehood.service.store import Alone
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
@@ -43,6 +44,7 @@ class Freed(Value):
     backups: int = 0  # of single days
     outputs: int = 0
     leftovers: int = 0
+    caches: int = 0  # of programs, kept for a project
     bytes: int = 0
     days: int = DAYS
     failed: tuple[str, ...] = ()
@@ -50,7 +52,8 @@ class Freed(Value):
     def told(self) -> str:
         """Say it in one line, and one more for each thing that could not be removed."""
         counted = ((self.runs, "run's backups", "runs' backups"), (self.backups, "daily backup", "daily backups"),
-                   (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"))  # fmt: skip
+                   (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"),
+                   (self.caches, "unused cache", "unused caches"))  # fmt: skip
         parts = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
         first = f"nothing to remove: no backup and no output is older than {_days(self.days)}"
         if parts:
@@ -78,7 +81,8 @@ def clean(
         catch_up_all(store)
         backups, size = clean_daily(store, min(days, backup_days), moment)
         freed = _Cleaning(store, days, budget, moment).all()
-        freed = freed.replace(backups=backups, bytes=freed.bytes + size)
+        caches, cached = sweep(store.places, moment - days * _DAY_S, moment - _DAY_S)
+        freed = freed.replace(backups=backups, caches=caches, bytes=freed.bytes + size + cached)
         if freed != Freed(days=days):
             store.audit.tell("", CLEANED, freed.told().replace("\n", "; "))
         return freed

@@ -108,7 +108,8 @@ class Execution:
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
             names=world.names() if access is not None and access.shares else (),
             network_made=access is not None, home=ground.home, disable_userns=self._host.disable_userns,
-            binds=seat.binds if seat else (), tmp=seat.tmp if seat else "",
+            binds=seat.binds if seat else (),
+            tmp=(seat.tmp if seat else "") or (scratch.tmp if scratch else ""),
             scratch=tuple(scratch.binds) if scratch else (),
             scratch_overlays=tuple(scratch.bubblewrap_overlays) if scratch else (),
             filter_fd=FILTER_FD if refused else 0,
@@ -154,13 +155,13 @@ class Execution:
         """Make a run's scratch ready; return what the command is told of it."""
         from fumehood.service.scratch import Conditions
 
-        home = world.environment.get("HOME", "/")
-        hidden = backdrops.masks(backdrops.homes(user, home), as_root=user == 0).hidden
+        homes = backdrops.homes(user, world.environment.get("HOME", ""))
+        hidden = backdrops.masks(homes, as_root=user == 0).hidden
         roots = (layer.root for layer in self._capture.layers)
         try:
             scratch.make(
                 Conditions(
-                    way=self._capture.way, closed=(*hidden, *roots), home=home, has_host=world.tree is None,
+                    way=self._capture.way, closed=(*hidden, *roots), homes=homes, has_host=world.tree is None,
                     is_ours=owner is None,
                 )
             )  # fmt: skip

@@ -126,14 +126,15 @@ class Hood:
 
     def _profiled(self, world: World, run: str) -> World:
         """Add what the command's profiles give: variables, and directories to write."""
-        if not self._profiles:
+        keeps_tmp = self.policy.tmp == "project"
+        if not self._profiles and not keeps_tmp:
             return world
         from fumehood.core.profile import defaults
         from fumehood.service.scratch import Scratch, wanted
 
         environment = {**defaults(self._profiles), **world.environment}
         asked = wanted(self._profiles, environment, environment.get("HOME", "/"))
-        scratch = Scratch(self.store.places, self.project.path, run, asked)
+        scratch = Scratch(self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp)
         return world.replace(environment=environment, scratch=scratch)
 
     def _known(

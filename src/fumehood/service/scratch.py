@@ -42,7 +42,7 @@ class Conditions(Value):
 
     way: str  # of capturing
     closed: tuple[str, ...] = ()
-    home: str = "/"
+    homes: tuple[str, ...] = ()
     has_host: bool = True  # False in a root tree, where no path of the host's is
     is_ours: bool = True  # False where the command runs as somebody else, who can't reach our directories
 
@@ -58,21 +58,29 @@ def wanted(profiles: Iterable[Profile], environment: Mapping[str, str], home: st
             variable, _, path = text.rpartition("=")
             given = environment.get(variable, "") if variable else ""
             path = given if given.startswith("/") else _written_out(path, environment, home)
-            found[variable or path] = Wanted(path=path, variable=variable, keep=profile.keep)
+            if path:
+                found[variable or path] = Wanted(path=path, variable=variable, keep=profile.keep)
     return tuple(found.values())
 
 
 def _written_out(path: str, environment: Mapping[str, str], home: str) -> str:
+    """Put directories for `~` and for a variable at the beginning; "" where that variable is not set."""
+    top, _, rest = path.partition("/")
     caches = environment.get("XDG_CACHE_HOME", "")
     if path.startswith("~/.cache/") and caches.startswith("/"):
         return caches + path.removeprefix("~/.cache")
-    return home + path[1:] if path.startswith("~/") else path
+    if top.startswith("$"):
+        above = environment.get(top[1:], "")
+        return f"{above}/{rest}" if above.startswith("/") else ""
+    return home + path[1:] if top == "~" else path
 
 
 class Scratch:
     """The scratch directories of one run: what the launcher and bubblewrap mount, and what the command is told."""
 
-    def __init__(self, places: Places, project: str, run: str, asked: Sequence[Wanted]) -> None:
+    def __init__(
+        self, places: Places, project: str, run: str, asked: Sequence[Wanted], *, keeps_tmp: bool = False
+    ) -> None:
         self._room = f"{places.cache}/scratch/{hashlib.sha256(os.fsencode(project)).hexdigest()[:16]}"
         self._places = places
         self._run = run
@@ -80,6 +88,8 @@ class Scratch:
         self._held: list[int] = []
         self._ours: list[str] = []
         self._conditions = Conditions(way=KERNEL)
+        self._keeps_tmp = keeps_tmp
+        self.tmp = ""  # the project's own /tmp, where it keeps one
         self.variables: dict[str, str] = {}
         self.binds: list[Bound] = []
         self.overlays: list[Overlay] = []
@@ -88,6 +98,9 @@ class Scratch:
     def make(self, conditions: Conditions) -> None:
         """Make the directories ready."""
         self._conditions = conditions
+        if self._keeps_tmp and conditions.is_ours:
+            self.tmp = self._directory("tmp", keep=True, alone=False)[0]
+            os.chmod(self.tmp, 0o1777)  # noqa: S103 - as every /tmp; what is above it is closed
         for each in self._asked:
             self._provide(each)
 
@@ -129,15 +142,14 @@ class Scratch:
 
         A mask below it would not hide anything: what is covered is the host's own directory.
         """
-        home = self._conditions.home
-        real = os.path.realpath(home)
-        closed = (*self._conditions.closed, *self._places.own(), *UNSEEN)
-        for each in closed:
-            place = real + each[len(home) :] if real != home and _inside(each, home) else each
-            if _inside(path, place) or _inside(place, path):
+        homes = {home: os.path.realpath(home) for home in self._conditions.homes}
+        for each in (*self._conditions.closed, *self._places.own(), *UNSEEN):
+            real = next((to + each[len(home) :] for home, to in homes.items() if _inside(each, home)), each)
+            if _inside(path, real) or _inside(real, path):
                 return False
-        is_others = any(_inside(path, homes) for homes in HOMES) and not _inside(path, real)
-        return not is_others and not _inside(real, path)
+        is_own = any(_inside(path, home) for home in homes.values())
+        is_others = not is_own and any(_inside(path, each) for each in HOMES)
+        return not is_others and not any(_inside(home, path) for home in homes.values())
 
     def _same_file_system(self) -> bool:
         """Tell whether scratch lies where layers do: overlays are known to work there."""
@@ -183,26 +195,33 @@ class Scratch:
         self._ours, self._held = [], []
 
 
-def sweep(places: Places, before: float, leftovers_before: float) -> list[str]:
-    """Remove scratch that was last used before a time, and what dead runs left; return what was removed."""
-    removed = []
-    for path, room in _rooms(places):
+def sweep(places: Places, before: float, leftovers_before: float) -> tuple[int, int]:
+    """Remove scratch that was last used before a time, and what dead runs left; return how many, and their bytes."""
+    count = size = 0
+    for project, room in _rooms(places):
         fd = open_top(room)
         try:
             for name in entries(fd):
-                limit = before if name == _KEPT else leftovers_before
-                age = os.stat(room if name == _KEPT else f"{room}/{name}", follow_symlinks=False).st_mtime
-                if age < limit and _unused(room):
+                limit, aged = (before, room) if name == _KEPT else (leftovers_before, f"{room}/{name}")
+                if os.stat(aged, follow_symlinks=False).st_mtime < limit and _unused(room):
+                    count, size = count + 1, size + _weight(f"{room}/{name}")
                     remove_tree(fd, name)
-                    removed.append(f"{room}/{name}")
             is_empty = not entries(fd)
         finally:
             os.close(fd)
         if is_empty:
             os.rmdir(room)
-            if not os.listdir(path):
-                os.rmdir(path)
-    return removed
+            if not os.listdir(project):
+                os.rmdir(project)
+    return count, size
+
+
+def _weight(top: str) -> int:
+    found = 0
+    for _, _, names, folder in os.fwalk(top, follow_symlinks=False):
+        for name in names:
+            found += os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512
+    return found
 
 
 def _rooms(places: Places) -> list[tuple[str, str]]:

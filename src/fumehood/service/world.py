@@ -159,7 +159,9 @@ def around(
     """
     is_shown = policy.playground and owner is None and (plays or is_there(places))
     if root in ("", HOST):
-        environment, dropped = inherited(os.environ)
+        wishes = policy.environment
+        environment, dropped = inherited(os.environ, wishes.keep, wishes.drop)
+        environment |= dict(wishes.set)
         if owner is not None:
             environment |= home_of(owner)
         found = playground(places, environment.get("HOME") or home(), roots) if is_shown else None
