@@ -137,6 +137,33 @@ class Hood:
         scratch = Scratch(self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp)
         return world.replace(environment=environment, scratch=scratch)
 
+    def look_inside(self, script: str, root: str, timeout: float) -> str:
+        """Return what a script of our own prints in the sandbox; it is not recorded, and changes nothing."""
+        places = self.store.places
+        owner = owner_of(self.project.path)
+        world = around(places, self.policy, root or self.policy.root, self.project.roots, owner, self.project.id)
+        if self._host is None:
+            self._host = host(places.cache, places.state)
+        way = capturing.choose(self._host, self.policy.capture, self.project.roots)
+        with layering.Claim(places, new_id()) as claim:
+            claim.take()
+            out, err = (Stream(name, places.output(claim.run, name), INLINE) for name in ("stdout", "stderr"))
+            try:
+                layers = layering.make(places, claim.run, self.project.roots, way)
+                capture = capturing.Capture(way, layers, world.targets)
+                execution = Execution(self._host, capture, self._start, self.policy.limits)
+                with world.entered(way) as world:
+                    execution.run(
+                        arguments(script, world.shell), world, world.cwd(self.project.path), self._backdrops,
+                        (out, err), timeout, Wishes(),
+                    )  # fmt: skip
+            finally:
+                layering.drop(places, claim.run)
+                for stream in (out, err):
+                    if stream.path:
+                        os.unlink(stream.path)
+        return out.text()
+
     def _known(
         self, name: str, request: Request, command: str | tuple[str, ...], world: World, network: Network
     ) -> Run:
