@@ -135,7 +135,7 @@ def test_only_one_command_at_a_time_writes_the_layer(cli: Cli, home: Path, proje
         running.send_signal(signal.SIGINT)
     assert "Read-only" in run["output"]
     assert run["output"].startswith("1\n")
-    assert [each["detail"] for each in run["blocked"]] == ["the root layer"]
+    assert "the root layer" in [each["detail"] for each in run["blocked"]]
     assert (project / "here").exists()
     assert "a command is running" in refused.stderr
     assert cli("run", "--", "touch /second").returncode == 0
