@@ -130,10 +130,12 @@ def test_only_what_the_person_has_not_named_is_asked_for(mode, hosts, policy, ex
 
 
 def test_ports_of_this_machine_are_forwarded_and_others_go_by_the_proxy():
-    assert forwards(("localhost:80", "127.0.0.1:81", "example.org:82")) == (
-        ("127.0.0.1", 80), ("::1", 80), ("127.0.0.1", 81)
-    )  # fmt: skip
+    found = forwards(("localhost:80", "127.0.0.1:81-82", "example.org:83"))
+    assert [(each.address, each.port, each.host) for each in found] == [
+        ("127.0.0.1", 80, "localhost"), ("::1", 80, "localhost"), ("127.0.0.1", 81, "127.0.0.1"),
+        ("127.0.0.1", 82, "127.0.0.1"),
+    ]  # fmt: skip
     assert by_proxy(("localhost:80",)) == ()
     assert "localhost" in by_proxy(("localhost",))
     assert "localhost" not in variables(1, by_proxy(("localhost",)), {})["NO_PROXY"]
-    assert proxy_port((("127.0.0.1", 61080),)) == 61081
+    assert proxy_port(forwards(("127.0.0.1:61080",))) == 61081

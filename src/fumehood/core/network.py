@@ -52,39 +52,49 @@ def decided(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
     )  # fmt: skip
 
 
-def forwards(hosts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+class Forward(Value):
+    """A port inside, and the port of this machine that it leads to."""
+
+    address: str
+    host: str  # a name may be at either of its addresses
+    port: int
+
+
+def forwards(hosts: tuple[str, ...]) -> tuple[Forward, ...]:
     """Return the ports of this machine that were named one by one: inside, they are at the same address.
 
     So programs that know no proxy reach them too: a database, for instance.
     """
-    found: list[tuple[str, int]] = []
-    for addresses, (first, last) in _own(hosts):
+    found: dict[tuple[str, int], Forward] = {}
+    for name, addresses, (first, last) in _own(hosts):
         if last - first < _FEW:
-            found += [(address, port) for port in range(first, last + 1) for address in addresses]
-    return tuple(dict.fromkeys(found))[:_MOST_FORWARDS]
+            for port in range(first, last + 1):
+                for address in addresses:
+                    found.setdefault((address, port), Forward(address=address, host=name or address, port=port))
+    return tuple(found.values())[:_MOST_FORWARDS]
 
 
 def by_proxy(hosts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of this machine that lead to the proxy: too many of its ports were named to forward each."""
-    wide = [addresses for addresses, (first, last) in _own(hosts) if last - first >= _FEW]
+    wide = [addresses for _, addresses, (first, last) in _own(hosts) if last - first >= _FEW]
     named = [address for addresses in wide for address in addresses]
     return (*named, "localhost") if len(named) > 1 else tuple(named)
 
 
-def _own(hosts: tuple[str, ...]) -> list[tuple[tuple[str, ...], tuple[int, int]]]:
-    """Return this machine's addresses that were named, with their ports."""
+def _own(hosts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...], tuple[int, int]]]:
+    """Return this machine's names and addresses that were named, with their ports."""
     from fumehood.core.hosts import LOOPBACK_NAMES, parse
 
-    found: list[tuple[tuple[str, ...], tuple[int, int]]] = []
+    found: list[tuple[str, tuple[str, ...], tuple[int, int]]] = []
     for rule in map(parse, hosts):
         if rule.name in LOOPBACK_NAMES:
-            found.append((("127.0.0.1", "::1"), rule.ports))
+            found.append((rule.name, ("127.0.0.1", "::1"), rule.ports))
         elif rule.network is not None and rule.network.is_loopback:
-            found.append(((str(rule.network[rule.network.num_addresses > 1]),), rule.ports))
+            found.append(("", (str(rule.network[rule.network.num_addresses > 1]),), rule.ports))
     return found
 
 
-def proxy_port(taken: tuple[tuple[str, int], ...]) -> int:
+def proxy_port(taken: tuple[Forward, ...]) -> int:
     """Return the port inside that is the proxy's: the same always, unless a forwarded one is in its place."""
-    ports = {port for _, port in taken}
+    ports = {each.port for each in taken}
     return next(port for port in range(PORT, PORT + _MOST_FORWARDS + 1) if port not in ports)

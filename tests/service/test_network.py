@@ -1,0 +1,376 @@
+"""What a command reaches: nothing by default, what was granted, and again only what it turned out to need."""
+
+import json
+import os
+import socket
+import sys
+import threading
+
+import pytest
+
+from fumehood import Policy, Sandbox
+from fumehood.errors import BadRequest, Refused
+from servers import Files, Tcp, Web, echo, repository, serving
+
+pytestmark = pytest.mark.namespaces
+
+FETCH = "curl -sS -m 20 http://{place}/"
+
+
+@pytest.fixture
+def web():
+    with serving(Web()) as web:
+        yield web
+
+
+@pytest.fixture
+def other():
+    with serving(Web(b"other\n")) as web:
+        yield web
+
+
+class Person:
+    """Somebody who is asked, answers, and remembers the question."""
+
+    def __init__(self, answer: bool = True) -> None:
+        self.answer = answer
+        self.asked = []
+
+    def __call__(self, question):
+        self.asked.append(question)
+        return self.answer
+
+
+@pytest.fixture
+def person():
+    return Person()
+
+
+@pytest.fixture
+def box(home, project, person):
+    with Sandbox(project, ask=person) as sandbox:
+        yield sandbox
+
+
+def ports(run, *, allowed):
+    return [each.port for each in run.connections if each.allowed == allowed]
+
+
+def test_by_default_nothing_is_reached_and_nobody_is_asked(box, web, person):
+    run = box.run(FETCH.format(place=f"127.0.0.1:{web.port}"))
+    assert run.exit_code == 7
+    assert (run.network, web.asked, person.asked, list(run.connections)) == ("none", [], [], [])
+
+
+def test_a_granted_host_is_reached_and_others_are_not(box, web, other, person):
+    here, there = f"127.0.0.1:{web.port}", f"127.0.0.1:{other.port}"
+    run = box.run(f"{FETCH} && ! curl -sS -m 5 -f --noproxy '' http://{there}/".format(place=here), network=[here])
+    assert run.exit_code == 0, run.output
+    assert run.stdout == "hello\n"
+    assert other.asked == []
+    assert (run.network, run.hosts) == ("hosts", (here,))
+    assert ports(run, allowed=True) == [web.port]
+    assert ports(run, allowed=False) == [other.port]
+    (question,) = person.asked
+    assert question.text.startswith("Run command with network access: curl")
+    assert question.details == (here,)
+    assert question.one_time_only
+    (blocked,) = [each for each in run.blocked if each.what == "network"]
+    assert blocked.detail == there
+    assert f"--allow-host {there}" in blocked.hint
+    assert there in run.for_model()
+
+
+def test_a_no_runs_nothing_and_is_recorded(home, project, web):
+    with Sandbox(project, ask=Person(answer=False)) as box:
+        with pytest.raises(Refused, match="Permission denied: Run command with network access"):
+            box.run("touch made", network=[f"127.0.0.1:{web.port}"])
+        (run,) = box.history()
+    assert (run.state, run.exit_code) == ("refused", 126)
+    assert not (project / "made").exists()
+
+
+def test_hosts_of_the_persons_own_policy_need_no_question(home, project, web, person):
+    place = f"127.0.0.1:{web.port}"
+    with Sandbox(project, Policy(hosts=(place,)), ask=person) as box:
+        assert box.run(FETCH.format(place=place)).stdout == "hello\n"
+        assert box.run(FETCH.format(place=place), network=[place]).stdout == "hello\n"
+    assert person.asked == []
+
+
+def test_a_name_that_is_no_host_is_refused_before_anything_runs(box, person):
+    with pytest.raises(BadRequest, match="is no host"):
+        box.run("true", network=["http://example.org/"])
+    assert (person.asked, box.history()) == ([], [])
+
+
+def test_the_record_has_every_connection(box, web, other, cli):
+    here = f"127.0.0.1:{web.port}"
+    command = f"curl -sS http://{here}/; curl -sS -m 5 --noproxy '' http://127.0.0.1:{other.port}/"
+    run = box.run(command, network=[here])
+    (recorded,) = box.history()
+    assert [each.fields() for each in recorded.connections] == [each.fields() for each in run.connections]
+    assert recorded.hosts == (here,)
+    for arguments in (("show", run.id, "--json"), ("log", "--json")):
+        told = json.loads(cli(*arguments).stdout)
+        told = told[0] if isinstance(told, list) else told
+        reached, refused = told["connections"]
+        assert (reached["host"], reached["port"], reached["allowed"]) == ("127.0.0.1", web.port, True)
+        assert reached["received"] > 6
+        assert (refused["port"], refused["allowed"], refused["reason"]) == (
+            other.port, False, "this host was not granted"
+        )  # fmt: skip
+    shown = cli("show", run.id).stdout
+    assert f"allowed 127.0.0.1:{web.port} at 127.0.0.1" in shown
+    assert f"refused 127.0.0.1:{other.port}" in shown
+
+
+def test_a_port_of_this_machine_is_reached_by_programs_that_know_no_proxy(box):
+    with serving(Tcp(echo)) as there:
+        code = (
+            f"import socket; c = socket.create_connection(('localhost', {there.port})); c.sendall(b'ping');"
+            "print(c.recv(9).decode())"
+        )
+        run = box.run(["python3", "-c", code], network=[f"localhost:{there.port}"])
+    assert run.stdout == "ping\n", run.output
+
+
+def test_a_server_of_the_commands_own_is_not_asked_for_at_the_proxy(box):
+    command = (
+        "python3 -m http.server --bind 127.0.0.1 8765 >/dev/null 2>&1 & "
+        "for n in $(seq 30); do curl -sS -o /dev/null -f http://localhost:8765/ && exit 0; sleep 0.2; done; exit 1"
+    )
+    run = box.run(command, network=["example.org:443"])
+    assert run.exit_code == 0, run.output
+    assert list(run.connections) == []
+
+
+def test_every_usual_program_is_led_to_the_proxy(box):
+    run = box.run("env", network=["example.org"])
+    found = dict(line.partition("=")[::2] for line in run.stdout.splitlines())
+    url = found["HTTPS_PROXY"]
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy", "PIP_PROXY", "npm_config_https_proxy",
+             "CARGO_HTTP_PROXY")  # fmt: skip
+    assert {found[name] for name in names} == {url}
+    assert found["NO_PROXY"] == found["no_proxy"] == "localhost,127.0.0.1,::1"
+    assert found["NODE_USE_ENV_PROXY"] == "1"
+
+
+def test_the_persons_own_proxy_and_its_password_stay_outside(home, project, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://ada:hidden@proxy.example:3128")
+    with Sandbox(project, ask=Person()) as box:
+        assert "hidden" not in box.run("env").stdout
+        assert "hidden" not in box.run("env", network=["example.org"]).stdout
+
+
+def test_curl_by_socks(box, web):
+    place = f"127.0.0.1:{web.port}"
+    run = box.run(f"curl -sS -m 20 --noproxy '' -x socks5h://${{HTTP_PROXY#http://}} http://{place}/", network=[place])
+    assert run.stdout == "hello\n", run.output
+    assert [each.protocol for each in run.connections] == ["socks5"]
+
+
+def test_git_clones_over_http(box, project, test_directory):
+    with serving(Files(repository(test_directory))) as files:
+        # By a name that goes by the proxy, as any host would.
+        place = f"127.0.0.1:{files.port}"
+        command = f"git -c http.proxy=$http_proxy clone -q http://{place}/repository.git copy"
+        run = box.run(f"NO_PROXY= no_proxy= {command}", network=[place])
+    assert run.exit_code == 0, run.output
+    assert (project / "copy/file.txt").read_text() == "from the repository\n"
+    assert {each.protocol for each in run.connections} == {"http"}
+
+
+def test_pip_installs_through_the_proxy(box, project):
+    try:
+        with socket.create_connection(("pypi.org", 443), 5):
+            pass
+    except OSError as error:
+        pytest.skip(f"the package index can't be reached: {error}")
+    command = (
+        f"{sys.executable} -m pip --isolated install -q --no-deps --no-cache-dir --disable-pip-version-check"
+        " --retries 1 --target packages --index-url https://pypi.org/simple six==1.17.0"
+    )
+    certificates = os.environ.get("PIP_CERT", "")
+    run = box.run(
+        command + (f" --cert {certificates}" if certificates else ""),
+        network=["pypi.org:443", "files.pythonhosted.org:443"],
+    )
+    assert run.exit_code == 0, run.output
+    assert (project / "packages/six.py").is_file()
+    assert {each.host for each in run.connections} <= {"pypi.org", "files.pythonhosted.org"}
+    assert all(each.allowed for each in run.connections)
+
+
+def test_the_whole_network_is_this_machines(box, web, person):
+    run = box.run(FETCH.format(place=f"127.0.0.1:{web.port}"), network=True)
+    assert run.stdout == "hello\n", run.output
+    assert run.network == "full"
+    assert len(person.asked) == 1
+
+
+def test_the_whole_network_by_policy_is_not_asked_for(home, project, web, person):
+    with Sandbox(project, Policy(network="full"), ask=person) as box:
+        assert box.run(FETCH.format(place=f"127.0.0.1:{web.port}")).stdout == "hello\n"
+    assert person.asked == []
+
+
+# Ask, then replay: by names that go by the proxy, since this machine's own ports are not tried there.
+TRY = "curl -sS -m 20 -f --noproxy '' http://{place}/"
+
+
+@pytest.fixture
+def asking(home, project, person):
+    with Sandbox(project, Policy(network="ask"), ask=person) as sandbox:
+        yield sandbox
+
+
+def test_a_command_runs_again_with_what_it_needed_and_leaves_one_set_of_changes(asking, project, web, person):
+    place = f"127.0.0.1:{web.port}"
+    (project / "log").write_text("")
+    (project / "once").write_text("")
+    run = asking.run(f"echo begun >> log; rm once; mkdir new; {TRY.format(place=place)} > new/got && echo done >> log")
+    assert run.exit_code == 0, run.output
+    assert (project / "log").read_text() == "begun\ndone\n"
+    assert (project / "new/got").read_text() == "hello\n"
+    assert len(web.asked) == 1
+    (question,) = person.asked
+    assert question.details == (place,)
+    assert (run.state, run.network, run.hosts) == ("applied", "hosts", (place,))
+    assert sorted(change.path for change in run.changes) == ["log", "new", "new/got", "once"]
+    assert [each.allowed for each in run.connections] == [False, True]
+    assert run.blocked == ()
+    assert len(asking.history()) == 1
+    undo = asking.undo(run)
+    assert undo.state == "applied"
+    assert (project / "once").exists()
+    assert not (project / "new").exists()
+
+
+def test_a_command_that_tries_nothing_runs_once_and_asks_nothing(asking, project, person):
+    run = asking.run("echo x >> once")
+    assert (project / "once").read_text() == "x\n"
+    assert (run.network, person.asked) == ("none", [])
+
+
+def test_hosts_that_come_up_later_are_asked_for_in_turn(asking, project, web, other, person):
+    one, two = f"127.0.0.1:{web.port}", f"127.0.0.1:{other.port}"
+    run = asking.run(f"set -e; {TRY.format(place=one)} >> got; {TRY.format(place=two)} >> got")
+    assert [question.details for question in person.asked] == [(one,), (two,)]
+    assert run.exit_code == 0, run.output
+    assert (project / "got").read_text() == "hello\nother\n"
+    assert run.hosts == (one, two)
+
+
+def test_a_no_leaves_nothing_of_the_try(home, project, web):
+    person = Person(answer=False)
+    with Sandbox(project, Policy(network="ask"), ask=person) as box:
+        with pytest.raises(Refused, match="Permission denied"):
+            box.run(f"touch made; {TRY.format(place=f'127.0.0.1:{web.port}')}; true")
+        (run,) = box.history()
+        assert [each.allowed for each in run.connections] == [False]
+    assert (run.state, run.exit_code, run.output) == ("refused", 126, "")
+    assert list(project.iterdir()) == []
+    assert web.asked == []
+
+
+def test_with_nobody_to_ask_what_it_did_offline_stands(home, project, web):
+    place = f"127.0.0.1:{web.port}"
+    with Sandbox(project, Policy(network="ask")) as box:
+        run = box.run(f"echo offline > made; {TRY.format(place=place)}; true")
+    assert (run.state, run.network) == ("applied", "none")
+    assert (project / "made").read_text() == "offline\n"
+    (blocked,) = run.blocked
+    assert blocked.detail == place
+    assert "after the start" in blocked.hint
+    assert f"--allow-host {place}" in blocked.hint
+
+
+def test_only_what_was_printed_before_the_refusal_is_shown_twice(asking, web):
+    told = []
+    command = f"echo begun; sleep 0.2; {TRY.format(place=f'127.0.0.1:{web.port}')} || echo in vain; echo end"
+    run = asking.run(command, on_output=lambda stream, text: told.append((stream, text)))
+    assert run.output == "begun\nhello\nend\n"
+    shown = "".join(text for stream, text in told if stream == "stdout")
+    assert shown == "begun\nbegun\nhello\nend\n"
+    marker = "".join(text for stream, text in told if stream == "stderr")
+    assert f"granted 127.0.0.1:{web.port}; running it again" in marker
+
+
+def test_a_try_that_would_go_on_for_long_is_ended(asking, web, monkeypatch):
+    monkeypatch.setattr("fumehood.service.network._QUIET_S", 0.3)
+    run = asking.run(f"{TRY.format(place=f'127.0.0.1:{web.port}')} || sleep 100")
+    assert (run.exit_code, run.stdout) == (0, "hello\n")
+
+
+def test_a_try_that_printed_much_leaves_no_output_behind(asking, web):
+    run = asking.run(f"head -c 100000 /dev/zero | tr '\\0' x; {TRY.format(place=f'127.0.0.1:{web.port}')}")
+    assert len(run.stdout) == 100_006
+    assert asking.history()[0].stdout == run.stdout
+
+
+def test_a_failed_command_is_told_that_there_is_no_network(box):
+    run = box.run("curl -sS -m 5 https://example.org/")
+    (blocked,) = [each for each in run.blocked if each.what == "network"]
+    assert "example.org" in blocked.detail
+    assert "--allow-host" in blocked.hint
+
+
+@pytest.mark.parametrize("capture", ["bwrap", "fuse", "copy"])
+def test_every_way_of_capturing_has_the_network(home, project, web, capture):
+    place = f"127.0.0.1:{web.port}"
+    with Sandbox(project, Policy(capture=capture), ask=Person()) as box:
+        try:
+            run = box.run(f"{TRY.format(place=place)} > got", network=[place])
+        except BadRequest as error:
+            pytest.skip(str(error))
+    assert (project / "got").read_text() == "hello\n", run.output
+
+
+def test_many_runs_at_once_each_have_their_own(home, project, web, other):
+    place = f"127.0.0.1:{web.port}"
+    results = []
+    with Sandbox(project, ask=Person()) as box:
+
+        def work(number):
+            command = f"{TRY.format(place=place)}; curl -s -f -m 20 --noproxy '' http://127.0.0.1:{other.port}/"
+            results.append((number, box.run(command, network=[place])))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [run.stdout for _, run in results] == ["hello\n"] * 50
+    assert {tuple(each.allowed for each in run.connections) for _, run in results} == {(True, False)}
+    assert other.asked == []
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fumehood-prox")] == []
+
+
+def test_the_command_line_asks_and_nobody_is_there(cli, project, web):
+    for options in (("--network",), ("--allow-host", f"127.0.0.1:{web.port}")):
+        done = cli("run", *options, "--", "touch made")
+        assert done.returncode == 126
+        assert done.stderr.startswith("ERROR: Permission denied: Run command with network access: touch made")
+    assert not (project / "made").exists()
+    assert json.loads(cli("log", "--json").stdout)[0]["state"] == "refused"
+
+
+def test_the_command_line_uses_the_hosts_of_the_configuration(cli, home, project, web):
+    place = f"127.0.0.1:{web.port}"
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir()
+    configuration.write_text(f'hosts = ["{place}"]\n')
+    done = cli("run", "--", FETCH.format(place=place))
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    told = json.loads(cli("run", "--json", "--", FETCH.format(place=place)).stdout)
+    assert (told["network"], told["hosts"], told["connections"][0]["port"]) == ("hosts", [place], web.port)
+
+
+def test_a_proxied_run_leaves_no_descriptor_open(box, web):
+    place = f"127.0.0.1:{web.port}"
+    box.run("true", network=[place])
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        box.run(FETCH.format(place=place), network=[place])
+    assert len(os.listdir("/proc/self/fd")) == len(before)
