@@ -129,7 +129,8 @@ def _complaint(said: Sequence[str]) -> str:
     warnings = [line for line in said if line.startswith("WARNING: ")]
     errors = [place for place, line in enumerate(said) if line.startswith(("ERROR: ", "bwrap: "))]
     told = said[errors[0] : errors[0] + 2] if errors else said[-1:]
-    return "; ".join(line.strip().removeprefix("WARNING: ").removeprefix("ERROR: ") for line in [*warnings[:1], *told])
+    lines = [line.strip(" :").removeprefix("WARNING: ").removeprefix("ERROR: ") for line in [*warnings[:1], *told]]
+    return "; ".join(lines)
 
 
 def _arguments(host: Host, tree: str, proxy: str) -> list[str]:

@@ -93,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fumehood.faces.cli import capabilities, config, files, inspect, keep, rootfs, settle, workspace
+    from fumehood.faces.cli import capabilities, config, files, inspect, keep, rootfs, settle, setup, workspace
 
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = _Parser("fumehood", description=_DESCRIPTION, epilog=_EXAMPLES, **shape)
@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     rootfs.add_commands(add)
     workspace.add_commands(add)
     capabilities.add_commands(add)
+    setup.add_commands(add)
     config.add_commands(add)
     return parser
 

@@ -1,0 +1,118 @@
+"""The wizard: each step for a person at a terminal, and all of it with --yes."""
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import command_line
+from fumehood.errors import BadConfiguration
+from fumehood.store.configure import set_key
+from fumehood.store.places import places
+from mirror import Mirror, serving
+from trees import VERSION
+
+pytestmark = pytest.mark.namespaces
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with serving() as mirror:
+        mirror.offer(VERSION)
+        yield mirror
+
+
+def test_with_yes_it_takes_every_default(cli: Cli, home: Path) -> None:
+    done = cli("setup", "--yes", cwd=home)
+    assert done.returncode == 0, done.stderr
+    for told in ("commands can be sandboxed: bubblewrap", "host is the default", "it works in Linux as uid"):
+        assert told in done.stdout
+    assert (home / ".local/share/fumehood/playground").is_dir()
+    assert not (home / ".config/fumehood/config.toml").exists()
+
+
+def test_it_installs_a_root_and_makes_it_the_default(cli: Cli, home: Path, mirror: Mirror) -> None:
+    options = ("--yes", "--root", "alpine", "--tier", "2", "--mirror", mirror.url, "--agent", "mcp", "--json")
+    done = cli("setup", *options)
+    assert done.returncode == 0, done.stdout
+    told = json.loads(done.stdout)
+    assert (told["root"], told["rootfs"]) == ("alpine", f"alpine-{VERSION}-tier2")
+    assert cli("run", "--", "cat /etc/alpine-release").stdout == f"{VERSION}\n"
+    assert '"mcpServers"' in cli("setup", "--yes", "--agent", "mcp").stdout
+
+
+def test_a_root_that_can_not_be_installed_is_said(cli: Cli, home: Path, mirror: Mirror) -> None:
+    mirror.files.clear()
+    done = cli("setup", "--yes", "--root", "alpine", "--mirror", mirror.url)
+    assert done.returncode == 125
+    assert "404" in done.stderr
+    assert not (home / ".config/fumehood/config.toml").exists()
+
+
+def test_without_a_terminal_it_asks_nobody(cli: Cli) -> None:
+    done = cli("setup")
+    assert done.returncode == 125
+    assert "--yes" in done.stderr
+
+
+def test_it_asks_a_person_at_a_terminal(home: Path, project: Path, mirror: Mirror) -> None:
+    person, terminal = pty.openpty()
+    command = [*command_line(), "setup", "--mirror", mirror.url]
+    with subprocess.Popen(command, cwd=project, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        said = ""
+        answers = [
+            ("default root?", "alpin"), ("one of: host, alpine", "alpine"), ("tools?", ""), ("which one?", "claude"),
+        ]  # fmt: skip
+        for question, answer in answers:
+            while question not in said:
+                said += os.read(person, 4096).decode()
+            os.write(person, f"{answer}\n".encode())
+        while True:
+            try:
+                said += os.read(person, 4096).decode()
+            except OSError:  # the other end is gone
+                break
+    os.close(person)
+    assert process.returncode == 0, said
+    assert "fumehood setup claude" in said
+    assert f"alpine-{VERSION} is installed" in said
+    assert (home / ".config/fumehood/config.toml").read_text() == 'root = "alpine"\n'
+
+
+def test_setting_a_key_leaves_every_other_line_as_it_is(home: Path) -> None:
+    path = home / ".config/fumehood/config.toml"
+    path.parent.mkdir(exist_ok=True)
+    text = '# mine\nroot = "host" # for now\ntimeout = 5\n\n[limits]\nfiles = 3 # few\n'
+    path.write_text(text)
+    path.chmod(0o640)
+    set_key(places(), "root", "alpine")
+    assert path.read_text() == text.replace('root = "host" # for now', 'root = "alpine"')
+    assert path.stat().st_mode & 0o777 == 0o640
+    path.write_text("[limits]\nfiles = 3\n")
+    set_key(places(), "root", "host")
+    assert path.read_text() == 'root = "host"\n[limits]\nfiles = 3\n'
+    for broken in ("timeout = -1\n", "[x\n", 'root = """a\n'):
+        path.write_text(broken)
+        with pytest.raises(BadConfiguration, match="was not set"):
+            set_key(places(), "root", "alpine")
+        assert path.read_text() == broken
+
+
+def test_a_link_to_the_configuration_stays_one(home: Path, test_directory: Path) -> None:
+    (test_directory / "dotfiles").mkdir()
+    real = test_directory / "dotfiles/fumehood.toml"
+    real.write_text("timeout = 5\n")
+    path = home / ".config/fumehood/config.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(real)
+    set_key(places(), "root", "alpine")
+    assert path.is_symlink()
+    assert real.read_text() == 'root = "alpine"\ntimeout = 5\n'
