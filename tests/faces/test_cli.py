@@ -483,7 +483,7 @@ def test_a_command_that_no_kernel_takes_is_refused(home: Path, project: Path) ->
 @in_the_hood
 def test_a_project_in_the_layer_of_a_run_is_refused(cli: Cli, told: Any, home: Path) -> None:
     run = told("run", "--hold", "--", "mkdir inside")["run"]
-    layer = home / f".local/state/fumehood/runs/{run}/0/upper/inside"
+    layer = home / f".local/state/fumehood/runs/{run}/0/held/inside"
     done = cli("run", "--", "true", cwd=layer)
     assert done.returncode == 125
     assert is_one_clear_line(done), done.stderr

@@ -16,6 +16,18 @@ def inverse(changes: Sequence[c.Change]) -> list[c.Change]:
     return [_opposite(change) for change in changes if change.verdict == c.APPLIED]
 
 
+def on_their_own(changes: Sequence[c.Change]) -> list[c.Change]:
+    """Let changes move by themselves where the directory that carried them is not among them; they are in order."""
+    top: tuple[int, str] | None = None
+    for change in changes:
+        inside = top is not None and change.root == top[0] and change.path.startswith(f"{top[1]}/")
+        change.within = top[1] if inside and top is not None else None
+        if not inside:
+            whole = change.kind == c.DIRECTORY or change.change == c.TYPE
+            top = (change.root, change.path) if whole and change.change != c.MODE else None
+    return list(changes)
+
+
 def _opposite(change: c.Change) -> c.Change:
     kind = change.kind if change.before is None else change.before.kind
     return c.Change(

@@ -24,6 +24,7 @@ from fumehood.linux.nofollow import (
     split,
     walk,
 )
+from fumehood.linux.stack import is_opaque
 from fumehood.linux.steps import move
 
 TYPE_CHECKING = False
@@ -140,8 +141,11 @@ class _Carrying:
             self._move(change)
 
     def _mark(self, change: c.Change) -> None:
-        """A deletion is a mark: it is made there, and removed here. In an opaque directory there was none."""
-        self._directory(split(change.path)[0])
+        """A deletion is a mark: it is made there, and removed here; in an opaque directory there is none."""
+        parent = split(change.path)[0]
+        self._directory(parent)
+        if self._is_opaque(parent):
+            return
 
         def mark(directory: int, name: str) -> None:
             if look(directory, name) is None:
@@ -154,6 +158,18 @@ class _Carrying:
 
         _in(self._target, change, mark)
         _in(self._source, change, unmark)
+
+    def _is_opaque(self, path: str) -> bool:
+        """Tell whether a directory of the target hides all that lies below it, itself or by one above."""
+        while path:
+            directory = self._target.reach(path)
+            try:
+                if is_opaque(directory):
+                    return True
+            finally:
+                os.close(directory)
+            path = split(path)[0]
+        return False
 
     def _move(self, change: c.Change) -> None:
         parent, after = split(change.path)[0], change.after

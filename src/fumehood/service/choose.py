@@ -68,11 +68,11 @@ def _named(run: Run, place: str) -> set[int]:
     return found
 
 
-def with_companions(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
+def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> list[c.Change]:
     """Add the changes of the same verdicts that can't stay behind.
 
-    What lies in a new directory needs that; a replaced or deleted directory goes whole; and a repository's state
-    is never half of two histories.
+    On the way `forth` into the project, what lies in a new directory needs that. A replaced or deleted directory goes
+    whole, and a repository's state is never half of two histories.
     """
     verdicts = {change.verdict for change in changes}
     alike = [change for change in run.found if change.verdict in verdicts]
@@ -84,7 +84,7 @@ def with_companions(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
         if repositories and _repository(run, change) in repositories:
             wanted.add((change.root, change.path))
     for root, path in list(wanted):
-        wanted |= _needed_above(root, path, by_place)
+        wanted |= _needed_above(root, path, by_place, (c.ADDED, c.DELETED, c.TYPE) if forth else (c.DELETED, c.TYPE))
     whole = {place for place in wanted & trees if by_place[place].change in (c.DELETED, c.TYPE)}
     return [
         change
@@ -97,11 +97,13 @@ def _repository(run: Run, change: c.Change) -> str:
     return repository(f"{run.roots[change.root]}/{change.path}")
 
 
-def _needed_above(root: int, path: str, by_place: dict[tuple[int, str], c.Change]) -> set[tuple[int, str]]:
-    """Return the changed directories that a change lies in: new, replaced or deleted ones."""
+def _needed_above(
+    root: int, path: str, by_place: dict[tuple[int, str], c.Change], kinds: tuple[str, ...]
+) -> set[tuple[int, str]]:
+    """Return the directories that a change lies in and that were changed in some ways."""
     found: set[tuple[int, str]] = set()
     while path := path.rpartition("/")[0]:
         above = by_place.get((root, path))
-        if above is not None and above.change != c.MODE:
+        if above is not None and above.change in kinds:
             found.add((root, path))
     return found

@@ -40,7 +40,7 @@ def apply_held(
     What a person has there is then saved in the run's layer first, like any original.
     """
     with InterruptsHeld(), store.alone(project.id):
-        run, waiting = _waiting(store, project, run, paths, here)
+        run, waiting = _waiting(store, project, run, paths, here, forth=True)
         _refuse_before_others(store, run, waiting)
         if force:
             run.found, waiting = _judged_anew(store, run, waiting)
@@ -55,7 +55,7 @@ def apply_held(
 
 
 def _waiting(
-    store: Store, project: Project, run: Run, paths: Sequence[str], here: str
+    store: Store, project: Project, run: Run, paths: Sequence[str], here: str, *, forth: bool
 ) -> tuple[Run, list[c.Change]]:
     """Return a run as it is now, and those of its held changes that are meant."""
     run = recorded(store, project, run)
@@ -68,7 +68,7 @@ def _waiting(
             f"run {run.run} does not hold {printable(meant[0].path)}: it is {meant[0].verdict}",
             hint=f"fumehood show {run.run}",
         )
-    return run, with_companions(run, waiting) if paths else waiting
+    return run, with_companions(run, waiting, forth=forth) if paths else waiting
 
 
 def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -> None:
@@ -173,6 +173,8 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
     for (root, path), change in fresh.items():
         if any((root, each) in flags for each in (path, *above(path))):
             change.flags = flags.get((root, path), ())
+            if change.before is not None:
+                change.before.changed_ns = 0  # a person has seen it: later than the run is not too late now
             going.append(change)
     return c.by_path([*found, *going]), going
 
@@ -180,7 +182,7 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
 def discard_held(store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "") -> Run:
     """Throw away what a run had to hold; what it had applied stays, with its backups."""
     with InterruptsHeld(), store.alone(project.id):
-        run, waiting = _waiting(store, project, run, paths, here)
+        run, waiting = _waiting(store, project, run, paths, here, forth=False)
         later = holds.built_upon(store, project.id, run, waiting)
         if later is not None:
             raise BadRequest(
@@ -201,7 +203,7 @@ def discard_held(store: Store, project: Project, run: Run, paths: Sequence[str] 
 
 def _drop_if_unneeded(store: Store, run: Run) -> None:
     """Remove the layer of a run that has nothing in it, unless an undo of some of its paths uses it."""
-    if not store.history.shares_layer(run.layer):
+    if store.history.users_of(run.layer) == [run.run]:
         layering.drop_if_empty(store.places, run.layer, run.found)
 
 

@@ -155,17 +155,23 @@ class Sandbox:
             network=FULL if network is True else NONE, hosts=_hosts(network),
         )  # fmt: skip
 
-    def apply(self, run: Run | str) -> Run:
-        """Take over what a run had to hold."""
-        return decide.apply_held(self._store, self._project, self._found(run))
+    def apply(self, run: Run | str, *paths: str | os.PathLike[str], force: bool = False) -> Run:
+        """Take over what a run had to hold, all of it or some paths.
 
-    def discard(self, run: Run | str) -> Run:
-        """Throw away what a run had to hold."""
-        return decide.discard_held(self._store, self._project, self._found(run))
+        With `force`, also where the project was changed since; what is there now is saved first.
+        """
+        return decide.apply_held(self._store, self._project, self._found(run), _paths(paths), force=force)
 
-    def undo(self, run: Run | str = "last") -> Run:
-        """Bring back what was there before a run; returns the undo, a run of its own."""
-        return undo(self._store, self._project, self._found(run))
+    def discard(self, run: Run | str, *paths: str | os.PathLike[str]) -> Run:
+        """Throw away what a run had to hold, all of it or some paths."""
+        return decide.discard_held(self._store, self._project, self._found(run), _paths(paths))
+
+    def undo(self, run: Run | str = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
+        """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
+
+        With `force`, also what was changed since; what is there now is saved first.
+        """
+        return undo(self._store, self._project, self._found(run), _paths(paths), force=force)
 
     def history(self, limit: int = 0) -> list[Run]:
         """Return this project's runs, or this session's, the latest first."""
@@ -284,3 +290,7 @@ def _wishes(
         cancelled=cancelled,
         asks=asks,
     )
+
+
+def _paths(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    return [os.fspath(path) for path in paths]

@@ -325,10 +325,10 @@ def _finish(store: Store, run: Run) -> None:
     if run.act == "run":
         throw_away(store, run)
         set_apart(store, run)
-    others: list[tuple[str, str]] = []
+    others: list[tuple[Run, bool]] = []
     run.state, run.reason = (state_of(run.found) if run.act == "run" else "applied"), ""
     if run.act == "undo" and run.of is not None:
-        from fumehood.service.undo import undone
+        from fumehood.service.undo import consequences
 
-        others = undone(store, store.history.find(run.of))
+        others = consequences(store, store.history.find(run.of), run)
     store.history.settle(run, rewrite=True, others=others, event=RECOVERED)

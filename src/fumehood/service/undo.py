@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.inverse import inverse, staying
+from fumehood.core.inverse import inverse, on_their_own, staying
 from fumehood.core.plan import is_plain
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
@@ -15,31 +15,44 @@ from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of, walk
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
+from fumehood.service.choose import chosen, with_companions
 from fumehood.service.decide import recorded
 from fumehood.service.files import record, release
+from fumehood.service.force import counted_as_they_are
 from fumehood.service.settle import state_of
 from fumehood.store.history import APPLYING
 from fumehood.store.ids import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import NoReturn
 
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
 UNDONE = "undone"
+_UNDONE_BY = "undone by run {}"
 _NAMED = 5  # paths named in a refusal
 
 
-def undo(store: Store, project: Project, run: Run) -> Run:
-    """Bring back exactly what was there before a run; returns the undo, which can itself be undone."""
+def undo(
+    store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False
+) -> Run:
+    """Bring back exactly what was there before a run; returns the undo, which can itself be undone.
+
+    With paths, only what lies there. With `force`, also what was changed since: that is saved in the layer first.
+    """
     with InterruptsHeld(), store.alone(project.id):
         run = recorded(store, project, run)
-        back = _planned(run)
+        back = _planned(run, paths, here)
         first = run if back.layer == run.run else store.history.find(back.layer)
-        # A plain swap finds out by itself; whole trees must be looked at first.
-        _check(store, run, back, [change for change in back.found if not is_plain(change)])
+        if force:
+            back.found = counted_as_they_are(run, back.found)
+            _find_backups(store, back, back.found)
+        else:
+            # A plain swap finds out by itself; whole trees must be looked at first.
+            _check(store, run, back, [change for change in back.found if not is_plain(change)])
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))
@@ -49,26 +62,37 @@ def undo(store: Store, project: Project, run: Run) -> Run:
         back.state, back.duration_s = "applied", time.monotonic() - began
         store.history.settle(
             back, rewrite=stamps != [(change.before, change.after) for change in back.found],
-            others=undone(store, run),
+            others=consequences(store, run, back),
         )  # fmt: skip
         record(store, project.id, back)
         held = [change for change in first.found if change.verdict in (c.HELD, c.CONFLICT)]
-        layering.drop_if_empty(store.places, back.layer, [*back.found, *held])
+        layering.drop_if_empty(store.places, back.layer, [*back.found, *held, *_others(store, back)])
     return back
 
 
-def _planned(run: Run) -> Run:
+def _others(store: Store, back: Run) -> Iterator[c.Change]:
+    """Yield what other runs have in the layer of an undo, for some of its paths may have been undone before."""
+    for name in store.history.users_of(back.layer):
+        if name != back.run:
+            other = store.history.find(name)
+            yield from other.found if other.state != UNDONE else ()
+
+
+def _planned(run: Run, paths: Sequence[str], here: str) -> Run:
     """Return the run that takes another back."""
+    found = _to_take_back(run, paths, here)
+    which = "".join(f" {path}" for path in paths)
     return Run(
-        run=new_id(), project=run.project, command=f"undo {run.run}", cwd=run.project, state=APPLYING,
+        run=new_id(), project=run.project, command=f"undo {run.run}{which}", cwd=run.project, state=APPLYING,
         act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
-        found=_to_take_back(run), capture=run.capture,
+        found=found, capture=run.capture,
     )  # fmt: skip
 
 
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
     """Refuse where a live path is no longer what the run left, or where a backup is gone."""
-    _refuse_where_moved_on(run, changes)
+    if _moved(run, changes):
+        _refuse(store, run, _moved(run, back.found))
     _find_backups(store, back, changes)
 
 
@@ -92,27 +116,67 @@ def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]
             return
 
 
-def _to_take_back(run: Run) -> list[c.Change]:
-    """Return the changes that undo a run, or say why there are none."""
+def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
+    """Return the changes that undo a run, or some of its paths, or say why there are none."""
     if run.state == UNDONE:
         raise BadRequest(f"run {run.run} is undone already", hint="undo the undo to have its changes back")
-    changes = inverse(run.found)
+    meant = chosen(run, paths, here=here)
+    changes = inverse(with_companions(run, _applied(meant), forth=False) if paths else meant)
     if not changes:
-        raise BadRequest(f"run {run.run} changed nothing in the project", hint=f"fumehood show {run.run}")
+        what = "changed nothing in the project"
+        if paths and meant:
+            what = f"has not changed {printable(meant[0].path)} in the project: {meant[0].reason or meant[0].verdict}"
+        raise BadRequest(f"run {run.run} {what}", hint=f"fumehood show {run.run}")
     if not run.layer and any(change.after is not None for change in changes):
         raise BadRequest(f"the backups of run {run.run} were cleaned away", hint="fumehood log shows later runs")
-    return changes
+    return on_their_own(changes) if paths else changes
 
 
-def undone(store: Store, run: Run) -> list[tuple[str, str]]:
-    """Return the states that follow: the run is undone; where it was an undo, what that took back stands again."""
-    states = [(run.run, UNDONE)]
+def _applied(changes: Sequence[c.Change]) -> list[c.Change]:
+    return [change for change in changes if change.verdict == c.APPLIED]
+
+
+def consequences(store: Store, run: Run, back: Run) -> list[tuple[Run, bool]]:
+    """Return the runs whose states follow from an undo, and whether their changes were judged anew.
+
+    The run is undone, all of it or some paths; where it was an undo itself, what that took back stands again.
+    """
+    places = {(change.root, change.path) for change in back.found}
+    touched = [(run, _undone(run, places, back.run))]
     stands = True
     while run.of is not None:
-        run = store.history.find(run.of)
-        states.append((run.run, state_of(run.found) if stands else UNDONE))
+        by, run = run.run, store.history.find(run.of)
+        touched.append((run, (_stands_again if stands else _undone)(run, places, by)))
         stands = not stands
-    return states
+    return touched
+
+
+def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
+    """Mark what is undone; where that is all a run had applied, its state says so."""
+    applied = _applied(run.found)
+    going = [change for change in applied if (change.root, change.path) in places]
+    if len(going) == len(applied):
+        run.state, run.reason = UNDONE, ""
+        return False
+    for change in going:
+        change.verdict, change.reason = c.DISCARDED, _UNDONE_BY.format(by)
+    run.state = state_of(run.found)
+    return True
+
+
+def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
+    """Let what an undo had taken back stand again; the other paths that it took back stay so."""
+    mark = _UNDONE_BY.format(by)
+    was_whole = run.state == UNDONE
+    changed = False
+    for change in run.found:
+        is_meant = (change.root, change.path) in places
+        if was_whole and change.verdict == c.APPLIED and not is_meant:
+            change.verdict, change.reason, changed = c.DISCARDED, mark, True
+        elif not was_whole and is_meant and change.reason == mark:
+            change.verdict, change.reason, changed = c.APPLIED, "", True
+    run.state, run.reason = state_of(run.found), ""
+    return changed
 
 
 def _find_backups(store: Store, back: Run, changes: Sequence[c.Change]) -> None:
@@ -141,19 +205,38 @@ def _is_kept(change: c.Change) -> bool:
     return change.after is not None and not is_mode_alone
 
 
-def _refuse_where_moved_on(run: Run, changes: Sequence[c.Change]) -> None:
-    """Name the live paths that are no longer what the run left: taking them back would lose something."""
+def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:
+    """Return the live paths that are no longer what the run left: taking them back would lose something."""
     moved: list[str] = []
     for number, root in enumerate(run.roots):
         mine = [change for change in changes if change.root == number]
         if mine:
             moved += _moved_on(root, mine)
-    if moved:
-        more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
-        raise UndoRefused(
-            f"changed since run {run.run}: {', '.join(printable(path) for path in moved[:_NAMED])}{more}",
-            hint=f"see fumehood diff {run.run}; undo later runs first",
-        )
+    return moved
+
+
+def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
+    """Say which paths have moved on, and by which runs."""
+    later = _built_upon(store, run, moved[:_NAMED])
+    more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
+    by = f", by run{'s' if len(later) > 1 else ''} {', '.join(later)}" if later else ""
+    raise UndoRefused(
+        f"changed since run {run.run}: {', '.join(printable(path) for path in moved[:_NAMED])}{more}{by}",
+        hint=f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
+        if later
+        else f"see fumehood diff {run.run}; --force takes it back and saves what is there now",
+    )
+
+
+def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
+    """Return the later runs that changed some paths too, the latest first."""
+    found = {
+        name
+        for path in paths
+        for name, change in store.history.later_versions(run.run, run.project, path)
+        if change.verdict == c.APPLIED
+    }
+    return [name for name in sorted(found, reverse=True) if store.history.find(name).state != UNDONE]
 
 
 def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:

@@ -165,12 +165,13 @@ class History:
         self._write_changes(connection, run)
 
     def settle(
-        self, run: Run, *, rewrite: bool, others: Iterable[tuple[str, str]] = (), decided: str = "", event: str = "",
+        self, run: Run, *, rewrite: bool, others: Iterable[tuple[Run, bool]] = (), decided: str = "", event: str = "",
         decided_at: float | None = None,
     ) -> None:  # fmt: skip
         """Record the outcome of an apply or undo; the changes again, where some turned out otherwise.
 
-        `others` are runs whose states follow from it, `decided` is a person's word that led to it, at some time.
+        `others` are runs whose states follow from it, with whether their changes do too. `decided` is a person's word
+        that led to it, given at some time.
         """
         with self.database.transaction() as connection:
             connection.execute(
@@ -183,9 +184,11 @@ class History:
             if decided:
                 self.audit.add(connection, run.run, trail.DECIDED, decided)
             self.audit.add(connection, run.run, event or run.state, _told(run))
-            for other, state in others:
-                connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, other))
-                self.audit.add(connection, other, state, f"by run {run.run}")
+            for other, is_rewritten in others:
+                connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (other.state, other.run))
+                if is_rewritten:
+                    self._rewrite_changes(connection, other)
+                self.audit.add(connection, other.run, other.state, f"by run {run.run}")
             self._make_due(connection, run.run)
 
     def held(self, project: int) -> list[tuple[str, int]]:
@@ -199,9 +202,9 @@ class History:
         ((roots,),) = self.database.rows("SELECT roots FROM runs WHERE id = ?", (run,))
         return _roots(roots)
 
-    def shares_layer(self, layer: str) -> bool:
-        """Tell whether another run, such as an undo of some paths, has versions in a run's layer."""
-        return bool(self.database.rows("SELECT 1 FROM runs WHERE layer = ? AND id != ? LIMIT 1", (layer, layer)))
+    def users_of(self, layer: str) -> list[str]:
+        """Return the runs that have versions in a run's layer: itself, its undos, and their undos."""
+        return [name for (name,) in self.database.rows("SELECT id FROM runs WHERE layer = ? ORDER BY id", (layer,))]
 
     def was_decided_after(self, run: str, moment: float) -> bool:
         """Tell whether a person applied or discarded something of a held run after a moment."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_run
+from fumehood.faces.cli.main import here
 from fumehood.faces.cli.show import short, tell_run
 from fumehood.service import decide
 from fumehood.service.session import project_of, undo_session
@@ -14,6 +15,7 @@ from fumehood.service.undo import undo
 from fumehood.service.upkeep import upkeep
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from collections.abc import Callable
 
     from fumehood.core.report import Run
@@ -22,30 +24,57 @@ if TYPE_CHECKING:
 
 def add_commands(add: Add) -> None:
     """Make these commands known."""
-    add_run(add("apply", "apply what a run had to hold", _apply, "  fumehood apply last"))
-    add_run(add("discard", "throw away what a run had to hold", _discard, "  fumehood discard last"))
-    back = add("undo", "bring back what was there before a run", _undo, "  fumehood undo\n  fumehood undo 01J8ZQ")
+    forth = add(
+        "apply", "apply what a run had to hold", _apply, "  fumehood apply last\n  fumehood apply last Makefile"
+    )
+    add_run(forth)
+    _add_paths(forth)
+    _add_force(forth, "also where the project was changed since")
+    away = add(
+        "discard", "throw away what a run had to hold", _discard,
+        "  fumehood discard last\n  fumehood discard last .git/hooks",
+    )  # fmt: skip
+    add_run(away)
+    _add_paths(away)
+    back = add(
+        "undo", "bring back what was there before a run", _undo,
+        "  fumehood undo\n  fumehood undo 01J8ZQ\n  fumehood undo last src/main.py",
+    )  # fmt: skip
     add_run(back, default="last")
+    _add_paths(back)
+    _add_force(back, "also what was changed since")
     back.add_argument("--session", metavar="NAME", help="every run of this session: all of them, or none")
 
 
+def _add_paths(command: ArgumentParser) -> None:
+    command.add_argument("paths", nargs="*", metavar="PATH", help="only these, or what lies in them")
+
+
+def _add_force(command: ArgumentParser, what: str) -> None:
+    command.add_argument("--force", action="store_true", help=f"{what}; what is there now is saved first")
+
+
 def _apply(context: Context) -> int:
-    run = context.run(context.options.run)
-    done = decide.apply_held(context.store, context.project_of(run), run)
+    options = context.options
+    run = context.run(options.run)
+    done = decide.apply_held(
+        context.store, context.project_of(run), run, options.paths, here=here(), force=options.force
+    )
     return _say(context, done, lambda: tell_run(done, sys.stdout))
 
 
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
-    done = decide.discard_held(context.store, context.project_of(run), run)
+    done = decide.discard_held(context.store, context.project_of(run), run, context.options.paths, here=here())
     return _say(context, done, lambda: tell_run(done, sys.stdout))
 
 
 def _undo(context: Context) -> int:
     if context.options.session is not None:
         return _undo_session(context, context.options.session)
-    run = context.run(context.options.run)
-    back = undo(context.store, context.project_of(run), run)
+    options = context.options
+    run = context.run(options.run)
+    back = undo(context.store, context.project_of(run), run, options.paths, here=here(), force=options.force)
     return _say(context, back, lambda: _tell_undo(back))
 
 

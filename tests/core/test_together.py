@@ -1,0 +1,79 @@
+"""What shares one fate."""
+
+import pytest
+
+from fumehood.core import changes as c
+from fumehood.core.dependence import Waiting
+from fumehood.core.together import HOLD_ALL, hold_together, repository
+
+
+@pytest.mark.parametrize(
+    ("place", "git"),
+    [
+        ("/p/.git/HEAD", "/p/.git"),
+        ("/p/.git/index", "/p/.git"),
+        ("/p/.git/refs/heads/main", "/p/.git"),
+        ("/p/.git/logs/HEAD", "/p/.git"),
+        ("/p/.git/packed-refs", "/p/.git"),
+        ("/p/.git/ORIG_HEAD", "/p/.git"),
+        ("/p/.git/worktrees/w/HEAD", "/p/.git"),
+        ("/p/.git/worktrees/w/index", "/p/.git"),
+        ("/p/.git/modules/lib/HEAD", "/p/.git/modules/lib"),
+        ("/p/.git/modules/a/b/refs/heads/x", "/p/.git/modules/a/b"),
+        ("/p/bare.git/HEAD", "/p/bare.git"),
+        ("/p/sub/.git/HEAD", "/p/sub/.git"),
+        ("/p/.git", ""),
+        ("/p/.git/objects/ab/cdef", ""),
+        ("/p/.git/config", ""),
+        ("/p/.git/hooks/pre-commit", ""),
+        ("/p/.git/COMMIT_EDITMSG", ""),
+        ("/p/HEAD", ""),
+        ("/p/refs/x", ""),
+    ],
+)
+def test_the_repository_whose_state_a_path_is(place, git):
+    assert repository(place) == git
+
+
+def change(path, verdict=c.APPLIED, what=c.MODIFIED, kind=c.FILE):
+    return c.Change(0, path, what, kind, verdict=verdict)
+
+
+def test_a_conflict_in_a_repositorys_state_is_one_in_all_of_it():
+    changes = [
+        change(".git/HEAD"), change(".git/index", c.CONFLICT), change(".git/objects/ab/c"), change("f"),
+        change("other/.git/HEAD"),
+    ]  # fmt: skip
+    assert hold_together(changes, ["/p"])
+    assert [each.verdict for each in changes] == ["conflict", "conflict", "applied", "applied", "applied"]
+    assert not hold_together(changes, ["/p"])
+
+
+def test_no_conflict_holds_nothing():
+    changes = [change(".git/HEAD"), change("f", c.HELD)]
+    assert not hold_together(changes, ["/p"], HOLD_ALL)
+    assert [each.verdict for each in changes] == ["applied", "held"]
+
+
+def test_one_conflict_can_hold_everything():
+    changes = [change("a"), change("b", c.CONFLICT), change("c", c.DISCARDED)]
+    assert hold_together(changes, ["/p"], HOLD_ALL)
+    assert [each.verdict for each in changes] == ["held", "conflict", "discarded"]
+
+
+@pytest.mark.parametrize(
+    ("held", "later", "builds"),
+    [
+        (change("a"), change("a"), True),
+        (change("d", what=c.ADDED, kind=c.DIRECTORY), change("d/f", what=c.ADDED), True),
+        (change("d", what=c.MODE, kind=c.DIRECTORY), change("d/f", what=c.ADDED), False),
+        (change("d/f", what=c.DELETED), change("d", what=c.DELETED, kind=c.DIRECTORY), True),
+        (change("d/f", what=c.DELETED), change("d", what=c.MODE, kind=c.DIRECTORY), False),
+        (change("d/f"), change("d/g"), False),
+        (change("d/f"), change("d/fg"), False),
+        (change("d"), change("dd"), False),
+    ],
+)
+def test_what_builds_on_what(held, later, builds):
+    assert Waiting([("R", 0, held)]).under(later) == ("R" if builds else None)
+    assert Waiting([("R", 1, held)]).under(later) is None

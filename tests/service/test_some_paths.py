@@ -1,0 +1,246 @@
+"""Decisions on some of a run's paths, and by force where the project was changed since."""
+
+import subprocess
+
+import pytest
+
+from fumehood import BadRequest, Policy, Sandbox, UndoRefused
+from snapshots import snapshot
+
+pytestmark = pytest.mark.namespaces
+
+
+def verdicts(run):
+    return {change.path: change.verdict for change in run.changes}
+
+
+def shown(sandbox, run):
+    return next(each for each in sandbox.history() if each.id == run.id)
+
+
+def test_some_paths_are_applied_and_the_others_wait(sandbox, project):
+    (project / "a").write_text("a\n")
+    run = sandbox.run("echo A >> a; echo b > b; mkdir d; echo c > d/c; echo e > d/e", apply="hold")
+    done = sandbox.apply(run, "b", "d/c")
+    assert verdicts(done) == {"a": "held", "b": "applied", "d": "applied", "d/c": "applied", "d/e": "held"}
+    assert done.state == "held"
+    assert sorted(path.name for path in project.rglob("*")) == ["a", "b", "c", "d"]
+    assert sandbox.run("cat a d/e").stdout == "a\nA\ne\n"
+    sandbox.discard(run, "a")
+    assert sandbox.run("cat a d/e").stdout == "a\ne\n"
+    assert sandbox.apply(run).state == "applied"
+    assert (project / "d/e").exists()
+    sandbox.undo(run)
+    assert sorted(path.name for path in project.rglob("*")) == ["a"]
+
+
+def test_a_replaced_directory_goes_whole(sandbox, project):
+    (project / "d/sub").mkdir(parents=True)
+    (project / "d/sub/f").write_text("f")
+    (project / "e").mkdir()
+    (project / "e/g").write_text("g")
+    run = sandbox.run("rm -r d; echo file > d; rm -r e", apply="hold")
+    done = sandbox.apply(run, "d/sub/f")
+    assert {path for path, verdict in verdicts(done).items() if verdict == "applied"} == {"d", "d/sub", "d/sub/f"}
+    assert (project / "d").is_file()
+    assert (project / "e/g").exists()
+
+
+def test_a_path_that_is_not_in_the_run_or_does_not_wait_is_refused(sandbox, project):
+    (project / ".envrc").write_text("")
+    run = sandbox.run("echo x > x; echo evil > .envrc")
+    with pytest.raises(BadRequest, match="did not change nothing-here"):
+        sandbox.apply(run, "nothing-here")
+    with pytest.raises(BadRequest, match="does not hold x: it is applied"):
+        sandbox.discard(run, "x")
+
+
+def test_one_path_is_undone_and_what_is_left_afterwards(sandbox, project):
+    (project / "a").write_text("a\n")
+    (project / "b").write_text("b\n")
+    before = snapshot(project)
+    run = sandbox.run("echo A >> a; echo B >> b; mkdir d; echo c > d/c; echo e > d/e")
+    after = snapshot(project)
+    back = sandbox.undo(run, "a", "d/c")
+    assert verdicts(shown(sandbox, run)) == {
+        "a": "discarded", "b": "applied", "d": "applied", "d/c": "discarded", "d/e": "applied",
+    }  # fmt: skip
+    assert (project / "a").read_text() == "a\n"
+    assert (project / "b").read_text() == "b\nB\n"
+    assert [path.name for path in (project / "d").iterdir()] == ["e"]
+    with pytest.raises(BadRequest, match=f"has not changed a in the project: undone by run {back.id}"):
+        sandbox.undo(run, "a")
+    sandbox.undo(back, "a")
+    assert (project / "a").read_text() == "a\nA\n"
+    assert not (project / "d/c").exists()
+    sandbox.undo(back)
+    assert snapshot(project) == after
+    assert set(verdicts(shown(sandbox, run)).values()) == {"applied"}
+    sandbox.undo(run)
+    assert snapshot(project) == before
+    assert shown(sandbox, run).state == "undone"
+
+
+def test_what_is_left_of_a_run_is_undone_after_some_paths(sandbox, project):
+    (project / "a").write_text("a\n")
+    (project / "b").write_text("b\n")
+    before = snapshot(project)
+    run = sandbox.run("echo A >> a; echo B >> b")
+    sandbox.undo(run, "a")
+    rest = sandbox.undo(run)
+    assert snapshot(project) == before
+    assert shown(sandbox, run).state == "undone"
+    sandbox.undo(rest)
+    assert (project / "a").read_text() == "a\n"
+    assert (project / "b").read_text() == "b\nB\n"
+
+
+def test_a_deleted_directory_comes_back_whole(sandbox, project):
+    (project / "d").mkdir()
+    (project / "d/one").write_text("1")
+    (project / "d/two").write_text("2")
+    (project / "f").write_text("f")
+    run = sandbox.run("rm -r d f")
+    sandbox.undo(run, "d/one")
+    assert sorted(path.name for path in project.rglob("*")) == ["d", "one", "two"]
+
+
+def test_a_conflict_is_taken_by_force_and_the_persons_version_saved(sandbox, project):
+    (project / "a").write_text("a\n")
+    run = sandbox.run("echo A >> a; echo b > b", apply="hold")
+    (project / "a").write_text("the person's\n")
+    (project / "b").mkdir()
+    (project / "b/own").write_text("own")
+    assert verdicts(sandbox.apply(run)) == {"a": "conflict", "b": "conflict"}
+    person = snapshot(project)
+    done = sandbox.apply(run, "a", force=True)
+    assert verdicts(done)["a"] == "applied"
+    assert (project / "a").read_text() == "a\nA\n"
+    assert (project / "b/own").exists()
+    sandbox.apply(run, "b", force=True)
+    assert (project / "b").read_text() == "b\n"
+    sandbox.undo(run)
+    assert snapshot(project) == person
+
+
+def test_what_the_project_has_already_needs_no_force(sandbox, project):
+    (project / "a").write_text("a\n")
+    run = sandbox.run("echo A >> a; touch -d @1 a; echo b > b", apply="hold")
+    (project / "a").write_text("a\nA\n")
+    subprocess.run(["touch", "-d", "@1", project / "a"], check=True)
+    done = sandbox.apply(run, force=True)
+    assert verdicts(done) == {"a": "discarded", "b": "applied"}
+    assert done.state == "applied"
+
+
+@pytest.mark.parametrize("now", ["edited", "gone", "directory", "symlink"])
+def test_an_undo_by_force_saves_what_is_there(sandbox, project, now):
+    (project / "a").write_text("a\n")
+    before = snapshot(project)
+    run = sandbox.run("echo A >> a; echo new > new")
+    for name in ("a", "new"):
+        (project / name).unlink()
+        if now == "edited":
+            (project / name).write_text("the person's\n")
+        elif now == "directory":
+            (project / name).mkdir()
+            (project / name / "own").write_text("own")
+        elif now == "symlink":
+            (project / name).symlink_to("elsewhere")
+    person = snapshot(project)
+    with pytest.raises(UndoRefused, match=f"changed since run {run.id}: a"):
+        sandbox.undo(run)
+    assert snapshot(project) == person
+    back = sandbox.undo(run, force=True)
+    assert snapshot(project) == before
+    sandbox.undo(back)
+    assert snapshot(project) == person
+
+
+def test_an_undo_by_force_takes_a_tree_with_what_was_added_to_it(sandbox, project):
+    before = snapshot(project)
+    run = sandbox.run("mkdir d; echo f > d/f")
+    (project / "d/own").write_text("the person's")
+    person = snapshot(project)
+    with pytest.raises(UndoRefused, match="d/own"):
+        sandbox.undo(run)
+    back = sandbox.undo(run, force=True)
+    assert snapshot(project) == before
+    sandbox.undo(back)
+    assert snapshot(project) == person
+
+
+def test_an_undo_names_the_runs_that_built_upon_it(sandbox, project):
+    run = sandbox.run("echo 1 > a")
+    later = sandbox.run("echo 2 >> a")
+    with pytest.raises(UndoRefused, match=f"changed since run {run.id}: a, by run {later.id}") as refused:
+        sandbox.undo(run)
+    assert refused.value.hint.startswith(f"first: fumehood undo {later.id}")
+    sandbox.undo(later)
+    sandbox.undo(run)
+    assert not (project / "a").exists()
+
+
+def test_everything_is_held_for_one_conflict_where_a_person_wants_it_so(project):
+    (project / "a").write_text("a\n")
+    (project / "b").write_text("b\n")
+    with Sandbox(project, policy=Policy(on_conflict="hold-all")) as sandbox:
+        line = "echo A >> a; echo B >> b; echo c > c; echo edit; sleep 0.2"
+        run = sandbox.run(line, on_output=lambda *_: edit(project))
+        assert verdicts(run) == {"a": "conflict", "b": "held", "c": "held"}
+        assert (project / "b").read_text() == "b\n"
+        assert not (project / "c").exists()
+        assert (project / "a").read_text() == "the person's\n"
+
+
+def edit(project):
+    (project / "a").write_text("the person's\n")
+
+
+GIT = "git -c user.name=n -c user.email=e@example.org"
+
+
+def git(project, line):
+    subprocess.run(f"{GIT} {line}", shell=True, cwd=project, check=True, capture_output=True)
+
+
+def test_a_repository_is_never_half_of_two_histories(sandbox, project):
+    git(project, "init -q .")
+    (project / "f").write_text("1\n")
+    git(project, "add f")
+    git(project, "commit -qm one")
+
+    def commit(*_):
+        if not (project / "person").exists():
+            (project / "person").write_text("p\n")
+            git(project, "add person")
+            git(project, "commit -qm person")
+
+    run = sandbox.run(f"echo 2 > f; {GIT} commit -qam agent; echo done; sleep 0.5", on_output=commit)
+    found = verdicts(run)
+    state = {path for path in found if path.startswith((".git/refs/heads", ".git/logs/")) or path == ".git/index"}
+    assert state
+    assert {found[path] for path in state} == {"conflict"}
+    assert found["f"] == "applied"
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=project, capture_output=True, text=True, check=True)
+    assert log.stdout.split() == ["person", "one"]
+    assert subprocess.run(["git", "fsck", "--strict"], cwd=project, capture_output=True, check=False).returncode == 0
+    # One of them by force is all of them: the agent's history then, and the person's is saved.
+    sandbox.apply(run, ".git/index", force=True)
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=project, capture_output=True, text=True, check=True)
+    assert log.stdout.split() == ["agent", "one"]
+    sandbox.undo(run, ".git")
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=project, capture_output=True, text=True, check=True)
+    assert log.stdout.split() == ["person", "one"]
+
+
+def test_paths_and_force_on_the_command_line(cli, project):
+    (project / "a").write_text("a\n")
+    cli("run", "--hold", "--", "echo A >> a; echo b > b")
+    assert "1 change applied, 1 held" in cli("apply", "last", "b").stdout
+    (project / "a").write_text("the person's\n")
+    assert "conflict" in cli("apply", "last").stdout
+    cli("apply", "last", "a", "--force")
+    assert (project / "a").read_text() == "a\nA\n"
+    cli("undo", "last", "a")
+    assert (project / "a").read_text() == "the person's\n"
