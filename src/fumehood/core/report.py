@@ -165,7 +165,7 @@ def model_text(run: Run) -> str:
     if run.exit_code:
         parts.append(f"Exit code: {run.exit_code}")
     parts += change_lines(run, _MODEL_CHANGES)
-    parts += [f"Blocked {each.what}: {each.detail}. {each.hint}".rstrip() for each in run.blocked]
+    parts += [printable(f"Blocked {each.what}: {each.detail}. {each.hint}".rstrip()) for each in run.blocked]
     return "\n".join(part for part in parts if part)
 
 
@@ -190,7 +190,7 @@ def change_lines(run: Run, limit: int) -> list[str]:
 
 def one_line(change: Change) -> str:
     """Write a change in one line, its path made safe to print."""
-    told = "" if change.verdict == APPLIED else f" [{change.verdict}: {change.reason}]"
+    told = "" if change.verdict == APPLIED else f" [{change.verdict}: {printable(change.reason)}]"
     flags = f" ({', '.join(change.flags)})" if change.flags else ""
     kind = "" if change.kind == "file" else f" {change.kind}"
     return f"{change.change}{kind} {printable(change.path)}{flags}{told}"

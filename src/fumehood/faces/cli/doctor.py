@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from fumehood.core.report import printable
 from fumehood.linux import examine, probe
 
 TYPE_CHECKING = False
@@ -76,7 +77,7 @@ def _table(abilities: list[examine.Ability], colour: bool) -> list[str]:
     for ability in abilities:
         mark = _mark(ability)
         painted = _painted(f"{mark:8}", _COLOURS[mark], colour)
-        lines.append(f"{painted} {ability.name:{width}}  {ability.detail}")
+        lines.append(f"{painted} {ability.name:{width}}  {printable(ability.detail)}")
         if ability.fix and not ability.works:
             lines.append(f"{'':9}{_painted('fix:', _BOLD, colour)} {ability.fix}")
     return lines

@@ -11,6 +11,7 @@ from fumehood.core.report import printable
 from fumehood.faces.cli.commands import Context, add_run, paint
 from fumehood.faces.cli.main import here
 from fumehood.faces.cli.show import headline, lines, short
+from fumehood.faces.cli.sink import sink_to
 from fumehood.service.differences import differences, each_difference
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _log(context: Context) -> int:
             sys.stdout.write("nothing ran here yet; fumehood run -- COMMAND\n")
         for session, group in _grouped(runs):
             if session is not None:
-                sys.stdout.write(f"session {colour(session, 'bold')}\n")
+                sys.stdout.write(f"session {colour(printable(session), 'bold')}\n")
             for run in group:
                 indent = "  " if session is not None else ""
                 sys.stdout.write(f"{indent}{_log_line(run, counts[run.run], colour)}\n")
@@ -203,12 +204,14 @@ def _output(context: Context) -> int:
 
     def show() -> None:
         sys.stdout.flush()
+        sink = sink_to(1)
         for name, text in (("stdout", run.stdout), ("stderr", run.stderr)):
             try:
                 for piece in context.store.history.printed(run.run, name):
-                    sys.stdout.buffer.write(piece)
+                    sink(piece)
             except FileNotFoundError:
-                sys.stdout.buffer.write(text.encode())
+                sink(text.encode())
+        sink(b"")
 
     return context.say({"run": run.run, "stdout": run.stdout, "stderr": run.stderr,
                         "output_truncated": run.output_truncated}, show)  # fmt: skip

@@ -59,6 +59,7 @@ class Live:
 
         def clearing(data: bytes) -> None:
             if not data:
+                sink(data)
                 return
             self._clear()
             self._at_line_start = data.endswith(b"\n")

@@ -6,6 +6,7 @@ import os
 import sys
 
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.cli.sink import guarded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,10 +89,11 @@ def tell_error(error: FumehoodError) -> None:
 
 
 def _print_whatever_the_locale() -> None:
-    """Write a character that the terminal's encoding lacks as an escape, instead of failing on it."""
+    """Write a character that the terminal's encoding lacks as an escape, and let no sequence act on a terminal."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
 
 
 def _open_standard_descriptors() -> None:

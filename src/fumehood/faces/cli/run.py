@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 
 from fumehood.core.judge import DISCARD, HOLD
@@ -11,6 +10,7 @@ from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli.main import here
+from fumehood.faces.cli.sink import sink_to
 from fumehood.linux.launch import start
 from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import CLOSED, INHERITED, Wishes
@@ -256,26 +256,12 @@ def _wishes(options: Options, as_json: bool) -> Wishes:
     if as_json:
         return Wishes(stdin=CLOSED if os.isatty(0) else INHERITED)
     if options.flags & {"--quiet", "--brief"} or not os.isatty(2):
-        return Wishes(stdin=INHERITED, on_stdout=_To(1), on_stderr=_To(2))
+        return Wishes(stdin=INHERITED, on_stdout=sink_to(1), on_stderr=sink_to(2))
     from fumehood.faces.cli.live import Live
 
     live = Live()
-    return Wishes(stdin=INHERITED, on_stdout=live.around(_To(1)), on_stderr=live.around(_To(2)), watch=live.watch)
-
-
-class _To:
-    """A sink that writes to a descriptor."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __call__(self, data: bytes) -> None:
-        while data:
-            try:
-                data = data[os.write(self._fd, data) :]
-            except BlockingIOError:
-                # Somebody who shares our terminal, or our pipe, made it so.
-                select.select([], [self._fd], [])
+    out, err = live.around(sink_to(1)), live.around(sink_to(2))
+    return Wishes(stdin=INHERITED, on_stdout=out, on_stderr=err, watch=live.watch)
 
 
 def _tell_changes(run: Run) -> None:

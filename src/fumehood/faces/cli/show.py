@@ -44,7 +44,7 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
         for line in lines(run, paint, most):
             stream.write(f"  {line}\n")
     for blocked in run.blocked:
-        stream.write(f"  {paint('blocked', 'red')} {blocked.what}: {printable(blocked.detail)}. {blocked.hint}\n")
+        stream.write(f"  {paint('blocked', 'red')} {blocked.what}: {printable(f'{blocked.detail}. {blocked.hint}')}\n")
     if run.found and run.state in _NEXT and run.act == "run":
         stream.write(f"  {paint(_NEXT[run.state].format(run=short(run.run)), 'dim')}\n")
     stream.flush()
@@ -62,7 +62,7 @@ def tell_agent(run: Run, out: TextIO | None = None) -> None:
         said.append(f"{change.verdict}, not applied: {change.change} {path}: {printable(change.reason)}")
     if len(kept_back) > _MOST:
         said.append(f"and {len(kept_back) - _MOST} more; fumehood show {short(run.run)}")
-    said += [f"blocked {each.what}: {printable(each.detail)}. {each.hint}" for each in run.blocked]
+    said += [f"blocked {each.what}: {printable(f'{each.detail}. {each.hint}')}" for each in run.blocked]
     if kept_back:
         said.append(f"a person decides: fumehood apply {short(run.run)}  or  fumehood discard {short(run.run)}")
     if any(change.verdict == c.APPLIED for change in run.found):

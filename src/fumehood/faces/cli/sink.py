@@ -1,0 +1,78 @@
+"""Where a command's output goes: a pipe or file gets every byte, a terminal only what shows text."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fumehood.linux.output import Sink
+
+
+def sink_to(fd: int) -> Sink:
+    """Return what takes a command's output to one of our own descriptors; an empty piece is the end."""
+    return _ToTerminal(fd) if os.isatty(fd) else _To(fd)
+
+
+class _To:
+    """A sink that writes to a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __call__(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:
+                # Somebody who shares our terminal, or our pipe, made it so.
+                select.select([], [self._fd], [])
+            except OSError as error:
+                if error.errno == errno.EIO:  # the terminal is gone
+                    raise BrokenPipeError(*error.args) from error
+                raise
+
+
+class _ToTerminal(_To):
+    """A sink that lets through what shows text, and leaves no colour behind."""
+
+    def __init__(self, fd: int, *, screen: bool = False) -> None:
+        super().__init__(fd)
+        # Here, because it takes a while to load, and a command that an agent runs has no terminal.
+        from fumehood.core.escapes import Filter
+
+        self._filter = Filter(screen=screen)
+
+    def __call__(self, data: bytes) -> None:
+        super().__call__(self._filter.feed(data) if data else self._filter.close())
+
+
+class GuardedText:
+    """Our own words on their way to a terminal: whatever name was put into them, no sequence in it takes effect.
+
+    Names are made printable where they are put in; this is for the one place that forgets it.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, its line ends and colours included."""
+        if not text.replace("\n", "").isprintable():
+            from fumehood.core.escapes import Filter
+
+            text = Filter().feed(text.encode("utf-8", "backslashreplace")).decode()
+        self._stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def guarded(stream: Any) -> Any:
+    """Return a stream that is safe to write names to."""
+    return GuardedText(stream) if stream.isatty() else stream
