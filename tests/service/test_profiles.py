@@ -1,6 +1,7 @@
 """Profiles on real tools: caches that are writable, kept for the project, and never written in the real home."""
 
 import fcntl
+import http.server
 import io
 import os
 import shutil
@@ -331,6 +332,17 @@ def test_sweeping_leaves_what_is_new_or_in_use(home, hood, cache):
     assert sh(sandbox, "cat ~/.tool/a") == "kept\n"
 
 
+@pytest.mark.parametrize("where", ["~/.tool", "$CACHE"])
+def test_what_is_written_to_scratch_counts_for_the_limit(home, hood, where):
+    (home / ".tool").mkdir()
+    sandbox = hood("~/.tool", "CACHE=~/.none", **{"limits.written": 1 << 20})
+    # What a kept cache held before is not the run's: only what is written after the first look counts.
+    line = f"for n in $(seq 500); do head -c 1000000 /dev/zero > {where}/$n; sleep 0.05; done"
+    run = sandbox.run(["sh", "-c", line], timeout=50)
+    assert not run.timed_out
+    assert [each.what for each in run.blocked] == ["limit"]
+
+
 def test_nothing_in_scratch_is_a_change(home, hood):
     (home / ".tool").mkdir()
     run = hood("~/.tool", "CACHE=~/.none").run(["sh", "-c", "touch ~/.tool/a $CACHE/b"])
@@ -341,6 +353,31 @@ def test_a_profile_s_settings_hold_for_its_commands_alone(hood):
     sandbox = hood(timeout=0.3)
     assert sandbox.run(["sh", "-c", "sleep 20"]).timed_out
     assert not sandbox.run("sleep 0.5").timed_out
+
+
+def test_a_profile_s_hosts_are_reached_by_its_commands_alone(hood):
+    class Answering(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"reached")
+
+        def log_message(self, *_given):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        host = f"127.0.0.1:{server.server_address[1]}"
+        fetch = f"python3 -c 'import urllib.request as u; print(u.urlopen(\"http://{host}/\").read())'"
+        sandbox = hood(hosts=(host,))
+        assert sh(sandbox, fetch) == "b'reached'\n"
+        assert sandbox.run(fetch).exit_code != 0
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as somebody else")

@@ -67,6 +67,7 @@ class Execution:
         self._host = host
         self._capture = capture
         self._start = start
+        self._besides: tuple[str, ...] = ()  # what the command may write and fill besides its layers
         self._limits = limits
 
     def run(
@@ -101,6 +102,7 @@ class Execution:
         scratch = world.scratch
         if scratch is not None:
             environment = {**environment, **self._made(scratch, backdrops, world, user, owner)}
+            self._besides = tuple(scratch.directories)
         spec = Spec(
             command=command, cwd=cwd, bounds=(*ground.bounds, *capture.bounds), base=behind.base,
             masked=behind.masked,
@@ -226,7 +228,7 @@ class Execution:
         is_copy = self._capture.way == COPY
         places = [each.merged if is_copy else each.upper for each in self._capture.layers]
         try:
-            return Warden(self._limits, init, places, empty=not is_copy)
+            return Warden(self._limits, init, [*places, *self._besides], empty=not is_copy and not self._besides)
         except NotYet:
             return None
 

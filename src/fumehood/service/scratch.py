@@ -89,6 +89,7 @@ class Scratch:
         self._ours: list[str] = []
         self._conditions = Conditions(way=KERNEL)
         self._keeps_tmp = keeps_tmp
+        self.directories: list[str] = []  # where what is written goes
         self.tmp = ""  # the project's own /tmp, where it keeps one
         self.variables: dict[str, str] = {}
         self.binds: list[Bound] = []
@@ -180,6 +181,7 @@ class Scratch:
         if alone:
             os.mkdir(work, 0o700)
         self._ours += [work] if keep else [work, upper]
+        self.directories.append(upper)
         return upper, work
 
     def remove(self) -> None:

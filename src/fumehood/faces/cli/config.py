@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core.keys import KEYS, SECTIONS
+from fumehood.core.kinds import shown
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import printable
 from fumehood.core.tool import FORMATS, definition
@@ -102,4 +103,7 @@ def _tell_keys(told: list[dict[str, Any]], sections: dict[str, Any]) -> None:
         print(paint()(line, "dim") if each["from"] == "default" else f"{line}    # {each['from']}")
     for name, tables in sections.items():
         for table in tables:
-            print(f"[[{name}]] {printable(json.dumps(table))}")
+            given = {**table, **table.get("settings", {})}
+            unsaid = ("settings", "defaults")
+            inside = ", ".join(f"{field} = {shown(value)}" for field, value in given.items() if field not in unsaid)
+            print(f"[[{name}]] {printable(inside)}")
