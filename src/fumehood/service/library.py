@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
+    from fumehood.core.permission import Question
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
     from fumehood.linux.launch import Given, Plan
@@ -89,15 +90,28 @@ class Sandbox:
         stdin: str | bytes | None = None,
         root: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> Run:
         """Run a command: a string is a shell line, a sequence a program and its arguments.
 
         `apply` is "apply", "hold" or "discard"; True and False mean the first two. `root` is "host", "alpine",
         the name of an installed root tree, or a directory that holds one. `env` adds to the environment. `network`
-        asks for the whole network, or for hosts: ["pypi.org:443", "*.example.org"].
+        asks for the whole network, or for hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in
+        place of the sandbox's own; once `cancelled` says True, the command is ended and what it wrote is held.
         """
         request = self._request(command, cwd, network, timeout, apply, root, env)
-        return self._perform(request, _wishes(on_output, on_change, stdin, None))
+        return self._perform(request, _wishes(on_output, on_change, stdin, cancelled, channels(ask)))
+
+    def require(self, question: Question, ask: Answering | Ask | Sequence[Answering | Ask] | None = None) -> None:
+        """Have a person, or what they answered before, allow something; raises Refused on a no."""
+        self._hood.permissions.among(channels(self._ask if ask is None else ask)).require(question)
+
+    def questions(
+        self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
+    ) -> tuple[Question, ...]:
+        """Return what a person would be asked before this command runs."""
+        return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None))
 
     def _perform(self, request: Request, wishes: Wishes) -> Run:
         upkeep(self._store, self._project.id)
@@ -120,9 +134,10 @@ class Sandbox:
         request = self._request(
             command, *(options.pop(name, default) for name, default in _REQUEST_OPTIONS.items())
         )
+        asks = channels(options.pop("ask", self._ask), loop)
         if options:
             raise TypeError(f"arun takes no {', '.join(options)}")
-        wishes = _wishes(on_output, on_change, stdin, cancelled.is_set, channels(self._ask, loop))
+        wishes = _wishes(on_output, on_change, stdin, cancelled.is_set, asks)
 
         def work() -> None:
             try:
@@ -227,6 +242,25 @@ class Sandbox:
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be written: {run.stderr.strip()}")
         return run
+
+    def find(self, run: str = "last") -> Run:
+        """Return a run of this project by its id, the beginning of one, or `last`."""
+        return self._found(run)
+
+    def diff(self, run: Run | str = "last", paths: Sequence[str] = ()) -> str:
+        """Return what a run changed, line by line."""
+        from fumehood.service.differences import each_difference
+
+        found = self._found(run)
+        return "".join(each.text for each in each_difference(self._store, found, list(paths), here=found.project))
+
+    def output(self, run: Run | str = "last", stream: str = "stdout") -> bytes:
+        """Return all that is kept of what a run printed, byte for byte."""
+        found = self._found(run)
+        try:
+            return b"".join(self._store.history.printed(found.run, stream))
+        except FileNotFoundError:
+            return (found.stdout if stream == "stdout" else found.stderr).encode()
 
     def _found(self, run: Run | str) -> Run:
         name = run if isinstance(run, str) else run.run

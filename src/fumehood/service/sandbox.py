@@ -116,6 +116,8 @@ class Hood:
         except BaseException as error:
             self._failed(run, error)
             raise
+        if ended.outcome.interrupted and request.mode == APPLY and wishes.cancelled is not None and wishes.cancelled():
+            request = request.replace(mode=HOLD)  # whoever lost interest has not seen what came of it
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
             run.found = layering.scanned(layers)
@@ -179,6 +181,14 @@ class Hood:
         """Ask a person for what they must be asked for; a plain sandboxed run needs nobody's word."""
         if network.to_ask:
             self.permit(run, network_question(run.command, run.cwd, run.project, run.run, network.to_ask), wishes)
+
+    def foreseen(self, request: Request) -> tuple[Question, ...]:
+        """Return what a person would be asked before this request runs."""
+        asked = decided(request.network, request.hosts, self.policy).to_ask
+        if not asked:
+            return ()
+        command, cwd = shown(checked(request.command)), request.cwd or self.project.path
+        return (network_question(command, cwd, self.project.path, "", asked),)
 
     def _connect(
         self, run: Run, network: Network, execution: Execution, command: tuple[str, ...], world: World,

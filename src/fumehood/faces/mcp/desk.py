@@ -1,0 +1,106 @@
+"""What the tools share: the projects, the commands in the background, whom to ask; and how a call gets at them."""
+
+# No `from __future__ import annotations`: the SDK reads these, resolvers among them.
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import Context, ElicitationResult, ListRoots, Resolve
+from mcp.types import CallToolResult
+
+from fumehood import Sandbox
+from fumehood.core.permission import Question
+from fumehood.errors import FumehoodError
+from fumehood.faces.mcp.asking import can_elicit, elicitation, who_answers
+from fumehood.faces.mcp.jobs import Jobs
+from fumehood.faces.mcp.places import Workplaces
+from fumehood.faces.mcp.results import failed
+from fumehood.service.ask import Ask
+
+_NAMED = 20  # held changes that the question to apply them names
+
+
+class Desk:
+    """One server's; `others` are asked where the client can't."""
+
+    def __init__(self, workplaces: Workplaces, others: Sequence[Ask] = ()) -> None:
+        self.workplaces = workplaces
+        self.others = tuple(others)
+        self.jobs = Jobs()
+
+
+def desk_of(ctx: Context[Any, Any]) -> Desk:
+    """Return what a call works with."""
+    desk = ctx.request_context.lifespan_context
+    assert isinstance(desk, Desk)
+    return desk
+
+
+def told(tool: Callable[..., Awaitable[CallToolResult]]) -> Callable[..., Awaitable[CallToolResult]]:
+    """Turn our own errors into results that a model reads."""
+
+    @wraps(tool)
+    async def telling(*arguments: Any, **named: Any) -> CallToolResult:
+        try:
+            return await tool(*arguments, **named)
+        except FumehoodError as error:
+            return failed(error)
+
+    return telling
+
+
+async def roots(ctx: Context[Any, Any]) -> Any:
+    """Ask the client for its roots, where they are wanted and not known."""
+    return None if desk_of(ctx).workplaces.knows_roots(ctx) else ListRoots()
+
+
+async def directories(ctx: Context[Any, Any], found: Annotated[Any, Resolve(roots)]) -> list[str]:
+    """Return the directories that the client works in."""
+    return desk_of(ctx).workplaces.remember(ctx, found)
+
+
+Where = Annotated[list[str], Resolve(directories)]
+
+
+async def permission(
+    ctx: Context[Any, Any], where: Where, command: str, working_dir: str | None, network: bool
+) -> Any:
+    """Ask the person, through the client, for what this command needs their word for."""
+    try:
+        sandbox = desk_of(ctx).workplaces.sandbox(where, working_dir)
+        questions = sandbox.questions(command, cwd=working_dir or sandbox.project, network=network)
+    except FumehoodError:
+        return None  # the tool itself says what is wrong
+    return elicitation(questions[0]) if questions and can_elicit(ctx) else None
+
+
+async def consent(ctx: Context[Any, Any], where: Where, run: str) -> Any:
+    """Ask the person, through the client, whether to apply what a run had to hold."""
+    try:
+        question = apply_question(desk_of(ctx).workplaces.sandbox(where), run)
+    except FumehoodError:
+        return None
+    return elicitation(question) if can_elicit(ctx) else None
+
+
+Permission = Annotated[ElicitationResult[Any], Resolve(permission)]
+Consent = Annotated[ElicitationResult[Any], Resolve(consent)]
+
+
+def apply_question(sandbox: Sandbox, name: str) -> Question:
+    """Put into words what applying a run's held changes means."""
+    run = sandbox.find(name)
+    waiting = [change for change in run.changes if change.verdict in ("held", "conflict")]
+    details = [f"{change.change} {change.path}: {change.reason}" for change in waiting[:_NAMED]]
+    details += [f"and {len(waiting) - _NAMED} more"] if len(waiting) > _NAMED else []
+    return Question(
+        what="apply", text=f"Apply what run {run.run} had to hold?", command=run.command, directory=run.project,
+        project=run.project, target=run.run, details=(f"Command: {run.command}", *details), one_time_only=True,
+    )  # fmt: skip
+
+
+def answering(ctx: Context[Any, Any], questions: Sequence[Question], outcome: Any) -> list[Ask]:
+    """Return who may answer for this call; a resolver's own None is an accepted nothing: the client was not asked."""
+    was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
+    return list(who_answers(ctx, questions, outcome if was_asked else None, desk_of(ctx).others))

@@ -1,0 +1,84 @@
+"""Which project a client works on: the one named at the start, the client's roots, or where the server runs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from fumehood import Sandbox
+from fumehood.errors import BadRequest
+from fumehood.service.store import Store
+from fumehood.store.ids import new_id
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import Context
+    from mcp.types import ListRootsResult
+
+_SESSION_HEADER = "mcp-session-id"
+
+
+class Workplaces:
+    """The sandboxes of this server, one for each project that its clients work on."""
+
+    def __init__(self, project: str | None, session: str | None, *, own_tmp: bool = False) -> None:
+        self.project = project
+        self._session = session or f"mcp-{new_id().lower()}"
+        self._own_tmp = own_tmp
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._roots: dict[str, ListRootsResult] = {}
+
+    def knows_roots(self, context: Context[Any, Any]) -> bool:
+        """Tell whether the client need not be asked for its roots: nobody wants them, it has none, or told them."""
+        capabilities = context.client_capabilities
+        has_none = capabilities is None or capabilities.roots is None
+        return self.project is not None or has_none or _connection(context) in self._roots
+
+    def remember(self, context: Context[Any, Any], roots: ListRootsResult | None) -> list[str]:
+        """Keep what the client told; returns the directories it works in."""
+        key = _connection(context)
+        if roots is not None and key:
+            self._roots[key] = roots
+        told = roots or self._roots.get(key)
+        uris = [str(root.uri) for root in told.roots] if told is not None else []
+        return [unquote(urlsplit(uri).path) for uri in uris if uri.startswith("file://")]
+
+    def forget(self, context: Context[Any, Any]) -> None:
+        """The client's roots have changed: ask again."""
+        self._roots.pop(_connection(context), None)
+
+    def sandbox(self, directories: list[str], working_dir: str | None = None) -> Sandbox:
+        """Return the sandbox for a call."""
+        path = self._chosen(directories, working_dir)
+        if path not in self._sandboxes:
+            self._sandboxes[path] = Sandbox(path, session=self._name(path), own_tmp=self._own_tmp)
+        return self._sandboxes[path]
+
+    def _chosen(self, directories: list[str], working_dir: str | None) -> str:
+        if self.project is not None:
+            return os.path.realpath(self.project)
+        real = [os.path.realpath(directory) for directory in directories]
+        if working_dir and os.path.isabs(working_dir):
+            inside = [each for each in real if f"{os.path.realpath(working_dir)}/".startswith(f"{each}/")]
+            if inside:
+                return max(inside, key=len)
+        if real:
+            return real[0]
+        store = Store()
+        try:
+            return store.projects.holding(os.getcwd())
+        except OSError as error:
+            raise BadRequest("the server's directory is gone", hint="fumehood mcp --project DIR") from error
+        finally:
+            store.close()
+
+    def _name(self, path: str) -> str:
+        """Name the session; each project has its own, because a session belongs to one project."""
+        number = list(self._sandboxes).index(path) if path in self._sandboxes else len(self._sandboxes)
+        return self._session if number == 0 else f"{self._session}-{number + 1}"
+
+
+def _connection(context: Context[Any, Any]) -> str:
+    """Name the client for as long as it is connected; "" where each of its requests stands alone."""
+    headers = context.headers
+    return "the one on our standard input" if headers is None else headers.get(_SESSION_HEADER, "")

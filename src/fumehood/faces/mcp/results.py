@@ -1,0 +1,155 @@
+"""What the tools return: structured content that holds everything, because clients may drop the text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mcp.types import CallToolResult, TextContent
+from pydantic import BaseModel, Field
+
+from fumehood.core.changes import APPLIED, DELETED
+from fumehood.core.report import MODEL_OUTPUT, cut_in_the_middle, printable
+
+if TYPE_CHECKING:
+    from fumehood.core.report import ReportedChange, Run
+    from fumehood.errors import FumehoodError
+
+MOST_CHANGES = 200
+_SAME = (
+    "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network",
+    "duration_s", "session",
+)  # fmt: skip
+
+
+class Change(BaseModel):
+    """One path's difference."""
+
+    path: str
+    root: str = Field(description="The directory that the path is relative to.")
+    change: str = Field(description="added, modified, deleted, mode or type")
+    kind: str
+    verdict: str = Field(description="applied, held, conflict, discarded or unsupported")
+    reason: str = ""
+    flags: list[str] = []
+
+
+class Blocked(BaseModel):
+    """Something the command was refused, and how a person can allow it."""
+
+    what: str
+    detail: str
+    hint: str = ""
+
+
+class Report(BaseModel):
+    """One run: what it printed, how it ended, what it changed."""
+
+    run: str = Field(description="The run's id: undo, diff, changes and read_output take it.")
+    project: str
+    command: str
+    cwd: str
+    state: str = Field(description="applied, held (waits for the user), discarded, empty, undone, failed or refused")
+    reason: str = ""
+    exit_code: int | None = None
+    timed_out: bool = False
+    sandboxed: bool = True
+    network: str = "none"
+    duration_s: float = 0.0
+    output: str = Field(description="Standard output, then standard error, the middle left out if long.")
+    output_truncated: bool = Field(description="Whether some of it is left out: read_output has all that is kept.")
+    changes: list[Change] = []
+    changes_left_out: int = Field(0, description="Additions and modifications not listed.")
+    blocked: list[Blocked] = []
+    session: str | None = None
+
+
+class Text(BaseModel):
+    """A piece of text."""
+
+    run: str
+    text: str
+    truncated: bool = False
+
+
+class Piece(BaseModel):
+    """A piece of what a run printed, by byte offsets."""
+
+    run: str
+    stream: str
+    offset: int
+    next_offset: int | None = Field(description="Where the next piece begins; none at the end.")
+    total: int
+    text: str
+
+
+class Undone(BaseModel):
+    """What was taken back."""
+
+    runs: list[Report] = Field(description="The undos, runs of their own; undoing one brings its changes back.")
+
+
+class Job(BaseModel):
+    """A command that runs in the background."""
+
+    job: str
+    running: bool
+    offset: int = 0
+    next_offset: int = 0
+    output: str = Field("", description="What it printed since `offset`.")
+    report: Report | None = Field(None, description="Once it has ended.")
+    error: str = ""
+
+
+def report_of(run: Run) -> Report:
+    """Put a run into the shape that the tools return."""
+    told = run.as_dict()
+    listed, left_out = _listed(run.changes)
+    output = cut_in_the_middle(run.output, MODEL_OUTPUT)
+    return Report(
+        **{name: told[name] for name in _SAME},
+        output=output, output_truncated=run.output_truncated or output != run.output, changes=listed,
+        changes_left_out=left_out, blocked=[Blocked(**each.fields()) for each in run.blocked],
+    )  # fmt: skip
+
+
+def _listed(changes: tuple[ReportedChange, ...]) -> tuple[list[Change], int]:
+    """List changes: every deletion and all that was not applied, the rest up to a number."""
+    listed: list[Change] = []
+    left_out = 0
+    for each in changes:
+        if each.change != DELETED and each.verdict == APPLIED and len(listed) >= MOST_CHANGES:
+            left_out += 1
+            continue
+        fields = {**each.fields(), "path": _text(each.path), "root": _text(each.root), "flags": list(each.flags)}
+        listed.append(Change(**fields))
+    return listed, left_out
+
+
+def _text(path: str) -> str:
+    """Write a path so that it can be sent as JSON: bytes that are no UTF-8 are escapes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return printable(path)
+    return path
+
+
+def returned(text: str, told: BaseModel) -> CallToolResult:
+    """Return both: the text for people and older clients, the object for the model."""
+    return CallToolResult(
+        content=[TextContent(type="text", text=sendable(text) or "(no output)")],
+        structured_content=told.model_dump(mode="json"),
+    )
+
+
+def sendable(text: str) -> str:
+    """Make a text one that can be sent."""
+    return text.encode(errors="replace").decode()
+
+
+def failed(error: FumehoodError) -> CallToolResult:
+    """Tell an error as the model's contract has it."""
+    text = f"ERROR: {error.message}" + (f"\n{error.hint}" if error.hint else "")
+    return CallToolResult(content=[TextContent(type="text", text=sendable(text))], is_error=True)
+
+

@@ -1,0 +1,96 @@
+"""The tools that run commands: at once, or in the background."""
+
+# No `from __future__ import annotations`: the SDK reads these, resolvers among them.
+
+from typing import Annotated, Any
+
+import anyio.to_thread
+from mcp.server.mcpserver import Context
+from mcp.types import CallToolResult
+from pydantic import Field
+
+from fumehood.core import tool as described
+from fumehood.core.report import Run
+from fumehood.faces.mcp import results as r
+from fumehood.faces.mcp.desk import Permission, Where, answering, desk_of, told
+from fumehood.faces.mcp.jobs import Job
+from fumehood.faces.mcp.progress import Progress
+
+_MOST_TEXT = 100_000
+_MOST_WAIT_S = 30.0
+_FIRST_LOOK_S = 0.2  # most that fails fails at once
+_TOLD = described.schema()["properties"]
+
+Command = Annotated[str, Field(description=_TOLD["command"]["description"])]
+Directory = Annotated[str | None, Field(description=_TOLD["working_dir"]["description"])]
+Network = Annotated[bool, Field(description=_TOLD["network"]["description"])]
+Timeout = Annotated[float | None, Field(gt=0, description=_TOLD["timeout"]["description"])]
+JobName = Annotated[str, Field(description="What start_command returned.")]
+
+
+@told
+async def run_command(  # noqa: D103 - described by core/tool.py
+    ctx: Context[Any, Any], where: Where, permission: Permission, command: Command, working_dir: Directory = None,
+    network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
+) -> Annotated[CallToolResult, r.Report]:  # fmt: skip
+    sandbox = desk_of(ctx).workplaces.sandbox(where, working_dir)
+    cwd = working_dir or sandbox.project
+    asks = answering(ctx, sandbox.questions(command, cwd=cwd, network=network), permission)
+    async with Progress(ctx) as progress:
+        run = await sandbox.arun(
+            command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take
+        )
+    return r.returned(run.for_model(), r.report_of(run))
+
+
+@told
+async def start_command(
+    ctx: Context[Any, Any], where: Where, permission: Permission, command: Command, working_dir: Directory = None,
+    network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
+) -> Annotated[CallToolResult, r.Job]:  # fmt: skip
+    """Start a command that takes long, a server for instance; poll_command tells what it prints."""
+    sandbox = desk_of(ctx).workplaces.sandbox(where, working_dir)
+    cwd = working_dir or sandbox.project
+    asks = answering(ctx, sandbox.questions(command, cwd=cwd, network=network), permission)
+
+    def work(**more: Any) -> Run:
+        return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, **more)
+
+    job = desk_of(ctx).jobs.start(work)
+    await anyio.to_thread.run_sync(job.wait, 0, _FIRST_LOOK_S)
+    return _job_told(job, 0)
+
+
+@told
+async def poll_command(
+    ctx: Context[Any, Any],
+    job: JobName,
+    offset: Annotated[int, Field(ge=0, description="The last next_offset; 0 at first.")] = 0,
+    wait: Annotated[float, Field(ge=0, le=_MOST_WAIT_S, description="Seconds to wait for something new.")] = 0,
+) -> Annotated[CallToolResult, r.Job]:
+    """Return what a started command printed since an offset, and its report once it has ended."""
+    found = desk_of(ctx).jobs.find(job)
+    if wait:
+        await anyio.to_thread.run_sync(found.wait, offset, wait)
+    return _job_told(found, offset)
+
+
+@told
+async def stop_command(ctx: Context[Any, Any], job: JobName) -> Annotated[CallToolResult, r.Job]:
+    """End a started command; what it wrote so far is held for the user."""
+    found = desk_of(ctx).jobs.find(job)
+    await anyio.to_thread.run_sync(found.stop)
+    return _job_told(found, 0)
+
+
+def _job_told(job: Job, offset: int) -> CallToolResult:
+    job.join()
+    begin, output = job.output(offset)
+    output = r.sendable(output[:_MOST_TEXT])
+    told = r.Job(
+        job=job.name, running=job.is_running, offset=begin, next_offset=begin + len(output), output=output,
+        report=r.report_of(job.run) if job.run is not None else None,
+        error=f"ERROR: {job.error.message}" if job.error is not None else "",
+    )  # fmt: skip
+    state = "is running" if job.is_running else "has ended"
+    return r.returned("\n".join(part for part in (output, told.error, f"[{job.name} {state}]") if part), told)

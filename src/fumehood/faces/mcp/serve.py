@@ -1,0 +1,111 @@
+"""Serve MCP on standard input and output, or as HTTP on this machine alone."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fumehood.errors import BadRequest, Unavailable
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+HOST = "127.0.0.1"
+TOKEN = "FUMEHOOD_MCP_TOKEN"  # noqa: S105 - its name
+_SHORTEST_TOKEN = 16
+
+
+def serve(project: str | None, session: str | None, http: int | None, *, own_tmp: bool = False) -> int:
+    """Serve until the client leaves, or for ever."""
+    try:
+        from fumehood.faces.mcp.server import build
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("mcp", "mcp_types", "pydantic", "anyio"):
+            raise
+        raise Unavailable(
+            f"the MCP server needs a package that is not here: {error.name}", hint="pip install 'fumehood[mcp]'"
+        ) from error
+    from fumehood.faces.mcp.desk import Desk
+    from fumehood.faces.mcp.places import Workplaces
+
+    desk = Desk(Workplaces(project, session, own_tmp=own_tmp))
+    if project is not None:
+        desk.workplaces.sandbox([])  # what is wrong with it is said at once
+    server = build(desk)
+    try:
+        if http is None:
+            server.run()
+        else:
+            _serve_http(server, http)
+    finally:
+        desk.jobs.stop_all()
+    return 0
+
+
+def _serve_http(server: MCPServer[Any], port: int) -> None:
+    import socket
+
+    import uvicorn
+
+    token = _token()
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+        listening.listen()  # so that nobody who reads the line below comes too early
+    except OSError as error:
+        raise BadRequest(f"port {port} can't be used: {error.strerror}", hint="--http 0 takes a free one") from error
+    port = listening.getsockname()[1]
+    app = Guard(server.streamable_http_app(host=HOST, transport_security=_only_here(port)), token)
+    sys.stderr.write(f"fumehood: MCP at http://{HOST}:{port}/mcp\n")
+    if TOKEN not in os.environ:
+        sys.stderr.write(f"fumehood: Authorization: Bearer {token}\n")
+    sys.stderr.flush()
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _token() -> str:
+    token = os.environ.get(TOKEN)
+    if token is None:
+        return secrets.token_urlsafe(32)
+    if len(token) < _SHORTEST_TOKEN:
+        raise BadRequest(f"{TOKEN} is too short", hint=f"at least {_SHORTEST_TOKEN} characters")
+    return token
+
+
+def _only_here(port: int) -> Any:
+    """Answer only to our own name: a page in a browser may have made its name lead to this machine."""
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    names = [f"{host}:{port}" for host in (HOST, "localhost")]
+    return TransportSecuritySettings(allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names])
+
+
+class Guard:
+    """Lets in only who has the token."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if hmac.compare_digest(given, self._wanted):
+            await self._app(scope, receive, send)
+            return
+        from starlette.responses import JSONResponse
+
+        refusal = JSONResponse(
+            {"error": "the token is missing or wrong", "hint": "Authorization: Bearer TOKEN, as printed at the start"},
+            status_code=401, headers={"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
+        await refusal(scope, receive, send)

@@ -1,0 +1,400 @@
+"""The MCP server, asked by the SDK's own client: over standard input and HTTP, in both eras of the protocol."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import command_line
+
+mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+
+from mcp import Client, StdioServerParameters  # noqa: E402
+from mcp.client.streamable_http import streamable_http_client  # noqa: E402
+from mcp.types import ElicitResult, ListRootsResult, Root  # noqa: E402
+
+pytestmark = [
+    pytest.mark.namespaces,
+    # The SDK's own, of its dependencies.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ERAS = ["legacy", "2026-07-28"]
+
+
+def stdio(*arguments: str, cwd: Path | None = None) -> StdioServerParameters:
+    python, *rest = command_line()
+    return StdioServerParameters(command=python, args=[*rest, "mcp", *arguments], env=dict(os.environ), cwd=cwd)
+
+
+def asked(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def answering(answers: list[str | None], seen: list[str]) -> Callable[..., Coroutine[Any, Any, ElicitResult]]:
+    """A person behind the client: None declines."""
+
+    async def answer(_context: Any, params: Any) -> ElicitResult:
+        seen.append(params.message)
+        given = answers.pop(0)
+        if given is None:
+            return ElicitResult(action="decline")
+        return ElicitResult(action="accept", content={"answer": given})
+
+    return answer
+
+
+def text(result: Any) -> str:
+    return "\n".join(block.text for block in result.content)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_command_its_report_and_its_undo(home: Path, project: Path, era: str) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode=era) as client:
+            done = await client.call_tool("run_command", {"command": "echo hi; echo é >a; rm -f b; exit 3"})
+            told = done.structured_content
+            assert (told["output"], told["exit_code"], told["state"]) == ("hi\n", 3, "applied")
+            assert [change["path"] for change in told["changes"]] == ["a"]
+            assert "Exit code: 3" in text(done)
+            assert "added a" in text(done)
+            difference = await client.call_tool("diff", {})
+            assert "+é" in difference.structured_content["text"]
+            same = await client.call_tool("changes", {"run": told["run"]})
+            assert same.structured_content["changes"] == told["changes"]
+            back = await client.call_tool("undo", {"run": told["run"]})
+            assert back.structured_content["runs"][0]["changes"][0]["change"] == "deleted"
+            assert not (project / "a").exists()
+
+    asked(test)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_the_network_is_asked_for(home: Path, project: Path, era: str) -> None:
+    seen: list[str] = []
+    answer = answering(["allow_once", "deny_once", None], seen)
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode=era, elicitation_callback=answer) as client:
+            call = {"command": "cat /proc/net/route >routes; echo ran", "network": True}
+            done = await client.call_tool("run_command", call)
+            assert done.structured_content["output"].startswith("ran"), text(done)
+            assert done.structured_content["network"] == "full"
+            for _ in range(2):
+                denied = await client.call_tool("run_command", call)
+                assert denied.is_error
+                assert text(denied).startswith("ERROR: Permission denied: Run command with network access")
+            plain = await client.call_tool("run_command", {"command": "echo ran"})
+            assert plain.structured_content["network"] == "none"
+
+    asked(test)
+    assert len(seen) == 3
+    assert "cat /proc/net/route" in seen[0]
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_client_that_cannot_ask_gets_a_clean_denial(home: Path, project: Path, era: str) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode=era) as client:
+            denied = await client.call_tool("run_command", {"command": "touch x", "network": True})
+            assert denied.is_error
+            assert "nobody was there to ask" in text(denied)
+            assert not (project / "x").exists()
+
+    asked(test)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_the_project_is_the_clients_root(home: Path, project: Path, test_directory: Path, era: str) -> None:
+    other = test_directory / "with space é"
+    other.mkdir()
+
+    async def roots(_context: Any) -> ListRootsResult:
+        return ListRootsResult(roots=[Root(uri=project.as_uri()), Root(uri=other.as_uri())])
+
+    async def test() -> None:
+        async with Client(stdio(cwd=test_directory), mode=era, list_roots_callback=roots) as client:
+            first = await client.call_tool("run_command", {"command": "pwd"})
+            assert first.structured_content["output"] == f"{project}\n", text(first)
+            second = await client.call_tool("run_command", {"command": "echo x >y; pwd", "working_dir": str(other)})
+            assert second.structured_content["project"] == str(other)
+            assert (other / "y").exists()
+
+    asked(test)
+
+
+def test_without_roots_the_project_is_where_the_server_runs(home: Path, project: Path) -> None:
+    async def test() -> None:
+        async with Client(stdio(cwd=project), mode="legacy") as client:
+            done = await client.call_tool("run_command", {"command": "pwd"})
+            assert done.structured_content["project"] == str(project)
+
+    asked(test)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_output_comes_as_progress_lines(home: Path, project: Path, era: str) -> None:
+    seen: list[str] = []
+
+    async def progress(_done: float, _total: float | None, message: str | None) -> None:
+        seen.append(message or "")
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode=era) as client:
+            line = "echo one; sleep 0.3; printf 'tw'; printf 'o\n'; echo three"
+            done = await client.call_tool("run_command", {"command": line}, progress_callback=progress)
+            assert done.structured_content["output"] == "one\ntwo\nthree\n"
+
+    asked(test)
+    assert "\n".join(seen) == "one\ntwo\nthree"
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_cancelling_kills_the_run_and_keeps_its_layer(home: Path, project: Path, era: str) -> None:
+    async def test() -> None:
+        begun = asyncio.Event()
+
+        async def progress(*_told: object) -> None:
+            begun.set()
+
+        async with Client(stdio("--project", str(project)), mode=era) as client:
+            line = "echo x >written; echo begun; sleep 1000; echo y >late"
+            call = asyncio.create_task(client.call_tool("run_command", {"command": line}, progress_callback=progress))
+            await begun.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            state = ""
+            while state != "held":
+                await asyncio.sleep(0.05)
+                found = await client.call_tool("changes", {})
+                state = found.structured_content["state"] if found.structured_content else ""
+            assert [change["path"] for change in found.structured_content["changes"]] == ["written"]
+            assert os.listdir(project) == []
+
+    asked(test)
+
+
+def test_a_long_command_is_started_looked_at_and_stopped(home: Path, project: Path) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            line = "echo begun; sleep 0.5; echo x >f; echo ended"
+            started = (await client.call_tool("start_command", {"command": line})).structured_content
+            job, offset, output = started["job"], started["next_offset"], started["output"]
+            while "begun" not in output:
+                polled = await client.call_tool("poll_command", {"job": job, "offset": offset, "wait": 5})
+                output += polled.structured_content["output"]
+                offset = polled.structured_content["next_offset"]
+            running = True
+            while running:
+                polled = await client.call_tool("poll_command", {"job": job, "offset": offset, "wait": 1})
+                running = polled.structured_content["running"]
+            assert polled.structured_content["report"]["state"] == "applied"
+            assert (project / "f").exists()
+            other = await client.call_tool("start_command", {"command": "echo y >g; echo begun; sleep 1000"})
+            other_job = other.structured_content["job"]
+            await client.call_tool("poll_command", {"job": other_job, "offset": 0, "wait": 20})
+            stopped = await client.call_tool("stop_command", {"job": other_job})
+            assert not stopped.structured_content["running"]
+            assert stopped.structured_content["report"]["state"] == "held"
+            assert "no job" in text(await client.call_tool("poll_command", {"job": "job-99"}))
+
+    asked(test)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_what_is_held_is_applied_only_with_the_persons_word(home: Path, project: Path, era: str) -> None:
+    seen: list[str] = []
+    answer = answering([None, "allow_once"], seen)
+    line = "mkdir -p .git/hooks; echo x >.git/hooks/pre-push"
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode=era, elicitation_callback=answer) as client:
+            held = (await client.call_tool("run_command", {"command": line})).structured_content
+            assert held["state"] == "held"
+            assert (await client.call_tool("apply", {"run": held["run"]})).is_error
+            done = await client.call_tool("apply", {"run": held["run"]})
+            assert done.structured_content["state"] == "applied", text(done)
+            assert (project / ".git/hooks/pre-push").exists()
+            await client.call_tool("undo", {"run": held["run"]})
+            again = (await client.call_tool("run_command", {"command": line})).structured_content
+            gone = await client.call_tool("discard", {"run": again["run"]})
+            assert gone.structured_content["state"] == "discarded"
+        async with Client(stdio("--project", str(project)), mode=era) as other:
+            held = (await other.call_tool("run_command", {"command": line})).structured_content
+            assert (await other.call_tool("apply", {"run": held["run"]})).is_error
+        async with Client(stdio("--project", str(project)), mode=era) as third:
+            assert "another session" in text(await third.call_tool("discard", {"run": held["run"]}))
+
+    asked(test)
+    assert "pre-push" in seen[0]
+
+
+def test_long_output_is_paged_and_many_changes_are_cut_but_never_deletions(home: Path, project: Path) -> None:
+    for number in range(5):
+        (project / f"old{number}").touch()
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            line = "seq 100000; rm old*; mkdir d; cd d; seq 400 | xargs touch"
+            told = (await client.call_tool("run_command", {"command": line})).structured_content
+            assert told["output_truncated"]
+            assert len(told["output"]) < 40_000
+            deleted = [change["path"] for change in told["changes"] if change["change"] == "deleted"]
+            assert len(deleted) == 5
+            assert told["changes_left_out"] > 100
+            output, offset = "", 0
+            while offset is not None:
+                call = {"run": told["run"], "offset": offset, "limit": 100_000}
+                piece = (await client.call_tool("read_output", call)).structured_content
+                output, offset = output + piece["text"], piece["next_offset"]
+            assert output == "".join(f"{number}\n" for number in range(1, 100_001))
+
+    asked(test)
+
+
+def test_the_runs_of_a_server_are_one_session(home: Path, project: Path) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project), "--session", "agent")) as client:
+            await client.call_tool("run_command", {"command": "echo 1 >a; cd /; echo KEPT=yes >>$FUMEHOOD_ENV"})
+            again = await client.call_tool("run_command", {"command": "echo 2 >b; pwd; echo $KEPT"})
+            assert again.structured_content["output"] == f"{project}\nyes\n"
+            assert again.structured_content["session"] == "agent"
+            await client.call_tool("undo", {"session": True})
+            assert os.listdir(project) == []
+
+    asked(test)
+
+
+def test_errors_say_what_to_do(home: Path, project: Path) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            for name, call, words in (
+                ("run_command", {"command": ""}, "ERROR: the command is empty"),
+                ("run_command", {"command": "true", "working_dir": "/nonexistent"}, "ERROR: Working directory"),
+                ("undo", {"run": "01XXXX"}, "ERROR: there is no run"),
+                ("diff", {"run": "nonsense"}, "ERROR: there is no run"),
+            ):
+                result = await client.call_tool(name, call)
+                assert result.is_error
+                assert text(result).startswith(words), text(result)
+
+    asked(test)
+
+
+def test_tools_say_what_they_do_and_resources_tell_the_rules(home: Path, project: Path) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            assert set(tools) == {
+                "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output",
+                "undo", "apply", "discard",
+            }  # fmt: skip
+            assert tools["diff"].annotations.read_only_hint
+            assert tools["undo"].annotations.destructive_hint
+            assert set(tools["run_command"].input_schema["properties"]) == {
+                "command", "working_dir", "network", "timeout",
+            }  # fmt: skip
+            assert tools["run_command"].input_schema["required"] == ["command"]
+            assert {"output", "changes", "blocked"} <= set(tools["run_command"].output_schema["properties"])
+            assert "transaction" in (client.instructions or "")
+            resources = {str(each.uri) for each in (await client.list_resources()).resources}
+            assert resources == {"fumehood://rules", "fumehood://capabilities"}
+            found = await client.read_resource("fumehood://capabilities")
+            assert json.loads(found.contents[0].text)["sandbox"] is True
+
+    asked(test)
+
+
+@contextmanager
+def http_server(project: Path, *, token: str | None = None) -> Iterator[tuple[str, str]]:
+    environment = os.environ | ({"FUMEHOOD_MCP_TOKEN": token} if token else {})
+    with subprocess.Popen(
+        [*command_line(), "mcp", "--project", str(project), "--http", "0"],
+        stderr=subprocess.PIPE, text=True, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        told = process.stderr.readline() + ("" if token else process.stderr.readline())
+        try:
+            url = re.search(r"http://\S+", told)
+            given = re.search(r"Bearer (\S+)", told)
+            assert url, told + process.stderr.read()
+            yield url[0], token or (given[1] if given else "")
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_http_serves_who_has_the_token(home: Path, project: Path, era: str) -> None:
+    import httpx2
+
+    seen: list[str] = []
+
+    async def test(url: str, token: str) -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
+            transport = streamable_http_client(url, http_client=http)
+            answer = answering(["allow_once"], seen)
+            async with Client(transport, mode=era, elicitation_callback=answer) as client:
+                done = await client.call_tool("run_command", {"command": "echo hi >f; cat f"})
+                assert done.structured_content["output"] == "hi\n"
+                asked_for = await client.call_tool("run_command", {"command": "echo net", "network": True})
+                assert asked_for.structured_content["output"] == "net\n"
+
+    with http_server(project) as (url, token):
+        asyncio.run(asyncio.wait_for(test(url, token), 60))
+    assert len(seen) == 1
+
+
+def test_http_refuses_strangers_and_other_names(home: Path, project: Path) -> None:
+    def status(url: str, **headers: str) -> int:
+        request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json", **headers})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with http_server(project, token="a token that was set") as (url, token):
+        assert status(url) == 401
+        assert status(url, Authorization="Bearer wrong") == 401
+        right = {"Authorization": f"Bearer {token}"}
+        assert status(url, **right, Accept="application/json, text/event-stream") == 400
+        assert status(url, **right, Host="evil.example") == 421
+        assert status(url, **right, Origin="http://evil.example") == 403
+        port = url.split(":")[2].split("/")[0]
+        listening = Path("/proc/net/tcp").read_text()
+        assert f"0100007F:{int(port):04X} 00000000:0000 0A" in listening
+
+
+def test_the_server_ends_with_its_client_and_leaves_nothing_running(home: Path, project: Path) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            await client.call_tool("start_command", {"command": "echo x; exec sleep 98765"})
+
+    asked(test)
+    deadline = time.monotonic() + 15
+    while "sleep 98765" in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.05)
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(home: Path, project: Path) -> None:
+    code = "import sys; sys.modules['mcp'] = None; from fumehood.faces.cli.main import main; sys.exit(main(['mcp']))"
+    python = command_line()[0]
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd=project)
+    assert done.returncode == 125
+    assert "pip install 'fumehood[mcp]'" in done.stderr
