@@ -131,6 +131,34 @@ def cold(room: Path) -> Iterator[Figure]:
     yield Figure("command line: fumehood run -- true", ours, "ms", "python3 -c pass", bare, 4.0)
 
 
+def alpine(room: Path) -> Iterator[Figure]:
+    """A command in a root tree of its own, against the same in the host's root."""
+    from fumehood import Sandbox
+
+    project, tree = project_in(room), room / "tree"
+    small_root(tree)
+    with Sandbox(project) as sandbox:
+        for root in ("host", str(tree)):
+            sandbox.run("true", root=root)
+        inside, outside = median_ms(
+            lambda: sandbox.run("true", root=str(tree)), lambda: sandbox.run("true", root="host"), times=100
+        )
+    yield Figure('library: run("true") in an Alpine root', inside, "ms", "in the host's root", outside, 1.3)
+
+
+def small_root(tree: Path) -> None:
+    """Make a root tree as an installed one is: busybox, its names, and the places that things are mounted on."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        raise SystemExit("there is no busybox; apt install busybox-static")
+    for name in ("bin", "dev", "etc", "proc", "tmp", "usr/bin", "workspace", "roots", "skills", "playground"):
+        (tree / name).mkdir(parents=True)
+    shutil.copy(busybox, tree / "bin/busybox")
+    for name in ("sh", "true", "cat", "ls"):
+        (tree / "bin" / name).symlink_to("/bin/busybox")
+    (tree / "etc/resolv.conf").touch()
+
+
 def large(room: Path) -> Iterator[Figure]:
     """The size of the project must not matter."""
     from fumehood import Sandbox
@@ -231,6 +259,7 @@ def _present(state: Path) -> int:
 MEASURES: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "warm": warm,
     "cold": cold,
+    "alpine": alpine,
     "large": large,
     "apply": apply,
     "output": output,
