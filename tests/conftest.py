@@ -213,6 +213,7 @@ def cli(home: Path, project: Path) -> Callable[..., subprocess.CompletedProcess[
             timeout=timeout,
             check=False,
             capture_output=True,
+            start_new_session=True,  # without a terminal: whoever runs the tests is not to be asked
             **({"stdin": subprocess.DEVNULL} if input is None else {"input": input}),
         )
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from at_terminal import Terminal as Person
 from conftest import command_line, need
 from fumehood import BadRequest, Sandbox
 
@@ -30,7 +31,8 @@ FIELDS = {
     "changes": list, "blocked": list,
 }  # fmt: skip
 CHANGE_FIELDS = {"path", "root", "change", "kind", "verdict", "reason", "flags"}
-COMMANDS = ("run", "log", "show", "diff", "output", "apply", "discard", "undo", "roots", "doctor", "clean")
+COMMANDS = ("run", "log", "show", "diff", "output", "apply", "discard", "undo", "roots", "doctor", "clean",
+            "grants", "playground")  # fmt: skip
 ESCAPE = "\x1b"
 
 
@@ -141,7 +143,9 @@ def test_a_run_that_never_was_is_told_with_every_field_too(
 ) -> None:
     found = told("run", *arguments, code=code)
     assert set(FIELDS) <= set(found)
-    assert (found["run"], found["state"], found["exit_code"]) == (None, state, code)
+    assert (found["state"], found["exit_code"]) == (state, code)
+    # What a person forbade is recorded; what makes no sense is not.
+    assert (found["run"] is not None) == (state == "refused")
     assert found["error"]
     assert found["hint"]
 
@@ -645,7 +649,10 @@ def test_roots_are_listed_added_and_removed(told: Any, cli: Cli, project: Path, 
     refused = cli("run", "--", f"touch {extra}/file")
     assert refused.returncode != 0
     assert told("roots") == {"roots": [str(project)], "offered": []}
-    assert told("roots", "add", "../extra")["roots"] == [str(project), str(extra)]
+    assert told("roots", "add", "../extra", code=126)["error"].startswith("Permission denied: Let commands write")
+    with Person([*command_line(), "roots", "add", "../extra"], project) as terminal:
+        assert terminal.end() == 0
+    assert told("roots")["roots"] == [str(project), str(extra)]
     found = told("run", "--", f"touch {extra}/file")
     assert [(change["root"], change["path"]) for change in found["changes"]] == [(str(extra), "file")]
     assert (extra / "file").exists()
@@ -668,7 +675,8 @@ def test_the_git_directory_of_a_work_tree_is_offered_and_makes_commits_work(
         subprocess.run(["git", *line], cwd=main, check=True, capture_output=True)
     assert told("roots", cwd=tree) == {"roots": [str(tree)], "offered": [f"{main}/.git"]}
     assert f"fumehood roots add {main}/.git" in cli("roots", cwd=tree).stdout
-    told("roots", "add", f"{main}/.git", cwd=tree)
+    with Person([*command_line(), "roots", "add", f"{main}/.git"], tree) as terminal:
+        assert terminal.end() == 0
     commit = f"echo new > file && git add file && git {' '.join(identity)} commit -qm second"
     found = told("run", "--", commit, cwd=tree)
     assert found["exit_code"] == 0, found["output"]

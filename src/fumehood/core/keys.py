@@ -71,6 +71,7 @@ KEYS: tuple[Key, ...] = (
     _key("root", k.ROOT, "The system that a command sees: `host`, `alpine`, or the path of a root tree."),
     _key("tmp", k.choice("fresh", "project"), "`/tmp`: empty for each run, or kept for the project."),
     _key("playground", k.FLAG, "Show commands a writable directory of their own at `~/playground`."),
+    _key("ask_timeout", k.AMOUNT, "Seconds that a question to a person waits for an answer; then it is a no."),
     _key("network", k.choice("none", "ask", "full"),
          "`none`; `ask`: run offline, then ask for the hosts it needed; `full`: the host's network."),
     _key("hosts", k.HOSTS, "Hosts that commands may reach without asking: `host[:port]`, `*.example.org`."),

@@ -70,6 +70,7 @@ class Policy(Value):
     root: str = "host"
     tmp: str = "fresh"
     playground: bool = True
+    ask_timeout: float = 120.0
     network: str = "none"
     hosts: tuple[str, ...] = ()
     rules: Rules = Rules()

@@ -50,8 +50,9 @@ class Reply(Value):
 class Asked:
     """One question as it was put to one of those who may answer it."""
 
-    def __init__(self, question: Question, race: _Race) -> None:
+    def __init__(self, question: Question, race: _Race, seconds: float) -> None:
         self.question = question
+        self.seconds = seconds  # how long an answer is waited for
         self._race = race
         self._closings: list[Callable[[], object]] | None = []
         self._replied = False
@@ -152,7 +153,7 @@ def ask_all(
         for ask in asks:
             if race.is_over:
                 break
-            put.append(Asked(question, race))
+            put.append(Asked(question, race, seconds))
             ask.put(put[-1])
         return race.wait(seconds, cancelled)
     finally:

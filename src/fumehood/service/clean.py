@@ -57,7 +57,7 @@ class Freed(Value):
         parts = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
         first = f"nothing to remove: no backup and no output is older than {_days(self.days)}"
         if parts:
-            first = f"removed {', '.join(parts)}: {_size(self.bytes)} freed"
+            first = f"removed {', '.join(parts)}: {size_told(self.bytes)} freed"
         return "\n".join([first, *(f"could not remove {each}" for each in self.failed)])
 
 
@@ -149,7 +149,7 @@ class _Cleaning:
         """Return the oldest layers that may go, until those left fit into the budget; the last day is always kept."""
         if not self._budget:
             return []
-        sizes = {layer.name: _space(runs, layer.name) for layer in layers}
+        sizes = {layer.name: space_of(runs, layer.name) for layer in layers}
         total, going = sum(sizes.values()), []
         for layer in sorted(layers, key=lambda each: each.latest):
             if total <= self._budget:
@@ -206,7 +206,7 @@ class _Cleaning:
         for name in entries(runs):
             if not name.endswith(_GONE):
                 continue
-            size = _space(runs, name, freed=True)
+            size = space_of(runs, name, freed=True)
             try:
                 layering.drop(self._store.places, name)
             except OSError as error:
@@ -277,7 +277,7 @@ def _newest(directory: int, name: str) -> float:
     return max((found.st_ctime for found in _found_in(directory, name)), default=0.0)
 
 
-def _space(directory: int, name: str, *, freed: bool = False) -> int:
+def space_of(directory: int, name: str, *, freed: bool = False) -> int:
     """Return the bytes that an entry takes, each file counted once; `freed`: not those that a daily backup keeps."""
     blocks = 0
     linked: dict[int, int] = {}
@@ -294,7 +294,7 @@ def _days(days: int) -> str:
     return f"{days} day{'' if days == 1 else 's'}"
 
 
-def _size(size: int) -> str:
+def size_told(size: int) -> str:
     """Write a size as a person says it."""
     unit = 0
     amount = float(size)

@@ -67,7 +67,7 @@ class Sandbox:
         self._project = self._store.projects.open(os.fspath(project))
         self._ask = ask
         policy = self._store.policy_of(self._project, policy)
-        permissions = Permissions(self._store.grants, asks, session={})
+        permissions = Permissions(self._store.grants, asks, session={}, patience_s=policy.ask_timeout)
         self._hood = Hood(self._store, self._project, policy, _start, permissions)
         self._session = "" if session is None else session_of(self._store, self._project, session).name
         self._own_tmp = own_tmp
@@ -169,6 +169,16 @@ class Sandbox:
             own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
             network=FULL if network is True else NONE, hosts=_hosts(network),
         )  # fmt: skip
+
+    def add_root(self, path: str | os.PathLike[str]) -> tuple[str, ...]:
+        """Let commands write another directory too, once `ask` says so; returns every root there is then.
+
+        It counts from the next sandbox of this project on.
+        """
+        from fumehood.service.roots import add_root
+
+        where = os.path.join(self._project.path, os.fspath(path))
+        return add_root(self._store, self._project, where, self._hood.permissions).roots
 
     def apply(self, run: Run | str, *paths: str | os.PathLike[str], force: bool = False) -> Run:
         """Take over what a run had to hold, all of it or some paths.

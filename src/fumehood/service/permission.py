@@ -37,20 +37,27 @@ class Permissions:
     """What a person allowed, and how to ask for more.
 
     `session` holds what was answered for as long as this program runs; None where the program ends with this run, so
-    that answers for a session would mean nothing and are not offered.
+    that answers for a session would mean nothing and are not offered. `asks` may be a function that finds them.
     """
 
     def __init__(
         self,
         grants: Grants,
-        asks: Sequence[Ask] = (),
+        asks: Sequence[Ask] | Callable[[], Sequence[Ask]] = (),
         session: Session | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._grants = grants
-        self._asks = tuple(asks)
+        self._found = asks
         self._session = session
         self._patience_s = patience_s
+
+    @property
+    def _asks(self) -> tuple[Ask, ...]:
+        """Who can be asked: looked for only when it matters."""
+        if callable(self._found):
+            self._found = self._found()
+        return tuple(self._found)
 
     @property
     def are_answered(self) -> bool:

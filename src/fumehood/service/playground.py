@@ -99,6 +99,49 @@ def made(places: Places) -> str:
     return directory
 
 
+def size(places: Places) -> int:
+    """Return the bytes that the playground takes on disk."""
+    from fumehood.linux.nofollow import entries, open_top
+    from fumehood.service.clean import space_of
+
+    if not is_there(places):
+        return 0
+    directory = open_top(_path(places))
+    try:
+        return sum(space_of(directory, name) for name in entries(directory))
+    finally:
+        os.close(directory)
+
+
+def emptied(places: Places) -> int:
+    """Throw away all that is in the playground; returns the bytes that it took.
+
+    It is set aside first, so that a command which begins meanwhile finds a fresh one.
+    """
+    from fumehood.linux.nofollow import entries, open_top, remove_tree
+    from fumehood.store.ids import new_id
+
+    freed = size(places)
+    if not is_there(places):
+        return 0
+    aside = f"{PLAYGROUND}.{new_id()}"
+    above = open_top(places.data)
+    try:
+        os.rename(PLAYGROUND, aside, src_dir_fd=above, dst_dir_fd=above)
+        made(places)
+        for name in entries(above):  # what an emptying that did not end has left, too
+            if name.startswith(f"{PLAYGROUND}."):
+                remove_tree(above, name)
+    except OSError as error:
+        raise FumehoodError(
+            f"the playground could not be emptied: {error.strerror} ({error.filename})",
+            hint="a command may still be using it; try again when it has ended",
+        ) from error
+    finally:
+        os.close(above)
+    return freed
+
+
 def _path(places: Places) -> str:
     return f"{places.data}/{PLAYGROUND}"
 

@@ -89,7 +89,11 @@ class Projects:
         return real
 
     def add_root(self, project: Project, path: str) -> Project:
-        """Let commands of a project write another directory too."""
+        """Let commands of a project write another directory too, a person having said so."""
+        return self.keep_root(project, self.new_root(project, path))
+
+    def new_root(self, project: Project, path: str) -> str:
+        """Return the real path of a directory that could become a root, or say why it can't."""
         real = self._checked(path, "root")
         for root in project.roots:
             if _inside(real, root):
@@ -98,6 +102,10 @@ class Projects:
                 raise BadRequest(
                     f"{real} can't be a root: it holds {root}", hint="add the directory you need, not its parent"
                 )
+        return real
+
+    def keep_root(self, project: Project, real: str) -> Project:
+        """Record a root by its real path."""
         with self.database.transaction() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO roots VALUES (?, ?, ?)", (project.id, os.fsencode(real), time.time())

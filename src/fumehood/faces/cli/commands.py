@@ -93,7 +93,19 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fumehood.faces.cli import capabilities, config, files, inspect, keep, rootfs, serving, settle, setup, workspace
+    from fumehood.faces.cli import (
+        capabilities,
+        config,
+        files,
+        inspect,
+        keep,
+        permit,
+        rootfs,
+        serving,
+        settle,
+        setup,
+        workspace,
+    )
 
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = _Parser("fumehood", description=_DESCRIPTION, epilog=_EXAMPLES, **shape)
@@ -118,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     files.add_commands(add)
     keep.add_commands(add)
     serving.add_commands(add)
+    permit.add_commands(add)
     rootfs.add_commands(add)
     workspace.add_commands(add)
     capabilities.add_commands(add)

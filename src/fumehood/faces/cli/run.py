@@ -12,6 +12,7 @@ from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli.main import here
 from fumehood.faces.cli.sink import sink_to
 from fumehood.linux.launch import start
+from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import CLOSED, INHERITED, Wishes
 from fumehood.service.sandbox import Hood
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.core.report import Run
+    from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
 
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
@@ -153,7 +155,8 @@ def _end_as_by_ctrl_c() -> None:
 def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     """Return the object that tells of a run that never was, with every field that a run has."""
     return {
-        "run": None, "project": options.last("--project"), "command": shown(options.asked),
+        "run": (error.run or None) if isinstance(error, Refused) else None,
+        "project": options.last("--project"), "command": shown(options.asked),
         "cwd": options.last("--cwd"),
         "state": "refused" if isinstance(error, Refused) else "failed", "reason": error.message,
         "exit_code": error.exit_code, "timed_out": False, "sandboxed": True, "network": "none", "duration_s": 0.0,
@@ -177,9 +180,17 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
         shell=_shell(options.last("--shell")), source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
     )  # fmt: skip
-    run = Hood(store, project, policy, start).run(request, _wishes(options, as_json))
+    permissions = Permissions(store.grants, _asks, patience_s=policy.ask_timeout)
+    run = Hood(store, project, policy, start, permissions).run(request, _wishes(options, as_json))
     _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)
     return run, lambda: upkeep(store, project.id, policy.clean)
+
+
+def _asks() -> Sequence[Ask]:
+    """Whoever is at the terminal."""
+    from fumehood.faces.cli.prompt import terminal
+
+    return terminal()
 
 
 def _project(store: Store, options: Options, session: str) -> str:

@@ -1,0 +1,151 @@
+"""Ask the person at the terminal: what is asked, in what directory, one key to answer, no by default."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core import permission as p
+from fumehood.core.report import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fumehood.service.ask import Ask, Asked
+
+_TTY = "/dev/tty"
+_KEYS = {
+    p.ALLOW_ONCE: ("y", "allow once"), p.ALLOW_SESSION: ("s", "allow for this session"),
+    p.ALLOW_ALWAYS: ("a", "allow always"), p.DENY_ONCE: ("n", "deny"),
+    p.DENY_SESSION: ("q", "deny for this session"), p.DENY_ALWAYS: ("v", "never"),
+}  # fmt: skip
+_NO = frozenset("\r\n\x04\x1b")  # Enter, the end of input, Escape: the default
+_LONGEST = 4000
+
+
+def terminal() -> tuple[Ask, ...]:
+    """Return the person at the terminal, if there is one and it is ours: not where we run in the background."""
+    tty = _opened()
+    if tty is None:
+        return ()
+    os.close(tty)
+    return (Terminal(),)
+
+
+class Terminal:
+    """Asks on the controlling terminal, whatever standard input and output are."""
+
+    def put(self, asked: Asked) -> None:
+        """Show the question, and wait for a key in a thread."""
+        import threading
+
+        tty = _opened()
+        if tty is None:
+            asked.answer(None)
+            return
+        closed, closing = os.pipe()
+        thread = threading.Thread(target=_prompt, args=(tty, closed, asked), name="fumehood-prompt", daemon=True)
+
+        def close() -> None:
+            os.close(closing)
+            # A sandbox is forked next, and only a process of one thread may do that.
+            thread.join()
+            os.close(closed)
+            os.close(tty)
+
+        asked.on_close(close)
+        thread.start()
+
+
+def _opened() -> int | None:
+    try:
+        tty = os.open(_TTY, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.tcgetpgrp(tty) == os.getpgrp():
+            return tty
+    except OSError:
+        pass  # it hung up
+    os.close(tty)
+    return None
+
+
+def _prompt(tty: int, closed: int, asked: Asked) -> None:
+    import termios
+
+    try:
+        with _Keys(tty):
+            _write(tty, told(asked.question, asked.seconds))
+            answer = _answer(tty, closed, asked.question)
+            _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
+        asked.answer(answer or p.DENY_ONCE)
+    except (OSError, termios.error):
+        asked.answer(None)  # the terminal is gone, and with it whoever was there
+
+
+def told(question: p.Question, seconds: float) -> str:
+    """Write a question: nothing in it can move the cursor or look like something else."""
+    text = printable(question.text)
+    if len(text) > _LONGEST:
+        half = _LONGEST // 2
+        text = f"{text[:half]} [… {len(text) - 2 * half} CHARACTERS NOT SHOWN …] {text[-half:]}"
+    lines = ["", f"fumehood: {text}", f"  directory: {printable(question.directory)}"]
+    if question.command and question.command not in question.text:
+        lines.append(f"  command: {printable(question.command)[:_LONGEST]}")
+    lines += [f"  {printable(detail)}" for detail in question.details]
+    keys = [f"[{key}] {said}" for answer, (key, said) in _KEYS.items() if answer in question.options]
+    lines.append(f"  {'   '.join(keys)}   (no key within {seconds:g} s, or Enter: deny)")
+    return "\n".join(lines) + "\n>"
+
+
+def _answer(tty: int, closed: int, question: p.Question) -> str:
+    """Wait for a key that means something; nothing where the question is settled otherwise."""
+    import select
+
+    poll = select.poll()
+    for fd in (tty, closed):
+        poll.register(fd, select.POLLIN | select.POLLHUP)
+    meant = {key: answer for answer, (key, _) in _KEYS.items() if answer in question.options}
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if closed in ready:
+            return ""
+        key = os.read(tty, 1).decode("latin-1")
+        if not key:
+            raise OSError("the terminal hung up")
+        if key in _NO:
+            return p.DENY_ONCE
+        if key.lower() in meant:
+            return meant[key.lower()]
+
+
+def _write(tty: int, text: str) -> None:
+    data = text.encode(errors="replace")
+    while data:
+        data = data[os.write(tty, data) :]
+
+
+class _Keys:
+    """The terminal gives single keys, unseen, for a `with` block; Ctrl-C still means what it always does.
+
+    What was typed before the question is thrown away: it was no answer to it.
+    """
+
+    def __init__(self, tty: int) -> None:
+        self._tty = tty
+        self._restore: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        import termios
+
+        before = termios.tcgetattr(self._tty)
+        now = termios.tcgetattr(self._tty)
+        now[3] &= ~(termios.ICANON | termios.ECHO)
+        now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(self._tty, termios.TCSAFLUSH, now)
+        self._restore = lambda: termios.tcsetattr(self._tty, termios.TCSADRAIN, before)
+
+    def __exit__(self, *_error: object) -> None:
+        if self._restore is not None:
+            self._restore()

@@ -1,0 +1,178 @@
+"""The question at the terminal, on a real pty: what it shows, which keys it takes, and that no is what it ends in."""
+
+import sys
+
+import pytest
+
+from at_terminal import Terminal
+from conftest import command_line
+from fumehood.core import permission as p
+from fumehood.faces.cli.prompt import told as told_question
+
+in_the_hood = pytest.mark.namespaces
+ASKS = "Run command with network access: "
+
+
+@pytest.fixture
+def run(home, project):
+    """Start `fumehood run --network` on a terminal."""
+
+    def start(*command, options=()):
+        return Terminal([*command_line(), "run", "--network", *options, "--", *command], project)
+
+    return start
+
+
+@in_the_hood
+@pytest.mark.parametrize("key", ["y", "Y"])
+def test_yes_runs_it_once(run, project, cli, key):
+    with run("touch ran") as terminal:
+        shown = terminal.wait_for("\n>")
+        assert f"fumehood: {ASKS}touch ran?" in shown
+        assert f"directory: {project}" in shown
+        assert "[y] allow once" in shown
+        assert "[n] deny" in shown
+        for kept in ("session", "always", "never"):
+            assert kept not in shown
+        assert not (project / "ran").exists()
+        terminal.type(key)
+        assert terminal.end() == 0
+    assert (project / "ran").exists()
+    assert cli("grants", "list", "--json").stdout == "[]\n"
+
+
+@in_the_hood
+@pytest.mark.parametrize("key", ["n", "N", "\r", "\n", "\x04", "\x1b", "\x1b[A"])
+def test_everything_else_that_ends_it_is_a_no(run, project, cli, key):
+    with run("touch ran") as terminal:
+        terminal.wait_for("\n>")
+        terminal.type(key)
+        assert terminal.end() == 126
+        assert f"ERROR: Permission denied: {ASKS}touch ran" in terminal.seen
+    assert not (project / "ran").exists()
+    assert "refused" in cli("log").stdout
+
+
+@in_the_hood
+def test_other_keys_are_not_heard(run, project):
+    with run("touch ran") as terminal:
+        terminal.wait_for("\n>")
+        terminal.type("asqvxz 1é")
+        terminal.type("n")
+        assert terminal.end() == 126
+    assert not (project / "ran").exists()
+
+
+@in_the_hood
+def test_what_was_typed_before_the_question_is_no_answer(run, project):
+    with run("touch ran") as terminal:
+        terminal.type("yyy\ny\n")
+        terminal.wait_for("\n>")
+        terminal.type("\n")
+        assert terminal.end() == 126
+    assert not (project / "ran").exists()
+
+
+@in_the_hood
+def test_no_answer_in_time_is_a_no(run, project, home):
+    (home / ".config/fumehood").mkdir(parents=True)
+    (home / ".config/fumehood/config.toml").write_text("ask_timeout = 0.2\n")
+    with run("touch ran") as terminal:
+        assert "no key within 0.2 s" in terminal.wait_for("\n>")
+        assert terminal.end() == 126
+        assert "nobody answered in time" in terminal.seen
+    assert not (project / "ran").exists()
+
+
+@in_the_hood
+def test_ctrl_c_ends_it(run, project):
+    with run("touch ran") as terminal:
+        terminal.wait_for("\n>")
+        terminal.type("\x03")
+        assert terminal.end() == 130
+    assert not (project / "ran").exists()
+
+
+@in_the_hood
+@pytest.mark.parametrize("key", ["y", "n"])
+def test_the_terminal_is_left_as_it_was(run, key):
+    with run("true") as terminal:
+        before = terminal.modes()
+        terminal.wait_for("\n>")
+        assert terminal.modes() != before
+        terminal.type(key)
+        terminal.wait_for("> allow once\r\n" if key == "y" else "ERROR")
+        assert terminal.modes() == before
+
+
+@in_the_hood
+def test_nothing_in_a_command_reaches_the_terminal_as_more_than_letters(run):
+    with run("true \x1b[2J\x1b]0;title\x07 # \u202e\x9b31m \r  [y] allow\nfumehood: harmless?") as terminal:
+        shown = terminal.wait_for("\n>")
+        terminal.type("n")
+        assert terminal.end() == 126
+    question = shown[shown.index("fumehood: ") :]
+    assert question.count("\n") == 4
+    for letter in ("\x1b", "\x07", "\u202e", "\x9b", "\r  ["):
+        assert letter not in question.replace("\r\n", "\n")
+    assert "\\x1b[2J" in question
+    assert "\\nfumehood: harmless?" in question
+
+
+def test_what_is_not_shown_is_said(home):
+    question = p.network_question("x" * 100_000, "/project", "/project", "01A")
+    assert "CHARACTERS NOT SHOWN" in told_question(question, 60)
+    assert len(told_question(question, 60)) < 5000
+
+
+def test_all_six_answers_have_keys_where_they_are_offered():
+    question = p.unsandboxed_question("git status", "/project", "/project", "01A", "/usr/bin/git", ("as yourself",))
+    shown = told_question(question, 60)
+    for key in "ysanqv":
+        assert f"[{key}]" in shown
+    assert "  as yourself" in shown
+    assert "[s]" not in told_question(question.replace(in_session=False), 60)
+
+
+@in_the_hood
+@pytest.mark.parametrize("options", [("--json",), ("--quiet",), ()])
+def test_without_a_terminal_nobody_is_asked_and_the_answer_is_no(cli, project, options):
+    done = cli("run", *options, "--network", "--", "touch ran")
+    assert done.returncode == 126
+    assert "Permission denied" in done.stdout + done.stderr
+    assert not (project / "ran").exists()
+
+
+@in_the_hood
+def test_in_the_background_nobody_is_asked(home, project):
+    line = 'set -m; "$@" & wait $!'
+    command = ["sh", "-c", line, "sh", *command_line(), "run", "--network", "--", "touch ran"]
+    with Terminal(command, project) as terminal:
+        assert terminal.end() == 126
+        assert "nobody was there to ask" in terminal.seen
+    assert not (project / "ran").exists()
+
+
+ANOTHER_ANSWERS = """
+import sys, threading
+from fumehood.core.permission import network_question
+from fumehood.faces.cli.prompt import terminal
+from fumehood.service.ask import ask_all
+
+class Page:
+    def put(self, asked):
+        threading.Thread(target=lambda: (sys.stdin.buffer.read(0), go.wait(), asked.answer(True))).start()
+
+go = threading.Event()
+threading.Timer(0.3, go.set).start()
+print(ask_all((*terminal(), Page()), network_question("x", "/", "/", "1"), 60).answer)
+print(threading.active_count() <= 2)
+"""
+
+
+def test_when_somebody_else_answers_the_prompt_closes(home, project):
+    path = f"import sys; sys.path[:0] = {[entry for entry in sys.path if entry]!r}\n"
+    with Terminal([sys.executable, "-I", "-c", path + ANOTHER_ANSWERS], project) as terminal:
+        assert terminal.end() == 0
+        assert "no answer: deny" in terminal.seen
+        assert "allow_once\r\nTrue" in terminal.seen
