@@ -79,6 +79,7 @@ def test_any_line_has_some_programs_or_none(line):
         ("uv sync", ["uv"]),
         ("cargo build && go build ./...", ["cargo", "go"]),
         ("git status", ["git"]),
+        ("git -C sub commit -m x", ["git", "pre-commit"]),
         ("make", ["make"]),
         ("cd npm && ls pip", []),
         ("echo npm ci", []),
@@ -92,7 +93,7 @@ def test_the_shipped_profiles_match_what_people_type(command, expected):
 
 
 def test_make_gets_the_caches_of_all_it_may_call():
-    for name in ("npm", "pip", "uv", "cargo", "go", "git"):
+    for name in ("npm", "pip", "uv", "cargo", "go", "git", "pre-commit"):
         assert set(NAMES[name].scratch) <= set(NAMES["make"].scratch)
         assert set(NAMES[name].defaults) <= set(NAMES["make"].defaults)
 

@@ -302,7 +302,7 @@ def test_scratch_covers_neither_the_home_nor_what_is_captured_or_ours(home, proj
 def test_a_directory_left_closed_is_open_to_the_next_command(home, hood):
     (home / ".tool").mkdir()
     sandbox = hood("~/.tool", "CACHE=~/.none")
-    sh(sandbox, "chmod 0 ~/.tool $CACHE")
+    sh(sandbox, "chmod 0 ~/.tool $CACHE/..")
     sh(sandbox, "touch ~/.tool/a $CACHE/b")
 
 
@@ -355,7 +355,19 @@ def test_a_profile_s_settings_hold_for_its_commands_alone(hood):
     assert not sandbox.run("sleep 0.5").timed_out
 
 
-def test_a_profile_s_hosts_are_reached_by_its_commands_alone(hood):
+def test_a_link_in_the_place_of_a_cache_is_not_followed_by_us(hood, home, cache):
+    sandbox = hood("CACHE=~/.none")
+    for link in (f"{home}/made", str(home)):
+        sh(sandbox, f"rm -rf $CACHE; ln -s {link} $CACHE")
+        sh(sandbox, "test -L $CACHE")
+    assert not (home / "made").exists()
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def server():
+    """A server on the host's loopback, as `host:port`, that answers everything."""
+
     class Answering(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -365,19 +377,33 @@ def test_a_profile_s_hosts_are_reached_by_its_commands_alone(hood):
         def log_message(self, *_given):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
     thread.start()
-    try:
-        host = f"127.0.0.1:{server.server_address[1]}"
-        fetch = f"python3 -c 'import urllib.request as u; print(u.urlopen(\"http://{host}/\").read())'"
-        sandbox = hood(hosts=(host,))
-        assert sh(sandbox, fetch) == "b'reached'\n"
-        assert sandbox.run(fetch).exit_code != 0
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    yield f"127.0.0.1:{listening.server_address[1]}"
+    listening.shutdown()
+    listening.server_close()
+    thread.join()
+
+
+def fetching(host):
+    # By the proxy, though it is this machine's own.
+    return f"curl -sS -m 20 -f --noproxy '' http://{host}/"
+
+
+def test_a_profile_s_hosts_are_reached_by_its_commands_alone(hood, server):
+    sandbox = hood(hosts=(server,))
+    assert sh(sandbox, fetching(server)) == "reached"
+    assert sandbox.run(fetching(server)).exit_code != 0
+
+
+def test_a_command_that_is_run_again_with_network_has_its_scratch_again(home, project, server):
+    (home / ".tool").mkdir()
+    policy = own(("~/.tool", "CACHE=~/.none")).replace(network="ask")
+    with Sandbox(project, policy=policy, ask=lambda _question: True) as sandbox:
+        line = f"echo x >> ~/.tool/a; echo y >> $CACHE/b; {fetching(server)}"
+        assert sh(sandbox, line) == "reached"
+        assert sh(sandbox, "tail -n 1 ~/.tool/a $CACHE/b | grep -c .") == "4\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as somebody else")

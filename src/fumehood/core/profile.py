@@ -180,7 +180,12 @@ SHIPPED: tuple[Profile, ...] = (
     Profile(match=("uv", "uvx"), scratch=(_UV,), defaults=_UV_DEFAULTS),
     Profile(match=("cargo",), scratch=_CARGO),
     Profile(match=("go",), scratch=_GO),
-    Profile(match=("git", "pre-commit"), scratch=(_PRE_COMMIT,), defaults=_GIT_DEFAULTS),
+    Profile(match=("git",), defaults=_GIT_DEFAULTS),
+    # What runs hooks, which may be its own.
+    Profile(
+        match=("pre-commit", *(f"git {verb}" for verb in ("commit", "merge", "rebase", "push", "pull", "checkout"))),
+        scratch=(_PRE_COMMIT,),
+    ),
     Profile(
         # They may call any of the others.
         match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox"),

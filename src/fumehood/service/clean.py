@@ -81,7 +81,7 @@ def clean(
         catch_up_all(store)
         backups, size = clean_daily(store, min(days, backup_days), moment)
         freed = _Cleaning(store, days, budget, moment).all()
-        caches, cached = sweep(store.places, moment - days * _DAY_S, moment - _DAY_S)
+        caches, cached = sweep(store.places, moment - days * _DAY_S, moment - 2 * _DAY_S)
         freed = freed.replace(backups=backups, caches=caches, bytes=freed.bytes + size + cached)
         if freed != Freed(days=days):
             store.audit.tell("", CLEANED, freed.told().replace("\n", "; "))

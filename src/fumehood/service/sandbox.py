@@ -9,7 +9,7 @@ from fumehood.core.judge import APPLY, HOLD, judge
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
 from fumehood.core.policy import Policy
-from fumehood.core.profile import matching
+from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import refused_writes
 from fumehood.core.report import Blocked, Run
 from fumehood.core.request import Request, arguments, checked, shown
@@ -128,16 +128,15 @@ class Hood:
 
     def _profiled(self, world: World, run: str) -> World:
         """Add what the command's profiles give: variables, and directories to write."""
+        if self._profiles:
+            world = world.replace(environment={**defaults(self._profiles), **world.environment})
         keeps_tmp = self.policy.tmp == "project"
-        if not self._profiles and not keeps_tmp:
+        if not keeps_tmp and not any(each.scratch for each in self._profiles):
             return world
-        from fumehood.core.profile import defaults
         from fumehood.service.scratch import Scratch, wanted
 
-        environment = {**defaults(self._profiles), **world.environment}
-        asked = wanted(self._profiles, environment, environment.get("HOME", "/"))
-        scratch = Scratch(self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp)
-        return world.replace(environment=environment, scratch=scratch)
+        asked = wanted(self._profiles, world.environment, world.environment.get("HOME", "/"))
+        return world.replace(scratch=Scratch(self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp))
 
     def look_inside(self, script: str, root: str, timeout: float) -> str:
         """Return what a script of our own prints in the sandbox; it is not recorded, and changes nothing."""

@@ -7,7 +7,6 @@ None of it is judged or applied, and only later commands of the same project see
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 from fumehood.core.masks import HOMES, UNSEEN
@@ -16,6 +15,11 @@ from fumehood.core.value import Value
 from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
 from fumehood.linux.overlay import Overlay, mounts_inside
+
+try:
+    from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
+except ImportError:
+    from hashlib import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 INSIDE = "/dev/scratch"  # made by bubblewrap for each run, so no command can have put a link there
 _IN_MEMORY = "/tmp/scratch"  # noqa: S108 - as the command sees it
 _KEPT, _ONCE, _WORK = "kept", "once-", "work-"
+_ELSEWHERE = "elsewhere"  # the room of what the host has no directory for
 
 
 class Wanted(Value):
@@ -81,14 +86,18 @@ class Scratch:
     def __init__(
         self, places: Places, project: str, run: str, asked: Sequence[Wanted], *, keeps_tmp: bool = False
     ) -> None:
-        self._room = f"{places.cache}/scratch/{hashlib.sha256(os.fsencode(project)).hexdigest()[:16]}"
+        self._room = f"{places.cache}/scratch/{_digest(project)}"
         self._places = places
         self._run = run
         self._asked = asked
+        self._keeps_tmp = keeps_tmp
+        self._conditions = Conditions(way=KERNEL)
+        self._forget()
+
+    def _forget(self) -> None:
         self._held: list[int] = []
         self._ours: list[str] = []
-        self._conditions = Conditions(way=KERNEL)
-        self._keeps_tmp = keeps_tmp
+        self._elsewhere: dict[bool, tuple[str, int]] = {}
         self.directories: list[str] = []  # where what is written goes
         self.tmp = ""  # the project's own /tmp, where it keeps one
         self.variables: dict[str, str] = {}
@@ -97,7 +106,7 @@ class Scratch:
         self.bubblewrap_overlays: list[tuple[str, tuple[str, ...], str, str]] = []
 
     def make(self, conditions: Conditions) -> None:
-        """Make the directories ready."""
+        """Make the directories ready; a command that is run again has them made again."""
         self._conditions = conditions
         if self._keeps_tmp and conditions.is_ours:
             self.tmp = self._directory("tmp", keep=True, alone=False)[0]
@@ -120,13 +129,27 @@ class Scratch:
         if self._conditions.has_host and os.path.isdir(real) and self._is_free(real):
             self._in_place(real, asked.keep)
         elif asked.variable:
-            place = f"{INSIDE}/{asked.variable}"
-            self.binds.append(Bound(source=self._directory(asked.variable, asked.keep, alone=False)[0], target=place))
-            self.variables[asked.variable] = place
+            self.variables[asked.variable] = self._place_for(asked.variable, asked.keep)
         return True
 
+    def _place_for(self, variable: str, keep: bool) -> str:
+        """Make a directory that the host has none for; all of them are one mount, or two."""
+        if keep not in self._elsewhere:
+            source = self._directory(_ELSEWHERE, keep, alone=False)[0]
+            target = INSIDE if keep else f"{INSIDE}-once"
+            self.binds.append(Bound(source=source, target=target))
+            self._elsewhere[keep] = target, os.open(source, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._held.append(self._elsewhere[keep][1])
+        target, above = self._elsewhere[keep]
+        place = f"{target}/{variable}"
+        try:
+            os.mkdir(variable, 0o700, dir_fd=above)
+        except FileExistsError:
+            return place  # whatever a command has put there is not followed
+        return place
+
     def _in_place(self, path: str, keep: bool) -> None:
-        name = os.path.basename(path).lstrip(".") + "-" + hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+        name = os.path.basename(path).lstrip(".") + "-" + _digest(path)[:8]
         layered = self._conditions.way in (KERNEL, BWRAP) and not mounts_inside(path) and self._same_file_system()
         upper, work = self._directory(name if layered else f"{name}-bare", keep, alone=layered)
         os.chmod(upper, os.stat(path).st_mode & 0o777)
@@ -194,27 +217,31 @@ class Scratch:
                 os.close(above)
         for fd in self._held:
             os.close(fd)
-        self._ours, self._held = [], []
+        self._forget()
 
 
 def sweep(places: Places, before: float, leftovers_before: float) -> tuple[int, int]:
     """Remove scratch that was last used before a time, and what dead runs left; return how many, and their bytes."""
+    import fcntl
+
     count = size = 0
     for project, room in _rooms(places):
-        fd = open_top(room)
+        fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in entries(fd):
                 limit, aged = (before, room) if name == _KEPT else (leftovers_before, f"{room}/{name}")
-                if os.stat(aged, follow_symlinks=False).st_mtime < limit and _unused(room):
+                if os.stat(aged, follow_symlinks=False).st_mtime < limit:
                     count, size = count + 1, size + _weight(f"{room}/{name}")
                     remove_tree(fd, name)
-            is_empty = not entries(fd)
+            if not entries(fd):
+                os.rmdir(room)
+                if not os.listdir(project):
+                    os.rmdir(project)
+        except BlockingIOError:
+            continue  # in use
         finally:
             os.close(fd)
-        if is_empty:
-            os.rmdir(room)
-            if not os.listdir(project):
-                os.rmdir(project)
     return count, size
 
 
@@ -235,17 +262,9 @@ def _rooms(places: Places) -> list[tuple[str, str]]:
     ]
 
 
-def _unused(room: str) -> bool:
-    import fcntl
-
-    fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+def _digest(path: str) -> str:
+    found: str = blake2b(os.fsencode(path), digest_size=8).hexdigest()
+    return found
 
 
 def _inside(path: str, directory: str) -> bool:
