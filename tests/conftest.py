@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PREFIX = f"fumehood-tests-{os.getpid()}-"  # others may be testing here too
 # Variables that would make a test depend on who runs it.
 DROPPED = ("FUMEHOOD_", "PYTHON", "XDG_", "GIT_")
-KEPT = ("FUMEHOOD_TESTS_MUST_RUN", "FUMEHOOD_TESTS_DIR")
+KEPT = ("FUMEHOOD_TESTS_MUST_RUN", "FUMEHOOD_TESTS_DIR", "FUMEHOOD_TESTS_ATTACKS")
 UNSHARE_USER = """
 import ctypes, errno, os, sys
 if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):

