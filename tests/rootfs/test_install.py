@@ -73,6 +73,19 @@ def test_packages_are_added_as_apk_needs_it(install: Cli, mirror: Mirror, roots:
     assert (tree / "usr/bin/jq").is_file()
 
 
+def test_commands_add_packages_without_an_option(
+    install: Cli, cli: Cli, mirror: Mirror, roots: Path, project: Path
+) -> None:
+    mirror.offer(VERSION)
+    assert install("--tier", "0").returncode == 0
+    (roots / f"alpine-{VERSION}/sbin/apk").write_text('#!/bin/sh\necho "$@" >> /workspace/calls\n')
+    line = "apk add jq; apk -X URL add --no-cache -- jq; apk del add; apk info add; apk"
+    assert cli("run", "--root", "alpine", "--", line).returncode == 0
+    assert (project / "calls").read_text().splitlines() == [
+        "--no-chown add jq", "--no-chown -X URL add --no-cache -- jq", "del add", "info add", "",
+    ]  # fmt: skip
+
+
 def test_a_second_install_asks_nobody(install: Cli, mirror: Mirror) -> None:
     mirror.offer(VERSION)
     assert install().returncode == 0

@@ -169,6 +169,7 @@ class Installer:
             packages.point_at(building.path, order.mirror, version, order.keys)
             packages.add(self._host, building.path, packages.packages_of(tier), order.proxy, self._tell)
             _make_mount_points(building.tree)  # scripts may have moved one
+        packages.put_command(building.path)
         _write_mark(building.tree, f"{version}\ntier {tier}\n")
 
 

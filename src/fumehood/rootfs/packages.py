@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.spec import Tree
 from fumehood.errors import FumehoodError, Unavailable
-from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree
+from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree, set_mode
 from fumehood.rootfs.names import bound_names
 from fumehood.rootfs.releases import MIRROR, branch_of
 from fumehood.rootfs.tree import is_program
@@ -39,6 +39,18 @@ _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
+_COMMAND = """#!/bin/sh
+# Everything in this tree belongs to one user, so apk must not give files to others: it would fail where they should.
+for word in "$@"; do
+    case $word in
+        add) exec {manager} --no-chown "$@" ;;
+        del|fix|update|upgrade|info|list|search|fetch|version|audit|cache|policy|verify|stats|query|extract) break ;;
+    esac
+done
+exec {manager} "$@"
+"""
+
+
 def packages_of(tier: int) -> tuple[str, ...]:
     """Return what a tier has: everything of those before it too."""
     return tuple(name for number in sorted(TIERS) if number <= tier for name in TIERS[number])
@@ -57,6 +69,17 @@ def point_at(tree: str, mirror: str, version: str, keys: Sequence[str]) -> None:
             except OSError as error:
                 raise FumehoodError(f"the key {key} can't be read: {error.strerror}", hint="--key FILE") from error
             _write(top, "etc/apk/keys", os.path.basename(key), content)
+    finally:
+        os.close(top)
+
+
+def put_command(tree: str) -> None:
+    """Let `apk add` work for commands as it does for us, without an option; a tree without apk stays as it is."""
+    top = open_top(tree)
+    try:
+        manager = next((path for path in _MANAGERS if is_program(top, path)), None)
+        if manager is not None and not is_program(top, "/usr/local/sbin/apk"):
+            _write(top, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
     finally:
         os.close(top)
 
@@ -83,20 +106,34 @@ def _read(top: int, path: str) -> str:
         os.close(file)
 
 
-def _write(top: int, folder: str, name: str, content: bytes) -> None:
+def _write(top: int, folder: str, name: str, content: bytes, mode: int = 0o644) -> None:
     """Put a small file into the tree, in place of whatever is there."""
-    make_parents(top, folder)
+    _make_folder(top, folder)
     above = open_below(top, folder)
     try:
         remove_tree(above, name)
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=above)
         try:
             os.write(file, content)
-            os.fchmod(file, 0o644)
+            os.fchmod(file, mode)
         finally:
             os.close(file)
     finally:
         os.close(above)
+
+
+def _make_folder(top: int, path: str) -> None:
+    """Make a directory that everybody may enter, with those above it, where they are missing."""
+    parts = path.split("/")
+    for end in range(1, len(parts) + 1):
+        here = "/".join(parts[:end])
+        try:
+            os.close(open_below(top, here))
+        except FileNotFoundError:
+            make_parents(top, here)
+            made = open_below(top, here)
+            set_mode(made, 0o755)
+            os.close(made)
 
 
 def add(host: Host, tree: str, packages: Sequence[str], proxy: str, tell: Tell) -> None:
