@@ -36,7 +36,11 @@ _PYTHON = """  from fumehood import Sandbox
 def add_commands(add: Add) -> None:
     """Make this command known."""
     setup = add("setup", "get this machine ready, step by step; or connect one client", _setup, _EXAMPLES)
-    setup.add_argument("client", nargs="?", metavar="CLIENT", help="connect this client only, for instance claude")
+    clients = "connect this client only: claude, codex, gemini, cursor or vscode"
+    setup.add_argument("client", nargs="?", metavar="CLIENT", help=clients)
+    setup.add_argument("--mcp", action="store_true", help="connect it by the MCP server instead of the hook")
+    setup.add_argument("--remove", action="store_true", help="take Fumehood out of the client's settings")
+    setup.add_argument("--print", action="store_true", help="only print what the client's settings would be")
     setup.add_argument("--yes", action="store_true", help="take every default, ask nothing")
     setup.add_argument("--root", metavar="ROOT", help="the root that commands see by default: host or alpine")
     setup.add_argument("--tier", type=int, choices=(1, 2), help="how many tools an Alpine root gets")
@@ -57,14 +61,9 @@ def _setup(context: Context) -> int:
 
 
 def _connect(context: Context, client: str) -> int:
-    import importlib
+    from fumehood.faces.cli.connect import connect
 
-    try:
-        module = importlib.import_module("fumehood.faces.cli.connect")
-    except ModuleNotFoundError as error:
-        raise BadRequest(f"{client} can't be connected by this version", hint="fumehood hook --help") from error
-    code: int = module.connect(context, client)
-    return code
+    return connect(context, client)
 
 
 class _Wizard:

@@ -1,0 +1,194 @@
+"""Edit JSON with comments, as editors keep their settings, leaving every other byte as it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+
+_BLANK = " \t\r\n\ufeff"
+
+
+class Node(Value):
+    """A value in the text: where it lies, and what is in it."""
+
+    start: int
+    end: int
+    value: Any = None
+    members: tuple[tuple[str, int, Node], ...] | None = None  # key, where the key begins, value
+    items: tuple[Node, ...] | None = None
+
+    def member(self, key: str) -> Node | None:
+        """The value at a key, if this is an object that has it; of several, the last counts."""
+        return next((node for name, _, node in reversed(self.members or ()) if name == key), None)
+
+    def plain(self) -> Any:
+        """The value as Python has it."""
+        if self.members is not None:
+            return {key: node.plain() for key, _, node in self.members}
+        return [node.plain() for node in self.items] if self.items is not None else self.value
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.decoder = json.JSONDecoder()
+
+    def skip(self, at: int) -> int:
+        """Pass over blanks and comments."""
+        text = self.text
+        while at < len(text):
+            if text[at] in _BLANK:
+                at += 1
+            elif text.startswith("//", at):
+                end = text.find("\n", at)
+                at = len(text) if end < 0 else end
+            elif text.startswith("/*", at):
+                end = text.find("*/", at)
+                at = len(text) if end < 0 else end + 2
+            else:
+                break
+        return at
+
+    def fail(self, at: int, why: str) -> BadRequest:
+        line = self.text.count("\n", 0, at) + 1
+        return BadRequest(f"line {line}: {why}", hint="mend the file first; nothing was changed")
+
+    def value(self, at: int) -> Node:
+        at = self.skip(at)
+        opening = self.text[at : at + 1]
+        if opening == "{":
+            return self.block(at, "}")
+        if opening == "[":
+            return self.block(at, "]")
+        try:
+            value, end = self.decoder.raw_decode(self.text, at)
+        except (ValueError, IndexError) as error:
+            raise self.fail(at, "a value is expected") from error
+        return Node(start=at, end=end, value=value)
+
+    def block(self, start: int, closing: str) -> Node:
+        """Read an object or an array, a comma at its end allowed."""
+        members: list[tuple[str, int, Node]] = []
+        items: list[Node] = []
+        at = self.skip(start + 1)
+        while self.text[at : at + 1] != closing:
+            if closing == "}":
+                key = self.value(at)
+                colon = self.skip(key.end)
+                if not isinstance(key.value, str) or self.text[colon : colon + 1] != ":":
+                    raise self.fail(at, 'a "key": is expected')
+                node = self.value(colon + 1)
+                members.append((key.value, key.start, node))
+            else:
+                node = self.value(at)
+                items.append(node)
+            at = self.skip(node.end)
+            if self.text[at : at + 1] == ",":
+                at = self.skip(at + 1)
+            elif self.text[at : at + 1] != closing:
+                raise self.fail(at, f"a comma or {closing} is expected")
+        if closing == "}":
+            return Node(start=start, end=at + 1, members=tuple(members))
+        return Node(start=start, end=at + 1, items=tuple(items))
+
+
+def parse(text: str) -> Node:
+    """Read a whole text; an empty one is an empty object."""
+    reader = _Reader(text)
+    node = reader.value(0)
+    if reader.skip(node.end) != len(text):
+        raise reader.fail(reader.skip(node.end), "something stands after the end")
+    return node
+
+
+def with_member(text: str, path: list[str], value: Any) -> str:
+    """Set the value at a path of keys, making the objects on the way."""
+    node = parse(text)
+    for depth, key in enumerate(path):
+        if node.members is None:
+            raise BadRequest(f"{'.'.join(path[:depth]) or 'the file'} is no object", hint="nothing was changed")
+        found = node.member(key)
+        if found is None:
+            for name in reversed(path[depth + 1 :]):
+                value = {name: value}
+            last = node.members[-1][2] if node.members else None
+            first = node.members[0][1] if node.members else None
+            return _inserted(text, node, last, first, f"{json.dumps(key)}: ", value)
+        node = found
+    return text[: node.start] + _written(value, _indent(text, node.start)) + text[node.end :]
+
+
+def with_item(text: str, path: list[str], value: Any) -> str:
+    """Append a value to the array at a path, making it if there is none."""
+    node: Node | None = parse(text)
+    for key in path:
+        node = node.member(key) if node is not None else None
+    if node is None:
+        return with_member(text, path, [value])
+    if node.items is None:
+        raise BadRequest(f"{'.'.join(path)} is no list", hint="nothing was changed")
+    last = node.items[-1] if node.items else None
+    return _inserted(text, node, last, node.items[0].start if node.items else None, "", value)
+
+
+def without(text: str, path: list[str | int]) -> str:
+    """Remove the member or item at a path, with its comma."""
+    node = parse(text)
+    for step in path[:-1]:
+        found = node.member(step) if isinstance(step, str) else (node.items or ())[step]
+        if found is None:
+            return text
+        node = found
+    step = path[-1]
+    if isinstance(step, str):
+        places = [(start, each.end) for key, start, each in node.members or () if key == step]
+        if not places:
+            return text
+        start, end = places[-1]
+    else:
+        start, end = (node.items or ())[step].start, (node.items or ())[step].end
+    return _cut(text, node, start, end)
+
+
+def _cut(text: str, block: Node, start: int, end: int) -> str:
+    reader = _Reader(text)
+    after = reader.skip(end)
+    if text[after : after + 1] == ",":
+        end = after + 1
+    else:
+        before = text.rfind(",", block.start, start)
+        # Only a comma with nothing but blanks between: a comment keeps its place.
+        if before >= 0 and not text[before + 1 : start].strip():
+            start = before
+    line = text.rfind("\n", 0, start) + 1
+    if not text[line:start].strip() and text[end : end + 1] in ("\n", ""):
+        start = max(line - 1, block.start + 1)
+    return text[:start] + text[end:]
+
+
+def _inserted(text: str, block: Node, last: Node | None, first: int | None, lead: str, value: Any) -> str:
+    if last is None or first is None:
+        indent = _indent(text, block.start)
+        inner = f"\n{indent}  {lead}{_written(value, indent + '  ')}\n{indent}"
+        return text[: block.start + 1] + inner + text[block.end - 1 :]
+    indent = _indent(text, first)
+    is_multiline = "\n" in text[block.start : block.end]
+    at = last.end
+    after = _Reader(text).skip(at)
+    comma = ","
+    if text[after : after + 1] == ",":  # one stood at the end already
+        at, comma = after + 1, ""
+    between = f"\n{indent}" if is_multiline else " "
+    return f"{text[:at]}{comma}{between}{lead}{_written(value, indent)}{text[at:]}"
+
+
+def _indent(text: str, at: int) -> str:
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _written(value: Any, indent: str) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", f"\n{indent}")

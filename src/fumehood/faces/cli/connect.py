@@ -1,0 +1,306 @@
+"""`fumehood setup CLIENT`: write the hook or the server into a client's own configuration."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from fumehood.core import jsonc
+from fumehood.core.request import quoted
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.store.places import home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fumehood.faces.cli.commands import Context
+
+_NAME = "fumehood"
+
+
+class Change(Value):
+    """One file of a client's: where it lies, how its text is changed, and what a person must know besides."""
+
+    path: str
+    edit: Callable[[str], str]
+    remove: Callable[[str], str]
+    notes: tuple[str, ...] = ()
+
+
+def connect(context: Context, client: str) -> int:
+    """Show what would change, then change it: a backup is kept, and doing it again changes nothing."""
+    options = context.options
+    if client not in CLIENTS:
+        raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
+    change = CLIENTS[client](installed_command(), options.mcp)
+    path = os.path.realpath(change.path)
+    before = _read(path)
+    try:
+        after = change.remove(before) if options.remove else change.edit(change.remove(before))
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error.message}", hint=error.hint) from error
+    if _means(path, before) == _means(path, after):
+        after = before  # what is there already stays as it is written
+    difference = "".join(
+        difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{path} (now)", f"{path} (then)")
+    )
+    told: dict[str, Any] = {"client": client, "path": path, "changed": False, "diff": difference, "backup": None,
+                            "notes": [] if options.remove else list(change.notes)}  # fmt: skip
+    if options.print:
+        told["text"] = after
+        return context.say(told, lambda: _show(after))
+    if not context.as_json:
+        sys.stdout.write(difference or f"{path}: nothing to change\n")
+    if difference and _agreed(context):
+        told["backup"] = _write(path, before, after)
+        told["changed"] = True
+    return context.say(told, lambda: _tell(told))
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def _agreed(context: Context) -> bool:
+    if context.options.yes:
+        return True
+    if not (os.isatty(0) and os.isatty(1)):
+        raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
+    sys.stdout.write("write this? [Y/n] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+
+
+def _tell(told: dict[str, Any]) -> None:
+    if told["changed"]:
+        backup = f"; what was there: {told['backup']}" if told["backup"] else ""
+        sys.stdout.write(f"written: {told['path']}{backup}\n")
+    for note in told["notes"]:
+        sys.stdout.write(f"note: {note}\n")
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} can't be read: {error}", hint="--print shows what to add by hand") from error
+
+
+def _write(path: str, before: str, after: str) -> str | None:
+    """Replace a file at once, keeping what was there beside it; returns where."""
+    backup = None
+    mode = 0o600
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        if os.path.exists(path):
+            mode = os.stat(path).st_mode & 0o777
+            backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
+            _put(backup, before, mode)
+        _put(f"{path}.new-{os.getpid()}", after, mode)
+        os.replace(f"{path}.new-{os.getpid()}", path)
+    except OSError as error:
+        raise FumehoodError(f"{path} can't be written: {error.strerror}", hint="--print shows what to add") from error
+    return backup
+
+
+def _put(path: str, text: str, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "w", newline="") as file:
+        file.write(text)
+
+
+def _means(path: str, text: str) -> Any:
+    if path.endswith(".toml"):
+        return _toml(text).unwrap()
+    return jsonc.parse(text).plain() if text.strip() else {}
+
+
+def installed_command() -> list[str]:
+    """Return how this program is started by somebody else, from anywhere."""
+    started = os.path.abspath(sys.argv[0])
+    if os.path.basename(started) == "launch.py":
+        # The wrapper of a checkout, which finds the environment again when that is made anew.
+        wrapper = os.path.abspath(f"{os.path.dirname(__file__)}/../../../../fumehood")
+        if os.access(wrapper, os.X_OK):
+            return [wrapper]
+    if os.access(started, os.X_OK) and not started.endswith(".py"):
+        return [started]
+    return [sys.executable, "-P", "-m", "fumehood"]
+
+
+def _hook(command: list[str], client: str) -> str:
+    # Clients go on where a hook is missing or fails in any way but this one.
+    return " ".join([*map(quoted, command), "hook", "--client", client, "|| exit 2"])
+
+
+def _is_ours(command: object) -> bool:
+    return isinstance(command, str) and " hook --client " in command and command.endswith("|| exit 2")
+
+
+def _server(command: list[str], **more: Any) -> dict[str, Any]:
+    return {**more, "command": command[0], "args": [*command[1:], "mcp"]}
+
+
+def _json_hook(path: str, event: str, matcher: str, hook: dict[str, Any], notes: tuple[str, ...]) -> Change:
+    keys = ["hooks", event]
+
+    def remove(text: str) -> str:
+        while text.strip() and (found := _hook_places(jsonc.parse(text).plain(), event)):
+            group, index, is_alone = found[0]
+            text = jsonc.without(text, [*keys, group] if is_alone else [*keys, group, "hooks", index])
+        for depth in (2, 1):
+            if text.strip() and _at(jsonc.parse(text).plain(), keys[:depth]) in ([], {}):
+                text = jsonc.without(text, [*keys[:depth]])
+        return text
+
+    def edit(text: str) -> str:
+        return jsonc.with_item(text or "{}\n", keys, {"matcher": matcher, "hooks": [hook]})
+
+    return Change(path=path, edit=edit, remove=remove, notes=notes)
+
+
+def _at(value: Any, keys: list[str]) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _hook_places(settings: Any, event: str) -> list[tuple[int, int, bool]]:
+    """Find our hooks: the group, the place in it, and whether we are alone in it."""
+    groups = _at(settings, ["hooks", event])
+    found = []
+    for number, group in enumerate(groups if isinstance(groups, list) else ()):
+        given = group.get("hooks") if isinstance(group, dict) else None
+        hooks = given if isinstance(given, list) else []
+        for index, hook in enumerate(hooks):
+            if isinstance(hook, dict) and _is_ours(hook.get("command")):
+                found.append((number, index, len(hooks) == 1))
+    return found
+
+
+def _json_server(path: str, key: str, server: dict[str, Any], notes: tuple[str, ...]) -> Change:
+    def remove(text: str) -> str:
+        if not text.strip():
+            return text
+        text = jsonc.without(text, [key, _NAME])
+        return jsonc.without(text, [key]) if _at(jsonc.parse(text).plain(), [key]) == {} else text
+
+    return Change(
+        path=path, edit=lambda text: jsonc.with_member(text or "{}\n", [key, _NAME], server), remove=remove, notes=notes
+    )
+
+
+def _toml(text: str) -> Any:
+    import tomlkit
+    from tomlkit.exceptions import ParseError
+
+    try:
+        return tomlkit.parse(text)
+    except ParseError as error:
+        raise BadRequest(str(error), hint="mend the file first; nothing was changed") from error
+
+
+def _codex(command: list[str], mcp: bool) -> Change:
+    path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
+    if mcp:
+        words = ", ".join(map(_toml_text, [*command[1:], "mcp"]))
+        added = f"[mcp_servers.{_NAME}]\ncommand = {_toml_text(command[0])}\nargs = [{words}]\nrequired = true\n"
+    else:
+        added = f"{_CODEX_BLOCK}command = {_toml_text(_hook(command, 'codex'))}\n"
+
+    def edit(text: str) -> str:
+        gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+        changed = text + gap + added
+        _toml(changed)  # what can't be added to at the end is told, not broken
+        return changed
+
+    return Change(
+        path=path, edit=edit, remove=_without_server if mcp else _without_hook,
+        notes=_CODEX_SERVER if mcp else _CODEX_HOOK,
+    )  # fmt: skip
+
+
+def _toml_text(text: str) -> str:
+    import tomlkit
+
+    return tomlkit.string(text).as_string()
+
+
+def _without_server(text: str) -> str:
+    settings = _toml(text)
+    if _at(settings.unwrap(), ["mcp_servers", _NAME]) is None:
+        return text
+    del settings["mcp_servers"][_NAME]
+    if not settings["mcp_servers"]:
+        del settings["mcp_servers"]
+    return str(settings.as_string())
+
+
+def _without_hook(text: str) -> str:
+    """Take out what we wrote, as text: the tables of a list may lie far apart, where no parser takes one out."""
+    at = text.find(_CODEX_BLOCK)
+    while at >= 0:
+        end = text.find("\n", at + len(_CODEX_BLOCK)) + 1 or len(text)
+        if not _is_ours(_at(_toml(text[at:end]).unwrap(), ["hooks"])["PreToolUse"][0]["hooks"][0]["command"]):
+            at = text.find(_CODEX_BLOCK, end)
+            continue
+        text = (text[:at].rstrip("\n") + "\n" if text[:at].strip() else "") + text[end:]
+        at = text.find(_CODEX_BLOCK)
+    if _hook_places(_toml(text).unwrap(), "PreToolUse"):
+        raise BadRequest("our hook was changed by hand", hint="take out the PreToolUse hook that names fumehood")
+    return text
+
+
+_CODEX_BLOCK = """\
+[[hooks.PreToolUse]]
+matcher = "^Bash$"
+
+[[hooks.PreToolUse.hooks]]
+type = "command"
+"""
+_CODEX_HOOK = (
+    "Codex skips a hook until you trust it, and says little: start codex, type /hooks, review and trust it",
+    'Codex\'s own sandbox must let Fumehood work: once the hook is trusted, set sandbox_mode = "danger-full-access"',
+)
+_CODEX_SERVER = ("`required = true` makes Codex refuse to start without the server, instead of going on without it",)
+_RESTART = ("start the client anew, so that it reads its settings",)
+
+
+def _claude(command: list[str], mcp: bool) -> Change:
+    if mcp:
+        # Where Claude Code itself keeps servers that hold for every project.
+        return _json_server(f"{home()}/.claude.json", "mcpServers", _server(command, type="stdio"), _RESTART)
+    folder = os.environ.get("CLAUDE_CONFIG_DIR") or f"{home()}/.claude"
+    hook = {"type": "command", "command": _hook(command, "claude")}
+    notes = (*_RESTART, "commands need no approval any more: add --ask to the hook's command to be asked as before")
+    return _json_hook(f"{folder}/settings.json", "PreToolUse", "Bash|Monitor", hook, notes)
+
+
+def _gemini(command: list[str], mcp: bool) -> Change:
+    path = f"{home()}/.gemini/settings.json"
+    if mcp:
+        return _json_server(path, "mcpServers", _server(command), _RESTART)
+    hook = {"name": _NAME, "type": "command", "command": _hook(command, "gemini")}
+    return _json_hook(path, "BeforeTool", "run_shell_command", hook, _RESTART)
+
+
+def _cursor(command: list[str], _mcp: bool) -> Change:
+    notes = ("Cursor's hooks can't rewrite a command, so it gets the server: tell it to use run_command",)
+    return _json_server(f"{home()}/.cursor/mcp.json", "mcpServers", _server(command), notes)
+
+
+def _vscode(command: list[str], _mcp: bool) -> Change:
+    folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
+    notes = ("VS Code asks to trust the server when it is started first",)
+    return _json_server(f"{folder}/Code/User/mcp.json", "servers", _server(command, type="stdio"), notes)
+
+
+CLIENTS: dict[str, Callable[[list[str], bool], Change]] = {
+    "claude": _claude, "codex": _codex, "gemini": _gemini, "cursor": _cursor, "vscode": _vscode,
+}  # fmt: skip

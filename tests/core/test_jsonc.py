@@ -1,0 +1,64 @@
+"""Settings with comments are edited without losing a byte of the rest."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.core import jsonc
+from fumehood.errors import BadRequest
+
+TEXT = """// mine
+{
+    "a": [1, 2], // numbers
+    /* a "block" */
+    "b": {"c": "x // no comment", "d": null,},
+    "url": "http://x"
+}
+"""
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def test_comments_and_trailing_commas_are_read() -> None:
+    assert jsonc.parse(TEXT).plain() == {"a": [1, 2], "b": {"c": "x // no comment", "d": None}, "url": "http://x"}
+
+
+def test_what_is_added_stands_where_a_person_would_put_it() -> None:
+    added = jsonc.with_member(TEXT, ["b", "e"], {"f": 1})
+    assert '"d": null, "e": {' in added
+    assert jsonc.parse(added).plain()["b"]["e"] == {"f": 1}
+    item = jsonc.with_item(TEXT, ["new", "list"], 3)
+    assert item.startswith(TEXT[: TEXT.index('"url"')])
+    assert '\n    "new": {\n' in item
+    for line in ("// mine", "// numbers", '/* a "block" */'):
+        assert line in item
+
+
+def test_what_is_taken_away_takes_its_comma_along() -> None:
+    for path in (["a"], ["b"], ["url"], ["a", 0], ["a", 1], ["b", "c"], ["b", "d"]):
+        text = jsonc.without(TEXT, path)
+        jsonc.parse(text)
+        assert "// mine" in text
+    assert jsonc.without(TEXT, ["none"]) == TEXT
+
+
+@given(st.dictionaries(st.text(), values), st.text(), values, st.sampled_from([None, 2, 4]))
+def test_adding_and_removing_gives_back_what_was_there(
+    before: dict[str, object], key: str, value: object, indent: int | None
+) -> None:
+    text = json.dumps(before, indent=indent, ensure_ascii=False)
+    added = jsonc.with_member(text, [key], value)
+    assert jsonc.parse(added).plain() == {**before, key: value}
+    removed = jsonc.without(added, [key])
+    assert jsonc.parse(removed).plain() == {name: each for name, each in before.items() if name != key}
+
+
+@pytest.mark.parametrize("text", ["{", '{"a" 1}', '{"a": }', "[1 2]", '{"a": 1} x', "nonsense", '{a: 1}'])
+def test_what_is_no_json_is_told_with_its_line(text: str) -> None:
+    with pytest.raises(BadRequest, match="line 1"):
+        jsonc.parse(text)

@@ -1,0 +1,135 @@
+"""`fumehood setup CLIENT`: a client's own settings get the hook or the server, and lose it again, nothing else."""
+
+import json
+import os
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+FILES = {
+    "claude": ".claude/settings.json", "codex": ".codex/config.toml", "gemini": ".gemini/settings.json",
+    "cursor": ".cursor/mcp.json", "vscode": ".config/Code/User/mcp.json",
+}  # fmt: skip
+CLAUDE = """{
+  // what I like
+  "model": "opus",
+  "hooks": {
+    "PreToolUse": [
+      { "matcher": "Write", "hooks": [ { "type": "command", "command": "mine" } ] } // stays
+    ]
+  }
+}
+"""
+CODEX = """# mine
+model = "gpt"   # a comment
+
+[[hooks.PreToolUse]]
+matcher = "apply_patch"
+hooks = [{ type = "command", command = "mine" }]
+
+[tui]
+theme = "dark"
+"""
+
+
+def read(path: Path) -> dict[str, object]:
+    return tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("client", FILES)
+@pytest.mark.parametrize("how", [(), ("--mcp",)])
+def test_a_client_is_connected_once_and_taken_out(cli: Cli, home: Path, client: str, how: tuple[str, ...]) -> None:
+    done = cli("setup", client, "--yes", *how)
+    assert done.returncode == 0, done.stderr
+    path = home / (".claude.json" if client == "claude" and how else FILES[client])
+    text = path.read_text()
+    assert "fumehood" in text
+    assert "mcp" in text if how or client in ("cursor", "vscode") else f"hook --client {client} || exit 2" in text
+    assert read(path)
+    assert path.stat().st_mode & 0o77 == 0
+    again = cli("setup", client, "--yes", *how)
+    assert "nothing to change" in again.stdout
+    assert path.read_text() == text
+    assert len(os.listdir(path.parent)) == (1 if path.parent != home else len(os.listdir(home)))
+    assert cli("setup", client, "--yes", "--remove", *how).returncode == 0
+    assert not read(path)
+
+
+def test_a_persons_own_settings_and_comments_stay(cli: Cli, home: Path) -> None:
+    for client, before, comment in (("claude", CLAUDE, "// stays"), ("codex", CODEX, "# a comment")):
+        path = home / FILES[client]
+        path.parent.mkdir()
+        path.write_text(before)
+        path.chmod(0o644)
+        done = cli("setup", client, "--yes")
+        assert done.returncode == 0, done.stderr
+        assert "+" in done.stdout
+        after = path.read_text()
+        assert comment in after
+        assert "mine" in after
+        assert path.stat().st_mode & 0o777 == 0o644
+        (backup,) = path.parent.glob("*.before-fumehood-*")
+        assert backup.read_text() == before
+        cli("setup", client, "--yes", "--remove")
+        assert path.read_text().split() == before.split()
+
+
+def test_an_older_entry_of_ours_is_replaced_and_not_doubled(cli: Cli, home: Path) -> None:
+    path = home / FILES["claude"]
+    path.parent.mkdir()
+    hook = {"type": "command", "command": "/gone/fumehood hook --client claude || exit 2"}
+    old = {"matcher": "Bash", "hooks": [hook]}
+    path.write_text(json.dumps({"hooks": {"PreToolUse": [old]}, "other": 1}))
+    assert cli("setup", "claude", "--yes").returncode == 0
+    settings = json.loads(path.read_text())
+    assert settings["other"] == 1
+    (group,) = settings["hooks"]["PreToolUse"]
+    assert not group["hooks"][0]["command"].startswith("/gone/")
+
+
+def test_nothing_is_written_without_a_word(cli: Cli, home: Path) -> None:
+    refused = cli("setup", "claude")
+    assert refused.returncode == 125
+    assert "--yes" in refused.stderr
+    assert "+" in refused.stdout
+    printed = cli("setup", "codex", "--print", "--mcp")
+    assert tomllib.loads(printed.stdout)["mcp_servers"]["fumehood"]["required"] is True
+    assert not (home / ".claude").exists()
+    assert not (home / ".codex").exists()
+
+
+def test_what_codex_needs_besides_is_said(cli: Cli, home: Path) -> None:
+    assert "/hooks" in cli("setup", "codex", "--yes").stdout
+    told = json.loads(cli("setup", "codex", "--mcp", "--yes", "--json").stdout)
+    assert told["changed"]
+    assert "required = true" in told["notes"][0]
+
+
+@pytest.mark.parametrize(("client", "text"), [("claude", "{ nonsense"), ("codex", "a = [")])
+def test_a_file_that_cannot_be_read_is_left_alone(cli: Cli, home: Path, client: str, text: str) -> None:
+    path = home / FILES[client]
+    path.parent.mkdir()
+    path.write_text(text)
+    done = cli("setup", client, "--yes")
+    assert done.returncode == 125
+    assert str(path) in done.stderr
+    assert path.read_text() == text
+
+
+def test_a_linked_file_is_changed_where_it_lies(cli: Cli, home: Path) -> None:
+    (home / "dotfiles").mkdir()
+    (home / "dotfiles/settings.json").write_text("{}\n")
+    (home / ".claude").mkdir()
+    (home / FILES["claude"]).symlink_to("../dotfiles/settings.json")
+    assert cli("setup", "claude", "--yes").returncode == 0
+    assert (home / FILES["claude"]).is_symlink()
+    assert "fumehood" in (home / "dotfiles/settings.json").read_text()
+
+
+def test_an_unknown_client_is_named(cli: Cli, home: Path) -> None:
+    assert "no client emacs" in cli("setup", "emacs").stderr
