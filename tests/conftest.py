@@ -142,6 +142,18 @@ def home(test_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all tests that ask for it: what this host can do is found out once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def known_host(home: Path, probed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh home, but for what is known of this host."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(probed))
+
+
 @pytest.fixture
 def project(test_directory: Path) -> Path:
     """A fresh, empty project outside the home and outside /tmp."""

@@ -7,15 +7,9 @@ import pytest
 from fumehood import Run, Sandbox
 
 
-@pytest.fixture(scope="session")
-def probed(tmp_path_factory):
-    """One cache for all tests: what this host can do is found out once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(autouse=True)
-def known_host(home, probed, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(probed))
+def _known_host(known_host: None) -> None:
+    """What this host can do is found out once."""
 
 
 @pytest.fixture

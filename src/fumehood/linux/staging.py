@@ -37,6 +37,24 @@ HOME, SETTLED = "home", "settled"  # beside the layer: what came out of the proj
 _HOMECOMING = (SWAP, PUT, TAKE, RMDIR)
 
 
+def can_rename(first: int, second: int) -> bool:
+    """Tell whether entries of two directories can be renamed into each other.
+
+    One file system is not enough: a mount of a part of it, as containers get their volumes, is apart too.
+    """
+    return os.fstat(first).st_dev == os.fstat(second).st_dev and _mount(first) == _mount(second)
+
+
+def _mount(directory: int) -> bytes:
+    """Return the number of the mount that a directory was opened on."""
+    info = os.open(f"/proc/self/fdinfo/{directory}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        lines = os.read(info, 4096).split(b"\n")
+    finally:
+        os.close(info)
+    return next(line for line in lines if line.startswith(b"mnt_id:"))
+
+
 class Staging:
     """A directory at the top of one root that stands in for its layer."""
 
@@ -160,8 +178,8 @@ class Staging:
         if self.directory >= 0:
             os.close(self.directory)
         self.directory = -1
-        if not remove:
-            return
+        if not remove or look(self._live, self._name) is None:
+            return  # where nothing was made, nothing may be writable
         loosened = Loosened(self._live)
         loosened.loosen("")
         try:

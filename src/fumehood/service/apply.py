@@ -11,7 +11,7 @@ from fumehood.core.report import printable
 from fumehood.core.together import HOLD_PATH, hold_together
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux.nofollow import make_parents, open_top
-from fumehood.linux.staging import Staging
+from fumehood.linux.staging import Staging, can_rename
 from fumehood.linux.steps import Changed, Sides
 from fumehood.store.history import APPLYING, SETTLING
 
@@ -214,7 +214,7 @@ class Between:
     def _open(self, number: int) -> tuple[int, int]:
         layer, live = open_top(self._uppers[number]), open_top(self._roots[number])
         self._descriptors += [layer, live]
-        if os.fstat(layer).st_dev != os.fstat(live).st_dev:
+        if not can_rename(layer, live):
             self._staging[number] = Staging(self._uppers[number], live, self._run)
         return layer, live
 

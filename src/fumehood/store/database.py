@@ -149,33 +149,21 @@ class Database:
         path = self.path
         self._process = os.getpid()
         self._lock = _thread.allocate_lock()
-        fresh = not os.path.exists(path)
-        if fresh:
-            # Before SQLite does it with the mode of the day.
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         try:
+            if not os.path.exists(path):
+                _make(path)
             self._connection = sqlite3.connect(
                 path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False, cached_statements=64
             )
-            if fresh:
-                self._keep_a_log()
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._bring_up_to_date()
+        except OSError as error:
+            raise StoreDamaged(
+                f"the database {path} can't be made: {error.strerror}",
+                hint="see that the disk is not full, and that you may write there",
+            ) from error
         except sqlite3.DatabaseError as error:
             raise unusable(path, error) from error
-
-    def _keep_a_log(self) -> None:
-        """Choose the write-ahead log; while another process is at the same first start, SQLite refuses at once."""
-        until = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                self._connection.execute("PRAGMA journal_mode=WAL")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                    raise
-                time.sleep(0.01)
-            else:
-                return
 
     def _bring_up_to_date(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -227,6 +215,28 @@ class Database:
         """Close the connection."""
         with self._lock:
             self._connection.close()
+
+
+def _make(path: str) -> None:
+    """Make an empty database; it gets its name when it is ready, for a change of its log's kind waits for nobody."""
+    import fcntl
+
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    spare = f"{path}.new"
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        if os.path.exists(path):
+            return  # another process was faster
+        # Before SQLite does it with the mode of the day.
+        os.close(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(spare, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        finally:
+            connection.close()
+        os.rename(spare, path)
+    finally:
+        os.close(directory)
 
 
 class Transaction:
