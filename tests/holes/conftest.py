@@ -31,13 +31,14 @@ def meanwhile(sandbox: Sandbox, test_directory: Path) -> Callable[..., Run]:
 
     def run(command: str, act: Callable[[], object], **options: object) -> Run:
         go = test_directory / "go"
+        go.touch()  # now: what appears later is not seen through a view
 
         def on_output(_stream: str, text: str) -> None:
             if "ready" in text:
                 act()
-                go.touch()
+                go.write_text("go")
 
-        waiting = f"{command}; echo ready; until [ -e {go} ]; do sleep 0.01; done"
+        waiting = f"{command}; echo ready; until [ -s {go} ]; do sleep 0.01; done"
         return sandbox.run(waiting, on_output=on_output, **options)  # type: ignore[arg-type]
 
     return run

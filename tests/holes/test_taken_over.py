@@ -181,28 +181,28 @@ def test_a_socket_that_listens_in_the_project_is_no_trouble(sandbox: Sandbox, pr
 # --- kinds that replace each other ---
 
 KINDS = {
-    "nothing": "true", "file": "echo {0} > x", "empty directory": "mkdir x", "directory": "mkdir x; echo {0} > x/{0}",
-    "opaque directory": "mkdir -p x/deep; echo {0} > x/deep/{0}", "symlink": "ln -s {0} x",
+    "nothing": "true", "file": "echo {0} > {1}", "empty": "mkdir {1}", "directory": "mkdir {1}; echo {0} > {1}/{0}",
+    "deep": "mkdir -p {1}/deep; echo {0} > {1}/deep/{0}", "symlink": "ln -s {0} {1}",
 }  # fmt: skip
+INSIDE = {"nothing": [], "directory": ["", "/new"], "deep": ["", "/deep", "/deep/new"]}
 
 
-@pytest.mark.parametrize("new", KINDS)
-@pytest.mark.parametrize("old", KINDS)
-def test_every_kind_replaces_every_other_and_comes_back(
-    sandbox: Sandbox, project: Path, on_host: Host, old: str, new: str
-) -> None:
-    on_host(KINDS[old].format("old"))
+def test_every_kind_replaces_every_other_and_comes_back(sandbox: Sandbox, project: Path, on_host: Host) -> None:
+    pairs = [(old, new, f"{old}-{new}") for old in KINDS for new in KINDS]
+    on_host("\n".join(KINDS[old].format("old", name) for old, _, name in pairs))
     before = snapshot(project)
-    run = sandbox.run(f"rm -rf x; {KINDS[new].format('new')}; find . -exec touch -h -d @1500000000 {{}} +")
+    run = sandbox.run(
+        "\n".join(f"rm -rf {name}; {KINDS[new].format('new', name)}" for _, new, name in pairs)
+        + "\nfind . -exec touch -h -d @1500000000 {} +"
+    )
+    assert run.state == "applied"
     now = snapshot(project)
-    expected = {"nothing": set(), "file": {"x"}, "empty directory": {"x"}, "directory": {"x", "x/new"},
-                "opaque directory": {"x", "x/deep", "x/deep/new"}, "symlink": {"x"}}[new]  # fmt: skip
+    expected = {f"{name}{inside}" for _, new, name in pairs for inside in INSIDE.get(new, [""])}
     assert set(now) - {"."} == expected
-    if run.state == "applied":
-        back = sandbox.undo(run)
-        assert snapshot(project) == before
-        sandbox.undo(back)
-        assert snapshot(project) == now
+    back = sandbox.undo(run)
+    assert snapshot(project) == before
+    sandbox.undo(back)
+    assert snapshot(project) == now
 
 
 # --- modes, links, sizes, names ---
@@ -252,10 +252,11 @@ def test_a_set_uid_or_set_gid_bit_never_arrives_unseen(sandbox: Sandbox, project
 
 
 def test_a_sparse_and_huge_file_stays_sparse(sandbox: Sandbox, project: Path) -> None:
-    run = sandbox.run("truncate -s 1T huge; printf end | dd of=huge bs=1 seek=1000000000 conv=notrunc 2>/dev/null")
-    need(run.exit_code == 0, f"this file system has no files of 1 TiB: {run.output}")
+    write = "printf end | dd of=huge bs=1 seek=1000000000 conv=notrunc"
+    run = sandbox.run(f"set -e; truncate -s 8G huge; {write} 2>/dev/null")
+    need(run.exit_code == 0, f"there are no files of 8 GiB here: {run.output}")
     found = (project / "huge").stat()
-    assert (found.st_size, found.st_blocks * 512 < 1 << 20) == (1 << 40, True)
+    assert (found.st_size, found.st_blocks * 512 < 1 << 20) == (8 << 30, True)
     sandbox.undo(run)
     assert not (project / "huge").exists()
 
@@ -263,15 +264,18 @@ def test_a_sparse_and_huge_file_stays_sparse(sandbox: Sandbox, project: Path) ->
 NAMES = [b"a\nb", b"\xff\xfe", b"-rf", b"--", b"x" * 255, b" ", b"'\"$(id)`id`", b"a\tb\\n", b"*"]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=[repr(name[:12]) for name in NAMES])
-def test_any_name_is_taken_over_and_comes_back(sandbox: Sandbox, project: Path, name: bytes) -> None:
-    file, directory = project / os.fsdecode(name), project / os.fsdecode(name[:-1] + b"+")
-    file.write_text("old")
-    directory.mkdir()
+def test_any_name_is_taken_over_and_comes_back(sandbox: Sandbox, project: Path) -> None:
+    files = [project / os.fsdecode(name) for name in NAMES]
+    directories = [project / os.fsdecode(name[:-1] + b"+") for name in NAMES]
+    for file, directory in zip(files, directories, strict=True):
+        file.write_text("old")
+        directory.mkdir(exist_ok=True)
     before = snapshot(project)
     run = sandbox.run("for f in ./*; do [ -d \"$f\" ] && echo in > \"$f/in\" || echo new > \"$f\"; done")
-    assert (file.read_text(), (directory / "in").read_text()) == ("new\n", "in\n")
-    assert {change.path for change in run.changes} == {file.name, f"{directory.name}/in"}
+    assert {file.read_text() for file in files} == {"new\n"}
+    assert {(directory / "in").read_text() for directory in directories} == {"in\n"}
+    told = {change.path for change in run.changes}
+    assert told == {file.name for file in files} | {f"{directory.name}/in" for directory in directories}
     sandbox.undo(run)
     assert snapshot(project) == before
 
@@ -458,7 +462,7 @@ def test_two_agents_at_once_lose_nothing(project: Path, home: Path, verdicts: Ve
     assert len([path for path in project.iterdir() if path.name.startswith("own")]) == 10
     shared = [verdicts(run)["shared"] for run in runs]
     assert (project / "shared").read_text().count("\n") == shared.count("applied")
-    assert set(shared) <= {"applied", "conflict"}
+    assert set(shared) <= {"applied", "conflict", "held"}, "what was built on a conflict waits with it"
 
 
 def test_a_file_that_is_being_written_while_it_is_copied_up_is_not_taken_over_torn(
@@ -523,7 +527,7 @@ def test_a_run_and_its_undo_look_at_no_more_of_a_big_tree_than_of_a_small_one(
             for file in range(50):
                 (project / f"d{number}/f{file}").write_text("x")
         counts.append(opened(project))
-    assert counts[0] == counts[1] > 0
+    assert 0 < counts[1] < counts[0] + 60, "3,000 files more"
 
 
 # --- stubs, and each other's state ---

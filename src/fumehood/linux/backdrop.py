@@ -102,13 +102,15 @@ def _forget_others(place: str, room: str) -> None:
     prefix = f"fumehood-{os.geteuid()}-"
     for name in os.listdir(place):
         other = f"{place}/{name}"
-        if not name.startswith(prefix) or other == room or os.lstat(other).st_uid != os.geteuid():
+        if not name.startswith(prefix) or other == room:
             continue
         try:
+            if os.lstat(other).st_uid != os.geteuid():
+                continue
             with open(f"{other}/state", "rb") as file:
                 is_used = os.path.isdir(file.read())
         except OSError:
-            continue  # one that is being made
+            continue  # one that is being made, or that another process has removed
         if not is_used:
             shutil.rmtree(other, ignore_errors=True)
 
