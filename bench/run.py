@@ -21,16 +21,19 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "src"))
 
 from measures import MEASURES, Figure  # noqa: E402 - found through the line above
+from network import network  # noqa: E402
 from peers import peers  # noqa: E402
+
+EVERY = {**MEASURES, "network": network, "peers": peers}
 
 
 def main() -> int:
     """Measure, print, and say whether every limit is kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=[*MEASURES, "peers"], help="measure only this")
+    parser.add_argument("--only", action="append", choices=EVERY, help="measure only this")
     parser.add_argument("--write", action="store_true", help="put the results into docs/benchmarks.md")
     options = parser.parse_args()
-    wanted = list(dict.fromkeys(options.only or [*MEASURES, "peers"]))
+    wanted = list(dict.fromkeys(options.only or EVERY))
     scratch = Path(tempfile.mkdtemp(prefix="fumehood-bench-", dir="/var/tmp"))
     os.environ.update(HOME=str(scratch / "home"))
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "PYTHONDONTWRITEBYTECODE"):
@@ -41,7 +44,7 @@ def main() -> int:
         for name in wanted:
             room = scratch / name
             room.mkdir()
-            for figure in peers(room) if name == "peers" else MEASURES[name](room):
+            for figure in EVERY[name](room):
                 print(figure.line(), flush=True)
                 figures.append(figure)
     finally:

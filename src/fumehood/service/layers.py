@@ -88,7 +88,9 @@ class Claim:
             os.close(self._fd)
 
 
-def renew(places: Places, run: str, roots: Sequence[str], way: str) -> None:
+def renew(
+    places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = ()
+) -> None:
     """Throw away all that a try of a command left, and make its layers anew; the claim stays."""
     above = open_top(places.run(run))
     try:
@@ -99,7 +101,7 @@ def renew(places: Places, run: str, roots: Sequence[str], way: str) -> None:
     for stream in ("stdout", "stderr"):
         if os.path.exists(places.output(run, stream)):
             os.unlink(places.output(run, stream))
-    make(places, run, roots, way)
+    make(places, run, roots, way, below)
 
 
 def take_up(places: Places, run: str) -> int:

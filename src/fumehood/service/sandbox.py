@@ -207,7 +207,7 @@ class Hood:
             execute=lambda access, wishes: self._execute(
                 run, execution, command, world, request, wishes, seat, access
             ),
-            renew=lambda: layering.renew(self.store.places, run.run, run.roots, run.capture),
+            renew=lambda: layering.renew(self.store.places, run.run, run.roots, run.capture, self._below(run)),
         )  # fmt: skip
 
     def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:

@@ -1,0 +1,78 @@
+"""How much the proxy costs: a large transfer through it against the same one without it, both over loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from measures import Figure, project_in
+
+SIZE = 2 << 30
+TIMES = 5
+
+_SERVER = f"""
+import socket, threading
+listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen(20)
+print(listener.getsockname()[1], flush=True)
+data = bytes(1 << 18)
+def serve(client):
+    head = b""
+    while not head.endswith(b"\\r\\n\\r\\n"): head += client.recv(4096)
+    client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: {SIZE}\\r\\nConnection: close\\r\\n\\r\\n")
+    for _ in range({SIZE} // len(data)): client.sendall(data)
+    client.close()
+while True: threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+# The same program outside and inside: what it does first is the only difference.
+_CLIENT = """
+import os, socket, sys, time
+way, port = sys.argv[1], int(sys.argv[2])
+place = f"127.0.0.1:{port}"
+proxy = os.environ.get("HTTP_PROXY", "").rpartition(":")[2]
+c = socket.create_connection(("127.0.0.1", int(proxy) if way != "direct" else port))
+def answer():
+    head = b""
+    while not head.endswith(b"\\r\\n\\r\\n"): head += c.recv(1)
+if way == "connect":
+    c.sendall(f"CONNECT {place} HTTP/1.1\\r\\nHost: {place}\\r\\n\\r\\n".encode()); answer()
+elif way == "socks5":
+    c.sendall(bytes([5, 1, 0, 5, 1, 0, 1, 127, 0, 0, 1]) + port.to_bytes(2, "big")); c.recv(12, socket.MSG_WAITALL)
+target = f"http://{place}/" if way == "http" else "/"
+began = time.perf_counter()
+c.sendall(f"GET {target} HTTP/1.1\\r\\nHost: {place}\\r\\n\\r\\n".encode()); answer()
+buffer, size = bytearray(1 << 18), 0
+while size < int(sys.argv[3]) and (found := c.recv_into(buffer)): size += found
+print(time.perf_counter() - began, size)
+"""
+
+
+def network(room: Path) -> Iterator[Figure]:
+    """Transfer 2 GiB: at least half as fast as without the proxy, so at most twice as long."""
+    from fumehood import Policy, Sandbox
+
+    client = project_in(room) / "client.py"
+    client.write_text(_CLIENT)
+    with subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().strip()
+            with Sandbox(client.parent, Policy(hosts=(f"127.0.0.1:{port}",))) as sandbox:
+                taken: dict[str, list[float]] = {way: [] for way in ("direct", "connect", "socks5", "http")}
+                for _ in range(TIMES):
+                    for way, mine in taken.items():
+                        line = [sys.executable, str(client), way, port, str(SIZE)]
+                        if way == "direct":
+                            said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+                        else:
+                            said = sandbox.run(line).stdout
+                        seconds, size = said.split()
+                        assert int(size) == SIZE, said
+                        mine.append(float(seconds))
+        finally:
+            server.kill()
+    direct = sorted(taken.pop("direct"))[TIMES // 2]
+    for way, mine in taken.items():
+        name = f"{SIZE >> 30} GiB through the proxy, by {way}"
+        yield Figure(name, sorted(mine)[TIMES // 2], "s", "without it", direct, 2.0)
