@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+from at_terminal import Terminal
+from conftest import command_line
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
 from servers import Files, Tcp, Web, echo, repository, serving
@@ -358,9 +360,7 @@ def test_the_command_line_asks_and_nobody_is_there(cli, project, web):
 
 def test_the_command_line_uses_the_hosts_of_the_configuration(cli, home, project, web):
     place = f"127.0.0.1:{web.port}"
-    configuration = home / ".config/fumehood/config.toml"
-    configuration.parent.mkdir()
-    configuration.write_text(f'hosts = ["{place}"]\n')
+    configured(home, f'hosts = ["{place}"]\n')
     done = cli("run", "--", FETCH.format(place=place))
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
     told = json.loads(cli("run", "--json", "--", FETCH.format(place=place)).stdout)
@@ -374,3 +374,43 @@ def test_a_proxied_run_leaves_no_descriptor_open(box, web):
     for _ in range(3):
         box.run(FETCH.format(place=place), network=[place])
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def configured(home, text):
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir(exist_ok=True)
+    configuration.write_text(text)
+
+
+def answered(project, command):
+    """Run something at a terminal where a person says yes once."""
+    with Terminal(command, project) as terminal:
+        terminal.wait_for("Run command with network access")
+        terminal.wait_for("\n>")
+        terminal.type("y")
+        return terminal.end(), terminal.seen
+
+
+def test_a_person_at_a_terminal_is_asked_and_the_command_runs_again(home, project, web):
+    configured(home, 'network = "ask"\n')
+    place = f"127.0.0.1:{web.port}"
+    command = f"echo begun >> log; {TRY.format(place=place)} > got"
+    code, said = answered(project, [*command_line(), "run", "--", command])
+    assert code == 0, said
+    assert said.count(place) > 1
+    assert (project / "got").read_text() == "hello\n"
+    assert (project / "log").read_text() == "begun\n"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_input_is_given_again(home, project, test_directory, web, kind):
+    configured(home, 'network = "ask"\n')
+    data = b"line\n" * 30_000
+    (test_directory / "input").write_bytes(data)
+    line = '"$@" < "$0"' if kind == "file" else 'cat "$0" | "$@"'
+    command = f"cat > copy; {TRY.format(place=f'127.0.0.1:{web.port}')} > got"
+    code, said = answered(
+        project, ["sh", "-c", line, str(test_directory / "input"), *command_line(), "run", "--", command]
+    )
+    assert code == 0, said
+    assert (project / "copy").read_bytes() == data

@@ -8,13 +8,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core.value import Value
+from fumehood.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_HOST = re.compile(r"(\*\.)?[^\s/:*\[\]]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?")
 _NAME = re.compile(r"[A-Za-z_*?\[\]!0-9-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -173,6 +173,15 @@ def _table(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple(value.items())
 
 
+def _host(value: Any) -> str:
+    from fumehood.core.hosts import parse
+
+    try:
+        return parse(_text(value)).text
+    except BadRequest as error:
+        raise Wrong('a "host" or "host:port"') from error
+
+
 TEXT = Kind(said="a string", read=_text, write=shown)
 FLAG = Kind(said="true or false", read=_flag, write=shown)
 COUNT = Kind(said="a whole number", read=_count, write=shown)
@@ -183,7 +192,7 @@ PATH = Kind(said="an absolute path", read=_path, write=shown)
 ROOT = Kind(said='"host", "alpine", or a path', read=_root, write=shown)
 TEXTS = _each("a list of strings", _text)
 MASKS = _each("a list of paths", _mask)
-HOSTS = _each("a list of hosts", _matching(_HOST, 'a "host" or "host:port"'))
+HOSTS = _each("a list of hosts", _host)
 NAMES = _each("a list of names", _matching(_NAME, "a variable's name, maybe with * and ?"))
 SCRATCH = _each("a list of directories", _scratch)
 TABLE = Kind(said="a table of names with strings", read=_table, write=_table_shown)

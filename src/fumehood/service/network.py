@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fumehood.linux.output import Sink
     from fumehood.linux.process import Running
     from fumehood.proxy.server import Proxy
+    from fumehood.service.input import Input
     from fumehood.service.running import Starter
 
 # After the last new host, a command that will run again has had its time: some try for minutes when refused.
@@ -33,8 +34,9 @@ _MOST_BLOCKED = 20
 class Access:
     """The network of one try of a command; `may_ask` says whether somebody can be asked for more."""
 
-    def __init__(self, network: Network, *, may_ask: bool = False) -> None:
+    def __init__(self, network: Network, *, may_ask: bool = False, given: Input | None = None) -> None:
         self.network = network
+        self._input = given
         self.connections: tuple[Connection, ...] = ()
         self._proxy: Proxy | None = None
         self._listen: tuple[tuple[str, int], ...] = ()
@@ -87,6 +89,8 @@ class Access:
                 raise
         # Not before the sandbox was forked: whoever forks has one thread only.
         self._proxy.start(ours)
+        if self._input is not None:
+            self._input.start()
         return running
 
     def stop(self) -> None:

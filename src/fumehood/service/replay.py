@@ -7,7 +7,9 @@ was shown before the first refusal was ever shown.
 from __future__ import annotations
 
 from fumehood.core.network import HOSTS
+from fumehood.service.input import Input
 from fumehood.service.network import Access, blocked
+from fumehood.service.running import INHERITED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,13 +32,16 @@ def connected(
     renew: Callable[[], None],
 ) -> Ended:
     """Run a command to its end; `ask` raises where more hosts are not granted, `renew` throws a try away."""
+    given = Input() if network.watched and ask is not None and wishes.stdin == INHERITED else None
     for number in range(_MOST_TRIES):
         # A command that needs another host each time will not come to an end.
-        access = Access(network, may_ask=ask is not None and number < _MOST_TRIES - 1)
+        access = Access(network, may_ask=ask is not None and number < _MOST_TRIES - 1, given=given)
         try:
-            ended = execute(access, _listening(wishes, access))
+            ended = execute(access, _listening(wishes, access, given))
         finally:
             access.stop()
+            if given is not None:
+                given.stop()
             run.connections = (*run.connections, *access.connections)
             run.blocked = blocked(access.connections, run.started_at)
         hosts = access.to_ask()
@@ -51,8 +56,9 @@ def connected(
     raise AssertionError("the last try never asks")
 
 
-def _listening(wishes: Wishes, access: Access) -> Wishes:
+def _listening(wishes: Wishes, access: Access, given: Input | None) -> Wishes:
     return wishes.replace(
+        stdin=wishes.stdin if given is None else given.offer(),
         on_stdout=access.muted(wishes.on_stdout), on_stderr=access.muted(wishes.on_stderr),
         cancelled=access.cancelled(wishes.cancelled),
     )  # fmt: skip

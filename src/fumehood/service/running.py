@@ -52,7 +52,7 @@ class Ended(Value):
 class Wishes(Value):
     """How the caller wants to take part while the command runs."""
 
-    stdin: str | bytes = CLOSED
+    stdin: str | bytes | int = CLOSED  # one of the words, what to feed, or a descriptor to take over
     on_stdout: Sink | None = None
     on_stderr: Sink | None = None
     watch: Callable[[Sequence[Layer]], Watched] | None = None
@@ -233,8 +233,10 @@ class Execution:
             return None
 
 
-def _standard_input(wish: str | bytes) -> tuple[int, tuple[int, bytes] | None]:
+def _standard_input(wish: str | bytes | int) -> tuple[int, tuple[int, bytes] | None]:
     """Return the command's standard input, and, where it is fed from here, the other end with what to feed."""
+    if isinstance(wish, int):
+        return wish, None
     if wish == INHERITED:
         return 0, None
     if wish == CLOSED:
