@@ -4,6 +4,8 @@ import json
 import re
 
 import pytest
+from jsonschema import Draft202012Validator
+from mcp.types import Tool
 
 from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, definition, schema
 
@@ -56,3 +58,22 @@ def test_the_description_says_what_a_model_must_know(word):
 def test_changing_a_definition_leaves_the_next_one_alone():
     definition("mcp")["inputSchema"]["properties"]["command"]["type"] = "number"
     assert schema()["properties"]["command"]["type"] == "string"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_schema_is_one_and_takes_what_a_model_sends(form):
+    found = inside(definition(form), SHAPES[form][1])
+    Draft202012Validator.check_schema(found)
+    takes = Draft202012Validator(found).is_valid
+    assert takes({"command": "make"})
+    assert takes({"command": "make", "working_dir": "playground", "network": True, "timeout": 1.5})
+    for wrong in (
+        {}, {"command": 1}, {"command": "x", "network": "yes"}, {"command": "x", "timeout": 0},
+        {"command": "x", "other": 1}, {"command": "x", "working_dir": 3},
+    ):  # fmt: skip
+        assert not takes(wrong)
+
+
+def test_the_mcp_definition_is_what_the_protocol_s_own_types_take():
+    tool = Tool.model_validate(definition("mcp"))
+    assert tool.model_dump(by_alias=True, exclude_none=True) == definition("mcp")
