@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import ReportedChange
     from fumehood.core.report import Run as Run
     from fumehood.errors import ApplyFailed as ApplyFailed
+    from fumehood.errors import BadConfiguration as BadConfiguration
     from fumehood.errors import BadRequest as BadRequest
     from fumehood.errors import FumehoodError as FumehoodError
     from fumehood.errors import LaunchFailed as LaunchFailed
@@ -33,6 +34,7 @@ _PUBLIC = {
     "Blocked": ("fumehood.core.report", "Blocked"),
     "FumehoodError": ("fumehood.errors", "FumehoodError"),
     "ApplyFailed": ("fumehood.errors", "ApplyFailed"),
+    "BadConfiguration": ("fumehood.errors", "BadConfiguration"),
     "BadRequest": ("fumehood.errors", "BadRequest"),
     "LaunchFailed": ("fumehood.errors", "LaunchFailed"),
     "Refused": ("fumehood.errors", "Refused"),

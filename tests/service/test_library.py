@@ -26,7 +26,8 @@ sandboxed = pytest.mark.namespaces
 
 def test_the_public_names_are_these():
     assert sorted(fumehood.__all__) == [
-        "ApplyFailed", "BadRequest", "Blocked", "Change", "FumehoodError", "LaunchFailed", "Policy", "Question",
+        "ApplyFailed", "BadConfiguration", "BadRequest", "Blocked", "Change", "FumehoodError", "LaunchFailed", "Policy",
+        "Question",
         "Refused", "Run", "Sandbox", "StoreDamaged", "Unavailable", "UndoRefused", "__version__",
     ]  # fmt: skip
     assert dir(fumehood) == sorted(fumehood.__all__)

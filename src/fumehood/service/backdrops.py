@@ -54,7 +54,8 @@ class Backdrops:
 
     def masks(self, homes: Sequence[str], *, as_root: bool) -> Masks:
         """Return what a command with these homes may not read."""
-        own = (self._places.state, self._places.data, self._places.config)
+        # Of our cache, only what commands left there: what one project kept is no other project's business.
+        own = (self._places.state, self._places.data, self._places.config, f"{self._places.cache}/scratch")
         return masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
 
     def views(self, homes: Sequence[str], points: Sequence[str], *, as_root: bool, privileged: bool) -> Behind:

@@ -56,7 +56,7 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
         return {}
     except OSError as error:
         raise _unreadable(path, error) from error
-    _check_reach(path, found, roots)
+    _check_reach(path, found, (*roots, places.data, f"{places.cache}/scratch"))
     compiled = f"{places.cache}/config-{os.geteuid()}"
     settings = _remembered(compiled, _identity(found))
     if settings is None:
@@ -119,10 +119,10 @@ def _check_reach(path: str, found: os.stat_result, roots: Sequence[str]) -> None
         raise BadConfiguration(f"anybody may write the configuration {path}", hint=f"chmod go-w {path}")
     real = os.path.realpath(path)
     for root in roots:
-        if real.startswith(root.rstrip("/") + "/"):
+        if real.startswith(os.path.realpath(root).rstrip("/") + "/"):
             raise BadConfiguration(
                 f"the configuration {path} lies in {root}, where commands can write it",
-                hint="keep it outside of every project",
+                hint="keep it where no command can write",
             )
 
 
