@@ -23,10 +23,14 @@ class BadConfiguration(FumehoodError):
 
 
 class Refused(FumehoodError):
-    """A person, or the absence of one, said no; `run` is the id under which that is recorded, where it is."""
+    """A person, or the absence of one, said no; `run` is the id under which that is recorded, where it is.
+
+    `told` is then the object that tells of the run.
+    """
 
     exit_code = 126
     run = ""
+    told: dict[str, object] | None = None
 
 
 class Unavailable(FumehoodError):

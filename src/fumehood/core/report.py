@@ -164,6 +164,8 @@ def model_text(run: Run) -> str:
         parts.append("The time limit was reached and the command was ended.")
     if run.exit_code:
         parts.append(f"Exit code: {run.exit_code}")
+    if not run.sandboxed:
+        parts.append(f"NOT SANDBOXED: {printable(run.reason)}")
     parts += change_lines(run, _MODEL_CHANGES)
     parts += [printable(f"Blocked {each.what}: {each.detail}. {each.hint}".rstrip()) for each in run.blocked]
     return "\n".join(part for part in parts if part)

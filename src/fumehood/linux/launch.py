@@ -20,7 +20,7 @@ STATUS_FD = 3
 _REPORT_FD = 4
 FILTER_FD = 5
 _HIGHEST_FD = 1 << 20
-_KILL, _INTERRUPT = 9, 2
+_KILL, _INTERRUPT, _END = 9, 2, 15
 
 
 class Owner(Value):
@@ -44,6 +44,7 @@ class Plan(Value):
     listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
     backdrop: backdrop.Mounts | None = None
+    bare: str = ""  # the directory of a command that has no sandbox around it
     filter: bytes = b""  # of system calls, for bubblewrap to read from FILTER_FD
 
 
@@ -67,6 +68,10 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
         libc.default_signals()
         os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
+        if plan.bare:
+            from fumehood.linux.bare import supervise
+
+            supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
             seccomp.provide(plan.filter, FILTER_FD)
         os.execve(plan.arguments[0], plan.arguments, plan.environment)
@@ -150,6 +155,11 @@ class Status:
         return self._number(b'"child-pid": ')
 
     @property
+    def is_bare(self) -> bool:
+        """Tell whether there is no sandbox, but a process that ends the command's when it is asked to."""
+        return b'"bare": ' in self._text
+
+    @property
     def exit_code(self) -> int | None:
         """The command's own status; never told where the command did not run."""
         return self._number(b'"exit-code": ')
@@ -217,7 +227,7 @@ class Sandbox:
         """End everything inside at once; it dies with bubblewrap, its parent."""
         if not self._ending:
             self._killed = True
-            os.kill(self.process, _KILL)
+            os.kill(self.process, _END if self._status.is_bare else _KILL)
 
     def interrupt(self) -> None:
         """Send the command what Ctrl-C would; where it has not begun yet, end it."""

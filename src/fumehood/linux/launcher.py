@@ -29,7 +29,7 @@ _REHEARSAL = json.dumps(
         "listen": [], "scoped": False,
         "backdrop": {"directory": "/", "views": [["/", 0]] * 8, "bound": []},
         "limits": [[0, 1]] * 5,
-        "filter": "00" * 1000,
+        "filter": "00" * 1000, "bare": "",
     }
 ).encode()  # fmt: skip
 
@@ -156,7 +156,7 @@ def _packed(plan: launch.Plan) -> dict[str, object]:
         "listen": plan.listen, "scoped": plan.scoped,
         "backdrop": None if plan.backdrop is None else plan.backdrop.fields(),
         "limits": plan.limits,
-        "filter": plan.filter.hex(),
+        "filter": plan.filter.hex(), "bare": plan.bare,
     }  # fmt: skip
 
 
@@ -170,6 +170,7 @@ def _unpacked(message: bytes) -> launch.Plan:
         backdrop=None if behind is None else Mounts(**behind), filter=bytes.fromhex(fields["filter"]),
         tree=fields["tree"], listen=tuple((address, port) for address, port in fields["listen"]),
         scoped=fields["scoped"], limits=tuple((number, value) for number, value in fields["limits"]),
+        bare=fields["bare"],
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ class Backdrops:
         self._policy = policy
         self._known: dict[object, tuple[object, dict[str, tuple[int, int]], Prepared]] = {}
         self._proc: dict[bool, Behind] = {}
+        self._ours: bool | None = None
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class Backdrops:
     def views(self, homes: Sequence[str], points: Sequence[str], *, as_root: bool, privileged: bool) -> Behind:
         """Return a backdrop of views, for a launcher that can mount; `points` are where roots will be mounted."""
         real = tuple(os.path.realpath(home) for home in homes)
-        needs = Needs(homes=real, points=tuple(points), locked=not privileged)
+        needs = Needs(homes=real, points=tuple(points), locked=not (privileged and self._are_ours()))
         key = (needs, as_root)
         known = self._known.get(key)
         table = mount_table()
@@ -69,6 +70,13 @@ class Backdrops:
             described, watched = survey(self.masks(homes, as_root=as_root), needs)
             known = self._known[key] = table, watched, prepared(described, self._places.state)
         return self._kernel(as_root=as_root).replace(mounts=known[2].mounts, base=SHOWN)
+
+    def _are_ours(self) -> bool:
+        """Tell whether the mounts here are our own user namespace's; in one inside another, they are locked."""
+        if self._ours is None:
+            with open("/proc/self/uid_map", encoding="ascii") as file:
+                self._ours = file.read().split() == ["0", "0", str(2**32 - 1)]
+        return self._ours
 
     def tree(self, *, as_root: bool) -> Behind:
         """Return what is hidden where a root tree is shown instead of the host."""

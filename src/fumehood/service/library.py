@@ -154,6 +154,7 @@ class Sandbox:
         except asyncio.CancelledError:
             cancelled.set()
             await asyncio.wait([future])
+            future.exception()  # looked at, so that nobody complains that it never was
             raise
 
     def _request(

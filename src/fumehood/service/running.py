@@ -127,7 +127,7 @@ class Execution:
         )  # fmt: skip
         try:
             capture.begin()
-            ended = self._attend(plan, outputs, timeout, wishes, access)
+            ended = self.attend(plan, outputs, timeout, wishes, access)
             capture.finish()
         except BaseException:
             capture.abandon()
@@ -189,9 +189,11 @@ class Execution:
             )
         return owner
 
-    def _attend(
-        self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes, access: Access | None
-    ) -> Ended:
+    def attend(
+        self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes,
+        access: Access | None = None,
+    ) -> Ended:  # fmt: skip
+        """Start what was planned, and stay with it to its end."""
         began = time.monotonic()
         stdin, feeding = _standard_input(wishes.stdin)
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
@@ -214,7 +216,8 @@ class Execution:
             outcome = Attendance(
                 running, {out: outputs[0], err: outputs[1]},
                 deadline=None if timeout is None else began + timeout,
-                watched=watched, feeding=feeding, cancelled=wishes.cancelled, guarding=self._guard,
+                watched=watched, feeding=feeding, cancelled=wishes.cancelled,
+                guarding=None if plan.bare else self._guard,
             ).attend()  # fmt: skip
         finally:
             if watched is not None:

@@ -59,7 +59,7 @@ class Hood:
         self.project = project
         self.policy = policy
         self.permissions = Permissions(store.grants) if permissions is None else permissions
-        self._start = start
+        self.start = start
         self._host: Host | None = None
         self._backdrops = Backdrops(store.places, policy)
         self._profiles: tuple[Profile, ...] = ()
@@ -80,7 +80,7 @@ class Hood:
         policy = self.policy
         for each in profiles:
             policy = policy.under(each.settings)
-        hood = Hood(self.store, self.project, policy, self._start, self.permissions)
+        hood = Hood(self.store, self.project, policy, self.start, self.permissions)
         hood._host, hood._profiles = self._host, profiles
         return hood
 
@@ -95,6 +95,11 @@ class Hood:
 
     def _run(self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None = None) -> Run:
         command = checked(request.command)
+        found = self._found()
+        if found.flatpak or not found.captures:
+            from fumehood.service.unsandboxed import run_bare
+
+            return run_bare(self, found, claim, request, wishes)
         world = around(
             self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
             owner_of(self.project.path), self.project.id,
@@ -123,7 +128,7 @@ class Hood:
             run.found = layering.scanned(layers)
             run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network), *world.blocked)
             judge(run.found, _mode(request, run), self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
-            settle(self.store, self.project.id, run, _printed(ended), layers, self.policy.on_conflict)
+            settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
         return run
 
     def _profiled(self, world: World, run: str) -> World:
@@ -152,7 +157,7 @@ class Hood:
             try:
                 layers = layering.make(places, claim.run, self.project.roots, way)
                 capture = capturing.Capture(way, layers, world.targets)
-                execution = Execution(self._host, capture, self._start, self.policy.limits)
+                execution = Execution(self._host, capture, self.start, self.policy.limits)
                 with world.entered(way) as world:
                     execution.run(
                         arguments(script, world.shell), world, world.cwd(self.project.path), self._backdrops,
@@ -213,9 +218,7 @@ class Hood:
     def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:
         """Record the run, and make its layers."""
         places = self.store.places
-        if self._host is None:
-            self._host = host(places.cache, places.state)
-        found = self._host
+        found = self._found()
         run.capture = capturing.choose(found, self.policy.capture, run.roots)
         self.store.recover()
         claim.take()
@@ -223,7 +226,13 @@ class Hood:
         self.store.history.begin(self.project.id, run, os.getpid())
         layers = layering.make(places, run.run, run.roots, run.capture, self._below(run))
         capture = capturing.Capture(run.capture, layers, world.targets)
-        return layers, Execution(found, capture, self._start, self.policy.limits)
+        return layers, Execution(found, capture, self.start, self.policy.limits)
+
+    def _found(self) -> Host:
+        """Return what this host can do."""
+        if self._host is None:
+            self._host = host(self.store.places.cache, self.store.places.state)
+        return self._host
 
     def _below(self, run: Run) -> list[tuple[str, ...]]:
         """Find what earlier runs hold: the command sees that too, root by root."""
@@ -250,11 +259,7 @@ class Hood:
         )
         if errors is not None:
             errors.release()
-        run.exit_code = _exit_code(ended.outcome)
-        run.timed_out = ended.outcome.timed_out
-        run.duration_s = ended.duration_s
-        run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
-        run.output_truncated = ended.stdout.is_cut or ended.stderr.is_cut
+        take_note(run, ended)
         return ended
 
     def _limits_met(self, ended: Ended) -> tuple[Blocked, ...]:
@@ -324,7 +329,7 @@ def _mounts_inside(run: Run) -> list[tuple[int, str]]:
 def _refused(run: Run, error: Refused) -> None:
     run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
     run.stdout = run.stderr = ""
-    error.run = run.run
+    error.run, error.told = run.run, run.as_dict()
 
 
 def _missing(run: Run, network: Network) -> tuple[Blocked, ...]:
@@ -368,7 +373,16 @@ def _exit_code(outcome: Outcome) -> int | None:
     return outcome.exit.status
 
 
-def _printed(ended: Ended) -> tuple[Printed, Printed]:
+def take_note(run: Run, ended: Ended) -> None:
+    """Write down how a command ended and what it printed."""
+    run.exit_code = _exit_code(ended.outcome)
+    run.timed_out = ended.outcome.timed_out
+    run.duration_s = ended.duration_s
+    run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
+    run.output_truncated = ended.stdout.is_cut or ended.stderr.is_cut
+
+
+def printed(ended: Ended) -> tuple[Printed, Printed]:
     """Return both outputs for the record: their bytes where short, else only how long they were."""
     return _short(ended.stdout), _short(ended.stderr)
 

@@ -106,7 +106,8 @@ def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str
     code = "" if not run.exit_code else colour(f" exit {run.exit_code}", "red")
     command = printable(run.command)
     command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"
-    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts):14} {command}{code}"
+    bare = "" if run.sandboxed else colour(" UNSANDBOXED", "red")
+    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts):14} {command}{code}{bare}"
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -154,9 +154,10 @@ def _end_as_by_ctrl_c() -> None:
 
 def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     """Return the object that tells of a run that never was, with every field that a run has."""
+    if isinstance(error, Refused) and error.told is not None:
+        return {**error.told, "error": error.message, "hint": error.hint}
     return {
-        "run": (error.run or None) if isinstance(error, Refused) else None,
-        "project": options.last("--project"), "command": shown(options.asked),
+        "run": None, "project": options.last("--project"), "command": shown(options.asked),
         "cwd": options.last("--cwd"),
         "state": "refused" if isinstance(error, Refused) else "failed", "reason": error.message,
         "exit_code": error.exit_code, "timed_out": False, "sandboxed": True, "network": "none", "duration_s": 0.0,
@@ -276,7 +277,7 @@ def _wishes(options: Options, as_json: bool) -> Wishes:
 
 
 def _tell_changes(run: Run) -> None:
-    if not run.found and not run.blocked and not run.timed_out:
+    if not run.found and not run.blocked and not run.timed_out and run.sandboxed:
         return
     from fumehood.faces.cli.show import tell_run
 
@@ -284,7 +285,7 @@ def _tell_changes(run: Run) -> None:
 
 
 def _tell_agent(run: Run) -> None:
-    if run.found or run.blocked or run.timed_out:
+    if run.found or run.blocked or run.timed_out or not run.sandboxed:
         from fumehood.faces.cli.show import tell_agent
 
         tell_agent(run)

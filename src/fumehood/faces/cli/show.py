@@ -39,6 +39,8 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
     paint = Paint(stream.fileno())
     if run.timed_out:
         stream.write(f"{paint('fumehood:', 'bold')} the time limit was reached; the command was ended\n")
+    if not run.sandboxed:
+        stream.write(f"{paint('fumehood:', 'bold')} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}\n")
     if run.found:
         stream.write(f"{paint('fumehood:', 'bold')} {headline(run)}\n")
         for line in lines(run, paint, most):
@@ -56,6 +58,8 @@ def tell_agent(run: Run, out: TextIO | None = None) -> None:
     said = []
     if run.timed_out:
         said.append("the time limit was reached; the command was ended")
+    if not run.sandboxed:
+        said.append(f"UNSANDBOXED: {printable(run.reason)}")
     kept_back = [change for change in run.found if change.verdict not in (c.APPLIED, c.DISCARDED)]
     for change in kept_back[:_MOST]:
         path = printable(change.path if change.root == 0 else f"{run.roots[change.root]}/{change.path}")

@@ -1,0 +1,142 @@
+"""A run without a sandbox, where there is none to be had: only with a person's word, and never without saying so."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fumehood.core.environment import inherited
+from fumehood.core.judge import APPLY
+from fumehood.core.network import FULL
+from fumehood.core.permission import unsandboxed_question
+from fumehood.core.report import Run
+from fumehood.core.request import SHELL, Request, arguments, checked, shown
+from fumehood.core.simple import may_be_kept, simple
+from fumehood.errors import BadRequest, Unavailable
+from fumehood.linux.capture import Capture
+from fumehood.linux.launch import Plan
+from fumehood.linux.limits import resource_limits
+from fumehood.linux.output import Stream
+from fumehood.service.playground import PLAYGROUND, made
+from fumehood.service.running import Execution, owner_of
+from fumehood.service.sandbox import printed, take_note
+from fumehood.service.settle import APPLIED, FAILED
+from fumehood.service.world import HOST, home_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fumehood.core.policy import Policy
+    from fumehood.linux.probe import Host
+    from fumehood.service.layers import Claim
+    from fumehood.service.running import Ended, Wishes
+    from fumehood.service.sandbox import Hood
+
+UNCAPTURED = "it ran without a sandbox: what it wrote was not captured and can't be undone"
+_CONTAINER = "container"
+_HIDDEN = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 - where anybody may leave a program
+
+
+def why_bare(found: Host) -> str:
+    """Say why nothing can be sandboxed here; "" where it can. Inside Flatpak it is never tried."""
+    if found.flatpak:
+        return "inside Flatpak, bubblewrap can't make a sandbox of its own"
+    return "" if found.captures else found.why or "no sandbox can be made here"
+
+
+def run_bare(hood: Hood, found: Host, claim: Claim, request: Request, wishes: Wishes) -> Run:
+    """Run a command as a plain process, once a person has said so; what it does can't be taken back."""
+    command = checked(request.command)
+    why = why_bare(found)
+    _refuse_what_needs_a_sandbox(hood.policy, request, why)
+    owner = owner_of(hood.project.path)
+    environment, dropped = inherited(os.environ)
+    if owner is not None:
+        environment |= home_of(owner)
+    run = Run(
+        run=claim.run, project=hood.project.path, command=shown(command), cwd=_directory(hood, request),
+        state="running", sandboxed=False, network=FULL, started_at=time.time(), mode=APPLY, dropped=dropped,
+        roots=hood.project.roots, session=request.session or None,
+    )  # fmt: skip
+    if not _is_good_enough(found, hood.policy):
+        is_plain = not (request.source or request.session or request.network != "none" or request.hosts)
+        program = resolved(command, run.cwd, environment, hood.project.roots) if is_plain else None
+        details = ("as you, with all your files and the whole network; it can't be undone", f"why: {why}")
+        hood.permit(run, unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details), wishes)
+    hood.store.recover()
+    claim.take()
+    hood.store.history.begin(hood.project.id, run, os.getpid())
+    line = arguments(command, request.shell or SHELL, source=request.source)
+    limits = resource_limits(hood.policy.limits)
+    plan = Plan(arguments=line, environment=environment, owner=owner, bare=run.cwd, limits=limits)
+    try:
+        ended = _executed(hood, found, run, plan, request, wishes)
+    except BaseException as error:
+        run.state, run.reason = FAILED, str(error) or type(error).__name__
+        hood.store.history.end(run)
+        raise
+    run.state, run.reason = APPLIED, UNCAPTURED
+    hood.store.history.journal(run, printed(ended))
+    return run
+
+
+def _refuse_what_needs_a_sandbox(policy: Policy, request: Request, why: str) -> None:
+    if (request.root or policy.root) != HOST:
+        raise Unavailable(f"a root tree needs a sandbox: {why}", hint="fumehood doctor says what is missing")
+    if request.mode != APPLY:
+        raise Unavailable(
+            f"changes can't be kept apart without a sandbox: {why}", hint="fumehood doctor says what is missing"
+        )
+
+
+def _directory(hood: Hood, request: Request) -> str:
+    if request.cwd == PLAYGROUND:
+        if not hood.policy.playground:
+            raise BadRequest("there is no playground", hint="the configuration turned it off")
+        return made(hood.store.places)
+    directory = os.path.normpath(os.path.join(hood.project.path, request.cwd))
+    if not os.path.isdir(directory):
+        raise BadRequest(f"Working directory does not exist: {directory}", hint="make it first, or name another")
+    return directory
+
+
+def _is_good_enough(found: Host, policy: Policy) -> bool:
+    """Tell whether a person declared the container around us to be the sandbox; there must be one."""
+    return policy.sandbox == _CONTAINER and bool(found.container)
+
+
+def resolved(
+    command: str | tuple[str, ...], cwd: str, environment: Mapping[str, str], roots: Sequence[str]
+) -> str | None:
+    """Return the program of a simple command, by its real path; None where an answer for it may not be kept.
+
+    One that commands can write is another program tomorrow, and one that runs what it is told is every program.
+    """
+    found = simple(command)
+    if found is None:
+        return None
+    base = os.path.join(cwd, found.directory)
+    folders = [""] if "/" in found.program else environment.get("PATH", os.defpath).split(":")
+    for folder in folders:
+        path = os.path.join(base, folder, found.program)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            real = os.path.realpath(path)
+            is_ours = any(f"{each}/".startswith(f"{root}/") for root in roots for each in (path, real))
+            if is_ours or real.startswith(_HIDDEN) or not (may_be_kept(path) and may_be_kept(real)):
+                return None
+            return real
+    return None
+
+
+def _executed(hood: Hood, found: Host, run: Run, plan: Plan, request: Request, wishes: Wishes) -> Ended:
+    places, policy = hood.store.places, hood.policy
+    out, err = (
+        Stream(name, places.output(run.run, name), policy.output_limit, sink)
+        for name, sink in (("stdout", wishes.on_stdout), ("stderr", wishes.on_stderr))
+    )
+    timeout = policy.timeout if request.timeout is None else request.timeout
+    execution = Execution(found, Capture("", ()), hood.start, policy.limits)
+    ended = execution.attend(plan, (out, err), timeout, wishes.replace(watch=None))
+    take_note(run, ended)
+    return ended
