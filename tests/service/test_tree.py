@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -225,3 +226,74 @@ def test_hosts_can_be_found_by_name_only_with_the_hosts_network(
     (tree / "etc/resolv.conf").unlink()
     (tree / "etc/resolv.conf").symlink_to("/etc/passwd")
     assert "root:" in cli("run", "--root", tree, "--", "cat /etc/resolv.conf").stdout
+
+
+ATTACKS = """
+grep -E '^(CapEff|CapPrm|CapBnd|CapAmb|NoNewPrivs)' /proc/self/status
+mount -t tmpfs none /mnt && echo ESCAPED mount
+mount -o remount,rw / && echo ESCAPED remount
+umount /workspace && echo ESCAPED umount
+unshare -U true && echo ESCAPED unshare
+mknod /tmp/disk b 8 0 && echo ESCAPED mknod
+chroot /workspace / && echo ESCAPED chroot
+ls /proc/1/root/var/tmp && ls /proc/1/root/workspace | grep -q . && echo "pid 1 sees what we see"
+echo x > /proc/sysrq-trigger && echo ESCAPED sysrq
+cat /proc/1/environ | tr '\\0' '\\n' | grep -c HOST_SECRET
+kill -9 1 && sleep 0.1 && echo "still here"
+"""
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_there_is_no_way_out_of_a_tree(writable: bool, cli: Cli, home: Path, project: Path) -> None:
+    at = home / ".local/share/fumehood/rootfs"
+    made = trees.make_tree(at / "alpine-1")
+    for name in MOUNT_POINTS:
+        (made / name).mkdir()
+    (made / ".alpine-version").write_text("1\n")
+    (at / "current").symlink_to("alpine-1")
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir(exist_ok=True)
+    configuration.write_text(f'root = "alpine"\nrootfs.writable = {str(writable).lower()}\n')
+    done = cli("run", "--", ATTACKS, env={"HOST_SECRET": "x"})
+    facts = dict(line.split(":\t") for line in done.stdout.splitlines() if ":\t" in line)
+    assert facts == {"CapPrm": "0" * 16, "CapEff": "0" * 16, "CapBnd": "0" * 16, "CapAmb": "0" * 16, "NoNewPrivs": "1"}
+    assert "ESCAPED" not in done.stdout
+    assert "0" in done.stdout.splitlines()
+    assert "still here" in done.stdout
+
+
+def test_sockets_in_the_project_and_outside_can_not_be_reached(
+    cli: Cli, project: Path, test_directory: Path
+) -> None:
+    tree = trees.make_tree(test_directory / "python")
+    with socket.socket(socket.AF_UNIX) as by_path, socket.socket(socket.AF_UNIX) as abstract:
+        by_path.bind(str(project / "socket"))
+        by_path.listen()
+        abstract.bind(f"\0fumehood-test-{os.getpid()}")
+        abstract.listen()
+        trees.add_python(tree)
+        code = (
+            "import socket\nfor name in ('/workspace/socket', '\\0fumehood-test-PID'):\n"
+            "    try:\n        socket.socket(socket.AF_UNIX).connect(name); print('CONNECTED')\n"
+            "    except OSError as error:\n        print(error.strerror)\n"
+        ).replace("PID", str(os.getpid()))
+        (project / "attack.py").write_text(code)
+        done = cli("run", "--root", tree, "--", "python3 attack.py")
+    assert len(done.stdout.splitlines()) == 2, done.stderr
+    assert "CONNECTED" not in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root works on somebody else's project")
+def test_root_runs_as_the_owner_of_a_project_in_a_tree_of_its_own(
+    run: Callable[..., dict[str, Any]], project: Path, test_directory: Path, tree: Path
+) -> None:
+    # Closed to the owner, as a tree in root's home is.
+    for place in (test_directory, project):
+        os.chmod(place, 0o755)
+    closed = test_directory / "closed"
+    closed.mkdir(mode=0o700)
+    tree.rename(closed / "tree")
+    os.chown(project, 61234, 61234)
+    told = run("id -u; echo x > x", "--root", str(closed / "tree"))
+    assert told["output"] == "61234\n"
+    assert (project / "x").stat().st_uid == 61234
