@@ -15,6 +15,7 @@ from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest
 from fumehood.linux.landlock import can_scope
 from fumehood.linux.probe import host
+from fumehood.service.store import Store
 from fumehood.store.places import places
 
 pytestmark = pytest.mark.namespaces
@@ -114,11 +115,13 @@ def test_undo_takes_back_what_a_command_in_a_tree_did(tree: Path, home: Path, pr
 
 
 def test_other_roots_appear_by_name(
-    run: Callable[..., dict[str, Any]], cli: Cli, test_directory: Path
+    run: Callable[..., dict[str, Any]], home: Path, project: Path, test_directory: Path
 ) -> None:
+    store = Store()
     for name in ("one/shared", "two/shared"):
         (test_directory / name).mkdir(parents=True)
-        assert cli("roots", "add", test_directory / name).returncode == 0
+        store.projects.add_root(store.projects.open(str(project)), str(test_directory / name))
+    store.close()
     told = run("ls /roots; echo x > /roots/shared/x; echo y > /roots/shared-2/y; touch /roots/z")
     assert told["output"].split()[:2] == ["shared", "shared-2"]
     assert (test_directory / "one/shared/x").read_text() == "x\n"
