@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test lint bench escape lock clean
+.PHONY: test lint bench escape stories lock clean
 
 # make test ARGS='-k undo'
 test:
@@ -18,6 +18,10 @@ bench:
 # Every attack, on plain bubblewrap and in the hood; the table goes to docs/security.md.
 escape:
 	@$(PYTHON) tools/escape.py $(ARGS)
+
+# Random stories of an agent and a person against a plain model; make stories ARGS='--count 1000 --way copy'
+stories:
+	@$(PYTHON) tests/model/stories.py $(ARGS)
 
 lock:
 	@sh tools/lock

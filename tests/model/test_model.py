@@ -1,0 +1,13 @@
+"""Random stories of an agent and a person: the project is always what a plain model says."""
+
+import pytest
+from hypothesis import settings
+from machine import Machine
+
+pytestmark = pytest.mark.namespaces
+
+
+class TestStories(Machine.TestCase):
+    """A bounded number of them; `make stories` plays many more."""
+
+    settings = settings(max_examples=25, stateful_step_count=15, derandomize=True)
