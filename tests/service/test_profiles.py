@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import trees
 from conftest import need
 from fumehood import Policy, Sandbox
 from fumehood.service.scratch import sweep
@@ -362,6 +363,17 @@ def test_a_link_in_the_place_of_a_cache_is_not_followed_by_us(hood, home, cache)
         sh(sandbox, "test -L $CACHE")
     assert not (home / "made").exists()
     assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_in_a_root_tree_scratch_is_elsewhere_and_kept_too(home, project, test_directory):
+    (home / ".tool").mkdir()
+    tree = trees.make_tree(test_directory / "tree")
+    policy = own(("~/.tool", "npm_config_cache=~/.npm", "CACHE=~/.none")).replace(root=str(tree))
+    with Sandbox(project, policy=policy) as sandbox:
+        line = "echo 1 >> $CACHE/a; echo 2 >> $npm_config_cache/b; cat $CACHE/a; echo $npm_config_cache"
+        assert sh(sandbox, line) == "1\n/dev/scratch/npm_config_cache\n"
+        assert sh(sandbox, line) == "1\n1\n/dev/scratch/npm_config_cache\n"
+        assert list(project.iterdir()) == []
 
 
 @pytest.fixture
