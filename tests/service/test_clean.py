@@ -143,7 +143,7 @@ def test_old_outputs_go_and_are_said_to_be_gone(sandbox: Sandbox, store: Store) 
 
 
 @on_real_layers
-@pytest.mark.parametrize("state", ["failed", "discarded", "empty"])
+@pytest.mark.parametrize("state", ["discarded", "empty"])
 def test_what_came_to_nothing_goes_after_a_day(state: str, sandbox: Sandbox, store: Store) -> None:
     run = sandbox.run("echo a > a", apply="hold")
     rejudge(store, run, state, {"a": "discarded"})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood import Run, Sandbox
+from fumehood import Run, Sandbox, UndoRefused
 from fumehood.service import files as module
 from fumehood.service.daily import clean_daily
 from fumehood.service.files import catch_up
@@ -448,6 +448,21 @@ def test_a_backup_bears_the_day_of_the_change_and_not_of_the_recording(
         connection.execute("UPDATE files_due SET at = at - ?", (3 * DAY,))
     catch_up(store, known.id)
     assert {name[2:10] for name in names(edited)} == {day_of(time.time() - 3 * DAY)}
+
+
+def test_an_undo_that_comes_to_nothing_leaves_the_backups_of_the_day(
+    run: Callable[..., Run], undo: Callable[[Run], Run], store: Store, known: Project, project: Path, edited: Path
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("old")
+    done = run("echo new > a; echo new > b")
+    before = names(edited)
+    (project / "b").write_text("a person's")
+    with pytest.raises(UndoRefused):
+        undo(done)
+    catch_up(store, known.id)
+    assert names(edited) == before
+    assert must(at(store, known, "a")).last_approved_copy_path == f"edited/{before[0]}"
 
 
 KILLED = """

@@ -1,6 +1,7 @@
 """Whoever dies, the next start keeps what a command wrote, and never disturbs those who live."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from fumehood import Sandbox
 from fumehood.linux import modes
 from fumehood.linux.nofollow import Loosened, open_top
+from fumehood.service.clean import clean
 from fumehood.service.recover import STOPPED_RUNNING
 from fumehood.service.store import Store
 from snapshots import snapshot
@@ -124,3 +126,95 @@ def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, 
     assert stat.S_IMODE(closed.stat().st_mode) == 0o500
     assert not modes.notes(store.places.modes)
     store.close()
+
+
+@pytest.mark.namespaces
+def test_what_a_killed_run_would_have_the_host_execute_says_so(home, project):
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    planted = "echo x > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; echo all: > Makefile; echo x > a"
+    killed(began(project, planted))
+    with Sandbox(project) as sandbox:
+        found = {change.path: change for change in sandbox.history()[0].changes}
+    assert {path: bool(change.flags) for path, change in found.items() if not path.endswith("hooks")} == {
+        ".git/hooks/pre-commit": True, "Makefile": True, "a": False, "ready": False,
+    }  # fmt: skip
+    assert {change.verdict for change in found.values()} == {"held"}
+    assert found[".git/hooks/pre-commit"].reason.startswith(f"{STOPPED_RUNNING}; ")
+    assert found["a"].reason == STOPPED_RUNNING
+
+
+DISTIL = """
+import os, sys
+from fumehood import Policy, Sandbox
+from fumehood.linux import copied
+left = [-1]
+rename, distil = os.rename, copied.distil
+def dying(*given, **named):
+    if not left[0]:
+        os.kill(os.getpid(), 9)
+    left[0] -= 1
+    return rename(*given, **named)
+def begin(layer):
+    left[0] = int(sys.argv[2])
+    distil(layer)
+os.rename, copied.distil = dying, begin
+Sandbox(sys.argv[1], policy=Policy(capture="copy")).run("echo new > kept; rm gone; echo b > b; mkdir d; echo c > d/c")
+"""
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_kill_while_a_copy_is_compared_loses_nothing(home, project, after):
+    (project / "kept").write_text("old")
+    (project / "gone").write_text("old")
+    before = snapshot(project)
+    died = subprocess.run([sys.executable, "-P", "-c", DISTIL, str(project), str(after)], check=False)
+    assert died.returncode == -9
+    with Sandbox(project) as sandbox:
+        (run,) = sandbox.history()
+        assert snapshot(project) == before
+        assert run.state in ("failed", "held")
+        if run.state == "failed":
+            where = Path(run.reason.rpartition(" is in ")[2])
+            left = {path.read_bytes() for path in where.parent.rglob("*") if path.is_file()}
+            assert {b"new\n", b"b\n", b"c\n"} <= left
+        store = Store()
+        clean(store, days=2, now=time.time() + 86_400)
+        store.close()
+        assert Path(os.environ["XDG_STATE_HOME"], "fumehood/runs", run.run).is_dir()
+
+
+def daemons(project: Path) -> list[int]:
+    """The fuse-overlayfs processes that serve runs of this home."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (entry / "cmdline").read_bytes()
+            mounted = os.environ["XDG_STATE_HOME"].encode() in told or str(project).encode() in told
+        except OSError:
+            continue
+        if told.startswith((b"fuse-overlayfs", b"/usr/bin/fuse-overlayfs")) and mounted:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("is_dead", [False, True], ids=["the mount is served", "the mount is dead"])
+def test_a_fuse_mount_that_a_killed_run_left_is_cleared_away_and_its_layer_held(home, project, need, is_dead):
+    need(os.access("/dev/fuse", os.W_OK) and bool(shutil.which("fuse-overlayfs")), "there is no fuse-overlayfs")
+    (project / "kept").write_text("old")
+    before = snapshot(project)
+    process = began(project, "echo new > kept; echo b > b", "fuse")
+    serving = daemons(project)
+    killed(process)
+    if is_dead:
+        assert serving
+        for daemon in serving:
+            os.kill(daemon, signal.SIGKILL)
+    with Sandbox(project) as sandbox:
+        (run,) = sandbox.history()
+        assert (run.state, run.reason) == ("held", STOPPED_RUNNING)
+        assert {change.path for change in run.changes} == {"kept", "b", "ready"}
+        assert snapshot(project) == before
+        sandbox.apply(run)
+        assert (project / "kept").read_text() == "new\n"

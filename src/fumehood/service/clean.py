@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 DAYS = 30
 _DAY_S = 86_400
 _NEEDED = frozenset({"held", "running", "applying", "settling"})
-_CAME_TO_NOTHING = frozenset({"failed", "discarded", "empty", "refused"})
+# Not `failed`: where a command was stopped, its files may be in there and nowhere else.
+_CAME_TO_NOTHING = frozenset({"discarded", "empty", "refused"})
 _GONE = ".gone"  # ends the name of a layer that only waits to be removed
 _LOCK = "clean"
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")

@@ -44,18 +44,25 @@ class Recorded(Value):
 
 
 def record(store: Store, project: int, run: Run) -> Recorded:
-    """Record what a run did, if that is little and nothing else is due; the project's lock is held.
+    """Record what a run did, if that is little, with all that is due before it; the project's lock is held.
 
     Nothing here can take an apply back, so what fails is told in the audit trail and not raised.
     """
     files = Files(store.database)
     try:
         due = files.due(project)
-        if len(run.found) > AT_ONCE or any(name != run.run for _, name, _, _ in due):
+        others = {name for _, name, _, _ in due} - {run.run}
+        if len(run.found) + sum(_size(store, name) for name in others) > AT_ONCE:
             return Recorded()
         return _bring_up_to_date(store, project, due, run)
     except (OSError, FumehoodError) as error:
         return Recorded(missed=(f"the records of files could not be kept: {error}",))
+
+
+def _size(store: Store, run: str) -> int:
+    """Return how many paths a run changed."""
+    counts = store.history.count_changes([run]).get(run, {})
+    return sum(counts.values())
 
 
 def catch_up(store: Store, project: int, *, wait: bool = True) -> None:
@@ -204,6 +211,8 @@ def release(store: Store, back: Run) -> int:
         for number, upper in enumerate(store.uppers(back)):
             going |= _inodes_going([each for each in back.found if each.root == number], upper, daily)
         gone = [name for name, inode in found if inode in going]
+        if gone:
+            _make_due_again(store, back.layer)
         forget(store, [name for name, _ in found], gone)
         for name in gone:
             daily.remove(name)
@@ -212,11 +221,14 @@ def release(store: Store, back: Run) -> int:
 
 def _has_no_backups(store: Store, layer: str) -> bool:
     """Tell whether no daily backup can share with a layer: its run is due, and was too large to be begun at once."""
-    rows = store.database.rows(
-        "SELECT counts FROM runs JOIN files_due ON run = id WHERE id = ? AND NOT begun", (layer,)
-    )
-    counts = rows[0][0].split() if rows else ()
-    return sum(int(count.partition("=")[2]) for count in counts) > AT_ONCE
+    rows = store.database.rows("SELECT 1 FROM files_due WHERE run = ? AND NOT begun LIMIT 1", (layer,))
+    return bool(rows) and _size(store, layer) > AT_ONCE
+
+
+def _make_due_again(store: Store, run: str) -> None:
+    """See to it that released backups are made again, should the undo come to nothing."""
+    with store.database.transaction() as connection:
+        connection.execute("INSERT INTO files_due (project, run) SELECT project, id FROM runs WHERE id = ?", (run,))
 
 
 def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[int]:

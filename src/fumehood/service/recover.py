@@ -50,6 +50,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fumehood.core.concern import Concern
     from fumehood.core.plan import Step
     from fumehood.core.report import Run
     from fumehood.linux.capture import Layer
@@ -116,10 +117,11 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         return
     layering.drop_scratch(layers)
     run.found = layering.scanned(layers)
-    judge(run.found, DISCARD if run.mode == DISCARD else HOLD)
+    judge(run.found, DISCARD if run.mode == DISCARD else HOLD, _concerns(store, run, layers))
     for change in run.found:
         if change.verdict == c.HELD:
-            change.reason = STOPPED_RUNNING
+            # What the host would execute by itself says so, here too.
+            change.reason = f"{STOPPED_RUNNING}; {change.reason}" if change.flags else STOPPED_RUNNING
     state, run.reason = state_of(run.found), STOPPED_RUNNING
     run.state = SETTLING if state == HELD else state
     store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
@@ -129,6 +131,17 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
     set_apart(store, run)
     run.state = HELD
     store.history.settle(run, rewrite=False)
+
+
+def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Concern]:
+    """Find out which changes the host would act on by itself; whoever reviews them is told."""
+    if not run.found:
+        return {}
+    from fumehood.service.facts import concerns
+    from fumehood.store.config import policy_for
+
+    rules = policy_for(store.places, run.roots).rules
+    return concerns(run.found, run.roots, [layer.upper for layer in layers], rules)
 
 
 def _collect(run: Run, layers: Sequence[Layer]) -> str:

@@ -193,7 +193,8 @@ def _find_backups(store: Store, back: Run, changes: Sequence[c.Change]) -> None:
                 if found is None:
                     raise UndoRefused(
                         f"the backup of {printable(change.path)} is gone",
-                        hint=f"it should lie in {store.places.run(back.layer)}",
+                        hint=f"it should lie in {store.places.run(back.layer)}; fumehood files"
+                        f" {printable(change.path)} shows what else it can be restored from",
                     )
                 change.after = stamp_of(found)
         finally:

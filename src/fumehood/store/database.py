@@ -170,7 +170,7 @@ class Database:
         if version > len(MIGRATIONS):
             raise StoreDamaged(
                 f"the database {self.path} was written by a newer Fumehood (schema {version})",
-                hint="upgrade Fumehood; its backups still lie beside it, in runs/ and edited/",
+                hint=f"upgrade Fumehood; {_where(self.path)}",
             )
         while version < len(MIGRATIONS):
             version = self._migrate()
@@ -280,6 +280,10 @@ def unusable(path: str, error: sqlite3.DatabaseError) -> StoreDamaged:
     """Say that the records can't be read or written, and where the backups are."""
     return StoreDamaged(
         f"the database {path} can't be used: {error}",
-        hint="the backups still lie beside it, in runs/ and edited/; see that the disk is not full,"
-        " or move the database away to begin anew",
+        hint=f"{_where(path)}; see that the disk is not full, or move the database away to begin anew",
     )
+
+
+def _where(path: str) -> str:
+    """Say where the backups are that the database can't tell of now."""
+    return f"every backup is still there, in {os.path.dirname(path)}/runs and {os.path.dirname(path)}/edited"

@@ -1,0 +1,182 @@
+"""Bad input to commands about runs and records: one clear line, a hint, nothing lost."""
+
+import json
+import os
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fumehood.store.database import MIGRATIONS
+from snapshots import snapshot
+
+pytestmark = pytest.mark.namespaces
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(autouse=True)
+def _known_host(known_host: None) -> None:
+    """What this host can do is found out once."""
+
+
+@pytest.fixture
+def applied(cli: Cli, project: Path) -> str:
+    """A run that changed a and b, and is applied."""
+    (project / "a").write_text("old")
+    done = cli("run", "--json", "--", "echo new > a; echo new > b")
+    told: dict[str, str] = json.loads(done.stdout)
+    assert told["state"] == "applied", done.stdout
+    return told["run"]
+
+
+@pytest.fixture
+def state(home: Path) -> Path:
+    return home / ".local/state/fumehood"
+
+
+def refused(done: "subprocess.CompletedProcess[str]") -> tuple[str, str]:
+    """The line and the hint of a refusal, which are all that is said."""
+    assert (done.returncode, done.stdout) == (125, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("ERROR: ")
+    assert hint.startswith("hint: ")
+    return error[7:], hint[6:]
+
+
+@pytest.mark.parametrize("command", ["show", "diff", "output", "apply", "discard", "undo"])
+def test_an_unknown_run(command: str, cli: Cli, applied: str, project: Path) -> None:
+    before = snapshot(project)
+    error, hint = refused(cli(command, "ZZZ"))
+    assert (error, "fumehood log" in hint) == ("there is no run ZZZ", True)
+    assert snapshot(project) == before
+
+
+@pytest.mark.parametrize("command", ["show", "undo"])
+def test_an_ambiguous_prefix(command: str, cli: Cli, applied: str, project: Path) -> None:
+    cli("run", "--", "echo x > c")
+    before = snapshot(project)
+    error, hint = refused(cli(command, applied[:3]))
+    assert error.startswith(f"several runs begin with {applied[:3]}: {applied}, ")
+    assert "more letters" in hint
+    assert snapshot(project) == before
+
+
+@pytest.mark.parametrize("command", ["diff", "apply", "discard", "undo"])
+def test_a_path_that_is_not_in_the_run(command: str, cli: Cli, applied: str, project: Path) -> None:
+    run = applied
+    if command in ("apply", "discard"):
+        run = json.loads(cli("run", "--json", "--hold", "--", "echo held > c").stdout)["run"]
+    before = snapshot(project)
+    error, hint = refused(cli(command, run, "nowhere"))
+    assert (error, hint) == (f"run {run} did not change nowhere", f"fumehood show {run}")
+    assert snapshot(project) == before
+    assert json.loads(cli("show", run, "--json").stdout)["state"] == ("applied" if run == applied else "held")
+
+
+@pytest.mark.parametrize("command", ["apply", "discard"])
+def test_an_apply_of_what_is_applied(command: str, cli: Cli, applied: str, project: Path) -> None:
+    before = snapshot(project)
+    error, hint = refused(cli(command, applied))
+    assert (error, hint) == (f"run {applied} holds nothing: it is applied", f"fumehood show {applied}")
+    assert snapshot(project) == before
+
+
+def test_an_undo_twice(cli: Cli, applied: str, project: Path) -> None:
+    assert cli("undo", applied).returncode == 0
+    before = snapshot(project)
+    error, hint = refused(cli("undo", applied))
+    assert error == f"run {applied} is undone already"
+    assert "undo the undo" in hint
+    assert snapshot(project) == before
+
+
+def test_a_database_of_a_newer_version(cli: Cli, applied: str, project: Path, state: Path) -> None:
+    with sqlite3.connect(state / "fumehood.db") as database:
+        database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    database.close()
+    before = (state / "fumehood.db").read_bytes()
+    for command in (["log"], ["undo"], ["run", "--", "echo x > c"], ["files"], ["clean"]):
+        error, hint = refused(cli(*command))
+        assert "newer Fumehood" in error
+        assert "upgrade Fumehood" in hint
+        assert f"{state}/runs" in hint
+    assert (project / "a").read_text() == "new\n"
+    assert not (project / "c").exists()
+    assert (state / "runs" / applied / "0/upper/a").read_text() == "old"
+    assert (state / "fumehood.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["noise", "cut"])
+def test_a_damaged_database(damage: str, cli: Cli, applied: str, project: Path, state: Path) -> None:
+    database = state / "fumehood.db"
+    for more in ("-wal", "-shm"):
+        Path(f"{database}{more}").unlink(missing_ok=True)
+    size = database.stat().st_size
+    database.write_bytes(os.urandom(size) if damage == "noise" else b"SQLite format 3\0" + b"\xff" * 84)
+    for command in (["log"], ["undo"], ["run", "--", "echo x > c"], ["restore", "a"]):
+        error, hint = refused(cli(*command))
+        assert f"the database {database} can't be used" in error
+        assert f"{state}/runs and {state}/edited" in hint
+    # Both copies of the original are where the hint says.
+    assert (state / "runs" / applied / "0/upper/a").read_text() == "old"
+    assert [path.read_text() for path in (state / "edited").iterdir()] == ["old"]
+    # And as it says, one can begin anew.
+    database.rename(state / "damaged.db")
+    assert cli("run", "--", "echo x > c").returncode == 0
+    assert (state / "runs" / applied / "0/upper/a").read_text() == "old"
+
+
+def test_a_backup_that_someone_deleted(cli: Cli, applied: str, project: Path, state: Path) -> None:
+    (state / "runs" / applied / "0/upper/a").unlink()
+    before = snapshot(project)
+    error, hint = refused(cli("undo", applied))
+    assert error == "the backup of a is gone"
+    assert f"{state}/runs/{applied}" in hint
+    assert "fumehood files a" in hint
+    assert snapshot(project) == before
+    # The rest can be undone, and the daily backup is still there.
+    assert cli("undo", applied, "b").returncode == 0
+    assert cli("restore", "a").returncode == 0
+    assert (project / "a").read_text() == "old"
+    assert not (project / "b").exists()
+
+
+def test_a_layer_that_someone_deleted(cli: Cli, applied: str, project: Path, state: Path) -> None:
+    subprocess.run(["rm", "-r", str(state / "runs" / applied)], check=True)
+    before = snapshot(project)
+    error, _ = refused(cli("undo", applied))
+    assert "a is gone" in error
+    assert snapshot(project) == before
+    for command in ("show", "diff"):
+        assert cli(command, applied).returncode == 0
+
+
+def test_every_backup_that_someone_deleted(cli: Cli, applied: str, project: Path, state: Path) -> None:
+    subprocess.run(["rm", "-r", str(state / "runs" / applied), str(state / "edited")], check=True)
+    error, hint = refused(cli("restore", "a"))
+    assert (error, "fumehood files" in hint) == ("there is no backup of a", True)
+    assert cli("files").returncode == 0
+    assert cli("clean").returncode == 0
+    assert (project / "a").read_text() == "new\n"
+
+
+def test_the_log_has_it_all(cli: Cli, applied: str, project: Path) -> None:
+    held = json.loads(cli("run", "--json", "--hold", "--", "rm a", env={"AI_AGENT": "robot"}).stdout)["run"]
+    cli("discard", held)
+    cli("undo", applied)
+    told = {each["run"]: each for each in json.loads(cli("log", "--json").stdout)}
+    assert [event["act"] for event in told[held]["events"]] == [
+        "asked", "decided", "held", "decided", "discarded",
+    ]  # fmt: skip
+    assert [event["agent"] for event in told[held]["events"]] == ["robot"] * 3 + [""] * 2
+    assert told[held]["events"][3]["detail"] == "discard a"
+    assert [event["act"] for event in told[applied]["events"]][-1] == "undone"
+    assert {event["face"] for each in told.values() for event in each["events"]} == {"cli"}
+    assert {event["uid"] for each in told.values() for event in each["events"]} == {os.getuid()}
+    assert [(each["path"], each["verdict"]) for each in told[held]["paths"]] == [("a", "discarded")]
+    shown = cli("show", held).stdout
+    assert "asked" in shown
+    assert "robot" in shown
