@@ -163,3 +163,15 @@ def test_cancelling_the_wait_for_an_answer_withdraws_the_question(store):
         assert not (await task).allowed
 
     asyncio.run(program())
+
+
+@pytest.mark.namespaces
+def test_a_question_that_is_foreseen_is_the_one_that_is_asked(home, project):
+    (project / "sub").mkdir()
+    person = Person(False)
+    with Sandbox(project, ask=person) as sandbox:
+        (foreseen,) = sandbox.questions("true", cwd="sub", network=True)
+        with pytest.raises(Refused):
+            sandbox.run("true", cwd="sub", network=True)
+        assert foreseen.replace(target="") == person.asked[0].replace(target="")
+        assert sandbox.questions("true") == ()

@@ -56,6 +56,12 @@ def test_who_never_plays_has_none_and_once_asked_for_every_command_sees_it(sandb
     assert sandbox.run("ls ~").stdout == "playground\n"
 
 
+def test_a_session_stays_in_it(cli, home):
+    for line, said in (("cd ~/playground; mkdir -p d", ""), ("pwd; cd d", f"{home}/playground\n"),
+                       ("pwd", f"{home}/playground/d\n")):  # fmt: skip
+        assert cli("run", "--session", "s", "--", line).stdout == said
+
+
 def test_it_is_closed_to_others(sandbox, home):
     sandbox.run("true", cwd="playground")
     assert data(home).stat().st_mode & 0o777 == 0o700

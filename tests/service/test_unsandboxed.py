@@ -173,6 +173,18 @@ def test_cancelling_while_somebody_thinks_runs_nothing(no_sandbox, project):
     assert os.listdir(project) == []
 
 
+def test_the_question_can_be_foreseen_word_for_word(no_sandbox, project, person):
+    (project / "sub").mkdir()
+    with Sandbox(project, ask=person) as sandbox:
+        (foreseen,) = sandbox.questions("touch a | cat", cwd="sub")
+        sandbox.run("touch a | cat", cwd="sub")
+        (asked,) = person.asked
+        assert foreseen.replace(target="") == asked.replace(target="")
+        person.answer = p.ALLOW_ALWAYS
+        sandbox.run("touch b")
+        assert sandbox.questions("touch c") == ()
+
+
 # --- what can't be had without a sandbox ---
 
 

@@ -53,6 +53,12 @@ def test_what_only_the_command_sees_is_there(hood, home):
     assert hood.run("pwd", cwd="playground").exit_code == 0
 
 
+def test_what_an_earlier_run_holds_is_there(sandbox, project):
+    sandbox.run("mkdir made", apply="hold")
+    assert not (project / "made").exists()
+    assert sandbox.run("pwd", cwd="made").stdout == f"{project}/made\n"
+
+
 def test_a_link_is_followed_as_the_command_would(hood, project):
     (project / "real").mkdir()
     (project / "link").symlink_to("real")

@@ -83,6 +83,10 @@ class Permissions:
         self._remember(question, reply.answer)
         return Decision(allowed=p.verdict(reply.answer) == p.ALLOW, answer=reply.answer, reason=reply.reason)
 
+    def is_settled(self, question: p.Question) -> bool:
+        """Tell whether nobody needs to be asked, because of what was answered before."""
+        return self._settled(question) != p.ASK
+
     def require(self, question: p.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
         """Decide, and raise Refused on a no."""
         decision = self.decide(question, cancelled)

@@ -9,6 +9,7 @@ from fumehood.core.spec import Bound, Shelf
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import KERNEL
+from fumehood.store.places import home as user_home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +98,14 @@ def made(places: Places) -> str:
                 hint="the playground is to lie there; set XDG_DATA_HOME to a directory you can write",
             ) from error
     return directory
+
+
+def is_directory(places: Places, path: str) -> bool:
+    """Tell whether a directory is there, for a command that sees the playground in its home."""
+    target = f"{os.path.realpath(user_home())}/{PLAYGROUND}"
+    if not f"{path}/".startswith(f"{target}/") or os.path.lexists(target):
+        return os.path.isdir(path)
+    return os.path.isdir(_path(places) + path[len(target) :])
 
 
 def size(places: Places) -> int:

@@ -100,11 +100,7 @@ class Hood:
             from fumehood.service.unsandboxed import run_bare
 
             return run_bare(self, found, claim, request, wishes)
-        world = around(
-            self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
-            owner_of(self.project.path), self.project.id,
-            plays=PLAYGROUND in request.cwd or PLAYGROUND in shown(command),
-        )  # fmt: skip
+        world = self._around(request, command)
         world = self._profiled(_furnished(world, request, seat), claim.run)
         network = decided(request.network, request.hosts, self.policy)
         run = self._known(claim.run, request, command, world, network)
@@ -130,6 +126,13 @@ class Hood:
             judge(run.found, _mode(request, run), self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
         return run
+
+    def _around(self, request: Request, command: str | tuple[str, ...]) -> World:
+        return around(
+            self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
+            owner_of(self.project.path), self.project.id,
+            plays=PLAYGROUND in request.cwd or PLAYGROUND in shown(command),
+        )  # fmt: skip
 
     def _profiled(self, world: World, run: str) -> World:
         """Add what the command's profiles give: variables, and directories to write."""
@@ -188,11 +191,17 @@ class Hood:
 
     def foreseen(self, request: Request) -> tuple[Question, ...]:
         """Return what a person would be asked before this request runs."""
+        command, found = checked(request.command), self._found()
+        if found.flatpak or not found.captures:
+            from fumehood.service.unsandboxed import foreseen
+
+            return foreseen(self, found, request)
         asked = decided(request.network, request.hosts, self.policy).to_ask
         if not asked:
             return ()
-        command, cwd = shown(checked(request.command)), request.cwd or self.project.path
-        return (network_question(command, cwd, self.project.path, "", asked),)
+        world = self._around(request, command)
+        cwd = world.starting(request.cwd, self.project.path)
+        return (network_question(shown(command), cwd, self.project.path, "", asked),)
 
     def _connect(
         self, run: Run, network: Network, execution: Execution, command: tuple[str, ...], world: World,

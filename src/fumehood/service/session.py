@@ -8,6 +8,7 @@ import time
 from fumehood.core import session as told
 from fumehood.core.spec import Bound
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
+from fumehood.service.playground import is_directory
 from fumehood.service.running import owner_of
 from fumehood.store.places import make_private
 
@@ -61,7 +62,7 @@ class Seat:
     @property
     def cwd(self) -> str:
         """Where the last command of the session ended, if that is still there."""
-        return self.session.cwd if os.path.isdir(self.session.cwd) else ""
+        return self.session.cwd if is_directory(self._store.places, self.session.cwd) else ""
 
     @property
     def variables(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ import time
 
 from fumehood.core.environment import inherited
 from fumehood.core.judge import APPLY
-from fumehood.core.network import FULL
+from fumehood.core.network import FULL, NONE
 from fumehood.core.permission import unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import SHELL, Request, arguments, checked, shown
@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fumehood.core.permission import Question
     from fumehood.core.policy import Policy
     from fumehood.linux.probe import Host
     from fumehood.service.layers import Claim
@@ -47,29 +48,19 @@ def why_bare(found: Host) -> str:
 
 def run_bare(hood: Hood, found: Host, claim: Claim, request: Request, wishes: Wishes) -> Run:
     """Run a command as a plain process, once a person has said so; what it does can't be taken back."""
-    command = checked(request.command)
-    why = why_bare(found)
-    _refuse_what_needs_a_sandbox(hood.policy, request, why)
-    owner = owner_of(hood.project.path)
-    environment, dropped = inherited(os.environ)
-    if owner is not None:
-        environment |= home_of(owner)
-    run = Run(
-        run=claim.run, project=hood.project.path, command=shown(command), cwd=_directory(hood, request),
-        state="running", sandboxed=False, network=FULL, started_at=time.time(), mode=APPLY, dropped=dropped,
-        roots=hood.project.roots, session=request.session or None,
-    )  # fmt: skip
-    if not _is_good_enough(found, hood.policy):
-        is_plain = not (request.source or request.session or request.network != "none" or request.hosts)
-        program = resolved(command, run.cwd, environment, hood.project.roots) if is_plain else None
-        details = ("as you, with all your files and the whole network; it can't be undone", f"why: {why}")
-        hood.permit(run, unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details), wishes)
+    environment, dropped = _environment(hood)
+    run = _known(hood, found, request, claim.run, dropped)
+    question = _question(hood, found, request, run, environment)
+    if question is not None:
+        hood.permit(run, question, wishes)
     hood.store.recover()
     claim.take()
     hood.store.history.begin(hood.project.id, run, os.getpid())
-    line = arguments(command, request.shell or SHELL, source=request.source)
-    limits = resource_limits(hood.policy.limits)
-    plan = Plan(arguments=line, environment=environment, owner=owner, bare=run.cwd, limits=limits)
+    plan = Plan(
+        arguments=arguments(checked(request.command), request.shell or SHELL, source=request.source),
+        environment=environment, owner=owner_of(hood.project.path), bare=run.cwd,
+        limits=resource_limits(hood.policy.limits),
+    )  # fmt: skip
     try:
         ended = _executed(hood, found, run, plan, request, wishes)
     except BaseException as error:
@@ -79,6 +70,41 @@ def run_bare(hood: Hood, found: Host, claim: Claim, request: Request, wishes: Wi
     run.state, run.reason = APPLIED, UNCAPTURED
     hood.store.history.journal(run, printed(ended))
     return run
+
+
+def foreseen(hood: Hood, found: Host, request: Request) -> tuple[Question, ...]:
+    """Return what a person would be asked before this request runs."""
+    environment, dropped = _environment(hood)
+    question = _question(hood, found, request, _known(hood, found, request, "", dropped), environment)
+    return () if question is None or hood.permissions.is_settled(question) else (question,)
+
+
+def _environment(hood: Hood) -> tuple[dict[str, str], tuple[str, ...]]:
+    environment, dropped = inherited(os.environ)
+    owner = owner_of(hood.project.path)
+    return (environment if owner is None else {**environment, **home_of(owner)}), dropped
+
+
+def _known(hood: Hood, found: Host, request: Request, name: str, dropped: tuple[str, ...]) -> Run:
+    _refuse_what_needs_a_sandbox(hood.policy, request, why_bare(found))
+    return Run(
+        run=name, project=hood.project.path, command=shown(checked(request.command)), cwd=_directory(hood, request),
+        state="running", sandboxed=False, network=FULL, started_at=time.time(), mode=APPLY, dropped=dropped,
+        roots=hood.project.roots, session=request.session or None,
+    )  # fmt: skip
+
+
+def _question(
+    hood: Hood, found: Host, request: Request, run: Run, environment: Mapping[str, str]
+) -> Question | None:
+    """Return what a person is asked, if they did not say already that a container is good enough."""
+    if _is_good_enough(found, hood.policy):
+        return None
+    # What is sourced first may be anything, and network is asked for each time.
+    is_plain = not (request.source or request.session or request.network != NONE or request.hosts)
+    program = resolved(request.command, run.cwd, environment, hood.project.roots) if is_plain else None
+    details = ("as you, with all your files and the whole network; it can't be undone", f"why: {why_bare(found)}")
+    return unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details)
 
 
 def _refuse_what_needs_a_sandbox(policy: Policy, request: Request, why: str) -> None:
