@@ -46,6 +46,8 @@ def test_it_installs_a_root_and_makes_it_the_default(cli: Cli, home: Path, mirro
     assert (told["root"], told["rootfs"]) == ("alpine", f"alpine-{VERSION}-tier2")
     assert cli("run", "--", "cat /etc/alpine-release").stdout == f"{VERSION}\n"
     assert '"mcpServers"' in cli("setup", "--yes", "--agent", "mcp").stdout
+    assert "PreToolUse" in cli("setup", "--yes", "--agent", "claude").stdout
+    assert not (home / ".claude").exists()
 
 
 def test_a_root_that_can_not_be_installed_is_said(cli: Cli, home: Path, mirror: Mirror) -> None:
@@ -70,6 +72,7 @@ def test_it_asks_a_person_at_a_terminal(home: Path, project: Path, mirror: Mirro
         said = ""
         answers = [
             ("default root?", "alpin"), ("one of: host, alpine", "alpine"), ("tools?", ""), ("which one?", "claude"),
+            ("write this?", "n"),
         ]  # fmt: skip
         for question, answer in answers:
             while question not in said:
@@ -85,6 +88,7 @@ def test_it_asks_a_person_at_a_terminal(home: Path, project: Path, mirror: Mirro
     assert "fumehood setup claude" in said
     assert f"alpine-{VERSION} is installed" in said
     assert (home / ".config/fumehood/config.toml").read_text() == 'root = "alpine"\n'
+    assert not (home / ".claude/settings.json").exists()
 
 
 def test_setting_a_key_leaves_every_other_line_as_it_is(home: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """  fumehood setup
   fumehood setup --yes --root alpine --agent mcp
   fumehood setup claude"""
-CLIENTS = ("claude", "codex", "gemini")
+CLIENTS = ("claude", "codex", "gemini", "cursor", "vscode")
 _AGENTS = (*CLIENTS, "mcp", "python", "none")
 _INSTALLERS = ("apt ", "apt-get ", "dnf ", "pacman ", "apk ", "zypper ")
 _MCP = """  {"mcpServers": {"fumehood": {"command": "fumehood", "args": ["mcp"]}}}"""
@@ -215,7 +215,11 @@ class _Wizard:
         agent = self._options.agent or self._ask("  which one?", _AGENTS, "none")
         self.told["agent"] = agent
         if agent in CLIENTS:
-            self._say(f"  fumehood setup {agent}")
+            self._say(f"  the same later: fumehood setup {agent}\n")
+            if not self._context.as_json:
+                # Without a person, another program's settings are only shown.
+                self._options.print = self._options.yes
+                _connect(self._context, agent)
         elif agent == "mcp":
             self._say(f"  in the settings of any client that speaks MCP:\n\n{_MCP}")
         elif agent == "python":
