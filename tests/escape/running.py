@@ -329,6 +329,12 @@ def traces_others(case: Case) -> str:
     )
 
 
+@attack(RUNNING, plain=None)
+def memory_of_the_first_process(case: Case) -> str:
+    """Writes to the memory of the sandbox's first process."""
+    return python("open('/proc/1/mem', 'r+b').close(); print('ESCAPED')")
+
+
 # --- the kernel ---
 
 CALL = "import ctypes, os\nl = ctypes.CDLL(None, use_errno=True)\n"

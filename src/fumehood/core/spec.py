@@ -67,6 +67,7 @@ class Spec(Value):
     scratch_overlays: tuple[Layered, ...] = ()
     status_fd: int = 3
     filter_fd: int = 0  # where the filter of system calls is read from; 0 is none
+    guard_fd: int = 0  # where the program is found that confines writing a second time; 0 is nowhere
 
 
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
@@ -104,7 +105,17 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     arguments += ("--setenv", "TMPDIR", _TMP, "--chdir", spec.cwd, "--json-status-fd", str(spec.status_fd))
     if spec.filter_fd:
         arguments += ("--seccomp", str(spec.filter_fd))
-    return (*arguments, "--", *spec.command)
+    return (*arguments, "--", *_guarded(spec), *spec.command)
+
+
+def _guarded(spec: Spec) -> tuple[str, ...]:
+    """Have the guard become the command, after it was told every place that may be written."""
+    if not spec.guard_fd:
+        return ()
+    places = ["/"] if spec.tree is not None and spec.tree.writable else [_TMP, "/dev", "/proc"]
+    places += [bound.target for bound in (*spec.scratch, *spec.bounds, *spec.binds)]
+    places += [target for target, *_ in (*spec.scratch_overlays, *spec.overlays)]
+    return (f"/proc/self/fd/{spec.guard_fd}", *places, "--")
 
 
 def _writable(bounds: tuple[Bound, ...], overlays: tuple[Layered, ...]) -> list[str]:

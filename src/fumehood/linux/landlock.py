@@ -1,4 +1,4 @@
-"""Landlock, for what namespaces don't part: abstract sockets of a network namespace that is shared."""
+"""Landlock: writing confined by the kernel a second time, and abstract sockets of a network that is shared kept out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 
 from fumehood.linux import libc
+from fumehood.linux.memory import memory
 
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446  # the same numbers on every architecture
 _VERSION = 1
@@ -23,9 +24,38 @@ class _Ruleset(ctypes.Structure):
     ]  # fmt: skip
 
 
+_guard: bytes | None = None
+
+
+def guard() -> bytes:
+    """Return the program that confines writing and then becomes the command, or nothing where that can't be done."""
+    global _guard
+    if _guard is None:
+        from binascii import a2b_base64
+
+        from fumehood.linux.guards import GUARDS
+
+        text = GUARDS.get(os.uname().machine, "")
+        _guard = a2b_base64(text) if text and version() >= 1 and _can_execute_memory() else b""
+    return _guard
+
+
+def version() -> int:
+    """Return the version of the interface that this kernel has; less than one is none."""
+    return int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION))
+
+
+def _can_execute_memory() -> bool:
+    try:
+        os.close(memory(executable=True))
+    except OSError:  # vm.memfd_noexec = 2
+        return False
+    return True
+
+
 def can_scope() -> bool:
     """Tell whether this kernel can keep a process from abstract sockets."""
-    return bool(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION) >= _SCOPES_SINCE)
+    return version() >= _SCOPES_SINCE
 
 
 def forbid_outer_sockets() -> None:

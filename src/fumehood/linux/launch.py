@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from fumehood.core.value import Value
-from fumehood.linux import backdrop, libc, overlay, seccomp
+from fumehood.linux import backdrop, landlock, libc, overlay
 from fumehood.linux.limits import set_limits
+from fumehood.linux.memory import provide
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 STATUS_FD = 3
 _REPORT_FD = 4
-FILTER_FD = 5
+FILTER_FD, GUARD_FD = 5, 6
 _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT, _END = 9, 2, 15
 
@@ -46,6 +47,7 @@ class Plan(Value):
     backdrop: backdrop.Mounts | None = None
     bare: str = ""  # the directory of a command that has no sandbox around it
     filter: bytes = b""  # of system calls, for bubblewrap to read from FILTER_FD
+    guarded: bool = False  # the program that confines writing is at GUARD_FD
 
 
 class Exit(Value):
@@ -73,7 +75,9 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
 
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
-            seccomp.provide(plan.filter, FILTER_FD)
+            provide(plan.filter, FILTER_FD)
+        if plan.guarded:
+            provide(landlock.guard(), GUARD_FD, executable=True)
         os.execve(plan.arguments[0], plan.arguments, plan.environment)
     except OSError as error:
         about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
@@ -108,9 +112,7 @@ def _acts(plan: Plan, channel: int) -> Iterator[tuple[str, Callable[[], object]]
         owner = plan.owner
         yield f"becoming user {owner.user}", lambda: _turn_into(owner)
     if plan.scoped:
-        from fumehood.linux.landlock import forbid_outer_sockets
-
-        yield "keeping abstract sockets out of reach", forbid_outer_sockets
+        yield "keeping abstract sockets out of reach", landlock.forbid_outer_sockets
 
 
 def _turn_into(owner: Owner) -> None:

@@ -30,6 +30,7 @@ _REHEARSAL = json.dumps(
         "backdrop": {"directory": "/", "views": [["/", 0]] * 8, "bound": []},
         "limits": [[0, 1]] * 5,
         "filter": "00" * 1000, "bare": "",
+        "guarded": True,
     }
 ).encode()  # fmt: skip
 
@@ -157,6 +158,7 @@ def _packed(plan: launch.Plan) -> dict[str, object]:
         "backdrop": None if plan.backdrop is None else plan.backdrop.fields(),
         "limits": plan.limits,
         "filter": plan.filter.hex(), "bare": plan.bare,
+        "guarded": plan.guarded,
     }  # fmt: skip
 
 
@@ -168,6 +170,7 @@ def _unpacked(message: bytes) -> launch.Plan:
         overlays=tuple(Overlay(**{**each, "lowers": tuple(each["lowers"])}) for each in fields["overlays"]),
         owner=None if owner is None else launch.Owner(**{**owner, "groups": tuple(owner["groups"])}),
         backdrop=None if behind is None else Mounts(**behind), filter=bytes.fromhex(fields["filter"]),
+        guarded=fields["guarded"],
         tree=fields["tree"], listen=tuple((address, port) for address, port in fields["listen"]),
         scoped=fields["scoped"], limits=tuple((number, value) for number, value in fields["limits"]),
         bare=fields["bare"],

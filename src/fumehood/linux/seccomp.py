@@ -28,14 +28,3 @@ def filter_for(*, unix_sockets: bool) -> bytes:
     if known is None:
         known = _programs[unix_sockets] = program(machine(), () if unix_sockets else NO_UNIX_SOCKETS)
     return known
-
-
-def provide(text: bytes, place: int) -> None:
-    """Put a filter where bubblewrap reads it: from this descriptor."""
-    memory = os.memfd_create("filter", os.MFD_CLOEXEC)
-    os.write(memory, text)
-    os.lseek(memory, 0, os.SEEK_SET)
-    if memory == place:
-        os.set_inheritable(place, True)
-    else:
-        os.dup2(memory, place)

@@ -10,7 +10,8 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
 from fumehood.linux.backdrop import STAND
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.launch import FILTER_FD, Owner, Plan
+from fumehood.linux.landlock import guard
+from fumehood.linux.launch import FILTER_FD, GUARD_FD, Owner, Plan
 from fumehood.linux.limits import resource_limits
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
@@ -114,7 +115,7 @@ class Execution:
             tmp=(seat.tmp if seat else "") or (scratch.tmp if scratch else ""),
             scratch=tuple(scratch.binds) if scratch else (),
             scratch_overlays=tuple(scratch.bubblewrap_overlays) if scratch else (),
-            filter_fd=FILTER_FD if refused else 0,
+            filter_fd=FILTER_FD if refused else 0, guard_fd=GUARD_FD if guard() else 0,
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
@@ -123,7 +124,7 @@ class Execution:
             listen=() if access is None else access.listen, scoped=access is not None and access.shares,
             backdrop=behind.mounts,
             limits=resource_limits(self._limits),
-            filter=refused,
+            filter=refused, guarded=bool(guard()),
         )  # fmt: skip
         try:
             capture.begin()

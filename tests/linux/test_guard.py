@@ -1,0 +1,115 @@
+"""The guard, on its own and in the sandbox: writing is confined by the kernel a second time."""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from fumehood.linux import landlock
+from fumehood.linux.guards import GUARDS, SOURCE
+from fumehood.linux.memory import provide
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+
+def guarded(program, places, line, through=()):
+    """Run a line under the guard alone, with no mount to help it."""
+    made = Path(places[0]).parent / "guard"
+    made.write_bytes(program)
+    made.chmod(0o755)
+    command = [*through, str(made), *places, "--", "/bin/sh", "-c", line]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+
+
+@pytest.fixture
+def program():
+    need(bool(landlock.guard()), "there is no Landlock here")
+    return landlock.guard()
+
+
+def test_the_programs_are_those_of_the_source():
+    assert hashlib.sha256((CHECKOUT / "tools/guard.c").read_bytes()).hexdigest() == SOURCE, "run tools/guard"
+    assert set(GUARDS) == {"x86_64", "aarch64"}
+
+
+def test_writing_is_confined_though_nothing_is_mounted(program, test_directory):
+    allowed, other = test_directory / "allowed", test_directory / "other"
+    for place in (allowed, other):
+        place.mkdir()
+        (place / "there").write_text("x")
+    line = (
+        f"cd {allowed} && echo y > new && echo y > there && mkdir d && mv new d/ && ln -s x l && rm l && echo fine;"
+        f" cat {other}/there; cd {other}; echo y > new; echo y > there; mkdir d; rm there;"
+        f" ln {allowed}/there l; mkfifo p; mv {allowed}/there .; : > there; true"
+    )
+    done = guarded(program, [str(allowed), "/no/such/place"], line)
+    assert done.stdout == "fine\nx"
+    assert sorted(path.name for path in other.iterdir()) == ["there"]
+    assert (other / "there").read_text() == "x"
+
+
+def test_a_single_file_may_be_allowed(program, test_directory):
+    one = test_directory / "one"
+    one.write_text("")
+    done = guarded(program, [str(one)], f"echo x > {one}; echo x > {test_directory}/two")
+    assert (one.read_text(), "Permission denied" in done.stderr) == ("x\n", True)
+    assert not (test_directory / "two").exists()
+
+
+def test_processes_outside_get_no_signal(program, test_directory):
+    need(landlock.can_scope(), "this kernel's Landlock has no scopes")
+    with subprocess.Popen(["sleep", "30"]) as victim:
+        done = guarded(program, [str(test_directory / "x")], f"kill -9 {victim.pid}")
+        assert victim.poll() is None
+        victim.send_signal(signal.SIGKILL)
+    assert "not permitted" in done.stderr
+
+
+def test_the_status_of_the_command_is_its_own(program, test_directory):
+    assert guarded(program, [str(test_directory / "x")], "exit 7").returncode == 7
+
+
+def test_the_other_machines_program_runs_too(test_directory):
+    other = next(name for name in GUARDS if name != os.uname().machine)
+    emulator = shutil.which(f"qemu-{other}-static") or shutil.which(f"qemu-{other}")
+    if emulator is None:
+        pytest.skip(f"there is no emulator of {other}")
+    import base64
+
+    done = guarded(base64.b64decode(GUARDS[other]), [str(test_directory / "x")], "echo it runs", (emulator,))
+    # An emulator may have no Landlock, or may not start a program of this machine; but it must have come that far.
+    assert done.stdout == "it runs\n" or "can't be started" in done.stderr
+
+
+@pytest.mark.namespaces
+def test_what_a_command_writes_by_is_all_there(sandbox, project, home):
+    code = (
+        "import os, tempfile, mmap\n"
+        "open('a', 'w').write('x'); os.truncate('a', 0); os.rename('a', 'b')\n"
+        "os.link('b', 'c'); os.symlink('b', 'd')\n"
+        "os.makedirs('e/f'); os.rename('b', 'e/f/b'); tempfile.NamedTemporaryFile().write(b'x')\n"
+        "open('/dev/null', 'w').write('x'); open('/dev/shm/x', 'w').write('x')\n"
+        "open('/proc/self/comm', 'w').write('x')\n"
+        "open('/dev/stdout', 'w').write('fine\\n')\n"
+    )
+    run = sandbox.run([sys.executable, "-I", "-S", "-c", code])
+    assert (run.stdout, run.stderr, run.exit_code) == ("fine\n", "", 0)
+
+
+@pytest.mark.namespaces
+def test_no_descriptor_of_the_guard_is_left_to_the_command(sandbox):
+    assert sandbox.run("ls /proc/self/fd").stdout.split() == ["0", "1", "2", "3"]
+
+
+def test_what_is_provided_is_at_its_place():
+    child = os.fork()
+    if child == 0:
+        provide(b"text", 40)
+        os._exit(0 if os.read(40, 9) == b"text" and os.get_inheritable(40) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
