@@ -16,7 +16,7 @@ import sys
 import threading
 
 from fumehood.errors import LaunchFailed
-from fumehood.linux import launch, libc
+from fumehood.linux import landlock, launch, libc
 from fumehood.linux.backdrop import Mounts
 from fumehood.linux.overlay import Overlay
 
@@ -184,6 +184,7 @@ def serve(descriptor: int, program: int) -> None:
         watch = os.pidfd_open(program)
     except ProcessLookupError:
         return
+    landlock.guard()  # loaded now: a child may not be allowed to read it, and would do so each time
     # A collection writes to every object, and so copies the memory that a fresh child shares with us.
     gc.disable()
     gc.freeze()
