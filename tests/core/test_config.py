@@ -143,6 +143,11 @@ def test_text_that_is_no_toml_is_refused_with_its_line():
     assert complaints("a = 1\na = 2")[0][0] == 2
 
 
+def test_a_file_from_another_system_is_read_too():
+    (found,) = read(b"\xef\xbb\xbf# x\r\napply = 1\r\n", HOME).complaints
+    assert (found.line, found.key) == (2, "apply")
+
+
 def test_bytes_that_are_no_text_are_refused_with_their_line():
     (found,) = read(b"a = 1\nb = '\xff'\n", HOME).complaints
     assert (found.line, found.message) == (2, "this line is not UTF-8")

@@ -46,6 +46,14 @@ def test_check_tells_every_mistake_by_name_and_line(cli, configure):
     assert [(each["line"], each["key"]) for each in told["problems"]] == [(1, "timeout"), (4, "limits.memroy")]
 
 
+def test_check_tells_of_a_file_that_anybody_may_write(cli, configure):
+    path = configure("timeout = 5")
+    path.chmod(0o666)
+    done = cli("config", "check")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr == f"ERROR: anybody may write the configuration {path}\nhint: chmod go-w {path}\n"
+
+
 def test_check_prints_nothing_that_could_steer_a_terminal(cli, configure):
     configure('"\\u001b[2J" = 1\ntimeout = "\\u001b[2J"\n')
     assert "\033" not in cli("config", "check").stdout

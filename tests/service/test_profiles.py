@@ -351,9 +351,11 @@ def test_nothing_in_scratch_is_a_change(home, hood):
 
 
 def test_a_profile_s_settings_hold_for_its_commands_alone(hood):
-    sandbox = hood(timeout=0.3)
-    assert sandbox.run(["sh", "-c", "sleep 20"]).timed_out
-    assert not sandbox.run("sleep 0.5").timed_out
+    sandbox = hood(timeout=0.3, **{"environment.set": (("PROFILED", "yes"),)})
+    run = sandbox.run(["sh", "-c", "echo $PROFILED; sleep 20"])
+    assert (run.timed_out, run.stdout) == (True, "yes\n")
+    run = sandbox.run("echo $PROFILED; sleep 0.5")
+    assert (run.timed_out, run.stdout) == (False, "\n")
 
 
 def test_a_link_in_the_place_of_a_cache_is_not_followed_by_us(hood, home, cache):

@@ -191,3 +191,15 @@ def test_a_run_with_a_configuration_loads_no_parser(place, later):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
     assert not {"tomllib", "re", "json", "fumehood.core.keys"} & set(done.stdout.split())
+
+
+def test_without_a_file_a_run_pays_one_failed_look(place):
+    code = (
+        "import sys; from fumehood.store.config import policy_for; from fumehood.store.places import places;"
+        "found = places(); before = set(sys.modules); calls = [];"
+        "sys.addaudithook(lambda name, given: calls.append(name));"
+        "policy_for(found, ['/p']); print(sorted(set(calls)), sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.stdout == "[] []\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.compact import dumps, loads
 from fumehood.core.policy import EVERYWHERE, Policy
 from fumehood.errors import BadConfiguration
 from fumehood.store.places import home
@@ -142,6 +141,8 @@ def _identity(found: os.stat_result) -> str:
 
 def _remembered(path: str, identity: str) -> Settings | None:
     """Return the settings compiled from this version, or None where they must be made again."""
+    from fumehood.core.compact import loads
+
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -167,6 +168,8 @@ def _remembered(path: str, identity: str) -> Settings | None:
 
 def _remember(path: str, identity: str, settings: Settings) -> None:
     """Keep the compiled form; a cache that can't be written only costs time."""
+    from fumehood.core.compact import dumps
+
     beside = f"{path}.{os.getpid()}"
     text = f"{identity}\n{dumps(settings)}".encode(errors="surrogateescape")
     if len(text) >= _MAX_COMPILED or "\n" in identity:

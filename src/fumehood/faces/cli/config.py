@@ -55,11 +55,11 @@ def _check(context: Context) -> int:
         told: dict[str, Any] = {"path": path, "exists": False, "problems": []}
         return context.say(told, lambda: print(f"{printable(path)} does not exist: every default holds"))
     complaints = compile_file(path)[1].complaints
-    told = {"path": path, "exists": True, "problems": [each.fields() for each in complaints]}
-    context.say(told, lambda: _tell(path, complaints))
     if not complaints:
         # What is no matter of its text: who may write it.
-        load(context.store.places)
+        load(context.store.places, context.project.roots)
+    told = {"path": path, "exists": True, "problems": [each.fields() for each in complaints]}
+    context.say(told, lambda: _tell(path, complaints))
     return 1 if complaints else 0
 
 
