@@ -12,6 +12,7 @@ from at_terminal import Terminal
 from conftest import command_line
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
+from fumehood.linux.probe import Host
 from servers import Files, Tcp, Web, echo, repository, serving
 
 pytestmark = pytest.mark.namespaces
@@ -327,6 +328,16 @@ def test_every_way_of_capturing_has_the_network(home, project, web, capture):
         except BadRequest as error:
             pytest.skip(str(error))
     assert (project / "got").read_text() == "hello\n", run.output
+
+
+def test_where_only_bubblewrap_makes_namespaces_the_listeners_are_made_inside(home, project, web, other, monkeypatch):
+    monkeypatch.setattr(Host, "makes_namespaces", False)
+    place = f"127.0.0.1:{web.port}"
+    command = f"{TRY.format(place=place)} && curl -sS http://{place}/; ls -l /proc/self/fd | grep -c socket"
+    with Sandbox(project, ask=Person()) as box:
+        run = box.run(f"{command}; curl -s -f -m 5 --noproxy '' http://127.0.0.1:{other.port}/", network=[place])
+        assert run.stdout == "hello\nhello\n0\n", run.output
+        assert [each.allowed for each in run.connections] == [True, True, False]
 
 
 def test_many_runs_at_once_each_have_their_own(home, project, web, other):

@@ -13,6 +13,7 @@ NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"
 MODES = (NONE, HOSTS, FULL)
 PORT = 61080  # above those that the kernel gives out by itself
 _MOST_FORWARDS, _FEW = 64, 16
+_USUAL = (22, 80, 443)
 
 
 class Network(Value):
@@ -94,7 +95,26 @@ def _own(hosts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...], tuple[int, 
     return found
 
 
+def direct_ports(hosts: tuple[str, ...], taken: tuple[Forward, ...]) -> tuple[int, ...]:
+    """Return the ports at which hosts are reached by programs that know no proxy: the usual ones, and those named.
+
+    A command can't have the usual ones for itself.
+    """
+    from fumehood.core.hosts import parse
+
+    named = [rule.ports[0] for rule in map(parse, hosts) if rule.ports[0] == rule.ports[1]]
+    ports = dict.fromkeys([*_USUAL, *named])
+    return tuple(port for port in ports if port not in {each.port for each in taken})[:_MOST_FORWARDS]
+
+
 def proxy_port(taken: tuple[Forward, ...]) -> int:
     """Return the port inside that is the proxy's: the same always, unless a forwarded one is in its place."""
     ports = {each.port for each in taken}
     return next(port for port in range(PORT, PORT + _MOST_FORWARDS + 1) if port not in ports)
+
+
+def resolvers(configuration: str) -> tuple[str, ...]:
+    """Return where programs ask for names, by the text of resolv.conf: IPv4 addresses, three at most."""
+    lines = [line.split() for line in configuration.splitlines()]
+    found = [line[1] for line in lines if len(line) > 1 and line[0] == "nameserver" and line[1].count(".") == 3]
+    return tuple(dict.fromkeys(found))[:3] or ("127.0.0.1",)

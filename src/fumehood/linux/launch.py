@@ -43,6 +43,8 @@ class Plan(Value):
     tree: str = ""  # shown at backdrop.STAND to an owner who can't reach it where it lies
     limits: tuple[tuple[int, int], ...] = ()
     listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
+    resolvers: tuple[str, ...] = ()  # addresses inside where names are asked for
+    keeps_channel: bool = False  # the listeners are made inside, and handed out by it from there
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
     backdrop: backdrop.Mounts | None = None
     bare: str = ""  # the directory of a command that has no sandbox around it
@@ -69,7 +71,15 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
         step = f"starting {plan.arguments[0]}"
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
         libc.default_signals()
-        os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
+        if plan.keeps_channel:
+            from fumehood.linux.nets import CHANNEL_FD
+
+            os.dup2(channel, CHANNEL_FD)
+            os.set_inheritable(CHANNEL_FD, True)  # it may have been there already
+            os.closerange(_REPORT_FD + 1, CHANNEL_FD)
+            os.closerange(CHANNEL_FD + 1, _HIGHEST_FD)
+        else:
+            os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
         if plan.bare:
             from fumehood.linux.bare import supervise
 
@@ -96,7 +106,7 @@ def _acts(plan: Plan, channel: int) -> Iterator[tuple[str, Callable[[], object]]
     if plan.listen:
         from fumehood.linux.nets import send_listeners
 
-        yield "listening for the proxy", lambda: send_listeners(channel, plan.listen)
+        yield "listening for the proxy", lambda: send_listeners(channel, plan.listen, plan.resolvers)
     if plan.backdrop is not None:
         behind = plan.backdrop
         # Before the roots: a view shows what is below them, not them.

@@ -26,7 +26,7 @@ _REHEARSAL = json.dumps(
     {
         "arguments": ["x"] * 60, "environment": {f"NAME_{n}": "value" for n in range(40)}, "privileged": False,
         "overlays": [{"root": "/", "lowers": ["/"], "upper": "/", "work": "/"}], "owner": None, "tree": "",
-        "listen": [], "scoped": False,
+        "listen": [], "scoped": False, "keeps_channel": False, "resolvers": [],
         "backdrop": {"directory": "/", "views": [["/", 0]] * 8, "bound": []},
         "limits": [[0, 1]] * 5,
         "filter": "00" * 1000, "bare": "",
@@ -154,7 +154,7 @@ def _packed(plan: launch.Plan) -> dict[str, object]:
         "arguments": plan.arguments, "environment": plan.environment, "privileged": plan.privileged,
         "overlays": [each.fields() for each in plan.overlays],
         "owner": None if owner is None else owner.fields(), "tree": plan.tree,
-        "listen": plan.listen, "scoped": plan.scoped,
+        "listen": plan.listen, "scoped": plan.scoped, "keeps_channel": plan.keeps_channel, "resolvers": plan.resolvers,
         "backdrop": None if plan.backdrop is None else plan.backdrop.fields(),
         "limits": plan.limits,
         "filter": plan.filter.hex(), "bare": plan.bare,
@@ -172,7 +172,8 @@ def _unpacked(message: bytes) -> launch.Plan:
         backdrop=None if behind is None else Mounts(**behind), filter=bytes.fromhex(fields["filter"]),
         guarded=fields["guarded"],
         tree=fields["tree"], listen=tuple((address, port) for address, port in fields["listen"]),
-        scoped=fields["scoped"], limits=tuple((number, value) for number, value in fields["limits"]),
+        scoped=fields["scoped"], keeps_channel=fields["keeps_channel"], resolvers=tuple(fields["resolvers"]),
+        limits=tuple((number, value) for number, value in fields["limits"]),
         bare=fields["bare"],
     )  # fmt: skip
 

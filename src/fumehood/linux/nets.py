@@ -14,15 +14,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 0x1
+_SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 _BACKLOG = 256
+_RANGE, _DNS = ("198.18.0.1", "255.254.0.0"), 53
 
 
-def send_listeners(channel: int, places: Sequence[tuple[str, int]]) -> None:
-    """Bring up this namespace's loopback, listen at each address and port, and hand the listeners out."""
+def send_listeners(channel: int, places: Sequence[tuple[str, int]], resolvers: Sequence[str] = ()) -> None:
+    """Bring up this namespace's loopback, listen at each address and port, and hand the listeners out.
+
+    `resolvers` are addresses where names are asked for; what they are told there lies in a range of this namespace.
+    """
     import socket
 
     _bring_up_loopback()
     made = [_listening(address, port) for address, port in places]
+    if resolvers:
+        _add_address(0, *_RANGE)
+        for number, address in enumerate(resolvers, 1):
+            if not address.startswith("127."):
+                _add_address(number, address, "255.255.255.255")
+            made.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            made[-1].bind((address, _DNS))
     outside = socket.socket(fileno=os.dup(channel))
     socket.send_fds(outside, [b"!"], [each.fileno() for each in made])
     outside.close()
@@ -41,6 +53,19 @@ def _bring_up_loopback() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, name + struct.pack("H", flags | _UP) + bytes(22))
 
 
+def _add_address(number: int, address: str, mask: str) -> None:
+    """Give loopback one more address; of a range, every one is then its own."""
+    import fcntl
+    import socket
+    import struct
+
+    name = f"lo:{number}".encode().ljust(16, b"\0")
+    with socket.socket() as any_socket:
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, mask)):
+            place = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
+            fcntl.ioctl(any_socket, request, name + place + bytes(8))
+
+
 def _listening(address: str, port: int) -> socket.socket:
     import socket
 
@@ -50,3 +75,36 @@ def _listening(address: str, port: int) -> socket.socket:
     listener.bind((address, port))
     listener.listen(_BACKLOG)
     return listener
+
+
+# Where only bubblewrap may make user namespaces, the listeners are made by a program of the host's inside the
+# sandbox, before the command takes its place.
+_INSIDE = """
+import os, signal, socket, sys
+channel, count = int(sys.argv[1]), int(sys.argv[2])
+places, command = sys.argv[3 : 3 + count], sys.argv[3 + count :]
+made = []
+for place in places:
+    address, _, port = place.rpartition(":")
+    made.append(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+    made[-1].bind((address, int(port)))
+    made[-1].listen(256)
+with socket.socket(fileno=channel) as outside:
+    socket.send_fds(outside, [b"!"], [each.fileno() for each in made])
+for each in made:
+    each.close()
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(command[0], command)
+"""
+CHANNEL_FD = 6
+
+
+def from_inside(places: Sequence[tuple[str, int]], command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command that hands out listeners by CHANNEL_FD and then becomes the given one."""
+    import sys
+
+    # The interpreter itself: a virtual environment's may lie where commands see nothing.
+    python = os.path.realpath(sys.executable)
+    listed = [f"{address}:{port}" for address, port in places]
+    return (python, "-I", "-S", "-c", _INSIDE, str(CHANNEL_FD), str(len(listed)), *listed, *command)

@@ -50,6 +50,11 @@ class Host(Value):
     refusals: tuple[tuple[str, str], ...] = ()
     why: str = ""
 
+    @property
+    def makes_namespaces(self) -> bool:
+        """Tell whether our own launcher can make namespaces here, and not bubblewrap alone."""
+        return self.privileged or "kernel" in self.captures
+
     def refusal(self, capture: str) -> str:
         """Say in words why a way of capturing does not work here; "" if it does."""
         return dict(self.refusals).get(capture, "")

@@ -6,6 +6,7 @@ names blocks. They end with the run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -16,6 +17,7 @@ from fumehood.core.connection import CONNECT, FORWARD, SOCKS5
 from fumehood.core.hosts import Hosts, canonical, shown
 from fumehood.proxy import http, socks
 from fumehood.proxy.audit import Audit
+from fumehood.proxy.names import Names
 from fumehood.proxy.reach import Denied, Reach, Unreachable
 from fumehood.proxy.relay import WrongHost, first_message, relay
 from fumehood.proxy.wire import Gone, Wire
@@ -29,12 +31,16 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS = 128
 _GREETING_S = 30.0
 _LISTENERS = 250  # descriptors that one message can carry
+_LARGEST_QUERY = 512
+_BY_ADDRESS = ("", 0)  # the host is told by the address that was connected to
 
 
 class Proxy:
     """The way out for one run: what it may reach is `hosts`; everything else is refused and recorded.
 
-    `forwards` are hosts and ports of which the command has a listener of its own inside, besides the proxy's.
+    `forwards` are hosts and ports of which the command has a listener of its own inside, besides the proxy's. For
+    programs that know no proxy there are `direct` more, at addresses that stand for names, and then, for `resolvers`
+    times, a socket where those names are asked for.
     """
 
     def __init__(
@@ -43,9 +49,14 @@ class Proxy:
         forwards: Sequence[tuple[str, int]] = (),
         refused: Callable[[Connection], None] | None = None,
         environment: Mapping[str, str] | None = None,
+        *,
+        direct: int = 0,
+        resolvers: int = 0,
     ) -> None:
         self._reach = Reach(Hosts(hosts), environment)
-        self._forwards = tuple(forwards)
+        self._targets: list[tuple[str, int] | None] = [None, *forwards, *([_BY_ADDRESS] * direct)]
+        self._resolvers = resolvers
+        self._names = Names()
         self.audit = Audit(refused)
         self._wake, self._waking = os.pipe()
         self._stopping = threading.Event()
@@ -110,12 +121,16 @@ class Proxy:
         ready = select.select([self._wake, *(each.fileno() for each in those)], [], [])[0]
         return [] if self._stopping.is_set() else [each for each in those if each.fileno() in ready]
 
-    def _accept(self, listeners: Sequence[socket.socket]) -> None:
-        targets = dict(zip(listeners, (None, *self._forwards), strict=True))
-        for listener in listeners:
-            listener.setblocking(False)
-        while ready := self._ready(listeners):
+    def _accept(self, given: Sequence[socket.socket]) -> None:
+        listeners = given[: len(given) - self._resolvers]
+        targets = dict(zip(listeners, self._targets, strict=True))
+        for each in given:
+            each.setblocking(False)
+        while ready := self._ready(given):
             for listener in ready:
+                if listener not in targets:
+                    self._resolve(listener)
+                    continue
                 while not self._slots.acquire(timeout=0.2):
                     if self._stopping.is_set():
                         return
@@ -127,6 +142,14 @@ class Proxy:
                     time.sleep(0.01)
                     continue
                 self._begin(client, targets[listener])
+
+    def _resolve(self, asked: socket.socket) -> None:
+        """Answer one question for a name."""
+        with contextlib.suppress(OSError):
+            query, client = asked.recvfrom(_LARGEST_QUERY)
+            answer = self._names.answer(query)
+            if answer is not None:
+                asked.sendto(answer, client)
 
     def _begin(self, client: socket.socket, target: tuple[str, int] | None) -> None:
         thread = threading.Thread(target=self._attend, args=(client, target), name="fumehood-proxied", daemon=True)
@@ -141,8 +164,13 @@ class Proxy:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target is None:
                 self._greet(Wire(client))
-            else:
-                self._tunnel(Wire(client), FORWARD, *target, say=lambda _code: b"")
+                return
+            host, port = target
+            if target == _BY_ADDRESS:
+                address, port = client.getsockname()[:2]
+                host = self._names.host(address) or ""
+            if host:
+                self._tunnel(Wire(client), FORWARD, host, port, say=lambda _code: b"")
         except (OSError, Gone):
             pass  # one side is gone; how far it came is in the record
         finally:

@@ -49,7 +49,8 @@ class Access:
 
             inside = n.forwards(network.hosts)
             self._listen = (("127.0.0.1", n.proxy_port(inside)), *((each.address, each.port) for each in inside))
-            self._proxy = Proxy(network.hosts, [(each.host, each.port) for each in inside], self._note)
+            self._forwards = [(each.host, each.port) for each in inside]
+            self._proxy = Proxy(network.hosts, self._forwards, self._note)
         elif network.mode == n.FULL:
             from fumehood.linux.landlock import can_scope
 

@@ -88,8 +88,12 @@ class Execution:
         bwrap = self._bubblewrap()
         owner = self._owner()
         tree, environment = world.tree, world.environment
+        listens_inside = False
         if access is not None:
             environment = {**environment, **access.environment(environment)}
+            listens_inside = bool(access.listen) and not self._host.makes_namespaces
+            if listens_inside:
+                command = _listening_inside(access, command, world)
         user = os.geteuid() if owner is None else owner.user
         ground = Mounts() if world.playground is None else world.playground.mounts(capture.way)
         behind = self._behind(backdrops, world, user, environment.get("HOME", ""), ground.points)
@@ -110,7 +114,8 @@ class Execution:
             emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
             names=world.names() if access is not None and access.shares else (),
-            network_made=access is not None, home=ground.home, disable_userns=self._host.disable_userns,
+            network_made=access is not None and not listens_inside, home=ground.home,
+            disable_userns=self._host.disable_userns,
             binds=seat.binds if seat else (),
             tmp=(seat.tmp if seat else "") or (scratch.tmp if scratch else ""),
             scratch=tuple(scratch.binds) if scratch else (),
@@ -121,7 +126,8 @@ class Execution:
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
             overlays=(*capture.overlays, *world.overlays, *(scratch.overlays if scratch else ())),
             privileged=self._host.privileged, owner=owner, tree=stand,
-            listen=() if access is None else access.listen, scoped=access is not None and access.shares,
+            listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
+            scoped=access is not None and access.shares,
             backdrop=behind.mounts,
             limits=resource_limits(self._limits),
             filter=refused, guarded=bool(guard()),
@@ -235,6 +241,18 @@ class Execution:
             return Warden(self._limits, init, [*places, *self._besides], empty=not is_copy and not self._besides)
         except NotYet:
             return None
+
+
+def _listening_inside(access: Access, command: tuple[str, ...], world: World) -> tuple[str, ...]:
+    """Have the listeners made inside the sandbox, where only bubblewrap can make the namespaces for them."""
+    from fumehood.linux.nets import from_inside
+
+    if world.tree is not None:
+        raise LaunchFailed(
+            "a command in a root tree can't have hosts here: only bubblewrap may make user namespaces",
+            hint="fumehood doctor says why; --root host, or --network",
+        )
+    return from_inside(access.listen, command)
 
 
 def _standard_input(wish: str | bytes | int) -> tuple[int, tuple[int, bytes] | None]:
