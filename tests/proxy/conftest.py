@@ -1,5 +1,6 @@
 """A proxy that listens on loopback, without a sandbox around it."""
 
+import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
@@ -33,7 +34,8 @@ class Running:
         """Send something, and return all that comes back until the proxy closes."""
         with self.connect() as client:
             client.sendall(data)
-            client.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # it was closed already
+                client.shutdown(socket.SHUT_WR)
             return read_all(client)
 
     def stop(self):

@@ -195,6 +195,12 @@ def test_a_head_without_end_is_given_up(proxy):
     assert answer.startswith(b"HTTP/1.1 400")
 
 
+def test_a_refusal_is_read_by_a_client_that_is_still_sending(proxy):
+    running = proxy()
+    head = b"POST http://example.org/ HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n"
+    assert running.say(head + b"x" * 3_000_000).startswith(b"HTTP/1.1 403")
+
+
 def test_a_tunnel_by_connect(proxy):
     with serving(Tcp(echo)) as there:
         running = proxy(f"127.0.0.1:{there.port}")

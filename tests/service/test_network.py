@@ -340,6 +340,38 @@ def test_where_only_bubblewrap_makes_namespaces_the_listeners_are_made_inside(ho
         assert [each.allowed for each in run.connections] == [True, True, False]
 
 
+DIRECT = """
+import socket, sys
+for name in sys.argv[2:]:
+    c = socket.create_connection((name, int(sys.argv[1])), 20)
+    c.sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+    print(name, c.recv(9999)[:15])
+"""
+
+
+def test_a_program_that_knows_no_proxy_reaches_granted_names_and_no_others(home, project, web, other, monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_given, **_more: found)
+    (project / "direct.py").write_text(DIRECT.replace("\\\\", "\\"))
+    # Where such a name leads is named too, or it would be refused for that.
+    hosts = [f"granted.example:{web.port}", f"127.0.0.0/8:{web.port}-{web.port + 20}"]
+    with Sandbox(project, ask=Person()) as box:
+        run = box.run(f"python3 direct.py {web.port} granted.example refused.example", network=hosts)
+    assert run.stdout == "granted.example b'HTTP/1.1 200 OK'\nrefused.example b''\n", run.output
+    assert [(each.host, each.allowed) for each in run.connections] == [
+        ("granted.example", True), ("refused.example", False)
+    ]  # fmt: skip
+    assert [each.detail for each in run.blocked] == [f"refused.example:{web.port}"]
+
+
+def test_what_a_program_without_a_proxy_needs_is_asked_for_too(asking, person):
+    code = "import socket; socket.create_connection(('needed.example', 443), 20).recv(1)"
+    person.answer = False
+    with pytest.raises(Refused):
+        asking.run(["python3", "-c", code])
+    assert [question.details for question in person.asked] == [("needed.example:443",)]
+
+
 def test_many_runs_at_once_each_have_their_own(home, project, web, other):
     place = f"127.0.0.1:{web.port}"
     results = []

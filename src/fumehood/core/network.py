@@ -114,7 +114,10 @@ def proxy_port(taken: tuple[Forward, ...]) -> int:
 
 
 def resolvers(configuration: str) -> tuple[str, ...]:
-    """Return where programs ask for names, by the text of resolv.conf: IPv4 addresses, three at most."""
+    """Return where programs ask for names, by the text of resolv.conf: IPv4 addresses, three at most.
+
+    Where they find no such text, they ask at 127.0.0.1.
+    """
     lines = [line.split() for line in configuration.splitlines()]
     found = [line[1] for line in lines if len(line) > 1 and line[0] == "nameserver" and line[1].count(".") == 3]
-    return tuple(dict.fromkeys(found))[:3] or ("127.0.0.1",)
+    return tuple(dict.fromkeys([*found[:3], "127.0.0.1"]))

@@ -136,16 +136,16 @@ class Session:
         entry = self._audit.begin(HTTP)
         entry.reason = f"no request that can be read: {why}"
         self._audit.end(entry)
-        self._client.send(answer(400, f"fumehood: {entry.reason}"), HEAD_S)
+        self._client.part_with(answer(400, f"fumehood: {entry.reason}"))
 
     def _pass_on(self, server: h11.Connection, request: h11.Request, host: str, port: int, path: str) -> bool:
         try:
             there = self._connected(host, port)
         except Denied as error:
-            self._client.send(answer(403, refusal(host, port, str(error))), HEAD_S)
+            self._client.part_with(answer(403, refusal(host, port, str(error))))
             return False
         except Unreachable as error:
-            self._client.send(answer(502, f"fumehood: {shown(host, port)} can't be reached: {error}"), HEAD_S)
+            self._client.part_with(answer(502, f"fumehood: {shown(host, port)} can't be reached: {error}"))
             return False
         exchange = _Exchange(self._client, server, request, there)
         try:
@@ -157,7 +157,7 @@ class Session:
             exchange.answer()
         except (h11.ProtocolError, Gone, OSError) as error:
             if not exchange.has_answered:
-                self._client.send(answer(502, f"fumehood: {shown(host, port)} gave no answer: {error}"), HEAD_S)
+                self._client.part_with(answer(502, f"fumehood: {shown(host, port)} gave no answer: {error}"))
             return False
         if not exchange.host_keeps:
             self._drop_host()

@@ -230,7 +230,7 @@ class Proxy:
         except (Denied, Unreachable) as error:
             entry.reason = str(error)
             kind = "denied" if isinstance(error, Denied) else "unreachable"
-            client.send(say(f"{kind}\0{error}"), _GREETING_S)
+            client.part_with(say(f"{kind}\0{error}"))
         finally:
             self.audit.end(entry)
 

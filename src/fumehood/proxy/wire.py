@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PIECE = 1 << 16
 PIPE = 256 << 10  # more is no faster, and all pipes of a user together have a limit
 _F_SETPIPE_SZ = 1031
+_LAST_WORD_S = 2.0
 
 
 class Gone(Exception):
@@ -76,6 +77,15 @@ class Wire:
             self.socket.sendall(data)
         except TimeoutError as error:
             raise Gone("the other side takes nothing") from error
+
+    def part_with(self, data: bytes) -> None:
+        """Say the last word, and listen a little: closed at once, what is still coming in would make it be lost."""
+        self.send(data, _LAST_WORD_S)
+        deadline = time.monotonic() + _LAST_WORD_S
+        with contextlib.suppress(OSError, Gone):
+            self.socket.shutdown(socket.SHUT_WR)
+            while time.monotonic() < deadline and self.read(_LAST_WORD_S):
+                pass
 
     def move(self, target: Wire, size: int, patience_s: float, count: Callable[[int], None]) -> None:
         """Pass on exactly so many bytes, those not read yet without touching them."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fumehood.proxy.server import Proxy
     from fumehood.service.input import Input
     from fumehood.service.running import Starter
+    from fumehood.service.world import World
 
 # After the last new host, a command that will run again has had its time: some try for minutes when refused.
 _QUIET_S = 2.0
@@ -34,8 +35,11 @@ _MOST_BLOCKED = 20
 class Access:
     """The network of one try of a command; `may_ask` says whether somebody can be asked for more."""
 
-    def __init__(self, network: Network, *, may_ask: bool = False, given: Input | None = None) -> None:
+    def __init__(
+        self, network: Network, *, may_ask: bool = False, given: Input | None = None, resolvers: tuple[str, ...] = ()
+    ) -> None:
         self.network = network
+        self.resolvers = resolvers if network.is_proxied else ()
         self._input = given
         self.connections: tuple[Connection, ...] = ()
         self._proxy: Proxy | None = None
@@ -48,9 +52,15 @@ class Access:
             from fumehood.proxy.server import Proxy
 
             inside = n.forwards(network.hosts)
-            self._listen = (("127.0.0.1", n.proxy_port(inside)), *((each.address, each.port) for each in inside))
-            self._forwards = [(each.host, each.port) for each in inside]
-            self._proxy = Proxy(network.hosts, self._forwards, self._note)
+            direct = n.direct_ports(network.hosts, inside) if resolvers else ()
+            self._listen = (
+                ("127.0.0.1", n.proxy_port(inside)), *((each.address, each.port) for each in inside),
+                *(("0.0.0.0", port) for port in direct),  # noqa: S104 - of a namespace that nobody else is in
+            )  # fmt: skip
+            self._proxy = Proxy(
+                network.hosts, [(each.host, each.port) for each in inside], self._note, direct=len(direct),
+                resolvers=len(resolvers),
+            )  # fmt: skip
         elif network.mode == n.FULL:
             from fumehood.linux.landlock import can_scope
 
@@ -136,6 +146,16 @@ class Access:
     def to_ask(self) -> tuple[str, ...]:
         """Return the hosts to ask for once a try has ended."""
         return wanted(self.connections) if self._will_ask else ()
+
+
+def resolvers_of(world: World) -> tuple[str, ...]:
+    """Return the addresses where a command's programs ask for names."""
+    top = "" if world.tree is None else world.tree.path
+    try:
+        with open(f"{top}/etc/resolv.conf", errors="replace") as file:
+            return n.resolvers(file.read(1 << 16))
+    except OSError:
+        return n.resolvers("")
 
 
 def blocked(connections: tuple[Connection, ...], started_at: float) -> tuple[Blocked, ...]:

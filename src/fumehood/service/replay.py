@@ -30,12 +30,14 @@ def connected(
     execute: Callable[[Access, Wishes], Ended],
     ask: Callable[[tuple[str, ...]], object] | None,
     renew: Callable[[], None],
+    resolvers: tuple[str, ...] = (),
 ) -> Ended:
     """Run a command to its end; `ask` raises where more hosts are not granted, `renew` throws a try away."""
     given = Input() if network.watched and ask is not None and wishes.stdin == INHERITED else None
     for number in range(_MOST_TRIES):
         # A command that needs another host each time will not come to an end.
-        access = Access(network, may_ask=ask is not None and number < _MOST_TRIES - 1, given=given)
+        may_ask = ask is not None and number < _MOST_TRIES - 1
+        access = Access(network, may_ask=may_ask, given=given, resolvers=resolvers)
         try:
             ended = execute(access, _listening(wishes, access, given))
         finally:

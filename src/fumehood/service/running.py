@@ -127,6 +127,7 @@ class Execution:
             overlays=(*capture.overlays, *world.overlays, *(scratch.overlays if scratch else ())),
             privileged=self._host.privileged, owner=owner, tree=stand,
             listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
+            resolvers=() if access is None or listens_inside else access.resolvers,
             scoped=access is not None and access.shares,
             backdrop=behind.mounts,
             limits=resource_limits(self._limits),

@@ -208,6 +208,7 @@ class Hood:
         request: Request, wishes: Wishes, seat: Seat | None,
     ) -> Ended:  # fmt: skip
         """Run a command that has a network, or may turn out to need one."""
+        from fumehood.service.network import resolvers_of
         from fumehood.service.replay import connected
 
         permissions = self._permissions(wishes)
@@ -222,6 +223,7 @@ class Hood:
                 run, execution, command, world, request, wishes, seat, access
             ),
             renew=lambda: layering.renew(self.store.places, run.run, run.roots, run.capture, self._below(run)),
+            resolvers=resolvers_of(world) if self._found().makes_namespaces else (),
         )  # fmt: skip
 
     def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:
