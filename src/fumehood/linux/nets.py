@@ -97,7 +97,7 @@ for number in (signal.SIGPIPE, signal.SIGXFSZ):
     signal.signal(number, signal.SIG_DFL)
 os.execv(command[0], command)
 """
-CHANNEL_FD = 6
+CHANNEL_FD = 7
 
 
 def from_inside(places: Sequence[tuple[str, int]], command: tuple[str, ...]) -> tuple[str, ...]:
