@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         inspect,
         keep,
         permit,
+        review,
         rootfs,
         serving,
         settle,
@@ -127,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect.add_commands(add)
     settle.add_commands(add)
+    review.add_commands(add)
     files.add_commands(add)
     keep.add_commands(add)
     serving.add_commands(add)

@@ -179,16 +179,21 @@ def _diff(context: Context) -> int:
     wanted = context.store, run, context.options.paths
     if context.as_json:
         return context.say([each.fields() for each in differences(*wanted, here=here())], lambda: None)
-    colour, is_terminal = paint(), os.isatty(1)
     for each in each_difference(*wanted, here=here()):
-        if not is_terminal:
-            # For programs, byte for byte: it can be given to patch.
-            sys.stdout.buffer.write(each.text.encode(errors="surrogateescape"))
-            continue
-        for line in each.text.split("\n")[:-1]:
-            shown = "\t".join(printable(part) for part in line.split("\t"))
-            sys.stdout.write(f"{_coloured(shown, colour)}\n")
+        write_difference(each.text)
     return 0
+
+
+def write_difference(text: str) -> None:
+    """Write one difference: in colour for a person, byte for byte for a program, which may give it to patch."""
+    if not os.isatty(1):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+        return
+    colour = paint()
+    for line in text.split("\n")[:-1]:
+        shown = "\t".join(printable(part) for part in line.split("\t"))
+        sys.stdout.write(f"{_coloured(shown, colour)}\n")
 
 
 def _coloured(line: str, colour: Callable[[str, str], str]) -> str:

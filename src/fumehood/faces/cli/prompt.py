@@ -75,7 +75,7 @@ def _prompt(tty: int, closed: int, asked: Asked) -> None:
     import termios
 
     try:
-        with _Keys(tty):
+        with Keys(tty):
             _write(tty, told(asked.question, asked.seconds))
             answer = _answer(tty, closed, asked.question)
             _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
@@ -126,7 +126,7 @@ def _write(tty: int, text: str) -> None:
         data = data[os.write(tty, data) :]
 
 
-class _Keys:
+class Keys:
     """The terminal gives single keys, unseen, for a `with` block; Ctrl-C still means what it always does.
 
     What was typed before the question is thrown away: it was no answer to it.

@@ -1,0 +1,153 @@
+"""Go through what is held with the person: one change at a time, its difference, and one key."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from fumehood.core import changes as c
+from fumehood.core.dependence import WAITING
+from fumehood.core.report import printable
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.cli.commands import Context, add_run, paint
+from fumehood.faces.cli.inspect import write_difference
+from fumehood.faces.cli.prompt import Keys
+from fumehood.faces.cli.show import headline, short
+from fumehood.service import decide
+from fumehood.service.differences import each_difference
+from fumehood.service.upkeep import upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from fumehood.core.report import Run
+    from fumehood.faces.cli.inspect import Add
+
+_ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
+_FORCE = "  [f]orce: apply, and save what is there now"
+_END = "q\x03\x04\x1b"
+
+
+def add_commands(add: Add) -> None:
+    """Make this command known."""
+    add_run(add("review", "go through what is held, change by change", _review, "  fumehood review"), default="")
+
+
+def _review(context: Context) -> int:
+    """Without a terminal, tell what waits; with one, ask for each."""
+    runs = _held(context)
+    if context.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return context.say([_told(context, run) for run in runs], lambda: _list(context, runs))
+    if not runs:
+        sys.stdout.write("nothing waits\n")
+    for run in runs:
+        if not _go_through(context, run):
+            break
+    upkeep(context.store, context.project.id)
+    return 0
+
+
+def _held(context: Context) -> list[Run]:
+    """Return the runs to be looked at, the earliest first, for later ones may build on it."""
+    if context.options.run:
+        run = context.run(context.options.run)
+        if run.state != "held":
+            raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
+        return [run]
+    names = [name for name, _ in context.store.history.held(context.project.id)]
+    return [context.store.history.find(name) for name in reversed(names)]
+
+
+def _waiting(run: Run) -> list[c.Change]:
+    """Return the changes to be decided: what lies in a directory that waits is decided with it."""
+    waiting = [change for change in run.found if change.verdict in WAITING]
+    tops = {(change.root, change.path) for change in waiting if change.within is None}
+    return [change for change in waiting if change.within is None or (change.root, change.within) not in tops]
+
+
+def _told(context: Context, run: Run) -> dict[str, Any]:
+    places = [_place(run, change) for change in _waiting(run)]
+    texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
+    changes = [change for change in run.changes if change.verdict in WAITING]
+    return {
+        "run": run.run, "command": run.command, "started_at": run.started_at, "reason": run.reason,
+        "changes": [{**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
+                    for each in changes],
+    }  # fmt: skip
+
+
+def _list(context: Context, runs: Sequence[Run]) -> None:
+    if not runs:
+        sys.stdout.write("nothing waits\n")
+    for run in runs:
+        _say_run(run)
+        for change in _waiting(run):
+            _say_change(context, run, change)
+        sys.stdout.write(f"fumehood apply {short(run.run)}   or   fumehood discard {short(run.run)}\n\n")
+
+
+def _go_through(context: Context, run: Run) -> bool:
+    """Ask for every change of one run; tell whether to go on with the next."""
+    _say_run(run)
+    seen: set[tuple[int, str]] = set()
+    while left := [change for change in _waiting(run) if (change.root, change.path) not in seen]:
+        change = left[0]
+        seen.add((change.root, change.path))
+        _say_change(context, run, change)
+        key = _key(is_conflict=change.verdict == c.CONFLICT)
+        if key in _END:
+            return False
+        if key == "s":
+            continue
+        try:
+            run = _decide(context, run, change, key)
+        except FumehoodError as error:
+            sys.stdout.write(f"{printable(error.message)}\n  {printable(error.hint)}\n")
+            run = context.store.history.find(run.run)
+        else:
+            sys.stdout.write(f"{headline(run)}\n")
+    return True
+
+
+def _decide(context: Context, run: Run, change: c.Change, key: str) -> Run:
+    project = context.project_of(run)
+    paths = [] if key in "AD" else [_place(run, change)]
+    if key in "dD":
+        return decide.discard_held(context.store, project, run, paths)
+    return decide.apply_held(context.store, project, run, paths, force=key == "f")
+
+
+def _place(run: Run, change: c.Change) -> str:
+    root = run.roots[change.root]
+    return root if change.path == "." else f"{root}/{change.path}"
+
+
+def _say_run(run: Run) -> None:
+    colour = paint()
+    sys.stdout.write(f"{colour(short(run.run), 'bold')}  {printable(run.command)}\n")
+
+
+def _say_change(context: Context, run: Run, change: c.Change) -> None:
+    colour = paint()
+    place = printable(change.path if change.root == 0 else _place(run, change))
+    why = printable(change.reason)
+    sys.stdout.write(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}\n")
+    for each in each_difference(context.store, run, [_place(run, change)]):
+        write_difference(each.text)
+    sys.stdout.flush()
+
+
+def _key(*, is_conflict: bool) -> str:
+    """Wait for a key that means something."""
+    meant = "adsAD" + _END + ("f" if is_conflict else "")
+    sys.stdout.write(f"{_ONE}{_FORCE if is_conflict else ''}   {_ALL} > ")
+    sys.stdout.flush()
+    with Keys(0):
+        while True:
+            key = os.read(0, 1).decode("latin-1") or "q"
+            if key in meant:
+                break
+    sys.stdout.write(f"{key if key.isalpha() else 'quit'}\n")
+    return key
