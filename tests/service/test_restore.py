@@ -264,7 +264,7 @@ def test_a_daily_backup_outlives_the_layer_of_its_run(
 ) -> None:
     (project / "a").write_text("one")
     done = run("echo two > a")
-    clean(store, now=time.time() + 31 * DAY)
+    clean(store, now=time.time() + 2 * DAY, budget=1)
     assert sources(store, known, "a") == [day_of(time.time())]
     with pytest.raises(BadRequest, match="no longer kept"):
         restore(store, known, "a", done.run)
@@ -361,3 +361,20 @@ def test_files_are_listed_with_all_they_can_be_restored_from(
     one = known_file(store, known, known.path, "a")
     assert one is not None
     assert (one.days, one.runs) == (found["a"].days, found["a"].runs)
+
+
+def test_the_python_face_lists_and_restores(sandbox: Sandbox, project: Path) -> None:
+    (project / "d").mkdir()
+    (project / "d/a").write_text("one")
+    first = sandbox.run("echo two > d/a; echo x > b")
+    second = sandbox.run("rm d/a")
+    assert {each["path"]: each["is_deleted"] for each in sandbox.files()} == {"b": False, "d/a": True}
+    (found,) = sandbox.files("d")
+    assert (found["path"], found["runs"]) == ("d/a", [second.run, first.run])
+    assert sandbox.files(project / "d/a")[0] == found
+    back = sandbox.restore("d/a", first.run)
+    assert (back.state, (project / "d/a").read_text()) == ("applied", "one")
+    sandbox.undo(back)
+    assert not (project / "d/a").exists()
+    with pytest.raises(BadRequest):
+        sandbox.restore("nothing")

@@ -203,6 +203,29 @@ class Sandbox:
         """Return this project's runs, or this session's, the latest first."""
         return self._store.history.runs(self._project.id, limit, self._session or None)
 
+    def files(self, path: str | os.PathLike[str] = "") -> list[dict[str, Any]]:
+        """Return what is known of the project's files, or of one and what lies in it, as `fumehood files --json` does.
+
+        Each has the days and the runs that it can be restored from.
+        """
+        from fumehood.service.versions import known_file, known_files, place_of
+
+        if not os.fspath(path):
+            return [each.told() for each in known_files(self._store, self._project)]
+        root, below = place_of(self._store, self._project, os.fspath(path))
+        one = known_file(self._store, self._project, root, below)
+        inside = known_files(self._store, self._project, root, below)
+        return [each.told() for each in ([] if one is None else [one]) + inside]
+
+    def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:
+        """Bring back what lay at a path before a run, on a day (YYYY-MM-DD), or before it last changed.
+
+        Returns a run of its own, which can be undone.
+        """
+        from fumehood.service.restore import restore
+
+        return restore(self._store, self._project, os.fspath(path), source)
+
     def session(self, name: str | None = None, *, own_tmp: bool = False) -> Sandbox:
         """Return this sandbox for the runs of one agent.
 
