@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test lint bench escape stories guard lock clean
+.PHONY: test lint bench escape programs stories guard lock clean
 
 # make test ARGS='-k undo'
 test:
@@ -22,6 +22,10 @@ escape:
 # Random stories of an agent and a person against a plain model; make stories ARGS='--count 1000 --way copy'
 stories:
 	@$(PYTHON) tests/model/stories.py $(ARGS)
+
+# Real programs in the hood; make programs ARGS=--install has the missing ones installed.
+programs:
+	@$(PYTHON) tools/programs.py $(ARGS)
 
 # The program that confines writing, from tools/guard.c; needs compilers for both machines.
 guard:

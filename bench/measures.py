@@ -123,6 +123,32 @@ def warm(room: Path) -> Iterator[Figure]:
     yield Figure('library: run("true")', ours, "ms", "bwrap, the same flags", raw, 2.0)
 
 
+def hardening(room: Path) -> Iterator[Figure]:
+    """What views, masks, filter and guard cost a run over the launch without them."""
+    from unittest import mock
+
+    from fumehood import Sandbox
+    from fumehood.service import running
+    from fumehood.service.backdrops import Behind
+
+    project = project_in(room)
+    bare = Behind(masked=(f"{os.environ['HOME']}/.local/state/fumehood",))
+    with Sandbox(project) as sandbox:
+
+        def without() -> None:
+            with (
+                mock.patch.object(running.Execution, "_behind", return_value=bare),
+                mock.patch.object(running, "filter_for", return_value=b""),
+                mock.patch.object(running, "guard", return_value=b""),
+            ):
+                sandbox.run("true")
+
+        sandbox.run("true")
+        ours, other = median_ms(lambda: sandbox.run("true"), without, times=150)
+    yield Figure('library: run("true"), all hardening', ours, "ms", "without it", other)
+    yield Figure("all hardening, over the launch without it", ours - other, "ms", limit=1.0)
+
+
 def cold(room: Path) -> Iterator[Figure]:
     """A command from a shell."""
     project = project_in(room)
@@ -258,6 +284,7 @@ def _present(state: Path) -> int:
 
 MEASURES: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "warm": warm,
+    "hardening": hardening,
     "cold": cold,
     "alpine": alpine,
     "large": large,

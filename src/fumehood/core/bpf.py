@@ -21,6 +21,7 @@ _LOAD, _AND = 0x20, 0x54  # a word of what is known of the call; its bits
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
 _RETURN = 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+_FEW = 2  # calls that are not worth another half
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # where these words lie; both machines put the lower half first
 
 Instruction = tuple[int, int, int, int]
@@ -37,22 +38,33 @@ def program(machine: str, more: Sequence[Rule] = ()) -> bytes:
     if machine == X86_64:
         lines += _refused_if((_IF_AT_LEAST, X32_BIT), ENOSYS)
     lines += _refused_if((_IF_AT_LEAST, NEWEST), ENOSYS)
+    bodies: dict[int, list[Instruction]] = {}
     for rule in (*RULES, *more):
         for call in rule.calls:
             found = number(call, machine)
             if found is not None:
-                lines += _for_call(found, rule)
-    lines.append((_RETURN, 0, 0, _ALLOW))
+                bodies.setdefault(found, []).extend(_body(rule))
+    lines += _tree(sorted(bodies.items()))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
 
-def _for_call(call: int, rule: Rule) -> list[Instruction]:
+def _tree(calls: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """Search the call's number by halves: the kernel goes through the program for every call when it is loaded."""
+    if len(calls) > _FEW:
+        middle = len(calls) // 2
+        before, after = _tree(calls[:middle]), _tree(calls[middle:])
+        return [(_IF_AT_LEAST, len(before), 0, calls[middle][0]), *before, *after]
+    lines: list[Instruction] = []
+    for call, body in calls:
+        whole = [*body, (_RETURN, 0, 0, _ALLOW)]
+        lines += [(_IF_EQUAL, 0, len(whole), call), *whole]
+    return [*lines, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _body(rule: Rule) -> list[Instruction]:
     if not rule.when:
-        return _refused_if((_IF_EQUAL, call), rule.error)
-    checks = [line for argument in rule.when for line in _argument(argument, rule.error)]
-    # The number is loaded again for the rules that follow, for an argument took its place.
-    checks.append((_LOAD, 0, 0, _NUMBER))
-    return [(_IF_EQUAL, 0, len(checks), call), *checks]
+        return [(_RETURN, 0, 0, _REFUSE | rule.error)]
+    return [line for argument in rule.when for line in _argument(argument, rule.error)]
 
 
 def _argument(argument: Argument, error: int) -> list[Instruction]:

@@ -146,10 +146,6 @@ SYSTEM: tuple[tuple[str, str], ...] = (
 # What `/proc` would tell of others; the rest (kcore, kmsg, kallsyms, …) the kernel closes to who lacks capabilities.
 PROC: tuple[tuple[str, str], ...] = (
     ("/proc/keys", "the names of keys in keyrings"),
-    ("/proc/key-users", "who has keys"),
-    ("/proc/timer_list", "where the kernel lies"),
-    ("/proc/latency_stats", "what others do"),
-    ("/proc/sched_debug", "what others do"),
     ("/proc/scsi", "the machine's controls"),
 )
 # What root may write there without any capability, because it owns the files; bubblewrap does the same to irq and bus.

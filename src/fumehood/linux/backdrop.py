@@ -188,8 +188,9 @@ def _fill(backdrop: Backdrop, directory: str) -> None:
         os.symlink(target, shown + path)
     for path, text in backdrop.texts:
         os.makedirs(os.path.dirname(shown + path), mode=0o755, exist_ok=True)
-        with open(shown + path, "x", encoding="ascii") as file:
+        with open(shown + path, "x", encoding="latin-1", newline="") as file:
             file.write(text)
+            os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode) & 0o755)
     # In a view, the mount point is there already.
     views = [view.path for view in backdrop.views]
     for path, is_directory in backdrop.bound:

@@ -29,6 +29,7 @@ _PSEUDO = frozenset(
     }
 )  # fmt: skip
 _PEOPLE = 1000
+_SMALL = 16 << 10
 _NEEDED = ("/usr", "/etc", "/opt", "/var", "/nix", "/bin", "/lib")
 # What programs ask the machine's description for, given as plain files.
 _SYS = (
@@ -102,6 +103,7 @@ class _Survey:
         self._links: list[tuple[str, str]] = []
         self._bound: list[tuple[str, bool]] = []
         self._views: list[str] = []
+        self._texts: list[tuple[str, str]] = []
 
     def listed(self, path: str) -> list[os.DirEntry[str]]:
         """List a directory, and remember that it was; one that may not be listed is empty."""
@@ -139,6 +141,15 @@ class _Survey:
         elif entry.is_dir():
             self._directory(path)
         elif entry.is_file() and os.access(path, os.R_OK):
+            self._file(path, entry)
+
+    def _file(self, path: str, entry: os.DirEntry[str]) -> None:
+        """Show a file: a small one as a copy, which costs no mount in every run."""
+        if entry.stat().st_size <= _SMALL:
+            self._watch(path)
+            with open(path, encoding="latin-1", newline="") as file:
+                self._texts.append((path, file.read()))
+        else:
             self._bound.append((path, False))
 
     def _directory(self, path: str) -> None:
@@ -258,8 +269,8 @@ class _Survey:
                 covers[view].make(path, is_file=os.path.isfile(path))
         views = tuple(View(path=path, cover=covers[path].items()) for path in self._views)
         return Backdrop(
-            folders=tuple(self._folders), links=(*self._links, *_links(_RUN)), texts=_texts(), views=views,
-            bound=tuple(self._bound),
+            folders=tuple(self._folders), links=(*self._links, *_links(_RUN)), texts=(*self._texts, *_texts()),
+            views=views, bound=tuple(self._bound),
         )  # fmt: skip
 
     def _view_of(self, path: str) -> str:
