@@ -19,6 +19,7 @@ class Terminal:
         self.process, self._screen = pty.fork()
         if self.process == 0:
             try:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, where the tests run in the background
                 os.chdir(cwd)
                 os.execvp(command[0], command)
             finally:

@@ -108,6 +108,8 @@ def test_linked_directories_are_offered_and_never_added(cli, project, second):
     (project / "sub/data").symlink_to(second)
     (project / "inner").symlink_to("sub")
     (project / "dangling").symlink_to("/nowhere")
+    (project / "system").symlink_to("/etc")
+    (project / "above").symlink_to("..")
     found = told(cli("roots", "--json"))
     assert found == {"roots": [str(project)], "offered": [str(second)]}
     assert f"fumehood roots add {second}" in cli("roots").stdout

@@ -58,6 +58,7 @@ def test_with_nobody_to_ask_nothing_runs_and_the_refusal_is_recorded(no_sandbox,
     assert os.listdir(project) == []
     assert (run.state, run.exit_code, run.sandboxed) == ("refused", 126, False)
     assert run.run == refusal.value.run
+    assert refusal.value.hint == "nobody was there to ask; fumehood doctor says what a sandbox needs here"
 
 
 def test_each_run_is_asked_for_and_says_what_it_means(bare, project, person):
@@ -329,6 +330,9 @@ def test_the_person_at_the_terminal_is_asked_and_may_keep_the_answer(no_sandbox,
     assert "UNSANDBOXED" in cli("show").stdout
     assert cli("run", "--", "touch ran | cat").returncode == 126
     assert "unsandboxed" in cli("grants").stdout
+    answered = [run["events"][0]["detail"] for run in json.loads(cli("log", "--json").stdout)]
+    assert answered[1:] == ["answered before: allow: Run command without a sandbox: touch again?",
+                            "allow always: Run command without a sandbox: touch ran?"]  # fmt: skip
 
 
 @pytest.mark.namespaces

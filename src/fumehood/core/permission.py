@@ -43,6 +43,7 @@ class Question(Value):
     target: str
     details: tuple[str, ...] = ()
     one_time_only: bool = False
+    remedy: str = ""  # how it could be had without asking
     in_session: bool = True  # whether anything asked later could still be of the same session
 
     @property
@@ -80,6 +81,7 @@ def unsandboxed_question(
     return Question(
         what=UNSANDBOXED, text=f"Run command without a sandbox: {command}?", command=command, directory=directory,
         project=project, target=program or run, details=details, one_time_only=program is None,
+        remedy="fumehood doctor says what a sandbox needs here",
     )  # fmt: skip
 
 

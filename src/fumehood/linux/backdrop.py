@@ -5,6 +5,7 @@ It lies in memory, in a directory that no view shows: the kernel refuses an over
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import zlib
@@ -220,7 +221,12 @@ def _cover(view: View, at: str) -> None:
 def _like(original: str, copy: str, mode: int) -> None:
     if os.geteuid() == 0 and os.path.lexists(original):
         found = os.lstat(original)
-        os.chown(copy, found.st_uid, found.st_gid)
+        try:
+            os.chown(copy, found.st_uid, found.st_gid)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # In a user namespace that has no name for its owner, whom it would not show either.
     os.chmod(copy, mode | stat.S_IRWXU)
 
 

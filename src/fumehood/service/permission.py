@@ -32,6 +32,11 @@ class Decision(Value):
     answer: str = ""
     reason: str = ""
 
+    @property
+    def told(self) -> str:
+        """What was said, in words for the record."""
+        return self.answer.replace("_", " ") or self.reason
+
 
 class Permissions:
     """What a person allowed, and how to ask for more.
@@ -91,7 +96,8 @@ class Permissions:
         """Decide, and raise Refused on a no."""
         decision = self.decide(question, cancelled)
         if not decision.allowed:
-            raise Refused(question.denial, hint=decision.reason or "a person said no")
+            why = decision.reason or "a person said no"
+            raise Refused(question.denial, hint=f"{why}; {question.remedy}" if question.remedy else why)
         return decision
 
     def _settled(self, question: p.Question) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core.permission import root_question
+from fumehood.errors import BadRequest
 from fumehood.service.worktree import git_directory
 from fumehood.store.audit import DECIDED
 
@@ -43,18 +44,21 @@ def remove_root(store: Store, project: Project, path: str) -> Project:
     return left
 
 
-def offered(project: Project) -> list[str]:
+def offered(store: Store, project: Project) -> list[str]:
     """Return directories that commands may come to need: a work tree's git directory, and what links lead to.
 
     Links are looked for at the top of the project and in its directories, no deeper: to offer, and never to add.
     """
     found = [git_directory(project.path), *_linked(project.path)]
-    known = project.roots
-    return [
-        path
-        for path in dict.fromkeys(found)
-        if path and not any(path == root or path.startswith(f"{root}/") for root in known)
-    ]
+    return [path for path in dict.fromkeys(found) if path and _could_be_added(store, project, path)]
+
+
+def _could_be_added(store: Store, project: Project, path: str) -> bool:
+    try:
+        store.projects.new_root(project, path)
+    except BadRequest:
+        return False
+    return True
 
 
 def _linked(top: str) -> list[str]:

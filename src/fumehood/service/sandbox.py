@@ -26,6 +26,7 @@ from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Ended, Execution, Wishes, owner_of
 from fumehood.service.settle import FAILED, REFUSED, settle
 from fumehood.service.world import around
+from fumehood.store.audit import DECIDED
 from fumehood.store.ids import new_id
 
 TYPE_CHECKING = False
@@ -301,7 +302,8 @@ class Hood:
     def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
         """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
         try:
-            self._permissions(wishes).require(question, wishes.cancelled)
+            decision = self._permissions(wishes).require(question, wishes.cancelled)
+            self.store.audit.tell(run.run, DECIDED, f"{decision.told}: {question.text}", project=self.project.id)
         except Refused as error:
             _refused(run, error)
             self.store.history.refuse(self.project.id, run)

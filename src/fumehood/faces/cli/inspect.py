@@ -122,6 +122,12 @@ def _show(context: Context) -> int:
     return context.say(told, lambda: _tell(run, events))
 
 
+def _sandbox(run: Run) -> str:
+    if run.state == "refused":
+        return "nothing ran"
+    return f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
+
+
 def _tell(run: Run, events: Sequence[Event]) -> None:
     colour = paint()
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
@@ -132,7 +138,7 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         "project": run.project,
         "when": f"{when}, {run.duration_s:.3f} s",
         "exit code": "none" if run.exit_code is None else str(run.exit_code),
-        "sandbox": f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED",
+        "sandbox": _sandbox(run),
         "state": f"{run.state}: {run.reason}" if run.reason else run.state,
     }
     if run.session is not None:

@@ -54,7 +54,7 @@ def _roots(context: Context) -> int:
         project = add_root(store, project, options.directory, permissions, by_person=typed)
     elif options.what == "remove":
         project = remove_root(store, project, options.directory)
-    more = offered(project)
+    more = offered(store, project)
 
     def show() -> None:
         for root in project.roots:
