@@ -1,7 +1,9 @@
 """On a real terminal: what a command prints and how it names its files can show text, and nothing else."""
 
+import json
 import os
 import re
+import termios
 
 import pytest
 
@@ -107,3 +109,145 @@ def test_a_word_of_ours_that_forgot_to_make_a_name_printable_is_tamed(tmp_path):
     os.close(master)
     assert b"\x1b]" not in shown
     assert not acts(shown), shown
+
+
+# A terminal of the command's own
+
+
+def test_a_shell_is_one_run(screen, project, cli):
+    one = screen("shell", env={"SHELL": "/bin/bash", "PS1": "$ "})
+    one.wait_for("a shell in the hood")
+    one.type("echo one > first; test -t 0 && test -t 1 && echo TT''Y; stty size\n")
+    one.wait_for("TTY")
+    one.wait_for("24 80")
+    one.type("echo two > second; exit 5\n")
+
+    assert one.wait() == 5
+    assert (project / "first").read_text() == "one\n"
+    assert (project / "second").read_text() == "two\n"
+    assert b"2 changes applied" in one.shown
+    assert len(json.loads(cli("log", "--json").stdout)) == 1
+
+
+def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(screen):
+    one = screen("shell", env={"SHELL": "/bin/bash"})
+    one.wait_for("project# " if os.geteuid() == 0 else "$ ")
+    one.type("sh -c 'echo run''ning; sleep 100'; echo after=$?\n")
+    one.wait_for("running")
+    one.type("\x03")
+    one.type("echo still=$?\n")
+    one.wait_for("still=130")
+    one.type("exit\n")
+    assert one.wait() == 0
+
+
+def test_ctrl_z_stops_what_runs_in_the_shell_and_fg_goes_on(screen):
+    one = screen("shell", env={"SHELL": "/bin/bash"})
+    one.wait_for("project# " if os.geteuid() == 0 else "$ ")
+    one.type("sh -c 'echo run''ning; sleep 0.5; echo go''ne-on'\n")
+    one.wait_for("running")
+    one.type("\x1a")
+    one.wait_for("Stopped")
+    one.type("fg\n")
+    one.wait_for("gone-on")
+    one.type("exit\n")
+    assert one.wait() == 0
+
+
+def test_the_command_learns_that_the_window_has_another_size(screen):
+    code = "import os, signal; told = {signal.SIGWINCH}; signal.pthread_sigmask(signal.SIG_BLOCK, told); "
+    code += "os.write(1, b'ready'); signal.sigwait(told); print(os.get_terminal_size(0))"
+    one = screen("run", "--tty", "--", "python3", "-c", code)
+    one.wait_for("ready")
+    one.resize(40, 123)
+    one.wait_for("columns=123, lines=40")
+    assert one.wait() == 0
+
+
+def test_ctrl_c_in_a_command_on_a_terminal_is_the_commands(screen, project):
+    (project / "patient.py").write_text(
+        "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('interrupted, going on')\nraise SystemExit(7)\n"
+    )
+    one = screen("run", "--tty", "--", "python3", "patient.py")
+    one.wait_for("ready")
+    one.type("\x03")
+    one.wait_for("interrupted, going on")
+    assert one.wait() == 7
+
+
+def interrupt(one):
+    """Press Ctrl-C until it is heard: a shell that is about to become another program loses it."""
+    while one.process.poll() is None:
+        one.type("\x03")
+        one.read(0.5)
+
+
+def test_ctrl_c_on_its_terminal_ends_a_plain_command(screen):
+    one = screen("run", "--tty", "--", "echo ready; sleep 100")
+    one.wait_for("ready")
+    interrupt(one)
+    assert one.wait() == 130
+
+
+def test_ctrl_c_ends_a_loop_of_commands(screen):
+    one = screen("run", "--tty", "--", "echo ready; while :; do sleep 0.05; done")
+    one.wait_for("ready")
+    interrupt(one)
+    assert one.wait() == 130
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+def test_whatever_the_shell_its_exit_code_is_told(screen, shell):
+    one = screen("shell", env={"SHELL": shell, "PS1": "% "})
+    one.wait_for("# " if shell == "/bin/bash" and os.geteuid() == 0 else "% " if shell == "/bin/sh" else "$ ")
+    one.type("exit 9\n")
+    assert one.wait() == 9, one.shown
+    assert b"process group" not in one.shown
+    assert b"job control" not in one.shown
+
+
+def test_ctrl_z_does_not_stop_what_nobody_could_let_go_on(screen):
+    one = screen("run", "--tty", "--", "echo ready; read line; echo got-$line")
+    one.wait_for("ready")
+    one.type("\x1atext\n")
+    one.wait_for("got-text")
+    assert one.wait() == 0
+
+
+@pytest.mark.parametrize("ending", ["exit", "term", "hang up"])
+def test_the_terminal_is_as_it_was_whatever_happened(screen, project, ending):
+    line = "stty raw -echo" if ending == "exit" else "stty raw -echo; echo ready; sleep 100"
+    one = screen("run", "--tty", "--", line)
+    if ending != "exit":
+        one.wait_for("ready")
+        assert termios.tcgetattr(one.slave) != one.before
+        one.process.send_signal(15 if ending == "term" else 1)
+    one.wait()
+    assert termios.tcgetattr(one.slave) == one.before
+
+
+def test_a_program_that_draws_on_the_screen_is_cleaned_up_after(screen):
+    one = screen("run", "--tty", "--", "printf '\\033[?1049h\\033[?25l\\033]52;c;eA==\\007drawn'")
+    one.wait()
+    assert b"\x1b[?1049h" in one.shown
+    assert b"\x1b]52" not in one.shown
+    assert one.shown.index(b"\x1b[?1049l") > one.shown.index(b"drawn")
+    assert one.shown.index(b"\x1b[?25h") > one.shown.index(b"drawn")
+
+
+def test_a_command_without_tty_never_holds_the_persons_terminal(screen):
+    line = "ls -l /proc/self/fd; (exec 3</dev/tty) 2>&1; test -t 0 || echo no-''tty; read line; echo got-$line"
+    one = screen("run", "--", line)
+    one.wait_for("no-tty")
+    one.type("typed\n")
+    one.wait_for("got-typed")
+    assert one.wait() == 0
+    assert b"/dev/pts" not in one.shown
+    assert b"/dev/tty" in one.shown  # it can't be opened
+
+
+def test_tty_without_a_terminal_is_refused(cli):
+    done = cli("run", "--tty", "--", "true")
+    assert done.returncode == 125
+    assert "needs a terminal" in done.stderr

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 SHELL = "/bin/sh"
 _TELL_CWD = f"trap '{{ pwd -P >{TOLD}/{CWD}; }} 2>/dev/null' EXIT"
+# A session of its own inside the sandbox, so that Ctrl-C reaches what runs there, and not what keeps it.
+_WITH_TERMINAL = 'command -v setsid >/dev/null && exec setsid -c "$@"; exec "$@"'
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # the kernel's limit for one argument, its NUL included
 
 
@@ -67,6 +69,11 @@ def arguments(
         return shell, "-c", command
     # An argument and not a part of the script, so that no quoting can go wrong; and it is gone before the line begins.
     return shell, "-c", "; ".join([*before, 'eval "shift; $1"']), shell.rpartition("/")[2], command
+
+
+def on_terminal(line: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what executes a line on a terminal of its own: its standard input."""
+    return line[0], "-c", _WITH_TERMINAL, "sh", *line
 
 
 def shown(command: str | tuple[str, ...]) -> str:

@@ -197,6 +197,7 @@ class Sandbox:
         self._status = Status()
         self._ending = False
         self._killed = False
+        self._signal = 0
 
     def fileno(self) -> int:
         """The descriptor to poll next: readable when the sandbox tells of itself, or something ended."""
@@ -209,7 +210,7 @@ class Sandbox:
             if data:
                 self._status.feed(data)
                 return None
-            os.waitpid(self.process, 0)
+            self._signal = os.WTERMSIG(os.waitpid(self.process, 0)[1])
             self._ending = True
         return self._reap_init()
 
@@ -229,6 +230,9 @@ class Sandbox:
         os.close(self._report)
         if self._killed:
             return Exit(status=128 + _KILL)
+        if self._signal and not report:
+            # Not by us: by the kernel, for want of memory, or by a person.
+            return Exit(status=128 + self._signal)
         return Exit(status=None if report else self._status.exit_code, failure=report.partition("\0")[0])
 
     def init(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Blocked
     from fumehood.linux.launch import Exit
     from fumehood.linux.output import Stream
+    from fumehood.linux.stdio import Feed
 
     class Running(Protocol):
         """A sandbox that can be polled, however it was started."""
@@ -65,7 +67,18 @@ _PIECE = 1 << 16
 _GRACE_S = 2.0
 _FIRST_LOOK_S = 0.03  # most commands have ended by then, and cost no look
 _AGAIN_S = 0.01
+_LONGEST_WAIT_S = 3600.0  # poll takes no number of milliseconds that is larger than an int
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+
+
+def _piece(fd: int) -> bytes:
+    """Read what there is of an output; a terminal that nobody holds any more gives an error, not an end."""
+    try:
+        return os.read(fd, _PIECE)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
 
 
 class Outcome(Value):
@@ -90,7 +103,7 @@ class Attendance:
         *,
         deadline: float | None = None,
         watched: Watched | None = None,
-        feeding: tuple[int, bytes] | None = None,
+        feeding: Feed | None = None,
         cancelled: Callable[[], bool] | None = None,
         guarding: Callable[[int], Guard | None] | None = None,
     ) -> None:
@@ -157,15 +170,17 @@ class Attendance:
             poll.register(fd, _READABLE)
         if self._watched is not None:
             poll.register(self._watched.fileno(), _READABLE)
+        fed = -1
         if self._feeding is not None:
-            poll.register(self._feeding[0], select.POLLOUT | select.POLLERR)
+            fed, event = self._feeding.waits_for
+            poll.register(fed, event)
         ready = {fd for fd, _ in poll.poll(self._patience_ms())}
         for fd in ready & self._outputs.keys():
             self._read(fd)
         if self._watched is not None and self._watched.fileno() in ready:
             self._watched.drain()
-        if self._feeding is not None and self._feeding[0] in ready:
-            self._feed(*self._feeding)
+        if self._feeding is not None and fed in ready and not self._feeding.advance():
+            self._end_feeding()
         if self._running.fileno() in ready:
             self._exit = self._running.advance()
         self._look_at_the_clock()
@@ -176,7 +191,7 @@ class Attendance:
             until = self._next_look
         if until is None:
             return 100.0 if self._cancelled is not None else None
-        left = max(0.0, until - time.monotonic()) * 1000 + 1
+        left = min(max(0.0, until - time.monotonic()), _LONGEST_WAIT_S) * 1000 + 1
         return min(left, 100.0) if self._cancelled is not None else left
 
     def _look_after_it(self, now: float) -> None:
@@ -211,7 +226,7 @@ class Attendance:
 
     def _read(self, fd: int) -> bool:
         """Read one piece of an output; tell whether there may be more."""
-        data = os.read(fd, _PIECE)
+        data = _piece(fd)
         if data:
             try:
                 self._outputs[fd].feed(data)
@@ -225,9 +240,7 @@ class Attendance:
 
     def _drain_outputs(self) -> None:
         """Read what is left in the pipes; nothing that could write to them lives any more."""
-        if self._feeding is not None:
-            os.close(self._feeding[0])
-            self._feeding = None
+        self._end_feeding()
         for fd in list(self._outputs):
             os.set_blocking(fd, False)
             try:
@@ -237,14 +250,7 @@ class Attendance:
                 self._outputs.pop(fd).close()
                 os.close(fd)
 
-    def _feed(self, fd: int, data: bytes) -> None:
-        """Hand the command the next piece of its input; one that doesn't want it is left alone."""
-        try:
-            written = os.write(fd, data[:_PIECE])
-        except BrokenPipeError:
-            written = len(data)
-        if written < len(data):
-            self._feeding = fd, data[written:]
-            return
-        self._feeding = None
-        os.close(fd)
+    def _end_feeding(self) -> None:
+        if self._feeding is not None:
+            self._feeding.close()
+            self._feeding = None

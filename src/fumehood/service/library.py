@@ -14,10 +14,11 @@ from fumehood.core.request import Request
 from fumehood.errors import BadRequest
 from fumehood.linux import launcher
 from fumehood.linux.output import decoding
+from fumehood.linux.stdio import CLOSED
 from fumehood.service import decide
 from fumehood.service.ask import channels
 from fumehood.service.permission import Permissions
-from fumehood.service.running import CLOSED, Wishes
+from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, session_of, undo_session
 from fumehood.service.store import Store

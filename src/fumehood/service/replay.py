@@ -7,9 +7,9 @@ was shown before the first refusal was ever shown.
 from __future__ import annotations
 
 from fumehood.core.network import HOSTS
+from fumehood.linux.stdio import INHERITED
 from fumehood.service.input import Input
 from fumehood.service.network import Access, blocked
-from fumehood.service.running import INHERITED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def connected(
     resolvers: tuple[str, ...] = (),
 ) -> Ended:
     """Run a command to its end; `ask` raises where more hosts are not granted, `renew` throws a try away."""
+    if wishes.terminal is not None:
+        ask = None  # what a person did there can't be done again from the start
     given = Input() if network.watched and ask is not None and wishes.stdin == INHERITED else None
     for number in range(_MOST_TRIES):
         # A command that needs another host each time will not come to an end.

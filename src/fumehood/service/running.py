@@ -16,6 +16,7 @@ from fumehood.linux.limits import resource_limits
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
 from fumehood.linux.seccomp import filter_for
+from fumehood.linux.stdio import CLOSED, on_terminal, piped
 from fumehood.service.playground import Mounts
 
 TYPE_CHECKING = False
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from fumehood.linux.output import Sink
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Guard, Running, Watched
+    from fumehood.linux.stdio import Stdio
+    from fumehood.linux.terminal import Terminal
     from fumehood.service.ask import Ask
     from fumehood.service.backdrops import Backdrops, Behind
     from fumehood.service.network import Access
@@ -37,9 +40,6 @@ if TYPE_CHECKING:
     from fumehood.service.world import World
 
     Starter = Callable[[Plan, Given], Running]
-
-CLOSED, INHERITED = "closed", "inherited"
-
 
 class Ended(Value):
     """How a command ended and what it printed."""
@@ -58,6 +58,7 @@ class Wishes(Value):
     on_stderr: Sink | None = None
     watch: Callable[[Sequence[Layer]], Watched] | None = None
     cancelled: Callable[[], bool] | None = None
+    terminal: Terminal | None = None  # the command's own, in place of pipes
     asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
 
 
@@ -202,9 +203,17 @@ class Execution:
         access: Access | None = None,
     ) -> Ended:  # fmt: skip
         """Start what was planned, and stay with it to its end."""
+        if wishes.terminal is None:
+            return self._attended(plan, piped(wishes.stdin, outputs), outputs, timeout, wishes, access)
+        # Only now: a person who is asked something answers on a terminal as they know it.
+        with wishes.terminal as terminal:
+            return self._attended(plan, on_terminal(terminal, outputs[0]), outputs, timeout, wishes, access)
+
+    def _attended(
+        self, plan: Plan, stdio: Stdio, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes,
+        access: Access | None,
+    ) -> Ended:  # fmt: skip
         began = time.monotonic()
-        stdin, feeding = _standard_input(wishes.stdin)
-        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         watched = None
         try:
             # Before the command starts, or its first writes would not be seen. A copied tree tells nothing until
@@ -212,19 +221,17 @@ class Execution:
             if wishes.watch is not None and self._capture.way != COPY:
                 watched = wishes.watch(self._capture.layers)
             try:
-                given = (stdin, out_end, err_end)
+                given = stdio.given
                 running = self._start(plan, given) if access is None else access.launched(self._start, plan, given)
             except FumehoodError:
-                os.close(out)
-                os.close(err)
+                stdio.abandon()
                 raise
             finally:
-                for fd in (out_end, err_end, *([stdin] if stdin else [])):
-                    os.close(fd)
+                stdio.started()
             outcome = Attendance(
-                running, {out: outputs[0], err: outputs[1]},
+                running, stdio.outputs,
                 deadline=None if timeout is None else began + timeout,
-                watched=watched, feeding=feeding, cancelled=wishes.cancelled,
+                watched=watched, feeding=stdio.feed, cancelled=wishes.cancelled,
                 guarding=None if plan.bare else self._guard,
             ).attend()  # fmt: skip
         finally:
@@ -254,20 +261,6 @@ def _listening_inside(access: Access, command: tuple[str, ...], world: World) ->
             hint="fumehood doctor says why; --root host, or --network",
         )
     return from_inside(access.listen, command)
-
-
-def _standard_input(wish: str | bytes | int) -> tuple[int, tuple[int, bytes] | None]:
-    """Return the command's standard input, and, where it is fed from here, the other end with what to feed."""
-    if isinstance(wish, int):
-        return wish, None
-    if wish == INHERITED:
-        return 0, None
-    if wish == CLOSED:
-        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
-    data = wish if isinstance(wish, bytes) else wish.encode(errors="surrogateescape")
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    return reading, (writing, data)
 
 
 def owner_of(project: str) -> Owner | None:

@@ -12,7 +12,7 @@ from fumehood.core.policy import Policy
 from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import refused_writes
 from fumehood.core.report import Blocked, Run
-from fumehood.core.request import Request, arguments, checked, shown
+from fumehood.core.request import Request, arguments, checked, on_terminal, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.libc import InterruptsHeld
@@ -109,6 +109,7 @@ class Hood:
         layers, execution = self._begin(claim, run, world)
         try:
             line = arguments(command, world.shell, source=request.source, tells_cwd=seat is not None)
+            line = line if wishes.terminal is None else on_terminal(line)
             with world.entered(run.capture) as world:
                 if network is OFFLINE:
                     ended = self._execute(run, execution, line, world, request, wishes, seat)

@@ -114,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     run = commands.add_parser("run", help="run a command in the hood", add_help=False)
     run.set_defaults(act=lambda _options: 0)
+    commands.add_parser("shell", help="open a shell in the hood, captured as one run", add_help=False)
     commands.add_parser("hook", help="rewrite an agent's commands to run in the hood", add_help=False)
 
     def add(name: str, help_: str, act: Callable[[Context], int], example: str) -> argparse.ArgumentParser:

@@ -59,6 +59,10 @@ def _dispatch(given: list[str]) -> int:
         from fumehood.faces.cli import run
 
         return run.main(given[1:])
+    if given[:1] == ["shell"]:
+        from fumehood.faces.cli import shell
+
+        return shell.main(given[1:])
     if given[:1] == ["hook"]:
         from fumehood.faces.cli import hook
 

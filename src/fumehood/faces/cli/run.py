@@ -12,9 +12,10 @@ from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli.main import here
 from fumehood.faces.cli.sink import sink_to
 from fumehood.linux.launch import start
+from fumehood.linux.stdio import CLOSED, INHERITED, TYPED
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
-from fumehood.service.running import CLOSED, INHERITED, Wishes
+from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
 from fumehood.service.upkeep import upkeep
@@ -49,6 +50,7 @@ options:
   --own-tmp          in a session: a /tmp that its runs share
   --shell PATH       the shell that runs a shell line (default: /bin/sh)
   --source FILE      a file that this shell reads first; with * at its end, the newest that begins so
+  --tty              give the command a terminal of its own, for programs that draw on one or ask
   --json             print one object that tells everything, and nothing else
   --quiet            say nothing about changes
   -h, --help         show this help
@@ -62,7 +64,7 @@ examples:
 """
 
 # --brief and --keep-cwd are the hook's: what an agent must know and no more; a link to where the command ended.
-_FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief"}
+_FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty"}
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
 _VALUES |= {"--session", "--shell", "--source", "--keep-cwd"}
 
@@ -108,6 +110,8 @@ def parse(arguments: Sequence[str]) -> Options | None:
             waiting.insert(0, word)
             break
     options.command = waiting
+    if {"--tty", "--json"} <= options.flags:
+        raise BadRequest("--tty and --json exclude each other", hint="fumehood show last --json tells it afterwards")
     if {"--hold", "--discard"} <= options.flags:
         raise BadRequest("--hold and --discard exclude each other", hint="choose one")
     return options
@@ -265,15 +269,28 @@ def _seconds(text: str | None) -> float | None:
 
 def _wishes(options: Options, as_json: bool) -> Wishes:
     """Pass output on as it comes, byte for byte; on a terminal, show what is being written."""
+    if "--tty" in options.flags:
+        return _on_terminal()
+    # The command never gets the person's terminal itself: it could type into it.
+    typed = os.isatty(0)
     if as_json:
-        return Wishes(stdin=CLOSED if os.isatty(0) else INHERITED)
+        return Wishes(stdin=CLOSED if typed else INHERITED)
+    stdin = TYPED if typed else INHERITED
     if options.flags & {"--quiet", "--brief"} or not os.isatty(2):
-        return Wishes(stdin=INHERITED, on_stdout=sink_to(1), on_stderr=sink_to(2))
+        return Wishes(stdin=stdin, on_stdout=sink_to(1), on_stderr=sink_to(2))
     from fumehood.faces.cli.live import Live
 
     live = Live()
     out, err = live.around(sink_to(1)), live.around(sink_to(2))
-    return Wishes(stdin=INHERITED, on_stdout=out, on_stderr=err, watch=live.watch)
+    return Wishes(stdin=stdin, on_stdout=out, on_stderr=err, watch=live.watch)
+
+
+def _on_terminal() -> Wishes:
+    if not (os.isatty(0) and os.isatty(1)):
+        raise BadRequest("--tty needs a terminal", hint="leave it out where input or output is not one")
+    from fumehood.linux.terminal import Terminal
+
+    return Wishes(terminal=Terminal(), on_stdout=sink_to(1, screen=True))
 
 
 def _tell_changes(run: Run) -> None:

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from fumehood.linux.output import Sink
 
 
-def sink_to(fd: int) -> Sink:
-    """Return what takes a command's output to one of our own descriptors; an empty piece is the end."""
-    return _ToTerminal(fd) if os.isatty(fd) else _To(fd)
+def sink_to(fd: int, *, screen: bool = False) -> Sink:
+    """Return what takes a command's output to one of our own descriptors; an empty piece is the end.
+
+    `screen` lets a program draw on the whole terminal.
+    """
+    return _ToTerminal(fd, screen=screen) if os.isatty(fd) else _To(fd)
 
 
 class _To:
