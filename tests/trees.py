@@ -88,7 +88,8 @@ def add_python(tree: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, place)
     target = tree / str(stdlib)[1:]
-    ignored = shutil.ignore_patterns("test", "tests", "idlelib", "tkinter", "__pycache__", "config-*", "*-packages")
+    unused = ("test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "unittest")
+    ignored = shutil.ignore_patterns(*unused, "__pycache__", "config-*", "*-packages", "pydoc_data", "xmlrpc", "curses")
     shutil.copytree(stdlib, target, ignore=ignored, symlinks=True)
     pip = Path(paths["purelib"], "pip")
     need(pip.is_dir(), "this Python has no pip")

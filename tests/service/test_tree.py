@@ -4,13 +4,14 @@ import json
 import os
 import socket
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trees
+from conftest import fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest
 from fumehood.linux.landlock import can_scope
@@ -32,6 +33,16 @@ def tree(request: pytest.FixtureRequest, test_directory: Path) -> Path:
         for name in MOUNT_POINTS:
             (made / name).mkdir()
     return made
+
+
+@pytest.fixture(scope="module")
+def python_tree() -> Iterator[Path]:
+    """A tree with Python and pip, which is never written."""
+    top = fresh_directory(scratch())
+    made = trees.make_tree(top / "tree")
+    trees.add_python(made)
+    yield made
+    remove_tree(top)
 
 
 @pytest.fixture
@@ -182,9 +193,8 @@ def wheel(at: Path) -> Path:
     return made
 
 
-def test_python_works_and_pip_installs_into_the_project(home: Path, project: Path, test_directory: Path) -> None:
-    tree = trees.make_tree(test_directory / "python")
-    trees.add_python(tree)
+def test_python_works_and_pip_installs_into_the_project(home: Path, project: Path, python_tree: Path) -> None:
+    tree = python_tree
     wheel(project)
     with Sandbox(project) as sandbox:
         assert sandbox.run("python3 --version", root=str(tree)).output.startswith("Python 3.")
@@ -266,22 +276,20 @@ def test_there_is_no_way_out_of_a_tree(writable: bool, cli: Cli, home: Path, pro
 
 
 def test_sockets_in_the_project_and_outside_can_not_be_reached(
-    cli: Cli, project: Path, test_directory: Path
+    cli: Cli, project: Path, python_tree: Path
 ) -> None:
-    tree = trees.make_tree(test_directory / "python")
     with socket.socket(socket.AF_UNIX) as by_path, socket.socket(socket.AF_UNIX) as abstract:
         by_path.bind(str(project / "socket"))
         by_path.listen()
         abstract.bind(f"\0fumehood-test-{os.getpid()}")
         abstract.listen()
-        trees.add_python(tree)
         code = (
             "import socket\nfor name in ('/workspace/socket', '\\0fumehood-test-PID'):\n"
             "    try:\n        socket.socket(socket.AF_UNIX).connect(name); print('CONNECTED')\n"
             "    except OSError as error:\n        print(error.strerror)\n"
         ).replace("PID", str(os.getpid()))
         (project / "attack.py").write_text(code)
-        done = cli("run", "--root", tree, "--", "python3 attack.py")
+        done = cli("run", "--root", python_tree, "--", "python3 attack.py")
     assert len(done.stdout.splitlines()) == 2, done.stderr
     assert "CONNECTED" not in done.stdout
 
