@@ -89,7 +89,7 @@ def add_python(tree: Path) -> None:
         shutil.copy(library, place)
     target = tree / str(stdlib)[1:]
     unused = ("test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "unittest")
-    ignored = shutil.ignore_patterns(*unused, "__pycache__", "config-*", "*-packages", "pydoc_data", "xmlrpc", "curses")
+    ignored = shutil.ignore_patterns(*unused, "__pycache__", "config-*", "*-packages", "pydoc_data", "curses")
     shutil.copytree(stdlib, target, ignore=ignored, symlinks=True)
     pip = Path(paths["purelib"], "pip")
     need(pip.is_dir(), "this Python has no pip")

@@ -14,8 +14,8 @@ _LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
 _QUOTES = "'\"`"
 
 
-def refused_writes(stderr: str, roots: Sequence[str]) -> tuple[Blocked, ...]:
-    """Name what a command could not write because it lies outside the roots."""
+def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "") -> tuple[Blocked, ...]:
+    """Name what a command could not write because it lies outside the roots, which are named as it sees them."""
     if not any(words in stderr for words in _READ_ONLY):
         return ()
     paths: dict[str, None] = {}
@@ -23,7 +23,7 @@ def refused_writes(stderr: str, roots: Sequence[str]) -> tuple[Blocked, ...]:
         if any(words in line for words in _READ_ONLY):
             paths[_path_in(line)] = None
     writable = ", ".join(roots)
-    hint = f"outside the project everything is read-only; a command may write {writable} and /tmp"
+    hint = f"outside the project everything is read-only; a command may write {writable} and /tmp{remedy}"
     return tuple(Blocked(what="write", detail=path, hint=hint) for path in list(paths)[:_MOST])
 
 

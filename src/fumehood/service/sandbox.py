@@ -124,7 +124,7 @@ class Hood:
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
             run.found = layering.scanned(layers)
-            run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network), *world.blocked)
+            run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network, world), *world.blocked)
             judge(run.found, _mode(request, run), self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
         return run
@@ -346,9 +346,9 @@ def _refused(run: Run, error: Refused) -> None:
     error.run, error.told = run.run, run.as_dict()
 
 
-def _missing(run: Run, network: Network) -> tuple[Blocked, ...]:
+def _missing(run: Run, network: Network, world: World) -> tuple[Blocked, ...]:
     """Say what a command was refused, and what a failed one may have missed."""
-    refused = refused_writes(run.stderr, run.roots)
+    refused = refused_writes(run.stderr, [world.cwd(root) for root in run.roots], world.remedy)
     if not run.exit_code:
         return refused
     found = _missing_roots(run) or refused

@@ -52,6 +52,11 @@ class World(Value):
         """The shell that reads the command."""
         return self.host_shell if self.tree is None else self.tree.shell
 
+    @property
+    def remedy(self) -> str:
+        """What lets commands write more than they may here, said at the end of a sentence."""
+        return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
+
     def entered(self, way: str) -> Entered:
         """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
         return Entered(self, way)
