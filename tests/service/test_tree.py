@@ -253,7 +253,7 @@ chroot /workspace / && echo ESCAPED chroot
 ls /proc/1/root/var/tmp && ls /proc/1/root/workspace | grep -q . && echo "pid 1 sees what we see"
 echo x > /proc/sysrq-trigger && echo ESCAPED sysrq
 cat /proc/1/environ | tr '\\0' '\\n' | grep -c HOST_SECRET
-kill -9 1 && sleep 0.1 && echo "still here"
+kill -9 1; sleep 0.1; echo "still here"
 """
 
 
