@@ -329,12 +329,17 @@ def _fuse(found: Host) -> Ability:
     return Ability(name=name, works=False, detail=detail, fix=fix)
 
 
+def _landlock_detail(version: int) -> str:
+    scopes = "with" if version >= 6 else "without"
+    return f"ABI version {version}, {scopes} scopes for abstract sockets, which `run --network` needs"
+
+
 def _landlock() -> Ability:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
     if version > 0:
-        return Ability(name="landlock", works=True, detail=f"ABI version {version}", needed="info")
+        return Ability(name="landlock", works=True, detail=_landlock_detail(version), needed="info")
     off = ctypes.get_errno() == errno.EOPNOTSUPP
     detail = "switched off at boot" if off else "not in this kernel, or filtered"
     fix = "add landlock to the lsm= list on the kernel's command line" if off else ""

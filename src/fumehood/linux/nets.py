@@ -87,7 +87,10 @@ made = []
 for place in places:
     address, _, port = place.rpartition(":")
     made.append(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
-    made[-1].bind((address, int(port)))
+    try:
+        made[-1].bind((address, int(port)))
+    except PermissionError:  # below 1024, which nobody inside may have; those outside count on one for each
+        made[-1].bind((address, 0))
     made[-1].listen(256)
 with socket.socket(fileno=channel) as outside:
     socket.send_fds(outside, [b"!"], [each.fileno() for each in made])
