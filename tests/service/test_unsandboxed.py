@@ -74,7 +74,7 @@ def test_each_run_is_asked_for_and_says_what_it_means(bare, project, person):
     assert (project / "f").read_text() == "x\n"
 
 
-def test_it_is_marked_everywhere(bare, project):
+def test_it_is_marked_everywhere(bare, home):
     run = bare.run("echo x > f")
     (recorded,) = bare.history()
     for each in (run, recorded):
@@ -82,6 +82,9 @@ def test_it_is_marked_everywhere(bare, project):
         assert each.as_dict()["sandboxed"] is False
         assert "NOT SANDBOXED" in each.for_model()
         assert each.changes == ()
+    with pytest.raises(BadRequest, match="was not captured"):
+        bare.undo(run)
+    assert os.listdir(home / ".local/state/fumehood/runs") == []
 
 
 def test_a_no_runs_nothing(no_sandbox, project):

@@ -237,14 +237,24 @@ def mount(mounts: Mounts) -> None:
     """
     libc.mount(os.fsencode(mounts.directory), STAND.encode(), None, libc.MS_BIND, None)
     for path, cover in mounts.views:
-        # Named by a descriptor only where a byte would mean something in an option.
-        lower = path if _SPECIAL.isdisjoint(path) else f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
-        above = f"{STAND}/cover/{cover}"
-        # What is on top gives the directory itself its mode and owner.
-        layers = f"{above}:{lower}" if cover else f"{lower}:{above}"
-        options = f"lowerdir={layers},userxattr"
-        libc.mount(
-            b"overlay", os.fsencode(SHOWN + path), b"overlay", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, os.fsencode(options)
-        )
+        try:
+            _show(path, cover)
+        except FileNotFoundError:
+            # Gone since the host was surveyed: then there is nothing to show.
+            if os.path.lexists(path):
+                raise
     for path in mounts.bound:
         libc.mount(os.fsencode(path), os.fsencode(SHOWN + path), None, libc.MS_BIND, None)
+
+
+def _show(path: str, cover: int) -> None:
+    """Mount one view."""
+    # Named by a descriptor only where a byte would mean something in an option.
+    lower = path if _SPECIAL.isdisjoint(path) else f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
+    above = f"{STAND}/cover/{cover}"
+    # What is on top gives the directory itself its mode and owner.
+    layers = f"{above}:{lower}" if cover else f"{lower}:{above}"
+    options = f"lowerdir={layers},userxattr"
+    libc.mount(
+        b"overlay", os.fsencode(SHOWN + path), b"overlay", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, os.fsencode(options)
+    )

@@ -17,6 +17,7 @@ from fumehood.linux.capture import Capture
 from fumehood.linux.launch import Plan
 from fumehood.linux.limits import resource_limits
 from fumehood.linux.output import Stream
+from fumehood.service import layers as layering
 from fumehood.service.playground import PLAYGROUND, made
 from fumehood.service.running import Execution, owner_of
 from fumehood.service.sandbox import printed, take_note
@@ -66,9 +67,12 @@ def run_bare(hood: Hood, found: Host, claim: Claim, request: Request, wishes: Wi
     except BaseException as error:
         run.state, run.reason = FAILED, str(error) or type(error).__name__
         hood.store.history.end(run)
+        layering.drop(hood.store.places, run.run)
         raise
     run.state, run.reason = APPLIED, UNCAPTURED
     hood.store.history.journal(run, printed(ended))
+    # Not before: its lock tells that the run is alive, for as long as the record does.
+    layering.drop(hood.store.places, run.run)
     return run
 
 
