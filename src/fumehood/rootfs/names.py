@@ -10,6 +10,8 @@ from fumehood.linux.nofollow import look, make_parents, open_below, open_top, re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fumehood.core.spec import Tree
 
 RESOLVER, HOSTS = "etc/resolv.conf", "etc/hosts"
@@ -24,6 +26,28 @@ def bound_names(tree: Tree) -> tuple[Bound, ...]:
     finally:
         os.close(top)
     return tuple(Bound(source=os.path.realpath(f"/{name}"), target=f"/{name}") for name in found)
+
+
+def told_names(trees: Sequence[str]) -> str:
+    """Return the resolver's configuration that a command sees: the first of these trees that has one decides."""
+    for tree in trees:
+        try:
+            top = open_top(tree)
+        except OSError:
+            continue
+        try:
+            file = open_below(top, RESOLVER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue  # none, or a link, which is not followed for a command's sake
+        finally:
+            os.close(top)
+        try:
+            return os.read(file, _MOST).decode(errors="replace")
+        except OSError:
+            continue  # no file
+        finally:
+            os.close(file)
+    return ""
 
 
 def write_names(upper: str) -> None:

@@ -150,9 +150,13 @@ class Access:
 
 def resolvers_of(world: World) -> tuple[str, ...]:
     """Return the addresses where a command's programs ask for names."""
-    top = "" if world.tree is None else world.tree.path
+    if world.tree is not None:
+        from fumehood.rootfs.names import told_names
+
+        layer = [f"{world.layer}/upper"] if world.layer else []
+        return n.resolvers(told_names([*layer, world.tree.path]))
     try:
-        with open(f"{top}/etc/resolv.conf", errors="replace") as file:
+        with open("/etc/resolv.conf", errors="replace") as file:
             return n.resolvers(file.read(1 << 16))
     except OSError:
         return n.resolvers("")
