@@ -181,6 +181,13 @@ def test_the_manual_is_the_table_of_keys():
     assert DOCS.read_text() == manual(), "write it again: sh tools/python tools/configuration.py"
 
 
+def test_every_example_in_the_manual_is_right():
+    examples = manual().split("```toml\n")[1:]
+    assert len(examples) >= 2
+    for example in examples:
+        assert complaints(example.partition("```")[0]) == []
+
+
 # --- lines ---
 
 TRICKY = '''\

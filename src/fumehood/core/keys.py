@@ -103,6 +103,15 @@ and its writes go to a directory of ours (`$XDG_CACHE_HOME/fumehood/scratch`), w
 see, and nobody else. One that does not exist is not made: where a variable is given, the program is told of another
 place. What lies in scratch is not judged, applied or undone. The other keys are as above, for these commands only.
 
+```toml
+[[profile]]
+match = ["terraform"]
+scratch = ["TF_PLUGIN_CACHE_DIR=~/.terraform.d/plugin-cache"]
+hosts = ["registry.terraform.io"]
+environment.set = { TF_IN_AUTOMATION = "1" }
+limits.memory = "2 GiB"
+```
+
 Fumehood has profiles for `npm`, `yarn`, `pip`, `uv`, `cargo`, `go`, `git` (with `pre-commit`) and for `make` and its
 like, which get the caches of all of them; yours add to them."""
 
