@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test lint bench escape programs stories guard lock clean
+.PHONY: test lint bench escape programs stories guard lock clean clients conformance
 
 # make test ARGS='-k undo'
 test:
@@ -30,6 +30,14 @@ programs:
 # The program that confines writing, from tools/guard.c; needs compilers for both machines.
 guard:
 	@sh tools/guard
+
+# The real Claude Code and Codex, driven by a scripted model; needs npm
+clients:
+	@$(PYTHON) tools/clients.py $(ARGS)
+
+# The official MCP conformance runner and the Inspector; needs npm
+conformance:
+	@$(PYTHON) tools/conformance.py $(ARGS)
 
 lock:
 	@sh tools/lock

@@ -20,11 +20,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "src"))
 
-from measures import MEASURES, Figure  # noqa: E402 - found through the line above
+from agents import hook, mcp  # noqa: E402 - found through the lines above
+from measures import MEASURES, Figure  # noqa: E402
 from network import network  # noqa: E402
 from peers import peers  # noqa: E402
 
-EVERY = {**MEASURES, "network": network, "peers": peers}
+EVERY = {**MEASURES, "hook": hook, "mcp": mcp, "network": network, "peers": peers}
 
 
 def main() -> int:

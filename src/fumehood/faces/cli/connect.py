@@ -144,7 +144,14 @@ def _is_ours(command: object) -> bool:
 
 
 def _server(command: list[str], **more: Any) -> dict[str, Any]:
-    return {**more, "command": command[0], "args": [*command[1:], "mcp"]}
+    told = {**more, "command": command[0], "args": [*command[1:], "mcp"]}
+    return told | ({"env": _own_places()} if _own_places() else {})
+
+
+def _own_places() -> dict[str, str]:
+    """Return where the person keeps things, if not in the usual place: clients pass few variables on to servers."""
+    names = (f"XDG_{name}_HOME" for name in ("STATE", "DATA", "CACHE", "CONFIG"))
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def _json_hook(path: str, event: str, matcher: str, hook: dict[str, Any], notes: tuple[str, ...]) -> Change:
@@ -211,6 +218,8 @@ def _codex(command: list[str], mcp: bool) -> Change:
     if mcp:
         words = ", ".join(map(_toml_text, [*command[1:], "mcp"]))
         added = f"[mcp_servers.{_NAME}]\ncommand = {_toml_text(command[0])}\nargs = [{words}]\nrequired = true\n"
+        places = ", ".join(f"{name} = {_toml_text(value)}" for name, value in _own_places().items())
+        added += f"env = {{ {places} }}\n" if places else ""
     else:
         added = f"{_CODEX_BLOCK}command = {_toml_text(_hook(command, 'codex'))}\n"
 

@@ -67,6 +67,10 @@ def _dispatch(given: list[str]) -> int:
         from fumehood.faces.cli import hook
 
         return hook.main(given[1:])
+    if given[:1] == ["mcp"]:
+        from fumehood.faces.cli import serving
+
+        return serving.main(given[1:])
     from fumehood.faces.cli import commands
 
     return commands.main(given)

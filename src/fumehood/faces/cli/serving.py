@@ -1,28 +1,48 @@
-"""`fumehood mcp`: the door for agents that speak MCP."""
+"""`fumehood mcp`: the door for agents that speak MCP. A client waits for it, so it loads no other command."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fumehood.errors import BadRequest
+
 if TYPE_CHECKING:
-    from fumehood.faces.cli.commands import Context
+    import argparse
+    from collections.abc import Sequence
+
     from fumehood.faces.cli.inspect import Add
+
+_EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
 
 
 def add_commands(add: Add) -> None:
     """Make this command known."""
-    mcp = add(
-        "mcp", "serve agents that speak MCP, on standard input and output", _mcp,
-        "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only",
-    )  # fmt: skip
+    _add_options(add("mcp", "serve agents that speak MCP, on standard input and output", lambda _context: 0, _EXAMPLES))
+
+
+def _add_options(mcp: argparse.ArgumentParser) -> None:
     mcp.add_argument("--http", type=int, metavar="PORT", help="serve HTTP on 127.0.0.1 instead; 0 takes a free port")
     mcp.add_argument("--session", metavar="NAME", help="the session that its runs belong to (default: a new one)")
     mcp.add_argument("--own-tmp", action="store_true", help="give this session a /tmp that its runs share")
 
 
-def _mcp(context: Context) -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Serve."""
+    import argparse
+
+    if set(arguments) & {"-h", "--help"}:
+        from fumehood.faces.cli import commands
+
+        return commands.main(["mcp", "--help"])
+    parser = argparse.ArgumentParser("fumehood mcp", exit_on_error=False)
+    parser.add_argument("--project", metavar="DIR")
+    _add_options(parser)
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise BadRequest(str(error), hint="fumehood mcp --help") from error
+    if unknown:
+        raise BadRequest(f"there is no option {unknown[0]}", hint="fumehood mcp --help")
     from fumehood.faces.mcp.serve import serve
 
-    options = context.options
-    context.store.close()
     return serve(options.project, options.session, options.http, own_tmp=options.own_tmp)

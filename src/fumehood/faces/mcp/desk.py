@@ -4,19 +4,21 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp.server.mcpserver import Context, ElicitationResult, ListRoots, Resolve
 from mcp.types import CallToolResult
 
-from fumehood import Sandbox
 from fumehood.core.permission import Question
 from fumehood.errors import FumehoodError
 from fumehood.faces.mcp.asking import can_elicit, elicitation, who_answers
 from fumehood.faces.mcp.jobs import Jobs
 from fumehood.faces.mcp.places import Workplaces
 from fumehood.faces.mcp.results import failed
-from fumehood.service.ask import Ask
+
+if TYPE_CHECKING:
+    from fumehood import Sandbox
+    from fumehood.service.ask import Ask
 
 _NAMED = 20  # held changes that the question to apply them names
 
@@ -24,7 +26,7 @@ _NAMED = 20  # held changes that the question to apply them names
 class Desk:
     """One server's; `others` are asked where the client can't."""
 
-    def __init__(self, workplaces: Workplaces, others: Sequence[Ask] = ()) -> None:
+    def __init__(self, workplaces: Workplaces, others: "Sequence[Ask]" = ()) -> None:
         self.workplaces = workplaces
         self.others = tuple(others)
         self.jobs = Jobs()
@@ -88,7 +90,7 @@ Permission = Annotated[ElicitationResult[Any], Resolve(permission)]
 Consent = Annotated[ElicitationResult[Any], Resolve(consent)]
 
 
-def apply_question(sandbox: Sandbox, name: str) -> Question:
+def apply_question(sandbox: "Sandbox", name: str) -> Question:
     """Put into words what applying a run's held changes means."""
     run = sandbox.find(name)
     waiting = [change for change in run.changes if change.verdict in ("held", "conflict")]
@@ -100,7 +102,7 @@ def apply_question(sandbox: Sandbox, name: str) -> Question:
     )  # fmt: skip
 
 
-def answering(ctx: Context[Any, Any], questions: Sequence[Question], outcome: Any) -> list[Ask]:
+def answering(ctx: Context[Any, Any], questions: Sequence[Question], outcome: Any) -> "list[Ask]":
     """Return who may answer for this call; a resolver's own None is an accepted nothing: the client was not asked."""
     was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
     return list(who_answers(ctx, questions, outcome if was_asked else None, desk_of(ctx).others))

@@ -6,14 +6,14 @@ import os
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from fumehood import Sandbox
 from fumehood.errors import BadRequest
-from fumehood.service.store import Store
 from fumehood.store.ids import new_id
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import Context
     from mcp.types import ListRootsResult
+
+    from fumehood import Sandbox
 
 _SESSION_HEADER = "mcp-session-id"
 
@@ -51,6 +51,9 @@ class Workplaces:
         """Return the sandbox for a call."""
         path = self._chosen(directories, working_dir)
         if path not in self._sandboxes:
+            # Not before it is wanted: a client waits for the server to start.
+            from fumehood import Sandbox
+
             self._sandboxes[path] = Sandbox(path, session=self._name(path), own_tmp=self._own_tmp)
         return self._sandboxes[path]
 
@@ -64,6 +67,8 @@ class Workplaces:
                 return max(inside, key=len)
         if real:
             return real[0]
+        from fumehood.service.store import Store
+
         store = Store()
         try:
             return store.projects.holding(os.getcwd())

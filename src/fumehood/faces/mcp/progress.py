@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fumehood.faces.mcp.results import sendable
@@ -28,6 +29,7 @@ class Progress:
         self._lines: list[str] = []
         self._rest = ""
         self._count = 0
+        self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -47,15 +49,20 @@ class Progress:
             self._task = asyncio.create_task(self._report())
         return self
 
-    async def __aexit__(self, *_error: object) -> None:
-        if self._task is not None:
+    async def __aexit__(self, kind: object, *_error: object) -> None:
+        if self._task is None:
+            return
+        if kind is not None:
             self._task.cancel()
-            if _error[0] is None:
-                await self._send()
+            return
+        # Not cancelled: it may be sending just now.
+        self._ended.set()
+        await self._task
 
     async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(_PROGRESS_S)
+        while not self._ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _PROGRESS_S)
             await self._send()
 
     async def _send(self) -> None:

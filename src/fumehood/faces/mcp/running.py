@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: the SDK reads these, resolvers among them.
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio.to_thread
 from mcp.server.mcpserver import Context
@@ -10,11 +10,13 @@ from mcp.types import CallToolResult
 from pydantic import Field
 
 from fumehood.core import tool as described
-from fumehood.core.report import Run
 from fumehood.faces.mcp import results as r
 from fumehood.faces.mcp.desk import Permission, Where, answering, desk_of, told
 from fumehood.faces.mcp.jobs import Job
 from fumehood.faces.mcp.progress import Progress
+
+if TYPE_CHECKING:
+    from fumehood.core.report import Run
 
 _MOST_TEXT = 100_000
 _MOST_WAIT_S = 30.0
@@ -53,7 +55,7 @@ async def start_command(
     cwd = working_dir or sandbox.project
     asks = answering(ctx, sandbox.questions(command, cwd=cwd, network=network), permission)
 
-    def work(**more: Any) -> Run:
+    def work(**more: Any) -> "Run":
         return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, **more)
 
     job = desk_of(ctx).jobs.start(work)

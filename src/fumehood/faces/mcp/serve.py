@@ -33,8 +33,8 @@ def serve(project: str | None, session: str | None, http: int | None, *, own_tmp
     from fumehood.faces.mcp.places import Workplaces
 
     desk = Desk(Workplaces(project, session, own_tmp=own_tmp))
-    if project is not None:
-        desk.workplaces.sandbox([])  # what is wrong with it is said at once
+    if project is not None and not os.path.isdir(project):
+        raise BadRequest(f"the project {project} does not exist", hint="make it first, or name another project")
     server = build(desk)
     try:
         if http is None:
@@ -60,7 +60,7 @@ def _serve_http(server: MCPServer[Any], port: int) -> None:
     except OSError as error:
         raise BadRequest(f"port {port} can't be used: {error.strerror}", hint="--http 0 takes a free one") from error
     port = listening.getsockname()[1]
-    app = Guard(server.streamable_http_app(host=HOST, transport_security=_only_here(port)), token)
+    app = Guard(server.streamable_http_app(host=HOST, transport_security=only_here(port)), token)
     sys.stderr.write(f"fumehood: MCP at http://{HOST}:{port}/mcp\n")
     if TOKEN not in os.environ:
         sys.stderr.write(f"fumehood: Authorization: Bearer {token}\n")
@@ -78,7 +78,7 @@ def _token() -> str:
     return token
 
 
-def _only_here(port: int) -> Any:
+def only_here(port: int) -> Any:
     """Answer only to our own name: a page in a browser may have made its name lead to this machine."""
     from mcp.server.transport_security import TransportSecuritySettings
 

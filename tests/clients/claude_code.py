@@ -1,0 +1,156 @@
+"""The real Claude Code, with a model that follows a script: its commands go through the hood."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.conftest import FUMEHOOD, Done, log, started
+from clients.endpoint import Anthropic, Step
+from conftest import need
+
+pytestmark = pytest.mark.namespaces
+
+Agent = Callable[[Sequence[Step]], list[str]]
+
+
+@pytest.fixture
+def claude() -> str:
+    found = os.environ.get("FUMEHOOD_TESTS_CLAUDE", "")
+    need(bool(found), "the real Claude Code is got by `make clients`")
+    return found
+
+
+@pytest.fixture
+def agent(claude: str, environment: dict[str, str], project: Path) -> Agent:
+    """Claude Code from its start to its end; returns what it told the model of each tool call."""
+
+    def run(script: Sequence[Step]) -> list[str]:
+        with Anthropic(script) as model:
+            process = start(claude, model, environment, project)
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, out + err
+            return model.results()
+
+    return run
+
+
+def start(claude: str, model: Anthropic, environment: dict[str, str], project: Path) -> Any:
+    told = {"ANTHROPIC_BASE_URL": model.url, "ANTHROPIC_API_KEY": "none"}
+    told["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
+    line = [claude, "-p", "go", "--output-format", "json", "--allowedTools", "mcp__fumehood__run_command"]
+    return started(line, project, environment | told)
+
+
+def bash(command: str, **more: Any) -> Step:
+    return {"tool": "Bash", "input": {"command": command, "description": "test", **more}}
+
+
+def test_a_command_is_captured_and_undone(agent: Agent, fumehood: Callable[..., Done], project: Path) -> None:
+    (project / "notes.txt").write_text("keep me")
+    fumehood("setup", "claude", "--yes")
+    script = [bash("rm notes.txt; mkdir -p src; cat >src/a.py <<'EOF'\nprint('é')\nEOF"), {"text": "done"}]
+    (told,) = agent(script)
+    assert "undo: fumehood undo" in told
+    assert sorted(os.listdir(project)) == ["src"]
+    (run,) = log(fumehood)
+    assert run["session"].startswith("claude-")
+    fumehood("undo", run["run"])
+    assert os.listdir(project) == ["notes.txt"]
+
+
+def test_a_write_outside_is_refused_and_the_agent_is_told_why(agent: Agent, fumehood: Any, home: Path) -> None:
+    fumehood("setup", "claude", "--yes")
+    (told,) = agent([bash("echo x >~/.bashrc"), {"text": "done"}])
+    assert "Read-only file system" in told
+    assert "[fumehood] blocked write" in told
+    assert not (home / ".bashrc").exists()
+
+
+def test_the_shell_stays_where_a_command_left_it_and_keeps_its_functions(
+    agent: Agent, fumehood: Any, project: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    script = [bash("mkdir -p 'a b' && cd 'a b'"), bash("pwd; type grep | head -1"), bash("exit 7"), {"text": "done"}]
+    told = agent(script)
+    assert told[1].splitlines()[:2] == [f"{project}/a b", "grep is a function"]
+    assert "Exit code 7" in told[2]
+
+
+def test_what_the_host_would_execute_waits_and_the_agent_can_undo(agent: Agent, fumehood: Any, project: Path) -> None:
+    fumehood("setup", "claude", "--yes")
+    told = agent(
+        [
+            bash("mkdir -p .git/hooks; echo x >.git/hooks/pre-commit"),
+            bash("echo x >f"),
+            bash("fumehood undo"),
+            bash("fumehood apply last"),
+            {"text": "done"},
+        ]
+    )
+    assert "held" in told[0]
+    assert os.listdir(project) == []
+    assert "not found" in told[3]
+
+
+def test_commands_in_the_background_are_captured_too(agent: Agent, fumehood: Any, project: Path) -> None:
+    fumehood("setup", "claude", "--yes")
+    agent([bash("echo x >bg; echo ready", run_in_background=True), bash("sleep 2"), {"text": "done"}])
+    assert any(run["command"].startswith("echo x >bg") and run["state"] == "applied" for run in log(fumehood))
+    assert (project / "bg").read_text() == "x\n"
+
+
+def test_a_network_request_through_mcp_is_asked_for(agent: Agent, fumehood: Any, home: Path, project: Path) -> None:
+    fumehood("setup", "claude", "--mcp", "--yes")
+    asked = home / "asked.json"
+    code = (
+        "import json, sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n');"
+        "print(json.dumps({'hookSpecificOutput': {'hookEventName': 'Elicitation', 'action': 'accept',"
+        " 'content': {'answer': 'allow_once'}}}))"
+    )
+    answering = shlex.join([sys.executable, "-c", code, str(asked)])
+    settings = {"hooks": {"Elicitation": [{"hooks": [{"type": "command", "command": answering}]}]}}
+    (home / ".claude").mkdir(exist_ok=True)
+    call = {"tool": "mcp__fumehood__run_command", "input": {"command": "echo ran >f; cat f", "network": True}}
+    (denied,) = agent([call, {"text": "done"}])
+    assert "Permission denied" in denied
+    assert not (project / "f").exists()
+    (home / ".claude/settings.json").write_text(json.dumps(settings))
+    (allowed,) = agent([call, {"text": "done"}])
+    assert "Run command with network access" in asked.read_text()
+    assert (project / "f").read_text() == "ran\n"
+    assert '"network":"full"' in allowed.replace(" ", "") or "ran" in allowed
+
+
+def test_two_agents_on_one_project(claude: str, environment: dict[str, str], fumehood: Any, project: Path) -> None:
+    fumehood("setup", "claude", "--yes")
+    scripts = [
+        [*(bash(f"echo {number} >{name}{number}; echo {name} >>log-{name}") for number in range(5)), {"text": "done"}]
+        for name in ("one", "two")
+    ]
+    with Anthropic(scripts[0]) as first, Anthropic(scripts[1]) as second:
+        processes = [start(claude, model, environment, project) for model in (first, second)]
+        for process in processes:
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, out + err
+    runs = log(fumehood)
+    sessions = sorted({run["session"] for run in runs})
+    assert [sum(run["session"] == session for run in runs) for session in sessions] == [5, 5]
+    assert all(run["state"] == "applied" for run in runs)
+    mine = next(run["session"] for run in runs if "one0" in run["command"])
+    fumehood("undo", "--session", mine)
+    assert sorted(os.listdir(project)) == ["log-two", *(f"two{number}" for number in range(5))]
+
+
+def test_a_hook_that_is_gone_lets_nothing_through(agent: Agent, fumehood: Any, home: Path, project: Path) -> None:
+    fumehood("setup", "claude", "--yes")
+    path = home / ".claude/settings.json"
+    path.write_text(path.read_text().replace(str(FUMEHOOD), "/gone/fumehood"))
+    (told,) = agent([bash("touch f"), {"text": "done"}])
+    assert "/gone/fumehood" in told
+    assert os.listdir(project) == []

@@ -1,0 +1,149 @@
+"""The real Codex CLI, with a model that follows a script: its commands go through the hood."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.conftest import Done, log, started
+from clients.endpoint import OpenAI, Step
+from conftest import need
+
+pytestmark = pytest.mark.namespaces
+
+Agent = Callable[..., list[str]]
+SETTINGS = """
+model = "scripted"
+model_provider = "scripted"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+
+[model_providers.scripted]
+name = "scripted"
+base_url = "URL/v1"
+wire_api = "responses"
+
+"""
+
+
+@pytest.fixture
+def codex() -> str:
+    found = os.environ.get("FUMEHOOD_TESTS_CODEX", "")
+    need(bool(found), "the real Codex is got by `make clients`")
+    return found
+
+
+@pytest.fixture
+def agent(codex: str, environment: dict[str, str], home: Path, project: Path) -> Agent:
+    """Codex from its start to its end; returns what it told the model of each tool call."""
+
+    def run(script: Sequence[Step], *, trusted: bool = True) -> list[str]:
+        with OpenAI(script) as model:
+            process = start(codex, model, environment, home, project, trusted=trusted)
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, out + err
+            return model.results()
+
+    return run
+
+
+def start(
+    codex: str, model: OpenAI, environment: dict[str, str], home: Path, project: Path, *, trusted: bool = True
+) -> Any:
+    path = home / ".codex/config.toml"
+    own = path.read_text().partition("# what setup wrote\n")[2]
+    path.write_text(f"{SETTINGS.replace('URL', model.url)}# what setup wrote\n{own}")
+    # What `/hooks` does for a person who has looked at them.
+    trust = ["--dangerously-bypass-hook-trust"] if trusted else []
+    line = [codex, "exec", "--skip-git-repo-check", *trust, "go"]
+    return started(line, project, environment | {"OPENAI_API_KEY": "none"})
+
+
+@pytest.fixture
+def connected(fumehood: Callable[..., Done], home: Path) -> Callable[..., None]:
+    def connect(*how: str) -> None:
+        (home / ".codex").mkdir()
+        (home / ".codex/config.toml").write_text("# what setup wrote\n")
+        assert "/hooks" in fumehood("setup", "codex", "--yes", *how).stdout or how
+
+    return connect
+
+
+def shell(command: str, **more: Any) -> Step:
+    return {"tool": "exec_command", "input": {"cmd": command, **more}}
+
+
+def test_a_command_is_captured_and_undone(agent: Agent, connected: Any, fumehood: Any, project: Path) -> None:
+    (project / "notes.txt").write_text("keep me")
+    connected()
+    script = [shell("rm notes.txt; mkdir src; echo 'é \"q\"' >src/f; [[ a == a ]] && cat src/f"), {"text": "done"}]
+    (told,) = agent(script)
+    assert 'é "q"\n[fumehood] undo: fumehood undo' in told
+    assert os.listdir(project) == ["src"]
+    (run,) = log(fumehood)
+    assert run["session"].startswith("codex-")
+    fumehood("undo", run["run"])
+    assert os.listdir(project) == ["notes.txt"]
+
+
+def test_a_write_outside_is_refused_and_the_agent_is_told_why(agent: Agent, connected: Any, home: Path) -> None:
+    connected()
+    (told,) = agent([shell("echo x >~/.bashrc"), {"text": "done"}])
+    assert "exited with code 1" in told
+    assert "[fumehood] blocked write" in told
+    assert not (home / ".bashrc").exists()
+
+
+def test_a_working_directory_is_kept_and_statuses_are_the_commands(
+    agent: Agent, connected: Any, project: Path
+) -> None:
+    connected()
+    (project / "sub").mkdir()
+    told = agent([shell("pwd; exit 9", workdir=str(project / "sub")), {"text": "done"}])
+    assert f"{project}/sub\n" in told[0]
+    assert "exited with code 9" in told[0]
+
+
+def test_codex_says_nothing_of_a_hook_that_is_not_trusted(agent: Agent, connected: Any, fumehood: Any) -> None:
+    # Why `setup codex` says to trust it first: this documents what Codex does, so that a change of it is noticed.
+    connected()
+    agent([shell("true"), {"text": "done"}], trusted=False)
+    assert log(fumehood) == []
+
+
+def test_a_network_request_through_mcp_is_asked_for(agent: Agent, connected: Any, fumehood: Any, project: Path) -> None:
+    connected("--mcp")
+    call = {"command": "echo ran >f", "network": True}
+    plain = {"tool": "run_command", "namespace": "mcp__fumehood", "input": {"command": "echo ran >g; cat g"}}
+    told = agent([plain, {"tool": "run_command", "namespace": "mcp__fumehood", "input": call}, {"text": "done"}])
+    assert "ran" in told[0]
+    assert "Permission denied: Run command with network access" in told[1]
+    assert os.listdir(project) == ["g"]
+
+
+def test_two_agents_on_one_project(
+    codex: str, environment: dict[str, str], connected: Any, fumehood: Any, home: Path, project: Path
+) -> None:
+    connected()
+    scripts = [
+        [*(shell(f"echo {number} >{name}{number}") for number in range(3)), {"text": "done"}] for name in ("one", "two")
+    ]
+    other = home.parent / "other-home"
+    (other / ".codex").mkdir(parents=True)
+    (other / ".codex/config.toml").write_text((home / ".codex/config.toml").read_text())
+    with OpenAI(scripts[0]) as first, OpenAI(scripts[1]) as second:
+        processes = [
+            start(codex, first, environment, home, project),
+            start(codex, second, environment | {"CODEX_HOME": str(other / ".codex")}, other, project),
+        ]
+        for process in processes:
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, out + err
+    runs = log(fumehood)
+    assert all(run["state"] == "applied" for run in runs)
+    assert len({run["session"] for run in runs}) == 2
+    mine = next(run["session"] for run in runs if "one0" in run["command"])
+    fumehood("undo", "--session", mine)
+    assert sorted(os.listdir(project)) == ["two0", "two1", "two2"]

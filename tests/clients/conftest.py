@@ -1,0 +1,48 @@
+"""What the tests with real clients stand on. Run them with `make clients`: they need programs that are large."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+FUMEHOOD = CHECKOUT / "fumehood"
+# The environment of the checkout, which a fresh home would make anew.
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def environment(home: Path) -> dict[str, str]:
+    """A person's environment: nothing of the tests' own but the cache."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    return kept | {"XDG_CACHE_HOME": CACHE, "LANG": "C.UTF-8", "SHELL": "/bin/bash"}
+
+
+@pytest.fixture
+def fumehood(environment: dict[str, str], project: Path) -> Callable[..., Done]:
+    """The command as a person types it."""
+
+    def run(*arguments: str) -> Done:
+        line = [str(FUMEHOOD), *arguments]
+        done = subprocess.run(line, cwd=project, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def log(fumehood: Callable[..., Done]) -> list[dict[str, Any]]:
+    """What ran, the earliest first."""
+    return json.loads(fumehood("log", "--json").stdout)[::-1]
+
+
+def started(line: Sequence[str | Path], cwd: Path, environment: dict[str, str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [str(word) for word in line], cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+"""Get the real clients: Claude Code from PyPI, Codex and the MCP tools from npm, in directories of their own."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+LOCK = CHECKOUT / "requirements/clients.txt"
+PACKAGES = CHECKOUT / "tools/clients/package.json"
+
+
+def cache() -> Path:
+    """Where what can be made again is kept."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named if os.path.isabs(named) else Path.home() / ".cache", "fumehood")
+
+
+def claude() -> Path:
+    """Return the real Claude Code, installed if needed."""
+    place = _place("claude", LOCK)
+    if not place.is_dir():
+        new = _fresh(place)
+        subprocess.run([sys.executable, "-m", "venv", "--symlinks", new], check=True)
+        line = [new / "bin/python", "-I", "-m", "pip", "install", "-qq", "--require-hashes", "--only-binary=:all:"]
+        subprocess.run([*line, "-r", LOCK], check=True, stdout=sys.stderr)
+        new.rename(place)
+    (found,) = place.glob("lib/python*/site-packages/claude_agent_sdk/_bundled/claude")
+    return found
+
+
+def node_tools() -> Path:
+    """Return the directory of what npm has, its own Node among it: at least 22 is needed, whatever is here."""
+    place = _place("node", PACKAGES)
+    if not place.is_dir():
+        npm = shutil.which("npm")
+        if npm is None:
+            raise SystemExit("npm is needed for this, of Node 18 or newer")
+        new = _fresh(place)
+        new.mkdir()
+        shutil.copy(PACKAGES, new)
+        line = [npm, "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
+        subprocess.run(line, cwd=new, check=True, stdout=sys.stderr)
+        new.rename(place)
+    return place / "node_modules"
+
+
+def node_environment(tools: Path) -> dict[str, str]:
+    """Return the environment in which those tools find their Node."""
+    return os.environ | {"PATH": f"{tools / 'node/bin'}:{tools / '.bin'}:{os.environ['PATH']}"}
+
+
+def _place(name: str, made_from: Path) -> Path:
+    return cache() / f"clients-{name}-{hashlib.sha256(made_from.read_bytes()).hexdigest()[:12]}"
+
+
+def _fresh(place: Path) -> Path:
+    new = place.with_name(f"{place.name}.new-{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    new.parent.mkdir(parents=True, exist_ok=True)
+    print(f"getting {place.name}", file=sys.stderr, flush=True)
+    return new
