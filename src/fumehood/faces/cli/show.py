@@ -24,7 +24,7 @@ _SIGNS = {
 _VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
 _NEXT = {
     "applied": "undo: fumehood undo {run}",
-    "held": "look: fumehood diff {run}   then: fumehood apply {run}  or  discard {run}   one by one: fumehood review",
+    "held": "look: fumehood diff {run}   then: fumehood apply {run}  or  fumehood discard {run}   or: fumehood review",
 }
 
 
