@@ -125,6 +125,7 @@ class Hood:
         with InterruptsHeld():
             run.found = layering.scanned(layers)
             run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network, world), *world.blocked)
+            run.blocked += _met(run, self.policy, world, run.blocked)
             judge(run.found, _mode(request, run), self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
         return run
@@ -357,6 +358,16 @@ def _missing(run: Run, network: Network, world: World) -> tuple[Blocked, ...]:
 
         found += suspected(run.stderr or run.stdout, network)
     return found
+
+
+def _met(run: Run, policy: Policy, world: World, known: tuple[Blocked, ...]) -> tuple[Blocked, ...]:
+    """Say which mask, socket or limit a failed command seems to have met, besides what is known."""
+    if not run.exit_code or run.timed_out or world.tree is not None or not (run.stderr or run.stdout):
+        return ()
+    from fumehood.core.blocked import suspected
+
+    found = suspected(run.stderr or run.stdout, run.exit_code, policy, world.environment.get("HOME", "/"))
+    return tuple(each for each in found if each not in known and not (each.what == "limit" and known))
 
 
 def _missing_roots(run: Run) -> tuple[Blocked, ...]:

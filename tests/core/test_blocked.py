@@ -1,0 +1,104 @@
+"""What real tools say when they meet a mask, a socket or a limit, and what is made of it."""
+
+import shutil
+import sys
+
+import pytest
+
+from conftest import need
+from fumehood import Sandbox
+from fumehood.core.blocked import suspected
+from fumehood.core.policy import Limits, Policy
+
+HOME = "/home/ada"
+POLICY = Policy(limits=Limits(files=100, file_size=1 << 20, processes=50, cpu=10))
+
+SAID = {
+    "cat: /home/ada/.ssh/id_ed25519: No such file or directory": ("mask", "/home/ada/.ssh/id_ed25519"),
+    "FileNotFoundError: [Errno 2] No such file or directory: '/home/ada/.aws/credentials'":
+        ("mask", "/home/ada/.aws/credentials"),
+    "Error: ENOENT: no such file or directory, open '/home/ada/.npmrc'": ("mask", "/home/ada/.npmrc"),
+    "error: unable to read ~/.kube/config: no such file or directory": ("mask", "/home/ada/.kube/config"),
+    "grep: /home/ada/.bash_history: Permission denied": ("mask", "/home/ada/.bash_history"),
+    "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?":
+        ("socket", "/var/run/docker.sock"),
+    "curl: (7) Couldn't connect to server via /run/snapd.socket": ("socket", "/run/snapd.socket"),
+    'connection to server on socket "/var/run/postgresql/.s.PGSQL.5432" failed: No such file or directory':
+        ("socket", "/var/run/postgresql/.s.PGSQL.5432"),
+    "ERROR 2002 (HY000): Can't connect to local MySQL server through socket '/run/mysqld/mysqld.sock' (2)":
+        ("socket", "/run/mysqld/mysqld.sock"),
+    "Failed to connect to bus: No such file or directory": ("socket", "D-Bus"),
+    "Could not open a connection to your authentication agent.": ("socket", "ssh-agent"),
+    "OSError: [Errno 24] Too many open files: 'x'": ("limit", "files: 100"),
+    "Error: EMFILE: too many open files, open 'x'": ("limit", "files: 100"),
+    "dd: error writing 'x': File too large": ("limit", "file size: 1 MiB"),
+    "sh: 0: Cannot fork": ("limit", "processes: 50"),
+    "bash: fork: retry: Resource temporarily unavailable": ("limit", "processes: 50"),
+    "RuntimeError: can't start new thread": ("limit", "processes: 50"),
+}  # fmt: skip
+NOTHING = [
+    "cat: /home/ada/project/notes.txt: No such file or directory",
+    "make: *** [all] Error 1",
+    "ls: cannot access '/home/ada/.sshx': No such file or directory",
+    "AssertionError: expected socket",
+    "",
+]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_tools_say_is_understood(said):
+    found = suspected(f"something\n{said}\nmore\n", 1, POLICY, HOME)
+    assert [(each.what, each.detail) for each in found] == [SAID[said]]
+    assert all(each.hint for each in found)
+
+
+@pytest.mark.parametrize("said", NOTHING)
+def test_ordinary_failures_are_not_blamed_on_the_sandbox(said):
+    assert suspected(said, 1, POLICY, HOME) == ()
+
+
+def test_signals_of_limits_are_understood():
+    assert [each.detail for each in suspected("x", 153, POLICY, HOME)] == ["file size: 1 MiB"]
+    assert [each.detail for each in suspected("x", 152, POLICY, HOME)] == ["cpu: 10 seconds"]
+
+
+def test_what_is_unmasked_is_not_named():
+    policy = Policy(unmask=("~/.npmrc",))
+    assert suspected("open /home/ada/.npmrc: ENOENT", 1, policy, HOME) == ()
+
+
+REAL = {
+    "cat": ("cat ~/.ssh/key", "mask"),
+    "sh": ("read line < ~/.ssh/key", "mask"),
+    "cp": ("cp ~/.ssh/key .", "mask"),
+    "python3": ("python3 -c 'import os; open(os.environ[\"HOME\"] + \"/.ssh/key\")'", "mask"),
+    "node": ("node -e 'require(\"fs\").readFileSync(process.env.HOME + \"/.ssh/key\")'", "mask"),
+    "git": ("git config --file ~/.ssh/key --list", "mask"),
+    "touch": ("touch /etc/x", "write"),
+    "mkdir": ("mkdir /usr/x", "write"),
+}  # fmt: skip
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("tool", REAL)
+def test_real_tools_meet_the_sandbox_and_it_is_told(home, project, tool):
+    need(shutil.which(tool) is not None, f"{tool} is not here")
+    (home / ".ssh").mkdir(mode=0o700)
+    (home / ".ssh/key").write_text("secret\n")
+    line, what = REAL[tool]
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(line)
+    assert run.exit_code
+    assert "secret" not in run.output
+    assert what in [each.what for each in run.blocked], (run.output, run.blocked)
+
+
+@pytest.mark.namespaces
+def test_a_limit_that_refuses_without_ending_the_run_is_told(home, project):
+    code = "held = []\nwhile True: held.append(open('/dev/null'))"
+    with Sandbox(project, Policy(limits=Limits(files=100, file_size=1 << 20))) as sandbox:
+        run = sandbox.run([sys.executable, "-c", code])
+        assert [each.detail for each in run.blocked] == ["files: 100"]
+        run = sandbox.run("head -c 5M /dev/zero > big")
+        assert [each.detail for each in run.blocked] == ["file size: 1 MiB"]
+        assert "limits.file_size" in run.for_model()
