@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import sys
 import threading
@@ -9,11 +10,12 @@ import threading
 import pytest
 
 from at_terminal import Terminal
-from conftest import command_line
+from conftest import command_line, need
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
 from fumehood.linux.probe import Host
 from servers import Files, Tcp, Web, echo, repository, serving
+from trees import make_tree
 
 pytestmark = pytest.mark.namespaces
 
@@ -370,6 +372,31 @@ def test_what_a_program_without_a_proxy_needs_is_asked_for_too(asking, person):
     with pytest.raises(Refused):
         asking.run(["python3", "-c", code])
     assert [question.details for question in person.asked] == [("needed.example:443",)]
+
+
+def test_a_command_in_a_root_tree_reaches_what_it_was_granted(home, project, test_directory, web, other):
+    tree = make_tree(test_directory / "tree")
+    place = f"127.0.0.1:{web.port}"
+    with Sandbox(project, ask=Person()) as box:
+        command = f"wget -q -O - http://{place}/; wget -q -T 5 -Y on -O - http://name.example:{other.port}/"
+        run = box.run(command, network=[place], root=tree)
+    assert run.stdout == "hello\n", run.output
+    assert other.asked == []
+
+
+def test_descriptors_beyond_a_thousand_are_no_trouble(box, web):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need(hard == resource.RLIM_INFINITY or hard >= 2048, "this many descriptors are not allowed here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        place = f"127.0.0.1:{web.port}"
+        run = box.run(f"{FETCH.format(place=place)} && {TRY.format(place=place)}", network=[place])
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert run.stdout == "hello\nhello\n", run.output
 
 
 def test_many_runs_at_once_each_have_their_own(home, project, web, other):

@@ -5,7 +5,6 @@ h11 reads and writes the messages; bodies of a known length are moved without it
 
 from __future__ import annotations
 
-import select
 import time
 
 import h11
@@ -13,7 +12,7 @@ import h11
 from fumehood.core.connection import CONNECT, HTTP
 from fumehood.core.hosts import authority, shown
 from fumehood.proxy.reach import Denied, Reach, Unreachable
-from fumehood.proxy.wire import Gone, Wire
+from fumehood.proxy.wire import Gone, Wire, readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class _Host:
     @property
     def is_fresh(self) -> bool:
         """Tell whether the host has not closed it, nor said anything unasked."""
-        return not select.select([self.wire.socket], [], [], 0)[0]
+        return not readable([self.wire.socket.fileno()], 0)
 
     def sent(self, size: int) -> None:
         """Count what the command sent."""

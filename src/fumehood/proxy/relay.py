@@ -8,7 +8,7 @@ import socket
 import time
 
 from fumehood.proxy.hello import HANDSHAKE, Hello, NotUnderstood
-from fumehood.proxy.wire import PIECE, PIPE, pipe
+from fumehood.proxy.wire import PIECE, PIPE, pipe, readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,16 +127,16 @@ def first_message(
     """
     data = early
     while not data:
-        ready, _, _ = select.select([client, host], [], [], IDLE_S)
+        ready = readable([client.fileno(), host.fileno()], IDLE_S)
         if not ready:
             return
-        if host in ready:
+        if host.fileno() in ready:
             said = host.recv(PIECE)
             if not said:
                 return
             client.sendall(said)
             entry.received += len(said)
-        if client in ready:
+        if client.fileno() in ready:
             data = client.recv(PIECE)
             if not data:
                 return

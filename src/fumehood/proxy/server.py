@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 import time
@@ -20,7 +19,7 @@ from fumehood.proxy.audit import Audit
 from fumehood.proxy.names import Names
 from fumehood.proxy.reach import Denied, Reach, Unreachable
 from fumehood.proxy.relay import WrongHost, first_message, relay
-from fumehood.proxy.wire import Gone, Wire
+from fumehood.proxy.wire import Gone, Wire, readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.connection import Connection
 
-MOST_CONNECTIONS = 128
+MOST_CONNECTIONS = 64  # each has six descriptors, of the 1,024 that a program may often have
 _GREETING_S = 30.0
 _LISTENERS = 250  # descriptors that one message can carry
 _LARGEST_QUERY = 512
@@ -118,7 +117,7 @@ class Proxy:
 
     def _ready(self, those: Sequence[socket.socket]) -> list[socket.socket]:
         """Wait until one of these is readable; none is, once the end has come."""
-        ready = select.select([self._wake, *(each.fileno() for each in those)], [], [])[0]
+        ready = readable([self._wake, *(each.fileno() for each in those)], None)
         return [] if self._stopping.is_set() else [each for each in those if each.fileno() in ready]
 
     def _accept(self, given: Sequence[socket.socket]) -> None:

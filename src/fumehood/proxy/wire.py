@@ -11,12 +11,20 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 PIECE = 1 << 16
 PIPE = 256 << 10  # more is no faster, and all pipes of a user together have a limit
 _F_SETPIPE_SZ = 1031
 _LAST_WORD_S = 2.0
+
+
+def readable(descriptors: Sequence[int], patience_s: float | None) -> set[int]:
+    """Wait until one of these can be read, or has ended; not by select, which fails from descriptor 1024 on."""
+    poll = select.poll()
+    for fd in descriptors:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if patience_s is None else patience_s * 1000)}
 
 
 class Gone(Exception):
