@@ -15,7 +15,7 @@ from conftest import command_line
 from fumehood import BadRequest, Policy, Refused, Sandbox, Unavailable
 from fumehood.core import permission as p
 from fumehood.linux.probe import Host
-from fumehood.service.unsandboxed import UNCAPTURED, resolved, why_bare
+from fumehood.service.unsandboxed import UNCAPTURED, resolved
 
 IS_ROOT = os.geteuid() == 0
 
@@ -238,6 +238,7 @@ def gone(mark):
     return True
 
 
+@pytest.mark.namespaces  # again as an ordinary user
 def test_what_it_started_ends_with_it(bare):
     mark = f"{7000000 + os.getpid()}.1"
     run = bare.run(f"(setsid sleep {mark} >/dev/null 2>&1 &); sleep {mark} & echo done")
@@ -245,6 +246,7 @@ def test_what_it_started_ends_with_it(bare):
     assert gone(mark)
 
 
+@pytest.mark.namespaces  # again as an ordinary user
 def test_a_time_limit_ends_it_and_all_it_started(bare):
     mark = f"{7000000 + os.getpid()}.2"
     run = bare.run(f"(setsid sleep {mark} &); echo begun; sleep {mark}", timeout=0.5)
@@ -253,6 +255,7 @@ def test_a_time_limit_ends_it_and_all_it_started(bare):
     assert gone(mark)
 
 
+@pytest.mark.namespaces  # again as an ordinary user
 def test_its_status_is_its_own(bare):
     assert bare.run("exit 42").exit_code == 42
     assert bare.run("kill -9 $$").exit_code == 137
@@ -260,6 +263,7 @@ def test_its_status_is_its_own(bare):
     assert bare.run("cat", stdin="fed\n").stdout == "fed\n"
 
 
+@pytest.mark.namespaces  # again as an ordinary user
 def test_it_has_no_descriptor_of_ours_and_no_terminal(bare):
     run = bare.run("ls /proc/self/fd | wc -l; (exec 3</dev/tty) 2>/dev/null || echo none")
     assert run.stdout.split() == ["4", "none"]
@@ -268,13 +272,15 @@ def test_it_has_no_descriptor_of_ours_and_no_terminal(bare):
 # --- who says so ---
 
 
-def test_inside_flatpak_it_is_always_so(home, project, monkeypatch):
+def test_inside_flatpak_it_is_always_so(cli, project, monkeypatch):
     monkeypatch.setenv("FLATPAK_ID", "org.example.App")
     with Sandbox(project) as sandbox, pytest.raises(Refused, match="without a sandbox"):
         sandbox.run("touch ran")
     with Sandbox(project, ask=lambda _question: True) as sandbox:
         assert sandbox.run("true").sandboxed is False
-    assert "Flatpak" in why_bare(Host(flatpak=True, captures=("kernel",)))
+    assert cli("doctor").returncode == 1
+    assert "NOT be sandboxed" in cli("doctor").stdout
+    assert "Flatpak" in Host(flatpak=True, captures=("kernel",)).why_bare
 
 
 def test_a_container_is_good_enough_only_where_a_person_said_so_and_there_is_one(no_sandbox, project, monkeypatch):
@@ -317,6 +323,7 @@ def test_the_command_line_refuses_with_126_and_says_so(no_sandbox, cli, project)
     assert (found["state"], found["sandboxed"], found["project"]) == ("refused", False, str(project))
 
 
+@pytest.mark.namespaces  # again as an ordinary user
 def test_the_person_at_the_terminal_is_asked_and_may_keep_the_answer(no_sandbox, cli, project):
     with Terminal([*command_line(), "run", "--", "touch ran"], project) as terminal:
         shown = terminal.wait_for("\n>")
@@ -363,6 +370,7 @@ def test_where_another_bubblewrap_forbids_namespaces_nothing_runs_unasked(home, 
     assert not (project / "ran").exists()
 
 
+@pytest.mark.namespaces  # again as an ordinary user
 def test_a_program_that_is_killed_takes_an_unsandboxed_command_along(no_sandbox, project):
     mark = f"{7000000 + os.getpid()}.3"
     script = (

@@ -55,6 +55,13 @@ class Host(Value):
         """Tell whether our own launcher can make namespaces here, and not bubblewrap alone."""
         return self.privileged or "kernel" in self.captures
 
+    @property
+    def why_bare(self) -> str:
+        """Say why nothing can be sandboxed here; "" where it can. Inside Flatpak it is never tried."""
+        if self.flatpak:
+            return "inside Flatpak, bubblewrap can't make a sandbox of its own"
+        return "" if self.captures else self.why or "no sandbox can be made here"
+
     def refusal(self, capture: str) -> str:
         """Say in words why a way of capturing does not work here; "" if it does."""
         return dict(self.refusals).get(capture, "")

@@ -97,7 +97,7 @@ class Hood:
     def _run(self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None = None) -> Run:
         command = checked(request.command)
         found = self._found()
-        if found.flatpak or not found.captures:
+        if found.why_bare:
             from fumehood.service.unsandboxed import run_bare
 
             return run_bare(self, found, claim, request, wishes)
@@ -195,7 +195,7 @@ class Hood:
     def foreseen(self, request: Request) -> tuple[Question, ...]:
         """Return what a person would be asked before this request runs."""
         command, found = checked(request.command), self._found()
-        if found.flatpak or not found.captures:
+        if found.why_bare:
             from fumehood.service.unsandboxed import foreseen
 
             return foreseen(self, found, request)

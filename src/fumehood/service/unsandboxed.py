@@ -40,13 +40,6 @@ _CONTAINER = "container"
 _HIDDEN = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 - where anybody may leave a program
 
 
-def why_bare(found: Host) -> str:
-    """Say why nothing can be sandboxed here; "" where it can. Inside Flatpak it is never tried."""
-    if found.flatpak:
-        return "inside Flatpak, bubblewrap can't make a sandbox of its own"
-    return "" if found.captures else found.why or "no sandbox can be made here"
-
-
 def run_bare(hood: Hood, found: Host, claim: Claim, request: Request, wishes: Wishes) -> Run:
     """Run a command as a plain process, once a person has said so; what it does can't be taken back."""
     environment, dropped = _environment(hood)
@@ -90,7 +83,7 @@ def _environment(hood: Hood) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def _known(hood: Hood, found: Host, request: Request, name: str, dropped: tuple[str, ...]) -> Run:
-    _refuse_what_needs_a_sandbox(hood.policy, request, why_bare(found))
+    _refuse_what_needs_a_sandbox(hood.policy, request, found.why_bare)
     return Run(
         run=name, project=hood.project.path, command=shown(checked(request.command)), cwd=_directory(hood, request),
         state="running", sandboxed=False, network=FULL, started_at=time.time(), mode=APPLY, dropped=dropped,
@@ -107,7 +100,7 @@ def _question(
     # What is sourced first may be anything, and network is asked for each time.
     is_plain = not (request.source or request.session or request.network != NONE or request.hosts)
     program = resolved(request.command, run.cwd, environment, hood.project.roots) if is_plain else None
-    details = ("as you, with all your files and the whole network; it can't be undone", f"why: {why_bare(found)}")
+    details = ("as you, with all your files and the whole network; it can't be undone", f"why: {found.why_bare}")
     return unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details)
 
 

@@ -33,12 +33,12 @@ def show(state_dir: str, cache_dir: str, *, as_json: bool, colour: bool, out: Te
     else:
         lines = [*_summary(found, colour), "", *_table(abilities, colour)]
         out.write("\n".join(lines) + "\n")
-    return 0 if found.captures else 1
+    return 1 if found.why_bare else 0
 
 
 def _as_object(found: probe.Host, abilities: list[examine.Ability]) -> dict[str, object]:
     return {
-        "sandbox": bool(found.captures),
+        "sandbox": not found.why_bare,
         "capture": _capture(found),
         "why": _reason(found),
         "bwrap": found.bwrap.fields() if found.bwrap else None,
@@ -52,16 +52,20 @@ def _capture(found: probe.Host) -> str:
 
 def _reason(found: probe.Host) -> str:
     """Say why this capture is in force: what the better ones lack."""
-    if not found.captures:
-        return found.why
+    if found.why_bare:
+        return found.why_bare
     better = probe.CAPTURES[: probe.CAPTURES.index(_capture(found))]
     lacking = [f"{_LABEL[name]} does not work here: {found.refusal(name)}" for name in better]
     return "; ".join(lacking) or "the best there is"
 
 
 def _summary(found: probe.Host, colour: bool) -> list[str]:
-    if not found.bwrap:
-        return [_painted("Commands can NOT be sandboxed on this machine.", _RED, colour), f"  {found.why}"]
+    if found.why_bare or not found.bwrap:
+        return [
+            _painted("Commands can NOT be sandboxed on this machine.", _RED, colour),
+            f"  {found.why_bare}",
+            "  each one would run unsandboxed, and only if you allow it when you are asked",
+        ]
     version = ".".join(str(part) for part in found.bwrap.version)
     return [
         _painted("Commands can be sandboxed on this machine.", _BOLD, colour),

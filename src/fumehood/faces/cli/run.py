@@ -39,7 +39,8 @@ One argument is a shell line, several are a program and its arguments.
 options:
   --project DIR      the project (default: the one that holds the current directory)
   --workspace NAME   a workspace instead; `default` is made when it is asked for
-  --cwd DIR          where the command starts (default: the current directory, if it is in the project)
+  --cwd DIR          where the command starts (default: the current directory, if it is in the project);
+                     `playground` is the agent's own directory, ~/playground
   --hold             keep the changes for review instead of applying them
   --discard          throw the changes away
   --network          ask for the network of this machine, all of it
