@@ -22,7 +22,9 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_ROOT_USER_ACTION": "ignore",
-    # With a home that is the project, caches would be changes to it.
+    # With a home that is the project, caches and histories would be changes to it.
+    "HISTFILE": f"{_TMP}/.history",
+    "LESSHISTFILE": "-",
     "XDG_CACHE_HOME": f"{_TMP}/.cache",
     "npm_config_cache": f"{_TMP}/.cache/npm",
     "TMPDIR": _TMP,
