@@ -107,7 +107,7 @@ WRONG = {
     "limits.memory": ['"-1 GiB"'],
     "limits.processes": ["1.5", '"5"', "false"],
     "network": ['"yes"', "true"],
-    "root": ['"debian"', "3"],
+    "root": ['"a debian"', "3"],
     "hosts": ['"example.org"', "[1]", '["a b"]', '["https://example.org"]', '["a:b"]', '["a*b.org"]', '[""]'],
     "hold": ['"*"', "[[]]", '["\\u0000"]'],
     "mask": ['["/"]', '"/x"', '["\\u0000/"]', '["~"]', '["a/../b"]', '[""]'],

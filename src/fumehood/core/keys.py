@@ -68,7 +68,7 @@ KEYS: tuple[Key, ...] = (
          "How writes are captured; empty: the best way that works here (`fumehood doctor`)."),
     _key("sandbox", k.choice("bwrap", "container"),
          "`container`: the container around us is good enough where bubblewrap can't run."),
-    _key("root", k.ROOT, "The system that a command sees: `host`, `alpine`, or the path of a root tree."),
+    _key("root", k.ROOT, "The system that a command sees: `host`, `alpine`, or another root tree's name or path."),
     _key("tmp", k.choice("fresh", "project"), "`/tmp`: empty for each run, or kept for the project."),
     _key("playground", k.FLAG, "Show commands a writable directory of their own at `~/playground`."),
     _key("ask_timeout", k.AMOUNT, "Seconds that a question to a person waits for an answer; then it is a no."),

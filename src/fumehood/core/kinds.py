@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_*?\[\]!0-9-]+")
+_TREE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -124,12 +125,12 @@ def _mask(value: Any) -> str:
 
 
 def _root(value: Any) -> str:
-    if value in ("host", "alpine"):
-        return str(value)
+    if isinstance(value, str) and _TREE.fullmatch(value):
+        return value
     try:
         return _path(value)
     except Wrong:
-        raise Wrong('"host", "alpine", or the path of a root tree') from None
+        raise Wrong('"host", "alpine", the name of an installed root tree, or the path of one') from None
 
 
 def _matching(pattern: re.Pattern[str], said: str) -> Callable[[Any], str]:
@@ -189,7 +190,7 @@ AMOUNT = Kind(said="a number", read=_amount, write=shown)
 SECONDS = Kind(said="seconds; 0 for no limit", read=_seconds, write=shown)
 SIZE = Kind(said='a size: bytes, or as "64 MiB"', read=_size, write=_size_shown)
 PATH = Kind(said="an absolute path", read=_path, write=shown)
-ROOT = Kind(said='"host", "alpine", or a path', read=_root, write=shown)
+ROOT = Kind(said='"host", "alpine", a name, or a path', read=_root, write=shown)
 TEXTS = _each("a list of strings", _text)
 MASKS = _each("a list of paths", _mask)
 HOSTS = _each("a list of hosts", _host)

@@ -155,7 +155,7 @@ class Installer:
             name += _suffix(order.tier) if name == f"alpine-{alpine}" else ""
             self._finish(building, order, alpine or "image", order.tier)
             building.settle(name)
-        if name.startswith("alpine-") or not here.current(self._at):
+        if alpine and (name.startswith("alpine-") or not here.current(self._at)):
             here.switch(self._at, name)
         return here.find(self._at, name)
 
