@@ -201,3 +201,17 @@ def test_another_shell_runs_the_line_and_reads_a_file_first(cli: Cli, project: P
     assert done.stdout == "function 1\nalias 2\nbash\n"
     assert cli("run", "--shell", "/bin/bash", "--source", "/none", "--", "echo ok").stdout == "ok\n"
     assert "is no shell" in cli("run", "--shell", "bash", "--", "true").stderr
+
+
+def test_cleaning_removes_what_old_sessions_left_and_nothing_of_others(
+    sandbox: Sandbox, cli: Cli, home: Path, project: Path
+) -> None:
+    need(not str(project).startswith("/tmp/"), "the project lies in /tmp")
+    rooms = home / ".local/state/fumehood/sessions"
+    for name in ("old", "new"):
+        sandbox.session(name, own_tmp=True).run("mkdir /tmp/d; echo x >/tmp/d/x; chmod 0 /tmp/d")
+    os.utime(rooms / "old", (1, 1))
+    sandbox._store.database.rows("UPDATE runs SET started_at = 1 WHERE session = 'old'")
+    assert "1 leftover" in cli("clean").stdout
+    assert os.listdir(rooms) == ["new"]
+    assert sandbox.session("old", own_tmp=True).run("ls -A /tmp").stdout == ""

@@ -18,6 +18,7 @@ from fumehood.service import layers as layering
 from fumehood.service.daily import clean_daily
 from fumehood.service.files import catch_up_all
 from fumehood.service.scratch import sweep
+from fumehood.service.session import sweep_sessions
 from fumehood.service.store import Alone
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
@@ -83,7 +84,8 @@ def clean(
         backups, size = clean_daily(store, min(days, backup_days), moment)
         freed = _Cleaning(store, days, budget, moment).all()
         caches, cached = sweep(store.places, moment - days * _DAY_S, moment - 2 * _DAY_S)
-        freed = freed.replace(backups=backups, caches=caches, bytes=freed.bytes + size + cached)
+        leftovers = freed.leftovers + sweep_sessions(store, moment - days * _DAY_S)
+        freed = freed.replace(backups=backups, caches=caches, bytes=freed.bytes + size + cached, leftovers=leftovers)
         if freed != Freed(days=days):
             store.audit.tell("", CLEANED, freed.told().replace("\n", "; "))
         return freed

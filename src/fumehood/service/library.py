@@ -25,6 +25,7 @@ from fumehood.service.store import Store
 from fumehood.service.undo import undo
 from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
 from fumehood.service.watching import watcher
+from fumehood.store.audit import PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,9 +63,10 @@ class Sandbox:
         *,
         session: str | None = None,
         own_tmp: bool = False,
+        face: str = PYTHON,
     ) -> None:
         asks = channels(ask)
-        self._store = Store()
+        self._store = Store(face=face)
         self._project = self._store.projects.open(os.fspath(project))
         self._ask = ask
         policy = self._store.policy_of(self._project, policy)

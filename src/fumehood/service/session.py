@@ -8,6 +8,7 @@ import time
 from fumehood.core import session as told
 from fumehood.core.spec import Bound
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
+from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service.playground import is_directory
 from fumehood.service.running import owner_of
 from fumehood.store.places import make_private
@@ -165,6 +166,26 @@ def leave_link(link: str, target: str) -> None:
     except FileExistsError:
         os.unlink(link)
         os.symlink(target, link)
+
+
+def sweep_sessions(store: Store, before: float) -> int:
+    """Remove the directories of sessions that have not run since; their records stay. Returns how many there were."""
+    try:
+        sessions = open_top(f"{store.places.state}/sessions")
+    except FileNotFoundError:
+        return 0
+    try:
+        old = [name for name in entries(sessions) if _last_used(store, name, sessions) < before]
+        for name in old:
+            remove_tree(sessions, name)
+    finally:
+        os.close(sessions)
+    return len(old)
+
+
+def _last_used(store: Store, name: str, sessions: int) -> float:
+    ((latest,),) = store.database.rows("SELECT max(started_at) FROM runs WHERE session = ?", (name,))
+    return max(latest or 0.0, os.stat(name, dir_fd=sessions, follow_symlinks=False).st_mtime)
 
 
 def keep_variables(store: Store, name: str, variables: Mapping[str, str | None]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fumehood.store.database import Database
 
 ASKED, DECIDED, RECOVERED, CLEANED = "asked", "decided", "recovered", "cleaned"
-PYTHON, CLI = "python", "cli"
+PYTHON, CLI, HOOK, MCP = "python", "cli", "hook", "mcp"
 
 _COLUMNS = ("at", "run", "project", "act", "uid", "user", "face", "agent", "detail")
 _INSERT = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"

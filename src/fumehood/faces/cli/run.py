@@ -19,7 +19,7 @@ from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
 from fumehood.service.upkeep import upkeep
-from fumehood.store.audit import CLI
+from fumehood.store.audit import CLI, HOOK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
 
 def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
     """Run the command; returns the run, and what is to be done once it is told."""
-    store = Store(face=CLI)
+    store = Store(face=HOOK if "--brief" in options.flags else CLI)
     session = options.last("--session") or ""
     project = store.projects.open(_project(store, options, session))
     policy = store.policy_of(project)
@@ -186,7 +186,9 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
         shell=_shell(options.last("--shell")), source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
     )  # fmt: skip
-    permissions = Permissions(store.grants, _asks, patience_s=policy.ask_timeout)
+    # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
+    asks = () if "--brief" in options.flags else _asks
+    permissions = Permissions(store.grants, asks, patience_s=policy.ask_timeout)
     run = Hood(store, project, policy, start, permissions).run(request, _wishes(options, as_json))
     _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)
     return run, lambda: upkeep(store, project.id, policy.clean)

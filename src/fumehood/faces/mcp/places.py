@@ -53,8 +53,9 @@ class Workplaces:
         if path not in self._sandboxes:
             # Not before it is wanted: a client waits for the server to start.
             from fumehood import Sandbox
+            from fumehood.store.audit import MCP
 
-            self._sandboxes[path] = Sandbox(path, session=self._name(path), own_tmp=self._own_tmp)
+            self._sandboxes[path] = Sandbox(path, session=self._name(path), own_tmp=self._own_tmp, face=MCP)
         return self._sandboxes[path]
 
     def _chosen(self, directories: list[str], working_dir: str | None) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from fumehood.service.ask import Ask
+
 HOST = "127.0.0.1"
 TOKEN = "FUMEHOOD_MCP_TOKEN"  # noqa: S105 - its name
 _SHORTEST_TOKEN = 16
@@ -32,7 +34,7 @@ def serve(project: str | None, session: str | None, http: int | None, *, own_tmp
     from fumehood.faces.mcp.desk import Desk
     from fumehood.faces.mcp.places import Workplaces
 
-    desk = Desk(Workplaces(project, session, own_tmp=own_tmp))
+    desk = Desk(Workplaces(project, session, own_tmp=own_tmp), _others(http))
     if project is not None and not os.path.isdir(project):
         raise BadRequest(f"the project {project} does not exist", hint="make it first, or name another project")
     server = build(desk)
@@ -44,6 +46,18 @@ def serve(project: str | None, session: str | None, http: int | None, *, own_tmp
     finally:
         desk.jobs.stop_all()
     return 0
+
+
+def _others(http: int | None) -> tuple[Ask, ...]:
+    """Return who is asked where a client can't: the person who started us in a terminal of their own.
+
+    On standard input we were started by the client, whose own screen the terminal shows.
+    """
+    if http is None or not os.isatty(2):
+        return ()
+    from fumehood.faces.cli.prompt import terminal
+
+    return terminal()
 
 
 def _serve_http(server: MCPServer[Any], port: int) -> None:
