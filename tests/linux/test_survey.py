@@ -81,6 +81,23 @@ def test_a_person_masks_and_unmasks(home, project):
     assert run.exit_code != 0
 
 
+def test_a_file_of_the_project_is_readable_unless_a_person_masks_it(home, project, test_directory):
+    (project / ".env").write_text("secret\n")
+    (project / "conf").mkdir()
+    (project / "conf/keys").mkdir()
+    (project / "conf/keys/a").write_text("secret\n")
+    (test_directory / "shared").write_text("secret\n")
+    (project / "linked").symlink_to(test_directory / "shared")
+    look = "cat .env conf/keys/* linked"
+    with Sandbox(project) as sandbox:
+        assert sandbox.run(look).stdout == "secret\n" * 3
+    with Sandbox(project, policy=Policy(mask=(".env", "conf/keys", "linked", "missing"))) as sandbox:
+        run = sandbox.run(f"{look}; rm .env; mv .env x; echo own > .env; mv conf moved; cat moved/keys/a; true")
+    assert "secret" not in run.stdout
+    assert (project / ".env").read_text() == "secret\n"
+    assert not run.changes or all(change.path != ".env" for change in run.changes)
+
+
 def test_the_project_may_lie_inside_a_mask(home):
     project = home / ".config/gh/extension"
     project.mkdir(parents=True)

@@ -54,6 +54,7 @@ class Spec(Value):
     masked: tuple[str, ...] = ()  # directories shown empty
     emptied: tuple[str, ...] = ()  # files shown empty
     frozen: tuple[str, ...] = ()  # shown as they are, but can't be written
+    veiled: tuple[tuple[str, bool], ...] = ()  # shown empty inside the roots; whether it is a directory
     overlays: tuple[Layered, ...] = ()
     tree: Tree | None = None
     readonly: tuple[Bound, ...] = ()
@@ -94,6 +95,8 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     for shelf in shelves:
         arguments += ("--tmpfs", shelf)
     arguments += _writable(spec.bounds, spec.overlays)
+    for path, is_directory in spec.veiled:
+        arguments += ("--tmpfs", path, "--remount-ro", path) if is_directory else ("--ro-bind", "/dev/null", path)
     for bind in spec.binds:
         arguments += ("--bind", bind.source, bind.target)
     for bound in (*spec.names, *spec.readonly):

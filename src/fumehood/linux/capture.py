@@ -93,6 +93,11 @@ class Capture:
             for each in self.layers
         )
 
+    @property
+    def targets(self) -> tuple[tuple[str, str], ...]:
+        """Every root, and where it appears."""
+        return tuple((each.root, self._target(each)) for each in self.layers)
+
     def _target(self, layer: Layer) -> str:
         return self._targets.get(layer.root, layer.root)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, masks
 from fumehood.core.value import Value
@@ -16,6 +17,21 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.store.places import Places
+
+
+_DIRECTORY, _FILE, _OTHER = "directory", "file", ""
+
+
+def _kind_below(root: str, name: str) -> str:
+    """Say what is at a path below a root, without following a link on the way or there."""
+    path = f"{root}/{name}"
+    try:
+        found = os.lstat(path).st_mode
+        if os.path.realpath(path) != path:
+            return _OTHER
+    except OSError:
+        return _OTHER
+    return _DIRECTORY if stat.S_ISDIR(found) else _FILE if stat.S_ISREG(found) else _OTHER
 
 
 class Behind(Value):
@@ -37,6 +53,7 @@ class Backdrops:
         self._known: dict[object, tuple[object, dict[str, tuple[int, int]], Prepared]] = {}
         self._proc: dict[bool, Behind] = {}
         self._ours: bool | None = None
+        self._in_roots = masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
@@ -63,11 +80,13 @@ class Backdrops:
         """Return a backdrop of views, for a launcher that can mount; `points` are where roots will be mounted."""
         real = tuple(os.path.realpath(home) for home in homes)
         needs = Needs(homes=real, points=tuple(points), locked=not (privileged and self._are_ours()))
-        key = (needs, as_root)
+        linked = tuple(os.path.realpath(path) for root in points for path in self._links_in(root))
+        key = (needs, as_root, linked)
         known = self._known.get(key)
         table = mount_table()
         if known is None or known[0] is not table or not is_current(known[1]) or not known[2].is_whole():
-            described, watched = survey(self.masks(homes, as_root=as_root), needs)
+            hidden = self.masks(homes, as_root=as_root)
+            described, watched = survey(hidden.replace(hidden=(*hidden.hidden, *linked)), needs)
             known = self._known[key] = table, watched, prepared(described, self._places.state)
         return self._kernel(as_root=as_root).replace(mounts=known[2].mounts, base=SHOWN)
 
@@ -99,6 +118,22 @@ class Backdrops:
             elif os.path.exists(path):
                 files += (path,)
         return behind.replace(masked=directories, emptied=files)
+
+    def veiled(self, targets: Sequence[tuple[str, str]]) -> tuple[tuple[str, bool], ...]:
+        """Return what a person masked in every root and is there, as the command would see it.
+
+        Behind a link, what it leads to is hidden, not the link: a command could have planted that.
+        """
+        return tuple(
+            (f"{target}/{name}", kind == _DIRECTORY)
+            for root, target in targets
+            for name in self._in_roots
+            if (kind := _kind_below(root, name)) in (_DIRECTORY, _FILE)
+        )
+
+    def _links_in(self, root: str) -> list[str]:
+        """Return what a person masked in a root and is a link there."""
+        return [path for name in self._in_roots if os.path.islink(path := f"{root}/{name}")]
 
     def _kernel(self, *, as_root: bool) -> Behind:
         """Return the interfaces of `/proc` that are covered; what root owns there, root could write."""

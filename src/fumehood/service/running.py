@@ -111,7 +111,7 @@ class Execution:
             self._besides = tuple(scratch.directories)
         spec = Spec(
             command=command, cwd=cwd, bounds=(*ground.bounds, *capture.bounds), base=behind.base,
-            masked=behind.masked,
+            masked=behind.masked, veiled=backdrops.veiled(capture.targets),
             emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
             names=world.names() if access is not None and access.shares else (),
