@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> int:
         table = collected(Path(folder))
     lines = rendered(table)
     print("".join(lines))
-    escaped = [words for (_, words), ends in table.items() if "succeeds" in (ends.get("hood"), ends.get("hood root"))]
+    inside = ("hood", "hood root", "tree", "tree root")
+    escaped = [words for (_, words), ends in table.items() if "succeeds" in [ends.get(where) for where in inside]]
     print(f"{len(table)} attacks; in the hood {len(escaped)} succeed")
     if not arguments and PAGE.exists():
         text = PAGE.read_text()
@@ -50,8 +51,12 @@ def rendered(table: Table) -> list[str]:
     lines = []
     for section in SECTIONS:
         rows = sorted((words, ends) for (place, words), ends in table.items() if place == section)
-        lines.append(f"\n### {section}: {len(rows)}\n\n| attack | plain bwrap | Fumehood |\n| --- | --- | --- |\n")
-        lines += [f"| {words} | {cell(ends, 'plain')} | {cell(ends, 'hood')} |\n" for words, ends in rows]
+        lines.append(f"\n### {section}: {len(rows)}\n\n")
+        lines.append("| attack | plain bwrap | Fumehood | in an Alpine root |\n| --- | --- | --- | --- |\n")
+        lines += [
+            f"| {words} | {cell(ends, 'plain')} | {cell(ends, 'hood')} | {cell(ends, 'tree')} |\n"
+            for words, ends in rows
+        ]
     return [*lines, "\n"]
 
 

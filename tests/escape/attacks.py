@@ -187,12 +187,19 @@ def _plotted(attack: Attack, case: Case) -> Plot:
     return found if isinstance(found, Plot) else Plot(found)
 
 
-def in_the_hood(attack: Attack, case: Case, monkeypatch_environment: Callable[[dict[str, str]], None]) -> bool:
-    """Try an attack in the hood, with everything applied that would be; tell whether it succeeded."""
+def in_the_hood(
+    attack: Attack, case: Case, set_environment: Callable[[dict[str, str]], None], tree: Path | None = None
+) -> bool | None:
+    """Try an attack in the hood, with everything applied that would be; tell whether it succeeded.
+
+    Nothing is told where it can't be tried: in a root tree that lacks the program it is written for.
+    """
     from fumehood import Sandbox
 
     plot = _plotted(attack, case)
-    monkeypatch_environment(plot.environment)
+    if tree is not None and any(name in plot.command for name in ("python3", "git ")):
+        return None
+    set_environment(plot.environment)
     printed: list[str] = []
     done = threading.Event()
 
@@ -204,7 +211,7 @@ def in_the_hood(attack: Attack, case: Case, monkeypatch_environment: Callable[[d
 
     with Sandbox(case.project) as sandbox:
         for command in filter(None, (plot.command, plot.then)):
-            run = sandbox.run(command, on_output=on_output, timeout=30)
+            run = sandbox.run(command, on_output=on_output, timeout=30, root=tree)
             printed.append(run.stdout)
     return has_succeeded("".join(printed), plot, case)
 

@@ -6,8 +6,9 @@ import pytest
 
 import escape.landing
 import escape.running  # noqa: F401 - these two fill the table
-from conftest import need
+from conftest import fresh_directory, need, remove_tree, scratch
 from escape.attacks import REGISTRY, SECTIONS, SUCCEEDS, case_in, in_the_hood, on_plain_bubblewrap, record
+from trees import make_tree
 
 pytestmark = pytest.mark.namespaces
 IS_ROOT = os.geteuid() == 0
@@ -22,6 +23,26 @@ def attack(request):
     return found
 
 
+@pytest.fixture(scope="module")
+def known_host():
+    top = fresh_directory(scratch())
+    yield top
+    remove_tree(top)
+
+
+@pytest.fixture(autouse=True)
+def probed_once(known_host, home, monkeypatch):
+    """What this host can do is found out for the first attack, and kept for the others."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(known_host))
+
+
+@pytest.fixture(scope="module")
+def tree():
+    top = fresh_directory(scratch())
+    yield make_tree(top / "tree")
+    remove_tree(top)
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_an_attack_fails_in_the_hood(attack, home, test_directory, monkeypatch):
     def set_environment(variables):
@@ -32,6 +53,21 @@ def test_an_attack_fails_in_the_hood(attack, home, test_directory, monkeypatch):
     with case_in(test_directory) as case:
         succeeded = in_the_hood(attack, case, set_environment)
     record(attack.section, attack.words, "hood", succeeded=succeeded)
+    assert not succeeded
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_attack_fails_in_a_root_tree(attack, tree, home, test_directory, monkeypatch):
+    def set_environment(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    (test_directory / "project").mkdir()
+    with case_in(test_directory) as case:
+        succeeded = in_the_hood(attack, case, set_environment, tree)
+    if succeeded is None:
+        pytest.skip("the tree lacks the program that it is written for")
+    record(attack.section, attack.words, "tree", succeeded=succeeded)
     assert not succeeded
 
 
