@@ -153,11 +153,24 @@ def _checked(scene: Scene, after: Snapshot) -> str:
     assert now in (scene.before, after), _difference(now, scene.before, after)
     left = [name for name in os.listdir(scene.project) if name.startswith(".fumehood")]
     assert not left, left
+    _shares_nothing(scene.project)
     return "before" if now == scene.before else "after"
 
 
+def _shares_nothing(project: Path) -> None:
+    """No live file has another name outside the project: a write to it would reach a backup."""
+    names: Counter[int] = Counter()
+    found: dict[int, int] = {}
+    for directory, _, files in os.walk(project):
+        for name in files:
+            status = os.lstat(os.path.join(directory, name))
+            names[status.st_ino] += 1
+            found[status.st_ino] = status.st_nlink
+    assert found == dict(names)
+
+
 def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> None:
-    """What was interrupted can be done, and what was done can be undone."""
+    """What was interrupted can be done, and what was done can be undone; live files and backups stay apart."""
     states = {run.state for run in sandbox.history()}
     assert not states & {"running", "applying", "settling"}, states
     if became == "after" and scene.act != "recover":
@@ -180,6 +193,11 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
 
 
 def _must_be(scene: Scene, wanted: Snapshot) -> None:
+    _shares_nothing(scene.project)
+    _is(scene, wanted)
+
+
+def _is(scene: Scene, wanted: Snapshot) -> None:
     """A backup shares no inode with the project, so an undo does not bring back a link to what was not changed."""
     now, wanted = ({path: told[:-1] for path, told in each.items()} for each in (snapshot(scene.project), wanted))
     assert now == wanted, _difference(now, wanted)
