@@ -246,6 +246,26 @@ def apply_tree(room: Path) -> Iterator[Figure]:
     yield Figure(f"apply a new tree of {FILES} files", applied, "s", "its scan", scanned, 1.0)
 
 
+def records(room: Path) -> Iterator[Figure]:
+    """The records of files: what a large run leaves to be done after its report, and a scan."""
+    from fumehood import Sandbox
+    from fumehood.service.files import catch_up
+    from fumehood.service.scan import scan_project
+    from fumehood.service.store import Store
+
+    changed, huge = project_in(room, FILES), project_in(room, 100_000)
+    with Sandbox(changed) as sandbox:
+        sandbox.run("find . -type f -exec touch {} +")
+        store = Store()
+        project = store.projects.open(str(changed))
+        yield Figure(
+            f"record {FILES} modified files, with daily backups", seconds(lambda: catch_up(store, project.id)), "s"
+        )
+        whole = store.projects.open(str(huge))
+        yield Figure("scan a project of 100,000 files", seconds(lambda: scan_project(store, whole)), "s", limit=10.0)
+        store.close()
+
+
 def output(room: Path) -> Iterator[Figure]:
     """A command that prints 1 GiB."""
     project = project_in(room)
@@ -289,6 +309,7 @@ MEASURES: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "alpine": alpine,
     "large": large,
     "apply": apply,
+    "records": records,
     "output": output,
     "leftovers": leftovers,
 }
