@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test lint bench escape programs stories guard lock clean clients conformance
+.PHONY: test lint bench fuzz escape programs stories guard lock clean clients conformance
 
 # make test ARGS='-k undo'
 test:
@@ -14,6 +14,11 @@ lint:
 
 bench:
 	@$(PYTHON) bench/run.py $(ARGS)
+
+# Everything that reads what a command wrote, with fresh examples for so long; make fuzz SECONDS=3600
+SECONDS ?= 600
+fuzz:
+	@$(PYTHON) tools/fuzz.py --seconds $(SECONDS) $(ARGS)
 
 # Every attack, on plain bubblewrap and in the hood; the table goes to docs/security.md.
 escape:

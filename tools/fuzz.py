@@ -1,0 +1,50 @@
+"""Fuzz for a while everything that reads what a command wrote: sh tools/python tools/fuzz.py --seconds 600."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+BATCH = 2000  # examples of each kind between two looks at the clock
+
+
+def main() -> int:
+    """Go on with fresh examples until the time is over or something fails; print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600, help="how long (default: %(default)s)")
+    parser.add_argument("-k", default="", help="only the tests whose names match")
+    options = parser.parse_args()
+    began, examples, rounds = time.monotonic(), {}, 0
+    while rounds == 0 or time.monotonic() - began < options.seconds:
+        rounds += 1
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "tests/fuzz"]
+        command += ["--hypothesis-show-statistics", "--timeout=0", "-x", *(["-k", options.k] if options.k else [])]
+        environment = os.environ | {"FUMEHOOD_FUZZ_EXAMPLES": str(BATCH), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+        for name, count in counted(done.stdout):
+            examples[name] = examples.get(name, 0) + count
+        if done.returncode:
+            print(done.stdout[-6000:])
+            return 1
+    print(f"{sum(examples.values())} examples in {time.monotonic() - began:.0f} s, no failure")
+    for name, count in sorted(examples.items()):
+        print(f"  {count:8}  {name.removeprefix('test_').replace('_', ' ')}")
+    return 0
+
+
+def counted(text: str) -> list[tuple[str, int]]:
+    """Read how many examples each test had."""
+    found = []
+    for part in re.split(r"\n(?=tests/fuzz/)", text):
+        name = re.match(r"tests/fuzz/\S+::(\w+)", part)
+        if name:
+            found.append((name[1], sum(map(int, re.findall(r"(\d+) passing", part)))))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
