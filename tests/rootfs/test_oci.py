@@ -108,6 +108,24 @@ def test_an_image_for_other_machines_is_refused(tmp_path: Path) -> None:
         unpacked(tmp_path, oci(LAYERS), "riscv64")
 
 
+def test_an_archive_of_several_images_is_refused(tmp_path: Path) -> None:
+    files = oci(LAYERS)
+    index = json.loads(files["index.json"])
+    index["manifests"].append(manifest(files, [tarball(a("bin/sh"))]))
+    with pytest.raises(FumehoodError, match="has 2 images"):
+        unpacked(tmp_path, {**files, "index.json": json.dumps(index).encode()})
+
+
+def test_of_one_architecture_the_right_variant_is_taken(tmp_path: Path) -> None:
+    files: dict[str, bytes] = {"oci-layout": b"{}"}
+    offered = [
+        manifest(files, [tarball(a(name))], platform={"os": "linux", "architecture": "arm", "variant": name})
+        for name in ("v6", "v7")
+    ]
+    files["index.json"] = json.dumps({"manifests": offered}).encode()
+    assert [path.name for path in unpacked(tmp_path, files, "armv7l").iterdir()] == ["v7"]
+
+
 def test_a_layer_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
     files = oci(LAYERS)
     name = f"blobs/sha256/{hashlib.sha256(LAYERS[1]).hexdigest()}"

@@ -109,9 +109,11 @@ class _Image:
     def _manifest(self, index: Any, architecture: str, depth: int = 0) -> dict[str, Any]:
         """Find the image for an architecture; an index may name another one."""
         offered = _list(index, "manifests")
-        fitting = [each for each in offered if _fits(each, architecture)]
+        fitting = _most_fitting([each for each in offered if _fits(each, architecture)])
         if not fitting or depth > 4:
             raise self._odd(f"it has no image for {architecture}")
+        if len({_hash(each) for each in fitting}) > 1:
+            raise self._odd(f"it has {len(fitting)} images for {architecture}; save the one you mean alone")
         chosen = self._document(_blob(fitting[0]), _hash(fitting[0]))
         if isinstance(chosen, dict) and "manifests" in chosen:
             return self._manifest(chosen, architecture, depth + 1)
@@ -168,6 +170,17 @@ def _fits(entry: Any, architecture: str) -> bool:
     if not isinstance(platform, dict):
         return isinstance(entry, dict)
     return platform.get("os", "linux") == "linux" and platform.get("architecture") == architecture
+
+
+def _most_fitting(entries: list[Any]) -> list[Any]:
+    """Leave out other variants of an architecture: of ARM, those that are not the seventh."""
+    variants = [each for each in entries if _variant(each) in ("", "v7", "v8")]
+    return variants or entries
+
+
+def _variant(entry: Any) -> str:
+    platform = entry.get("platform")
+    return str(platform.get("variant", "")) if isinstance(platform, dict) else ""
 
 
 def _list(table: Any, name: str) -> Sequence[Any]:
