@@ -47,7 +47,7 @@ def test_the_package_says_that_it_is_typed():
 def test_every_public_error_is_one_of_ours_with_a_hint_and_an_exit_code():
     errors = [value for name in fumehood.__all__ if isinstance(value := getattr(fumehood, name), type)]
     errors = [error for error in errors if issubclass(error, Exception)]
-    assert len(errors) == 8
+    assert len(errors) == 9
     for error in errors:
         assert issubclass(error, FumehoodError)
         raised = error("what failed", hint="the next step")
