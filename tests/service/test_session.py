@@ -215,3 +215,12 @@ def test_cleaning_removes_what_old_sessions_left_and_nothing_of_others(
     assert "1 leftover" in cli("clean").stdout
     assert os.listdir(rooms) == ["new"]
     assert sandbox.session("old", own_tmp=True).run("ls -A /tmp").stdout == ""
+
+
+def test_an_undo_stands_with_the_session_it_belongs_to_and_is_not_undone_with_it(agent: Sandbox, project: Path) -> None:
+    first = agent.run("echo 1 >a")
+    agent.run("echo 2 >b")
+    agent.undo(first)
+    assert [run.act for run in agent.history()] == ["undo", "run", "run"]
+    agent.undo_session()
+    assert os.listdir(project) == []

@@ -86,6 +86,7 @@ def _planned(run: Run, paths: Sequence[str], here: str) -> Run:
         run=new_id(), project=run.project, command=f"undo {run.run}{which}", cwd=run.project, state=APPLYING,
         act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
         found=found, capture=run.capture,
+        session=run.session,
     )  # fmt: skip
 
 

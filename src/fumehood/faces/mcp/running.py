@@ -16,7 +16,7 @@ from fumehood.faces.mcp.jobs import Job
 from fumehood.faces.mcp.progress import Progress
 
 if TYPE_CHECKING:
-    from fumehood.core.report import Run
+    from fumehood.core.report import Blocked, Run
 
 _MOST_TEXT = 100_000
 _MOST_WAIT_S = 30.0
@@ -42,6 +42,7 @@ async def run_command(  # noqa: D103 - described by core/tool.py
         run = await sandbox.arun(
             command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take
         )
+    run.blocked = tuple(map(_with_our_hint, run.blocked))
     return r.returned(run.for_model(), r.report_of(run))
 
 
@@ -83,6 +84,13 @@ async def stop_command(ctx: Context[Any, Any], job: JobName) -> Annotated[CallTo
     found = desk_of(ctx).jobs.find(job)
     await anyio.to_thread.run_sync(found.stop)
     return _job_told(found, 0)
+
+
+def _with_our_hint(blocked: "Blocked") -> "Blocked":
+    """Say how an agent gets what it was refused, where it can: not by our command line."""
+    if blocked.what != "network":
+        return blocked
+    return blocked.replace(hint="a command has no network unless it is called with `network`: the user is asked")
 
 
 def _job_told(job: Job, offset: int) -> CallToolResult:
