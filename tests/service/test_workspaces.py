@@ -249,3 +249,21 @@ def test_a_layer_gets_the_resolver_without_following_what_is_there(
     assert victim.read_text() == "untouched"
     assert cli("run", "--workspace", "net", "--", "mv /etc /old; ln -s /old /etc").returncode == 0
     assert "/etc was replaced" in cli("run", "--workspace", "net", "--", "true").stderr
+
+
+@pytest.mark.parametrize("way", ["kernel", "bwrap", "fuse", "copy"])
+def test_a_workspace_may_run_in_the_hosts_root(
+    way: str, cli: Cli, home: Path, need: Callable[[bool, str], None]
+) -> None:
+    at = places()
+    found = host(at.cache, at.state)
+    need(way in found.captures, f"writes can't be captured by {way} here: {found.refusal(way)}")
+    (home / ".config/fumehood").mkdir(exist_ok=True)
+    (home / ".config/fumehood/config.toml").write_text(f'capture = "{way}"\n')
+    assert cli("workspace", "create", "here", "--root", "host").returncode == 0
+    assert cli("workspace", "create", "other", "--root", "host").returncode == 0
+    path = Path(cli("workspace", "path", "here").stdout.strip())
+    done = cli("run", "--workspace", "here", "--", "pwd; echo x > x; ls ..; touch ../y")
+    assert done.stdout.split() == [str(path), "here"], done.stderr
+    assert "Read-only" in done.stderr
+    assert (path / "x").read_text() == "x\n"

@@ -134,8 +134,11 @@ def _writable(bounds: tuple[Bound, ...], overlays: tuple[Layered, ...]) -> list[
 def _covers(spec: Spec) -> list[str]:
     """Hide what no command may see, and hold fast what it may not change."""
     arguments = []
+    roots = [bound.target for bound in spec.bounds] + [each[0] for each in spec.overlays]
     for path in spec.masked:
-        arguments += ["--tmpfs", path, "--remount-ro", path]
+        # A root may lie in what is hidden, as a workspace does: it is mounted when this can no longer be written.
+        inside = [word for root in roots if root.startswith(f"{path}/") for word in ("--dir", root)]
+        arguments += ["--tmpfs", path, *inside, "--remount-ro", path]
     for path in spec.emptied:
         arguments += ["--ro-bind", "/dev/null", path]
     for path in spec.frozen:
