@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-BATCH = 2000  # examples of each kind between two looks at the clock
+BATCH = 500  # examples of each kind between two looks at the clock
 
 
 def main() -> int:

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+import escape.bombs
 import escape.landing
-import escape.running  # noqa: F401 - these two fill the table
+import escape.running  # noqa: F401 - these fill the table
 from conftest import fresh_directory, need, remove_tree, scratch
 from escape.attacks import REGISTRY, SECTIONS, SUCCEEDS, case_in, in_the_hood, on_plain_bubblewrap, record
 from trees import make_tree

@@ -103,7 +103,7 @@ def grow(top, entries):
         try:
             os.makedirs(os.path.dirname(place), exist_ok=True)
             make(place, kind)
-        except (FileExistsError, NotADirectoryError, PermissionError, IsADirectoryError):
+        except (FileExistsError, NotADirectoryError, PermissionError, IsADirectoryError, FileNotFoundError):
             continue
         except OSError as error:
             if error.errno != 36:  # a path that is too long
