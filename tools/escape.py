@@ -10,6 +10,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs" / "security.md"
 BEGIN, END = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
 SECTIONS = ("While the command runs", "While changes are taken over", "After the changes landed")
+BESIDES = "Tested besides"
 
 Table = dict[tuple[str, str], dict[str, str]]
 
@@ -26,7 +27,8 @@ def main(arguments: list[str]) -> int:
     print("".join(lines))
     inside = ("hood", "hood root", "tree", "tree root")
     escaped = [words for (_, words), ends in table.items() if "succeeds" in [ends.get(where) for where in inside]]
-    print(f"{len(table)} attacks; in the hood {len(escaped)} succeed")
+    attacks = sum(section != BESIDES for section, _ in table)
+    print(f"{attacks} attacks; in the hood {len(escaped)} succeed")
     if not arguments and PAGE.exists():
         text = PAGE.read_text()
         PAGE.write_text(text.partition(BEGIN)[0] + BEGIN + "".join(lines) + END + text.partition(END)[2])
@@ -57,7 +59,10 @@ def rendered(table: Table) -> list[str]:
             f"| {words} | {cell(ends, 'plain')} | {cell(ends, 'hood')} | {cell(ends, 'tree')} |\n"
             for words, ends in rows
         ]
-    return [*lines, "\n"]
+    besides = [(words, ends) for (place, words), ends in table.items() if place == BESIDES]
+    held = sorted(words for words, ends in besides if "succeeds" not in ends.values())
+    lines.append(f"\n### {BESIDES}: {len(held)}\n\nEach of these sentences held.\n\n")
+    return [*lines, *(f"- {words}\n" for words in held), "\n"]
 
 
 def cell(ends: dict[str, str], where: str) -> str:

@@ -20,6 +20,7 @@ RUNNING = "While the command runs"
 TAKING_OVER = "While changes are taken over"
 LANDED = "After the changes landed"
 SECTIONS = (RUNNING, TAKING_OVER, LANDED)
+BESIDES = "Tested besides"  # sentences that hold, where there is nothing to compare with
 
 # What many a tool starts: nothing can be written, and there is no network. Without /dev not even git would run.
 PLAIN = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-net")

@@ -1,8 +1,8 @@
-"""Puts the tests of this directory that are no attacks of the table into its list all the same."""
+"""Lists the tests of this directory that are no attacks of the table beside it."""
 
 import pytest
 
-from escape.attacks import RUNNING, record
+from escape.attacks import BESIDES, record
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -12,4 +12,4 @@ def pytest_runtest_makereport(item, call):
     report = outcome.get_result()
     if report.when == "call" and not report.skipped and "test_attacks" not in str(item.path):
         name = item.originalname.removeprefix("test_").replace("_", " ")
-        record(RUNNING, name[:1].upper() + name[1:], "hood", succeeded=report.failed)
+        record(BESIDES, name[:1].upper() + name[1:], "hood", succeeded=report.failed)
