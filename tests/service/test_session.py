@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import trees
 from conftest import need
 from fumehood import BadRequest, Sandbox, UndoRefused
 
@@ -224,3 +225,17 @@ def test_an_undo_stands_with_the_session_it_belongs_to_and_is_not_undone_with_it
     assert [run.act for run in agent.history()] == ["undo", "run", "run"]
     agent.undo_session()
     assert os.listdir(project) == []
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_session_works_in_a_root_tree_too(cli: Cli, test_directory: Path, project: Path, is_whole: bool) -> None:
+    tree = trees.make_tree(test_directory / "tree")
+    if is_whole:
+        for name in ("workspace", "proc", "dev", "tmp"):
+            (tree / name).mkdir(exist_ok=True)
+    run = ("run", "--root", tree, "--session", "s", "--own-tmp")
+    first = cli(*run, "--", "mkdir sub; cd sub; echo A=kept >>$FUMEHOOD_ENV; echo x >/tmp/t")
+    assert first.returncode == 0, first.stderr
+    second = cli(*run, "--", "pwd; echo $A; cat /tmp/t")
+    assert second.stdout == "/workspace/sub\nkept\nx\n", second.stderr
+    assert cli("run", "--session", "s", "--", "pwd").stdout == f"{project}/sub\n"
