@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from fumehood.core.changes import HELD
 from fumehood.core.judge import APPLY, HOLD, judge
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
@@ -126,7 +127,10 @@ class Hood:
             run.found = layering.scanned(layers)
             run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network, world), *world.blocked)
             run.blocked += _met(run, self.policy, world, run.blocked)
-            judge(run.found, _mode(request, run), self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
+            mode = _mode(request, run)
+            judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
+            if mode != request.mode:
+                _give_reason(run)
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
         return run
 
@@ -379,6 +383,13 @@ def _missing_roots(run: Run) -> tuple[Blocked, ...]:
         return ()
     hint = f"this is a git work tree, which keeps its history there; fumehood roots add {found}"
     return (Blocked(what="write", detail=found, hint=hint),)
+
+
+def _give_reason(run: Run) -> None:
+    """Say why changes are held that nobody asked to hold."""
+    for change in run.found:
+        if change.verdict == HELD:
+            change.reason = "the run wrote more than it may"
 
 
 def _mode(request: Request, run: Run) -> str:
