@@ -45,5 +45,6 @@ def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) ->
         if number != _NPROC or count_processes:
             libc.lower_limit(number, value, at_once=number == _CORE)
     # Where the whole machine runs out of memory, the kernel is to look here first.
-    with open("/proc/self/oom_score_adj", "wb", buffering=0) as score:
-        score.write(_LIKELY_VICTIM)
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(score, _LIKELY_VICTIM)
+    os.close(score)
