@@ -144,7 +144,7 @@ def test_what_becomes_of_changes_must_be_a_known_word(sandbox, project):
 def test_the_policy_holds_where_nothing_else_is_asked(home, project):
     with Sandbox(project, Policy(apply="hold", timeout=0.3)) as sandbox:
         assert sandbox.run("echo x > f").state == "held"
-        assert sandbox.run("echo x > f", apply="apply").state == "applied"
+        assert sandbox.run("echo x > g", apply="apply").state == "applied"
         assert sandbox.run("sleep 1000").timed_out
 
 
@@ -416,7 +416,7 @@ def test_a_program_that_is_killed_takes_its_sandboxes_along(home, project):
     assert not left_over("7654321.16")
     assert os.listdir(project) == []
     with Sandbox(project) as sandbox:
-        assert sandbox.run("echo y > f").state == "applied"
+        assert sandbox.run("echo y > g").state == "applied"
 
 
 @sandboxed
