@@ -1,8 +1,11 @@
 """How the host is shown behind the roots: real files, real mounts, real sockets."""
 
 import os
+import shutil
+import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -173,3 +176,36 @@ def test_git_still_finds_its_configuration(sandbox, home, project):
     (home / ".gitconfig").write_text("[user]\n\tname = Ada\n")
     assert subprocess.run(["git", "--version"], check=False).returncode == 0
     assert sandbox.run("git config user.name").stdout == "Ada\n"
+
+
+@pytest.fixture
+def dead_mount(test_directory, need):
+    """A file system whose server does not answer: whoever asks it anything waits for ever."""
+    program = shutil.which("fuse-overlayfs")
+    need(program is not None and os.access("/dev/fuse", os.W_OK), "FUSE can't be used here")
+    for name in ("lower", "dead"):
+        (test_directory / name).mkdir()
+    place = test_directory / "dead"
+    server = subprocess.Popen([program, "-f", "-o", f"lowerdir={test_directory / 'lower'}", place])
+    deadline = time.monotonic() + 10
+    while not os.path.ismount(place) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    server.send_signal(signal.SIGSTOP)
+    yield place
+    server.send_signal(signal.SIGCONT)
+    subprocess.run([shutil.which("fusermount3") or "fusermount", "-u", "-z", place], check=True)
+    server.wait(timeout=10)
+
+
+def test_a_file_system_that_does_not_answer_holds_nothing_up(sandbox, dead_mount):
+    run = sandbox.run(["ls", "-A", str(dead_mount)], timeout=20)
+    assert (run.exit_code, run.stdout) == (0, "")
+
+
+def test_a_directory_that_went_away_since_the_survey_is_no_trouble(sandbox, home, project):
+    assert sandbox.run("true").exit_code == 0
+    hood = sandbox._hood._backdrops
+    key, (table, watched, prepared) = next(iter(hood._known.items()))
+    mounts = prepared.mounts.replace(views=(*prepared.mounts.views, ("/no-such-directory", 0)))
+    hood._known[key] = table, watched, prepared.replace(mounts=mounts)
+    assert sandbox.run("true").exit_code == 0

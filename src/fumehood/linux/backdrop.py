@@ -238,23 +238,21 @@ def mount(mounts: Mounts) -> None:
     libc.mount(os.fsencode(mounts.directory), STAND.encode(), None, libc.MS_BIND, None)
     for path, cover in mounts.views:
         try:
-            _show(path, cover)
+            _mount_view(path, cover)
         except FileNotFoundError:
-            # Gone since the host was surveyed: then there is nothing to show.
-            if os.path.lexists(path):
-                raise
+            continue  # gone since the survey: an empty directory shows that
     for path in mounts.bound:
-        libc.mount(os.fsencode(path), os.fsencode(SHOWN + path), None, libc.MS_BIND, None)
+        try:
+            libc.mount(os.fsencode(path), os.fsencode(SHOWN + path), None, libc.MS_BIND, None)
+        except FileNotFoundError:
+            continue
 
 
-def _show(path: str, cover: int) -> None:
-    """Mount one view."""
+def _mount_view(path: str, cover: int) -> None:
     # Named by a descriptor only where a byte would mean something in an option.
     lower = path if _SPECIAL.isdisjoint(path) else f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
     above = f"{STAND}/cover/{cover}"
     # What is on top gives the directory itself its mode and owner.
     layers = f"{above}:{lower}" if cover else f"{lower}:{above}"
-    options = f"lowerdir={layers},userxattr"
-    libc.mount(
-        b"overlay", os.fsencode(SHOWN + path), b"overlay", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, os.fsencode(options)
-    )
+    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    libc.mount(b"overlay", os.fsencode(SHOWN + path), b"overlay", flags, os.fsencode(f"lowerdir={layers},userxattr"))
