@@ -212,3 +212,13 @@ def test_a_directory_that_went_away_since_the_survey_is_no_trouble(sandbox, home
     mounts = prepared.mounts.replace(views=(*prepared.mounts.views, ("/no-such-directory", 0)))
     hood._known[key] = table, watched, prepared.replace(mounts=mounts)
     assert sandbox.run("true").exit_code == 0
+
+
+def test_the_next_process_finds_what_the_last_one_found_out_while_it_holds(cli, home, project):
+    (home / "notes").write_text("secret")
+    assert cli("run", "--", f"cat {home}/notes").stdout == "secret"
+    assert cli("run", "--", f"cat {home}/notes").stdout == "secret"
+    (home / ".netrc").symlink_to("notes")
+    assert "secret" not in cli("run", "--", f"cat {home}/notes").stdout
+    (home / ".netrc").unlink()
+    assert cli("run", "--", f"cat {home}/notes").stdout == "secret"

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 STAND = "/sys"  # there on every host, and of no use to bubblewrap
 SHOWN = f"{STAND}/root"
-_FORMAT = "1"
+FORMAT = "1"  # to be changed with how the host is shown: what was prepared before is then made again
 _ROOMS = ("/dev/shm", "/tmp")  # noqa: S108 - each name in them is checked to be ours
 _NAMES = 16
-_KEPT = 32
+_KEPT = 64
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 _SPECIAL = frozenset(",:\\")
 
@@ -54,7 +54,7 @@ class Prepared(Value):
 
 def prepared(backdrop: Backdrop, state: str) -> Prepared:
     """Make a backdrop, or find it made; `state` is the directory of ours that it is for."""
-    text = f"{_FORMAT} {backdrop!r}".encode(errors="surrogateescape")
+    text = f"{FORMAT} {backdrop!r}".encode(errors="surrogateescape")
     room = _room(state)
     directory = f"{room}/{zlib.crc32(text):08x}-{len(text)}"
     times = _found(directory, text)
@@ -73,6 +73,35 @@ def prepared(backdrop: Backdrop, state: str) -> Prepared:
         bound=tuple(path for path, _ in backdrop.bound),
     )
     return Prepared(mounts=mounts, times=times)
+
+
+def recalled(key: bytes, state: str) -> tuple[dict[str, tuple[int, int]], Prepared] | None:
+    """Return what an earlier process found out under the same key: what it looked at, and the backdrop it made."""
+    import marshal
+
+    try:
+        with open(f"{_room(state)}/survey-{zlib.crc32(key):08x}", "rb") as file:
+            known, watched, directory, views, bound, times = marshal.loads(file.read())  # noqa: S302 - our own, 0700
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
+    if known != key:
+        return None
+    return watched, Prepared(mounts=Mounts(directory=directory, views=views, bound=bound), times=times)
+
+
+def remember(key: bytes, watched: dict[str, tuple[int, int]], found: Prepared, state: str) -> None:
+    """Keep what was found out for the next process; where that can't be done, it only costs time."""
+    import marshal
+
+    mounts = found.mounts
+    path = f"{_room(state)}/survey-{zlib.crc32(key):08x}"
+    text = marshal.dumps((key, watched, mounts.directory, mounts.views, mounts.bound, found.times))
+    try:
+        with open(f"{path}.{os.getpid()}", "wb") as file:
+            file.write(text)
+        os.replace(f"{path}.{os.getpid()}", path)
+    except OSError:
+        return
 
 
 def _room(state: str) -> str:
@@ -170,7 +199,10 @@ def _make_room(room: str) -> None:
         return
     made.sort(key=lambda path: os.lstat(path).st_mtime_ns)
     for path in made[: _KEPT // 2]:
-        shutil.rmtree(path, ignore_errors=True)
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
 
 
 def _folders(directory: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ import stat
 
 from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, masks
 from fumehood.core.value import Value
-from fumehood.linux.backdrop import SHOWN, Mounts, Prepared, prepared
+from fumehood.linux.backdrop import FORMAT, SHOWN, Mounts, Prepared, prepared, recalled, remember
 from fumehood.linux.overlay import mount_table
 from fumehood.linux.survey import Needs, is_current, survey
 
@@ -32,6 +32,10 @@ def _kind_below(root: str, name: str) -> str:
     except OSError:
         return _OTHER
     return _DIRECTORY if stat.S_ISDIR(found) else _FILE if stat.S_ISREG(found) else _OTHER
+
+
+def _holds(watched: dict[str, tuple[int, int]], made: Prepared) -> bool:
+    return is_current(watched) and made.is_whole()
 
 
 class Behind(Value):
@@ -84,10 +88,9 @@ class Backdrops:
         key = (needs, as_root, linked)
         known = self._known.get(key)
         table = mount_table()
-        if known is None or known[0] is not table or not is_current(known[1]) or not known[2].is_whole():
+        if known is None or known[0] is not table or not _holds(known[1], known[2]):
             hidden = self.masks(homes, as_root=as_root)
-            described, watched = survey(hidden.replace(hidden=(*hidden.hidden, *linked)), needs)
-            known = self._known[key] = table, watched, prepared(described, self._places.state)
+            known = self._known[key] = (table, *self._surveyed(hidden.replace(hidden=(*hidden.hidden, *linked)), needs))
         return self._kernel(as_root=as_root).replace(mounts=known[2].mounts, base=SHOWN)
 
     def _are_ours(self) -> bool:
@@ -96,6 +99,17 @@ class Backdrops:
             with open("/proc/self/uid_map", encoding="ascii") as file:
                 self._ours = file.read().split() == ["0", "0", str(2**32 - 1)]
         return self._ours
+
+    def _surveyed(self, hidden: Masks, needs: Needs) -> tuple[dict[str, tuple[int, int]], Prepared]:
+        """Look the host over, unless an earlier process did so and nothing has changed since."""
+        state = self._places.state
+        key = f"{FORMAT} {hidden!r} {needs!r} {mount_table()!r}".encode(errors="surrogateescape")
+        known = recalled(key, state)
+        if known is None or not _holds(*known):
+            described, watched = survey(hidden, needs)
+            known = watched, prepared(described, state)
+            remember(key, *known, state)
+        return known
 
     def tree(self, *, as_root: bool) -> Behind:
         """Return what is hidden where a root tree is shown instead of the host."""
