@@ -15,7 +15,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = 20_000
-FILE_SIZE = 64 << 10
+FILE_SIZE = 256 << 10  # 20,000 of them are 5 GiB: more than a copy can hide in memory, less than a small disk
 
 
 @dataclass
@@ -199,6 +199,7 @@ def large(room: Path) -> Iterator[Figure]:
 def apply(room: Path) -> Iterator[Figure]:
     """Many changes at once."""
     yield from apply_files(room, FILE_SIZE, limit=0.1)
+    yield from apply_files(room, 64 << 10, limit=None)
     yield from apply_files(room, 4 << 10, limit=None)
     yield from apply_tree(room)
 

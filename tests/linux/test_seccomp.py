@@ -13,6 +13,7 @@ import pytest
 from conftest import need
 from fumehood.core.bpf import program
 from fumehood.core.syscalls import AARCH64, ARCHITECTURES, NO_UNIX_SOCKETS, NUMBERS, RULES, X86_64, number
+from fumehood.linux import seccomp
 from fumehood.linux.seccomp import filter_for, machine
 
 CALL = """
@@ -88,12 +89,12 @@ def test_a_program_is_well_formed_for_every_machine(name, more):
     assert lines[1][3] == ARCHITECTURES[name]
 
 
-def test_the_kernel_takes_the_program():
+def test_the_kernel_takes_the_program(tmp_path):
     # In a child, for there is no way back.
     child = os.fork()
     if child == 0:
         libc = ctypes.CDLL(None, use_errno=True)
-        text = filter_for(unix_sockets=False)
+        text = filter_for(str(tmp_path), unix_sockets=False)
         kept = ctypes.create_string_buffer(text)
         head = struct.pack("HxxxxxxP", len(text) // 8, ctypes.addressof(kept))
         libc.prctl(38, 1, 0, 0, 0)
@@ -131,3 +132,41 @@ def test_a_real_program_works_as_before(name, line, sandbox):
     assert run.stdout.split() == ["ok"], run.stderr
 
 
+@pytest.fixture
+def fresh(monkeypatch):
+    monkeypatch.setattr(seccomp, "_programs", {})
+
+
+def test_a_filter_is_compiled_once_and_recalled_after_that(fresh, tmp_path, monkeypatch):
+    first = filter_for(str(tmp_path), unix_sockets=True)
+    (kept,) = tmp_path.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    seccomp._programs.clear()
+    monkeypatch.setattr(seccomp, "_compiled", None)
+    assert filter_for(str(tmp_path), unix_sockets=True) == first
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "open", "of other tables", "a link"])
+def test_a_kept_filter_that_can_not_be_trusted_is_made_again(fresh, tmp_path, harm):
+    first = filter_for(str(tmp_path), unix_sockets=True)
+    (kept,) = tmp_path.iterdir()
+    data = kept.read_bytes()
+    if harm == "cut":
+        kept.write_bytes(data[:-8])
+    elif harm == "changed":
+        kept.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif harm == "open":
+        kept.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        kept.chmod(0o666)
+    elif harm == "of other tables":
+        kept.write_bytes(b"1" + data)
+    else:
+        kept.rename(tmp_path / "other")
+        kept.symlink_to("other")
+    seccomp._programs.clear()
+    assert filter_for(str(tmp_path), unix_sockets=True) == first
+    assert kept.read_bytes() == data
+
+
+def test_a_filter_is_compiled_where_it_can_not_be_kept(fresh):
+    assert filter_for("/nonexistent", unix_sockets=True)

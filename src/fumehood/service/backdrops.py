@@ -60,6 +60,11 @@ class Backdrops:
         self._in_roots = masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
 
+    @property
+    def cache(self) -> str:
+        """Where what can be made again is kept."""
+        return self._places.cache
+
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
         """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
         known = self._homes.get((user, variable))

@@ -99,7 +99,7 @@ class Execution:
         ground = Mounts() if world.playground is None else world.playground.mounts(capture.way)
         behind = self._behind(backdrops, world, user, environment.get("HOME", ""), ground.points)
         # What is not seen through an overlay may hold sockets that lead out.
-        refused = filter_for(unix_sockets=tree is not None or behind.mounts is not None)
+        refused = filter_for(backdrops.cache, unix_sockets=tree is not None or behind.mounts is not None)
         stand = "" if tree is None or owner is None else tree.path
         if owner is not None and tree is not None and tree.guarded:
             raise LaunchFailed(
