@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test lint bench fuzz escape programs stories guard lock clean clients conformance
+.PHONY: test lint bench fuzz escape programs stories guard lock clean clients conformance suites
 
 # make test ARGS='-k undo'
 test:
@@ -39,6 +39,10 @@ guard:
 # The real Claude Code and Codex, driven by a scripted model; needs npm
 clients:
 	@$(PYTHON) tools/clients.py $(ARGS)
+
+# The suites of the frameworks that have an adapter, and the examples; make suites ARGS=--write
+suites:
+	@$(PYTHON) tools/suites.py $(ARGS)
 
 # The official MCP conformance runner and the Inspector; needs npm
 conformance:

@@ -1,4 +1,7 @@
-"""Get the real clients: Claude Code from PyPI, Codex and the MCP tools from npm, in directories of their own."""
+"""Get what is not ours: Claude Code and the agents' frameworks from PyPI, Codex and the MCP tools from npm.
+
+Each goes into a directory of its own in the cache.
+"""
 
 import hashlib
 import os
@@ -9,6 +12,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LOCK = CHECKOUT / "requirements/clients.txt"
+FRAMEWORKS = CHECKOUT / "requirements/adapters.txt"
 PACKAGES = CHECKOUT / "tools/clients/package.json"
 
 
@@ -20,15 +24,17 @@ def cache() -> Path:
 
 def claude() -> Path:
     """Return the real Claude Code, installed if needed."""
-    place = _place("claude", LOCK)
-    if not place.is_dir():
-        new = _fresh(place)
-        subprocess.run([sys.executable, "-m", "venv", "--symlinks", new], check=True)
-        line = [new / "bin/python", "-I", "-m", "pip", "install", "-qq", "--require-hashes", "--only-binary=:all:"]
-        subprocess.run([*line, "-r", LOCK], check=True, stdout=sys.stderr)
-        new.rename(place)
+    place = _installed(_place("claude", LOCK), LOCK)
     (found,) = place.glob("lib/python*/site-packages/claude_agent_sdk/_bundled/claude")
     return found
+
+
+def frameworks(*, install: bool = True) -> Path | None:
+    """Return the Python of the environment that has the agents' frameworks and their suites, installed if wanted."""
+    place = _place("frameworks", FRAMEWORKS)
+    if install:
+        _installed(place, FRAMEWORKS)
+    return place / "bin/python" if place.is_dir() else None
 
 
 def node_tools() -> Path:
@@ -50,6 +56,22 @@ def node_tools() -> Path:
 def node_environment(tools: Path) -> dict[str, str]:
     """Return the environment in which those tools find their Node."""
     return os.environ | {"PATH": f"{tools / 'node/bin'}:{tools / '.bin'}:{os.environ['PATH']}"}
+
+
+def _installed(place: Path, lock: Path) -> Path:
+    if place.is_dir():
+        return place
+    new = _fresh(place)
+    subprocess.run([sys.executable, "-m", "venv", "--symlinks", new], check=True)
+    line = [new / "bin/python", "-I", "-m", "pip", "install", "-qq", "--require-hashes", "--only-binary=:all:"]
+    subprocess.run([*line, "-r", lock], check=True, stdout=sys.stderr)
+    try:
+        new.rename(place)
+    except OSError:
+        if not place.is_dir():  # else another process was faster
+            raise
+        shutil.rmtree(new, ignore_errors=True)
+    return place
 
 
 def _place(name: str, made_from: Path) -> Path:

@@ -1,0 +1,104 @@
+"""deepagents: a sandbox backend whose every command and file operation is a run in the hood.
+
+`create_deep_agent(model=…, backend=FumehoodSandbox("path/to/project"))`
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
+from deepagents.backends.sandbox import BaseSandbox
+
+from fumehood import FumehoodError, Sandbox
+from fumehood.adapters.files import read, write
+from fumehood.adapters.output import for_agent, is_cut, printed, refusal
+from fumehood.core.report import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ERRORS = {
+    errno.ENOENT: "file_not_found", errno.EACCES: "permission_denied", errno.EISDIR: "is_directory",
+    errno.EINVAL: "invalid_path",
+}  # fmt: skip
+
+
+class FumehoodSandbox(BaseSandbox):
+    """A project as deepagents sees it; the runs of one such backend are one session, with a /tmp of its own.
+
+    Takes a project's path, or a Sandbox with the policy and the `ask` that shall hold.
+    """
+
+    def __init__(
+        self, project: str | os.PathLike[str] | Sandbox, *, session: str | None = None,
+        network: bool | Sequence[str] = False, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        self._owned = None if isinstance(project, Sandbox) else Sandbox(project)
+        whole = project if isinstance(project, Sandbox) else self._owned
+        assert whole is not None
+        self.sandbox = whole.session(session, own_tmp=True)
+        self._network = network
+        self._timeout = timeout
+
+    @property
+    def id(self) -> str:
+        """The session's name, as `fumehood log` shows it."""
+        return self.sandbox.session_name or ""
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a shell line; what was blocked or held is told after its output."""
+        limit = float(timeout) if timeout else self._timeout  # zero means none of its own
+        try:
+            run = self.sandbox.run(command, timeout=limit, network=self._network)
+        except FumehoodError as error:
+            return ExecuteResponse(output=refusal(error), exit_code=error.exit_code, truncated=False)
+        # The base class runs scripts of its own that answer in JSON, and nothing may stand after that.
+        output = joined(*printed(self.sandbox, run))
+        if not _is_json(output):
+            output = for_agent(self.sandbox, run)
+        return ExecuteResponse(output=output, exit_code=run.exit_code, truncated=is_cut(run))
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Write files as a command would, each a run of its own; what fails is told file by file."""
+        return [FileUploadResponse(path=path, error=self._upload(path, data)) for path, data in files]
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """Read files as a command would; what fails is told file by file."""
+        return [self._download(path) for path in paths]
+
+    def _upload(self, path: str, data: bytes) -> str | None:
+        if not path.startswith("/"):
+            return _ERRORS[errno.EINVAL]
+        try:
+            write(self.sandbox, path, data)
+        except OSError as error:
+            return _told(error)
+        except FumehoodError as error:
+            return refusal(error)
+        return None
+
+    def _download(self, path: str) -> FileDownloadResponse:
+        if not path.startswith("/"):
+            return FileDownloadResponse(path=path, content=None, error=_ERRORS[errno.EINVAL])
+        try:
+            return FileDownloadResponse(path=path, content=read(self.sandbox, path), error=None)
+        except OSError as error:
+            return FileDownloadResponse(path=path, content=None, error=_told(error))
+        except FumehoodError as error:
+            return FileDownloadResponse(path=path, content=None, error=refusal(error))
+
+    def close(self) -> None:
+        """Close the records, if the sandbox was made here."""
+        if self._owned is not None:
+            self._owned.close()
+
+
+def _told(error: OSError) -> str:
+    return _ERRORS.get(error.errno or 0) or str(error)
+
+
+def _is_json(text: str) -> bool:
+    return text.startswith('{"') and text.rstrip().endswith("}")

@@ -1,0 +1,143 @@
+"""Inspect: a sandbox environment, found by its entry point as `sandbox="fumehood"`.
+
+Each sample gets a project of its own, which goes when the sample ends. A configuration string names a directory to
+begin with: its files are copied in, so that every sample starts from the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+from inspect_ai.util import (
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxEnvironment,
+    SandboxEnvironmentLimits,
+    SandboxUnavailableError,
+    SandboxUserUnsupportedError,
+    sandboxenv,
+)  # fmt: skip
+
+from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
+from fumehood.adapters.files import read, write
+from fumehood.adapters.output import is_cut, printed
+
+if TYPE_CHECKING:
+    from inspect_ai.util import SandboxEnvironmentConfigType
+
+_CANNOT_EXECUTE = 126
+
+
+@sandboxenv(name="fumehood")
+class FumehoodSandboxEnvironment(SandboxEnvironment):
+    """A sample's project; its commands are one session, with a /tmp of their own."""
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """Make a project for one sample."""
+        if config is not None and not isinstance(config, str):
+            raise TypeError("the configuration of a fumehood sandbox is a directory's path")
+        return {"default": cls(config)}
+
+    @classmethod
+    async def sample_cleanup(
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None,
+        environments: dict[str, SandboxEnvironment], interrupted: bool,
+    ) -> None:  # fmt: skip
+        """Remove the sample's project."""
+        for environment in environments.values():
+            environment.as_type(FumehoodSandboxEnvironment).close()
+
+    def __init__(self, start: str | None = None, policy: Policy | None = None) -> None:
+        super().__init__()
+        # Not in /tmp, which commands see as their own.
+        self._folder = tempfile.TemporaryDirectory(prefix="fumehood-inspect-", dir=_place(), ignore_cleanup_errors=True)
+        project = Path(self._folder.name, "project")
+        if start is None:
+            project.mkdir()
+        else:
+            shutil.copytree(start, project, symlinks=True)
+        wide = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        self._whole = Sandbox(project, Policy(output_limit=wide) if policy is None else policy)
+        self.sandbox = self._whole.session(own_tmp=True)
+
+    async def exec(
+        self, cmd: list[str], input: str | bytes | None = None, cwd: str | None = None,  # noqa: A002
+        env: dict[str, str] | None = None, user: str | None = None, timeout: int | None = None,  # noqa: ASYNC109
+        timeout_retry: bool = True, concurrency: bool = True,
+    ) -> ExecResult[str]:  # fmt: skip
+        """Run a program with its arguments in the hood."""
+        if user is not None and not _is_own(user):
+            raise SandboxUserUnsupportedError(f"a command in the hood runs as its caller, not as {user!r}")
+        # Not tried again after its time, as `timeout_retry` would allow: what a command did once it may not do twice.
+        where = self.sandbox.project if cwd is None else os.path.join(self.sandbox.project, cwd)
+        try:
+            run = await self.sandbox.arun(cmd, stdin=input, cwd=where, env=env, timeout=timeout)
+        except Refused as error:
+            raise PermissionError(str(error)) from error
+        except FumehoodError as error:
+            raise SandboxUnavailableError(str(error)) from error
+        if run.timed_out:
+            raise TimeoutError(f"the command did not end within {timeout} seconds")
+        return self._result(cmd, run)
+
+    def _result(self, cmd: list[str], run: Run) -> ExecResult[str]:
+        if run.exit_code == _CANNOT_EXECUTE:
+            raise PermissionError(run.stderr.strip() or f"{cmd[0]} can't be executed")
+        stdout, stderr = printed(self.sandbox, run)
+        size = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        if is_cut(run) or any(_is_longer(text, size) for text in (stdout, stderr)):
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, stdout[:size])
+        code = run.exit_code or 0
+        return ExecResult(success=code == 0, returncode=code, stdout=stdout, stderr=stderr)
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Write a file as a command would."""
+        data = contents.encode() if isinstance(contents, str) else contents
+        await asyncio.to_thread(write, self.sandbox, file, data, cwd=self.sandbox.project)
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        """Read a file as a command would, its line ends as they are."""
+        limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        try:
+            data = await asyncio.to_thread(read, self.sandbox, file, limit, cwd=self.sandbox.project)
+        except (FileNotFoundError, PermissionError, IsADirectoryError):
+            raise
+        except OSError as error:
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None) from error
+        return data.decode() if text else data
+
+    def close(self) -> None:
+        """Close the records and remove the project."""
+        self._whole.close()
+        self._folder.cleanup()
+
+
+def _place() -> str | None:
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None  # noqa: S108
+
+
+def _is_own(user: str) -> bool:
+    try:
+        uid = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return False
+    return uid == os.geteuid()
+
+
+def _is_longer(text: str, size: int) -> bool:
+    return len(text) > size or (len(text) * 4 > size and len(text.encode()) > size)

@@ -1,0 +1,67 @@
+"""OpenAI Agents: an executor for `ShellTool`, whose commands run in the hood.
+
+`Agent(…, tools=[ShellTool(executor=ShellExecutor("path/to/project"))])`
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agents import ShellCallOutcome, ShellCommandOutput, ShellResult
+
+from fumehood import FumehoodError, Sandbox
+from fumehood.adapters.output import notes, printed, refusal
+from fumehood.core.report import joined
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from agents import ShellCommandRequest
+
+
+class ShellExecutor:
+    """Runs the commands of a shell call one after the other; those of one executor are one session.
+
+    Takes a project's path, or a Sandbox with the policy and the `ask` that shall hold.
+    """
+
+    def __init__(
+        self, project: str | os.PathLike[str] | Sandbox, *, session: str | None = None,
+        network: bool | Sequence[str] = False,
+    ) -> None:  # fmt: skip
+        self._owned = None if isinstance(project, Sandbox) else Sandbox(project)
+        whole = project if isinstance(project, Sandbox) else self._owned
+        assert whole is not None
+        self.sandbox = whole.session(session, own_tmp=True)
+        self._network = network
+
+    async def __call__(self, request: ShellCommandRequest) -> ShellResult:
+        """Run each command; after one that reached its time limit, no other is begun."""
+        action = request.data.action
+        outputs: list[ShellCommandOutput] = []
+        for command in action.commands:
+            output = await self._run(command, action.timeout_ms)
+            outputs.append(output)
+            if output.outcome.type == "timeout":
+                break
+        return ShellResult(output=outputs, max_output_length=action.max_output_length)
+
+    async def _run(self, command: str, timeout_ms: int | None) -> ShellCommandOutput:
+        limit = timeout_ms / 1000 if timeout_ms else None
+        try:
+            run = await self.sandbox.arun(command, timeout=limit, network=self._network)
+        except FumehoodError as error:
+            refused = ShellCallOutcome(type="exit", exit_code=error.exit_code)
+            return ShellCommandOutput(stderr=refusal(error), outcome=refused, command=command)
+        outcome = ShellCallOutcome(type="timeout" if run.timed_out else "exit", exit_code=run.exit_code)
+        stdout, stderr = printed(self.sandbox, run)
+        return ShellCommandOutput(
+            stdout=stdout, stderr=joined(stderr, notes(run)), outcome=outcome, command=command,
+            provider_data={"fumehood": {"run": run.id, "state": run.state}},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the records, if the sandbox was made here."""
+        if self._owned is not None:
+            self._owned.close()
