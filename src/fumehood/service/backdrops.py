@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, masks
 from fumehood.core.value import Value
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _DIRECTORY, _FILE, _OTHER = "directory", "file", ""
+_AGAIN_S = 1.0
 
 
 def _kind_below(root: str, name: str) -> str:
@@ -57,6 +59,7 @@ class Backdrops:
         self._known: dict[object, tuple[object, dict[str, tuple[int, int]], Prepared]] = {}
         self._proc: dict[bool, Behind] = {}
         self._ours: bool | None = None
+        self._looked = 0.0
         self._in_roots = masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
 
@@ -93,10 +96,18 @@ class Backdrops:
         key = (needs, as_root, linked)
         known = self._known.get(key)
         table = mount_table()
-        if known is None or known[0] is not table or not _holds(known[1], known[2]):
+        if known is None or known[0] is not table or not is_current(known[1]) or not self._is_whole(known[2]):
             hidden = self.masks(homes, as_root=as_root)
             known = self._known[key] = (table, *self._surveyed(hidden.replace(hidden=(*hidden.hidden, *linked)), needs))
         return self._kernel(as_root=as_root).replace(mounts=known[2].mounts, base=SHOWN)
+
+    def _is_whole(self, made: Prepared) -> bool:
+        """Tell whether a backdrop still lies there; looked at again only after a while, for only cleaners harm it."""
+        now = time.monotonic()
+        if now - self._looked < _AGAIN_S:
+            return True
+        self._looked = now
+        return made.is_whole()
 
     def _are_ours(self) -> bool:
         """Tell whether the mounts here are our own user namespace's; in one inside another, they are locked."""
