@@ -32,6 +32,7 @@ class Suite:
 SUITES = {
     "deepagents": Suite("LangChain's `SandboxIntegrationTests`, deepagents", "deepagents", 86),
     "inspect": Suite("Inspect's `self_check`", "inspect_ai", 43, differ=1),
+    "examples": Suite("the examples, each with its real framework and a scripted model", "", 5),
 }
 
 

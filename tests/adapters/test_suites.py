@@ -15,7 +15,7 @@ READY = "import sys, provide; sys.exit(provide.frameworks(install=False) is None
 
 
 @pytest.mark.timeout(1200)  # the first time, a hundred packages are installed
-@pytest.mark.parametrize("name", ["deepagents", "inspect"])
+@pytest.mark.parametrize("name", ["deepagents", "inspect", "examples"])
 def test_the_suite_of_a_framework_passes(name: str) -> None:
     must_run = os.environ.get("FUMEHOOD_TESTS_MUST_RUN") == "1"
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "tools")}
@@ -23,3 +23,8 @@ def test_the_suite_of_a_framework_passes(name: str) -> None:
     need(ready or must_run, "the frameworks are not installed; `make suites` installs them")
     done = subprocess.run([sys.executable, SUITES, name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+
+
+def test_the_loop_in_the_manual_is_the_example() -> None:
+    manual = (CHECKOUT / "docs/adapters.md").read_text()
+    assert manual.split("```python\n")[1].split("```")[0] == (CHECKOUT / "examples/tool_loop.py").read_text()

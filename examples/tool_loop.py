@@ -1,0 +1,38 @@
+"""The whole of an agent, with any OpenAI-compatible model: tool_loop.py PROJECT TASK MODEL."""
+
+import json
+import sys
+
+from openai import OpenAI
+
+from fumehood import FumehoodError, Sandbox
+from fumehood.core.tool import definition
+
+
+def work(project: str, task: str, model: str, client: OpenAI) -> str:
+    """Let the model call `run_command` until it has nothing more to do; return its last words."""
+    messages = [{"role": "user", "content": task}]
+    with Sandbox(project) as whole:
+        sandbox = whole.session()
+        while True:
+            answer = client.chat.completions.create(model=model, messages=messages, tools=[definition("openai")])
+            message = answer.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            if not message.tool_calls:
+                return message.content or ""
+            for call in message.tool_calls:
+                asked = json.loads(call.function.arguments)
+                try:
+                    run = sandbox.run(
+                        asked["command"], cwd=asked.get("working_dir"), network=asked.get("network", False),
+                        timeout=asked.get("timeout"),
+                    )  # fmt: skip
+                    told = run.for_model()
+                except FumehoodError as error:
+                    told = f"ERROR: {error}"
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": told})
+
+
+if __name__ == "__main__":
+    # OPENAI_BASE_URL names another server: for Ollama http://127.0.0.1:11434/v1
+    print(work(sys.argv[1], sys.argv[2], sys.argv[3], OpenAI()))
