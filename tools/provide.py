@@ -13,6 +13,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 LOCK = CHECKOUT / "requirements/clients.txt"
 FRAMEWORKS = CHECKOUT / "requirements/adapters.txt"
+HARBOR = CHECKOUT / "requirements/harbor.txt"
 PACKAGES = CHECKOUT / "tools/clients/package.json"
 
 
@@ -37,6 +38,26 @@ def frameworks(*, install: bool = True) -> Path | None:
     return place / "bin/python" if place.is_dir() else None
 
 
+def harbor() -> Path:
+    """Return the Python of the environment that has Harbor, installed if needed; Harbor needs Python 3.12."""
+    python = newer_python()
+    if python is None:
+        raise SystemExit("Harbor needs Python 3.12 or newer, and there is none; FUMEHOOD_TESTS_PYTHON names one")
+    return _installed(_place("harbor", HARBOR), HARBOR, python) / "bin/python"
+
+
+def newer_python() -> str | None:
+    """Return a Python of 3.12 or newer that works, if there is one."""
+    named = os.environ.get("FUMEHOOD_TESTS_PYTHON", "")
+    check = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"
+    for name in filter(None, (named, sys.executable, "python3.12", "python3.13", "python3.14", "python3")):
+        # Some are only there to say that they are not.
+        found = shutil.which(name)
+        if found and subprocess.run([found, "-c", check], capture_output=True, check=False).returncode == 0:
+            return found
+    return None
+
+
 def node_tools() -> Path:
     """Return the directory of what npm has, its own Node among it: at least 22 is needed, whatever is here."""
     place = _place("node", PACKAGES)
@@ -58,11 +79,11 @@ def node_environment(tools: Path) -> dict[str, str]:
     return os.environ | {"PATH": f"{tools / 'node/bin'}:{tools / '.bin'}:{os.environ['PATH']}"}
 
 
-def _installed(place: Path, lock: Path) -> Path:
+def _installed(place: Path, lock: Path, python: str = sys.executable) -> Path:
     if place.is_dir():
         return place
     new = _fresh(place)
-    subprocess.run([sys.executable, "-m", "venv", "--symlinks", new], check=True)
+    subprocess.run([python, "-m", "venv", "--symlinks", new], check=True)
     line = [new / "bin/python", "-I", "-m", "pip", "install", "-qq", "--require-hashes", "--only-binary=:all:"]
     subprocess.run([*line, "-r", lock], check=True, stdout=sys.stderr)
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from pathlib import Path
 
 from fumehood import BadRequest, Run, Sandbox
 
@@ -47,6 +49,15 @@ def write(sandbox: Sandbox, path: str, data: bytes, *, cwd: str | None = None) -
     run = sandbox.run(["sh", "-c", _WRITE, "sh", _named(path)], stdin=data, cwd=cwd)
     _check(run, path)
     return run
+
+
+def fresh_project(prefix: str) -> tuple[tempfile.TemporaryDirectory[str], Path]:
+    """Make a project that is thrown away: not in /tmp, which commands see as their own."""
+    place = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None  # noqa: S108
+    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+    project = Path(folder.name, "project")
+    project.mkdir()
+    return folder, project
 
 
 def _named(path: str) -> str:

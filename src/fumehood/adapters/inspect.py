@@ -10,8 +10,6 @@ import asyncio
 import os
 import pwd
 import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from inspect_ai.util import (
@@ -25,7 +23,7 @@ from inspect_ai.util import (
 )  # fmt: skip
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
-from fumehood.adapters.files import read, write
+from fumehood.adapters.files import fresh_project, read, write
 from fumehood.adapters.output import is_cut, printed
 
 if TYPE_CHECKING:
@@ -58,13 +56,9 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
 
     def __init__(self, start: str | None = None, policy: Policy | None = None) -> None:
         super().__init__()
-        # Not in /tmp, which commands see as their own.
-        self._folder = tempfile.TemporaryDirectory(prefix="fumehood-inspect-", dir=_place(), ignore_cleanup_errors=True)
-        project = Path(self._folder.name, "project")
-        if start is None:
-            project.mkdir()
-        else:
-            shutil.copytree(start, project, symlinks=True)
+        self._folder, project = fresh_project("fumehood-inspect-")
+        if start is not None:
+            shutil.copytree(start, project, symlinks=True, dirs_exist_ok=True)
         wide = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         self._whole = Sandbox(project, Policy(output_limit=wide) if policy is None else policy)
         self.sandbox = self._whole.session(own_tmp=True)
@@ -125,10 +119,6 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
         """Close the records and remove the project."""
         self._whole.close()
         self._folder.cleanup()
-
-
-def _place() -> str | None:
-    return "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None  # noqa: S108
 
 
 def _is_own(user: str) -> bool:

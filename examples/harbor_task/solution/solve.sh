@@ -1,0 +1,2 @@
+#!/bin/sh
+wc -l </app/poem.txt >/app/answer.txt
