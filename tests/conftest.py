@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PREFIX = f"fumehood-tests-{os.getpid()}-"  # others may be testing here too
 # Variables that would make a test depend on who runs it.
-DROPPED = ("FUMEHOOD_", "PYTHON", "XDG_", "GIT_")
+DROPPED = ("FUMEHOOD_", "PYTHON", "XDG_", "GIT_", "MAKE", "MFLAGS")
 KEPT = ("FUMEHOOD_TESTS_MUST_RUN", "FUMEHOOD_TESTS_DIR", "FUMEHOOD_TESTS_ATTACKS")
 UNSHARE_USER = """
 import ctypes, errno, os, sys

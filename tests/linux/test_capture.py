@@ -372,7 +372,7 @@ def test_a_held_layer_has_the_form_that_the_kernel_gives_it(hood: Sandbox, proje
     run = hood.run(
         "rm -r anew; mkdir anew; echo n > anew/n; rm old/b; chmod 711 old; mkdir new; echo n > new/n", apply="hold"
     )
-    upper = upper_of(run)
+    upper = upper_of(run).with_name("held")
     found = sorted(str(path.relative_to(upper)) for path in upper.rglob("*"))
     assert found == ["anew", "anew/n", "new", "new/n", "old", "old/b"]
     gone = (upper / "old/b").lstat()
@@ -433,8 +433,9 @@ def test_a_tree_may_be_deeper_than_a_path_can_tell(way: str, hood: Sandbox, proj
 
 def test_fifos_and_sockets_are_reported_and_not_taken_over(hood: Sandbox, project: Path) -> None:
     shell("echo a > a; mkdir d", project)
-    bind = "import socket; socket.socket(socket.AF_UNIX).bind('d/socket')"
-    run = hood.run(f"mkfifo fifo; rm a; mkfifo a; {sys.executable} -c \"{bind}\"; mkdir e; mkfifo e/f; echo b > e/b")
+    # Without opening one: not every way of capturing lets a command do that.
+    make = f"import os; os.mknod('d/socket', {stat.S_IFSOCK | 0o600})"
+    run = hood.run(f"mkfifo fifo; rm a; mkfifo a; {sys.executable} -c \"{make}\"; mkdir e; mkfifo e/f; echo b > e/b")
     verdicts = sorted((each.path, each.change, each.kind, each.verdict) for each in run.changes)
     assert verdicts == [
         ("a", "type", "fifo", "unsupported"),
@@ -466,7 +467,7 @@ def test_the_projects_own_sockets_can_not_be_connected_to(hood: Sandbox, project
         listening.listen()
         connect = "import socket; socket.socket(socket.AF_UNIX).connect('socket')"
         run = hood.run([sys.executable, "-c", connect])
-    assert "ConnectionRefusedError" in run.stderr
+    assert ("ConnectionRefusedError" if run.capture == "kernel" else "PermissionError") in run.stderr
 
 
 def test_what_is_written_to_one_hard_link_is_not_written_to_the_other(hood: Sandbox, project: Path) -> None:

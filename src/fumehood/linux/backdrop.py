@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 import zlib
 
 from fumehood.core.value import Value
@@ -166,11 +167,9 @@ def _found(directory: str, text: bytes) -> tuple[tuple[str, int], ...] | None:
 
 
 def _make(backdrop: Backdrop, room: str, directory: str, text: bytes) -> tuple[tuple[str, int], ...]:
-    import shutil
-    import tempfile
-
     _make_room(room)
-    beside = tempfile.mkdtemp(prefix="new-", dir=room)
+    beside = f"{room}/new-{os.getpid()}-{time.monotonic_ns()}"
+    os.mkdir(beside, 0o700)
     try:
         _fill(backdrop, beside)
         times = tuple((below, os.stat(f"{beside}/{below}").st_mtime_ns) for below in _folders(beside))
@@ -185,6 +184,8 @@ def _make(backdrop: Backdrop, room: str, directory: str, text: bytes) -> tuple[t
             os.rename(directory, f"{beside}-old")
             os.rename(beside, directory)
     except BaseException:
+        import shutil
+
         shutil.rmtree(beside, ignore_errors=True)
         raise
     return tuple((f"{directory}/{below}", time) for below, time in times)
@@ -192,11 +193,11 @@ def _make(backdrop: Backdrop, room: str, directory: str, text: bytes) -> tuple[t
 
 def _make_room(room: str) -> None:
     """Forget the backdrops that were made longest ago, where there are many."""
-    import shutil
-
     made = [f"{room}/{name}" for name in os.listdir(room) if name != "state"]
     if len(made) < _KEPT:
         return
+    import shutil
+
     made.sort(key=lambda path: os.lstat(path).st_mtime_ns)
     for path in made[: _KEPT // 2]:
         if os.path.isdir(path):

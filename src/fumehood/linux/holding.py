@@ -111,12 +111,10 @@ def _in(loosened: Loosened, change: c.Change, act: Callable[[int, str], None]) -
     except FileNotFoundError:
         return
     try:
-        try:
-            act(directory, name)
-        except PermissionError:
-            if not loosened.loosen(parent):
-                raise
-            act(directory, name)
+        # Ahead, because not everything that fails in a closed directory says so.
+        if os.fstat(directory).st_mode & 0o300 != 0o300:
+            loosened.loosen(parent)
+        act(directory, name)
     finally:
         os.close(directory)
 

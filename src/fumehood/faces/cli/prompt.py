@@ -78,7 +78,8 @@ def _prompt(tty: int, closed: int, asked: Asked) -> None:
         with Keys(tty):
             _write(tty, told(asked.question, asked.seconds))
             answer = _answer(tty, closed, asked.question)
-            _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
+        # Whoever reads this has the terminal back as it was.
+        _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
         asked.answer(answer or p.DENY_ONCE)
     except (OSError, termios.error):
         asked.answer(None)  # the terminal is gone, and with it whoever was there
