@@ -30,12 +30,14 @@ def claude() -> Path:
     return found
 
 
-def frameworks(*, install: bool = True) -> Path | None:
-    """Return the Python of the environment that has the agents' frameworks and their suites, installed if wanted."""
-    place = _place("frameworks", FRAMEWORKS)
-    if install:
-        _installed(place, FRAMEWORKS)
-    return place / "bin/python" if place.is_dir() else None
+def frameworks() -> Path:
+    """Return the Python of the environment that has the agents' frameworks and their suites, installed if needed."""
+    return _installed(_place("frameworks", FRAMEWORKS), FRAMEWORKS) / "bin/python"
+
+
+def has_frameworks() -> bool:
+    """Tell whether that environment is there."""
+    return _place("frameworks", FRAMEWORKS).is_dir()
 
 
 def harbor() -> Path:
