@@ -137,6 +137,7 @@ def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(screen):
     one.type("sh -c 'echo run''ning; sleep 100'; echo after=$?\n")
     one.wait_for("running")
     one.type("\x03")
+    one.wait_for("^C")  # what is typed before that may be thrown away with it
     one.type("echo still=$?\n")
     one.wait_for("still=130")
     one.type("exit\n")
