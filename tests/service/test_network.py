@@ -14,6 +14,7 @@ from conftest import command_line, need
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
 from fumehood.linux.probe import Host
+from fumehood.service.store import Store
 from servers import Files, Tcp, Web, echo, repository, serving
 from trees import make_tree
 
@@ -246,6 +247,9 @@ def test_a_command_runs_again_with_what_it_needed_and_leaves_one_set_of_changes(
     assert [each.allowed for each in run.connections] == [False, True]
     assert run.blocked == ()
     assert len(asking.history()) == 1
+    store = Store()
+    assert [event.act for event in store.audit.of([run.run])[run.run]] == ["asked", "decided", "decided", "applied"]
+    store.close()
     undo = asking.undo(run)
     assert undo.state == "applied"
     assert (project / "once").exists()

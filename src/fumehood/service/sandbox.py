@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
     from fumehood.service.network import Access
+    from fumehood.service.permission import Decision
     from fumehood.service.running import Starter
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
@@ -222,7 +223,7 @@ class Hood:
 
         def ask(hosts: tuple[str, ...]) -> None:
             question = network_question(run.command, run.cwd, run.project, run.run, hosts)
-            permissions.require(question, wishes.cancelled)
+            self._decided(run, question, permissions.require(question, wishes.cancelled))
 
         return connected(
             run, network, wishes, ask=ask if permissions.are_answered else None,
@@ -308,12 +309,15 @@ class Hood:
     def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
         """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
         try:
-            decision = self._permissions(wishes).require(question, wishes.cancelled)
-            self.store.audit.tell(run.run, DECIDED, f"{decision.told}: {question.text}", project=self.project.id)
+            self._decided(run, question, self._permissions(wishes).require(question, wishes.cancelled))
         except Refused as error:
             _refused(run, error)
             self.store.history.refuse(self.project.id, run)
             raise
+
+    def _decided(self, run: Run, question: Question, decision: Decision) -> None:
+        """Leave in the audit trail what a person said."""
+        self.store.audit.tell(run.run, DECIDED, f"{decision.told}: {question.text}", project=self.project.id)
 
     def _permissions(self, wishes: Wishes) -> Permissions:
         return self.permissions.among(wishes.asks) if wishes.asks else self.permissions
