@@ -46,3 +46,5 @@ def test_a_trial_is_rewarded_for_what_its_agent_did(agent: str, reward: int, roo
     assert stats["n_errored_trials"] == 0, done.stdout
     (evaluated,) = stats["evals"].values()
     assert evaluated["metrics"] == [{"mean": float(reward)}]
+    layers = Path.home() / ".local/share/fumehood/layers"
+    assert not list(layers.iterdir()), "a trial's layer goes with it"

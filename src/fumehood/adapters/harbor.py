@@ -78,8 +78,10 @@ class FumehoodEnvironment(BaseEnvironment):
         await self._upload_environment_dir_after_start()
 
     async def stop(self, delete: bool) -> None:
-        """Close the records; throw the project away if told so."""
+        """Close the records; throw the project and its layer away if told so."""
         if self._whole is not None:
+            if delete:
+                await asyncio.to_thread(self._whole.reset_root)
             self._whole.close()
             self._whole = None
         if self._folder is not None and delete:

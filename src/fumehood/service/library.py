@@ -265,10 +265,12 @@ class Sandbox:
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
+        from fumehood.core.limits import OUTPUT, is_of
+
         run = self.run(["cat", "--", os.fspath(path)], apply="discard")
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be read: {run.stderr.strip()}")
-        if run.output_truncated:
+        if any(is_of(each, OUTPUT) for each in run.blocked):
             raise BadRequest(f"{os.fspath(path)} is too large to be read at once", hint="read a part with a command")
         return b"".join(self._store.history.printed(run.run, "stdout"))
 
@@ -279,6 +281,12 @@ class Sandbox:
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be written: {run.stderr.strip()}")
         return run
+
+    def reset_root(self) -> bool:
+        """Drop what commands wrote to this project's own layer over a root tree; False if there is none."""
+        from fumehood.service.workspaces import reset
+
+        return reset(self._store, self._project)
 
     def find(self, run: str = "last") -> Run:
         """Return a run of this project by its id, the beginning of one, or `last`."""
