@@ -22,7 +22,6 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 USER = "fumehood-test"
-SECOND = "--second-pass"
 LOCK = "/run/fumehood-tests.lock"
 CLONE_NEWUSER = 0x10000000
 NO_TESTS_SELECTED = 5
@@ -53,10 +52,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run one pass, or two for root; fail if any fails."""
     # So that the set-up is taken back: the user, the copy, the device's mode.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if arguments[:1] == [SECOND]:
-        done = second_pass(arguments[1:])
-        print(done.closing)
-        return done.status
     must_run = os.environ.get("FUMEHOOD_TESTS_MUST_RUN") == "1"
     is_root = os.geteuid() == 0
     missing = [tool for tool in SYSTEM_TOOLS if shutil.which(tool) is None]
@@ -66,14 +61,10 @@ def main(arguments: Sequence[str]) -> int:
     if obstacle is not None:
         print(f"root only, not again as an ordinary user: {obstacle}", flush=True)
     name = "root" if is_root else "this user"
+    passes = [run_pytest(name, [sys.executable], CHECKOUT, None, arguments)]
     if is_root and obstacle is None:
-        # Beside the first, which leaves one core idle for much of its time.
-        with Beside(arguments) as beside:
-            passes = [run_pytest(name, [sys.executable], CHECKOUT, None, arguments)]
-            passes.append(beside.ended())
-    else:
-        passes = [run_pytest(name, [sys.executable], CHECKOUT, None, arguments)]
-    if obstacle is not None and must_run:
+        passes.append(second_pass(arguments))
+    elif obstacle is not None and must_run:
         passes.append(Pass("an ordinary user", 1, f"every test must run here, but {obstacle}"))
     if len(passes) > 1:
         print()
@@ -165,36 +156,6 @@ class Account:
     def switch(self) -> dict[str, Any]:
         """Arguments that make subprocess start something as this account."""
         return {"user": self.uid, "group": self.gid, "extra_groups": [], "umask": 0o022}
-
-
-class Beside:
-    """The second pass in a process of its own; what it says is kept until the first has ended."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the `with` block
-        command = [sys.executable, str(Path(__file__)), SECOND, *arguments]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._said, stderr=subprocess.STDOUT
-        )
-
-    def __enter__(self) -> "Beside":
-        return self
-
-    def ended(self) -> Pass:
-        """Wait for its end, and show what it said."""
-        status = self._process.wait()
-        self._said.seek(0)
-        said = self._said.read()
-        sys.stdout.buffer.write(said)
-        sys.stdout.buffer.flush()
-        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-        return Pass("an ordinary user", status, lines[-1] if lines else "it printed nothing")
-
-    def __exit__(self, *_error: object) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()  # it takes its set-up back
-            self._process.wait()
-        self._said.close()
 
 
 def second_pass(arguments: Sequence[str]) -> Pass:
