@@ -254,7 +254,7 @@ def apply_tree(room: Path) -> Iterator[Figure]:
     line = f"mkdir new && cd new && for d in $(seq 100); do mkdir $d; (cd $d; seq {FILES // 100} | xargs touch); done"
     with Sandbox(project) as sandbox:
         held = sandbox.run(line, apply="hold")
-        upper = open_top(f"{os.environ['HOME']}/.local/state/fumehood/runs/{held.id}/0/upper")
+        upper = open_top(f"{os.environ['HOME']}/.local/state/fumehood/runs/{held.id}/0/held")
         live = open_top(str(project))
         scanned = seconds(lambda: scan(0, upper, live))
         applied = seconds(lambda: sandbox.apply(held))
