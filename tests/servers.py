@@ -9,16 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-class Web(http.server.ThreadingHTTPServer):
-    """A web server that remembers what it was asked."""
-
+class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, body: bytes = b"hello\n", chunked: bool = False, address: str = "127.0.0.1") -> None:
-        self.body, self.chunked = body, chunked
-        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.clients: set[tuple[str, int]] = set()
-        super().__init__((address, 0), _Handler)
+    def serve(self) -> None:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     @property
@@ -28,6 +22,17 @@ class Web(http.server.ThreadingHTTPServer):
     def close(self) -> None:
         self.shutdown()
         self.server_close()
+
+
+class Web(_Server):
+    """A web server that remembers what it was asked."""
+
+    def __init__(self, body: bytes = b"hello\n", chunked: bool = False, address: str = "127.0.0.1") -> None:
+        self.body, self.chunked = body, chunked
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.clients: set[tuple[str, int]] = set()
+        super().__init__((address, 0), _Handler)
+        self.serve()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -144,10 +149,8 @@ def repository(top: Path) -> Path:
     return bare.parent
 
 
-class Files(http.server.ThreadingHTTPServer):
+class Files(_Server):
     """A plain web server of a directory."""
-
-    daemon_threads = True
 
     def __init__(self, directory: Path) -> None:
         class Handler(http.server.SimpleHTTPRequestHandler):
@@ -158,12 +161,4 @@ class Files(http.server.ThreadingHTTPServer):
                 return
 
         super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
+        self.serve()

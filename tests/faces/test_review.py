@@ -1,57 +1,36 @@
 """Going through what is held at a real terminal."""
 
 import json
-import os
-import pty
-import select
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from at_terminal import Terminal
+
 pytestmark = pytest.mark.namespaces
 
-REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 60
+_QUESTION = "[q]uit > "
 
 
-class Person:
-    """Somebody at a terminal, who waits for a question before the next key."""
+class Person(Terminal):
+    """Somebody who goes through what is held, and waits for a question before the next key."""
 
     def __init__(self, project: Path) -> None:
-        self.terminal, theirs = pty.openpty()
-        self.screen = ""
-        code = "import sys; from fumehood.faces.cli.main import command; command()"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "review"], cwd=project, stdin=theirs, stdout=theirs, stderr=theirs,
-            start_new_session=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "NO_COLOR": "1"},
-        )  # fmt: skip
-        os.close(theirs)
-
-    def waits_for(self, text: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while text not in self.screen:
-            ready, _, _ = select.select([self.terminal], [], [], max(0, deadline - time.monotonic()))
-            assert ready, self.screen
-            try:
-                self.screen += os.read(self.terminal, 4096).decode(errors="replace")
-            except OSError:
-                break
-        assert text in self.screen, self.screen
+        source = str(Path(__file__).parents[2] / "src")
+        code = f"import sys; sys.path.insert(0, {source!r}); from fumehood.faces.cli.main import command; command()"
+        super().__init__(["env", "NO_COLOR=1", sys.executable, "-c", code, "review"], project)
+        self._answered = 0
 
     def types(self, key: str) -> None:
-        self.waits_for("[q]uit > ")
-        self.screen = ""
+        """Answer the next question."""
+        while self.seen.count(_QUESTION) <= self._answered:
+            assert self._read(), self.seen
+        self._answered += 1
         # The flush of what was typed before comes after the question is written.
         time.sleep(0.2)
-        os.write(self.terminal, key.encode())
-
-    def leaves(self) -> int:
-        code = self.process.wait(PATIENCE_S)
-        os.close(self.terminal)
-        return code
+        self.type(key)
 
 
 @pytest.fixture
@@ -62,13 +41,13 @@ def held(cli, project):
 
 
 def test_each_change_is_shown_and_decided_by_a_key(held, cli):
-    person = Person(held)
-    person.waits_for("+A")
-    person.types("a")
-    person.types("d")
-    person.types("s")
-    person.types("a")
-    assert person.leaves() == 0
+    with Person(held) as person:
+        person.wait_for("+A")
+        person.types("a")
+        person.types("d")
+        person.types("s")
+        person.types("a")
+        assert person.end() == 0
     assert (held / "a").read_text() == "a\nA\n"
     assert not (held / "b").exists()
     assert not (held / "c").exists()
@@ -79,17 +58,17 @@ def test_each_change_is_shown_and_decided_by_a_key(held, cli):
 
 def test_a_conflict_can_be_forced(held):
     (held / "a").write_text("the person's\n")
-    person = Person(held)
-    person.types("a")
-    person.types("s")
-    person.types("q")
-    assert person.leaves() == 0
+    with Person(held) as person:
+        person.types("a")
+        person.types("s")
+        person.types("q")
+        assert person.end() == 0
     assert (held / "a").read_text() == "the person's\n"
-    person = Person(held)
-    person.waits_for("[f]orce")
-    person.types("f")
-    person.types("D")
-    assert person.leaves() == 0
+    with Person(held) as person:
+        person.wait_for("[f]orce")
+        person.types("f")
+        person.types("D")
+        assert person.end() == 0
     assert (held / "a").read_text() == "a\nA\n"
     assert not (held / "b").exists()
 
@@ -107,8 +86,8 @@ def test_without_a_terminal_it_is_told_what_waits(held, cli):
 
 def test_an_escape_sequence_in_what_is_held_does_not_reach_the_terminal(project, cli):
     cli("run", "--hold", "--", "printf 'x\\033]0;owned\\007y\\n' > \"$(printf 'n\\033[2Jame')\"")
-    person = Person(project)
-    person.types("q")
-    assert person.leaves() == 0
-    assert "\x1b]0;" not in person.screen
-    assert "\x1b[2J" not in person.screen
+    with Person(project) as person:
+        person.types("q")
+        assert person.end() == 0
+    assert "\x1b]0;" not in person.seen
+    assert "\x1b[2J" not in person.seen

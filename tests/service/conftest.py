@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fumehood import Run, Sandbox
+from people import Person
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +23,9 @@ def run(sandbox: Sandbox) -> Callable[..., Run]:
 def undo(sandbox: Sandbox) -> Callable[[Run], Run]:
     """Take a run back."""
     return sandbox.undo
+
+
+@pytest.fixture
+def person() -> Person:
+    """Somebody who is asked, and says yes."""
+    return Person()

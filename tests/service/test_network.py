@@ -15,6 +15,7 @@ from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
 from fumehood.linux.probe import Host
 from fumehood.service.store import Store
+from people import Person
 from servers import Files, Tcp, Web, echo, repository, serving
 from trees import make_tree
 
@@ -33,23 +34,6 @@ def web():
 def other():
     with serving(Web(b"other\n")) as web:
         yield web
-
-
-class Person:
-    """Somebody who is asked, answers, and remembers the question."""
-
-    def __init__(self, answer: bool = True) -> None:
-        self.answer = answer
-        self.asked = []
-
-    def __call__(self, question):
-        self.asked.append(question)
-        return self.answer
-
-
-@pytest.fixture
-def person():
-    return Person()
 
 
 @pytest.fixture

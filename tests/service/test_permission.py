@@ -10,6 +10,7 @@ from fumehood.core import permission as p
 from fumehood.service.ask import channels
 from fumehood.service.permission import Permissions
 from fumehood.service.store import Store
+from people import Person
 
 
 @pytest.fixture
@@ -17,18 +18,6 @@ def store(home):
     store = Store()
     yield store
     store.close()
-
-
-class Person:
-    """Gives the same answer each time, and remembers what was asked."""
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.asked = []
-
-    def __call__(self, question):
-        self.asked.append(question)
-        return self.answer
 
 
 def question(**changed):

@@ -16,6 +16,7 @@ from fumehood import BadRequest, Policy, Refused, Sandbox, Unavailable
 from fumehood.core import permission as p
 from fumehood.linux.probe import Host
 from fumehood.service.unsandboxed import UNCAPTURED, resolved
+from people import Person
 
 IS_ROOT = os.geteuid() == 0
 
@@ -24,21 +25,6 @@ IS_ROOT = os.geteuid() == 0
 def no_sandbox(home, monkeypatch):
     """A host whose bubblewrap is none."""
     monkeypatch.setenv("FUMEHOOD_BWRAP", "/bin/false")
-
-
-class Person:
-    def __init__(self, answer=True):
-        self.answer = answer
-        self.asked = []
-
-    def __call__(self, question):
-        self.asked.append(question)
-        return self.answer
-
-
-@pytest.fixture
-def person():
-    return Person()
 
 
 @pytest.fixture

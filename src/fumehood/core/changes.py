@@ -14,6 +14,7 @@ WHITEOUT, OPAQUE = "whiteout", "opaque directory"
 ADDED, MODIFIED, DELETED, MODE, TYPE = "added", "modified", "deleted", "mode", "type"
 
 APPLIED, HELD, CONFLICT, DISCARDED, UNSUPPORTED = "applied", "held", "conflict", "discarded", "unsupported"
+WAITING = (HELD, CONFLICT)  # for a person's word
 
 ORIGIN, OTHERS = 1, 2
 
@@ -171,6 +172,17 @@ class Change:
 
     def __repr__(self) -> str:
         return f"Change({self.change} {self.kind} {self.path!r} {self.verdict} {self.reason})"
+
+
+def is_mode_alone(change: Change) -> bool:
+    """Tell whether only the mode of a directory changes."""
+    return change.change == MODE and change.kind == DIRECTORY
+
+
+def above(path: str) -> list[str]:
+    """Return the directories above a path, the topmost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def by_path(changes: Iterable[Change]) -> list[Change]:

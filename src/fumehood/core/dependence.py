@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-WAITING = (c.HELD, c.CONFLICT)
-
 
 class Waiting:
     """What waits in earlier runs: `found` are their runs' names, the number of the root here, and the changes."""
@@ -20,9 +18,9 @@ class Waiting:
         self._above: dict[tuple[int, str], str] = {}
         for run, root, change in found:
             self._at[root, change.path] = run
-            if not is_mode_alone(change):
+            if not c.is_mode_alone(change):
                 self._trees[root, change.path] = run
-            for each in above(change.path):
+            for each in c.above(change.path):
                 self._above[root, each] = run
 
     def __bool__(self) -> bool:
@@ -38,7 +36,7 @@ class Waiting:
             return self._at[root, path]
         if change.change in (c.DELETED, c.TYPE) and (root, path) in self._above:
             return self._above[root, path]
-        return next((self._trees[root, each] for each in above(path) if (root, each) in self._trees), None)
+        return next((self._trees[root, each] for each in c.above(path) if (root, each) in self._trees), None)
 
 
 def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:
@@ -48,14 +46,3 @@ def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:
     for change in changes:
         if change.verdict == c.APPLIED and (run := waiting.under(change)) is not None:
             change.verdict, change.reason = c.HELD, f"it builds on run {run}, which was held"
-
-
-def is_mode_alone(change: c.Change) -> bool:
-    """Tell whether only the mode of a directory changes."""
-    return change.change == c.MODE and change.kind == c.DIRECTORY
-
-
-def above(path: str) -> list[str]:
-    """Return the directories above a path."""
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts))]

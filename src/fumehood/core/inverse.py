@@ -45,10 +45,10 @@ def _opposite(change: c.Change) -> c.Change:
 def staying(changes: Sequence[c.Change]) -> frozenset[tuple[int, str]]:
     """Return the directories of the layer that hold something which was not taken over."""
     return frozenset(
-        (change.root, "/".join(change.path.split("/")[:end]))
+        (change.root, parent)
         for change in changes
         if change.verdict != c.APPLIED
-        for end in range(1, change.path.count("/") + 1)
+        for parent in c.above(change.path)
     )
 
 
@@ -57,7 +57,6 @@ def needs_layer(change: c.Change) -> bool:
 
     What could not leave keeps the directories around it, which an undo puts back into.
     """
-    if change.verdict in (c.HELD, c.CONFLICT, c.UNSUPPORTED):
+    if change.verdict in (*c.WAITING, c.UNSUPPORTED):
         return True
-    is_mode_alone = change.change == c.MODE and change.kind == c.DIRECTORY
-    return change.verdict == c.APPLIED and change.before is not None and not is_mode_alone
+    return change.verdict == c.APPLIED and change.before is not None and not c.is_mode_alone(change)

@@ -14,7 +14,6 @@ from fumehood.core.changes import (
     UNSUPPORTED,
     Change,
 )
-from fumehood.core.dependence import hold_what_builds_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ def judge(
         if found is not None:
             change.flags = (found.flag,)
     if waiting is not None:
+        from fumehood.core.dependence import hold_what_builds_on
+
         hold_what_builds_on(changes, waiting)
     keep_replacements_whole(changes)
     if known or waiting:

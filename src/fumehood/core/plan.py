@@ -55,7 +55,7 @@ def plan(changes: Sequence[c.Change], staying: frozenset[tuple[int, str]] = froz
         if change.verdict != c.APPLIED:
             # What lies in it may still move, where the directory itself is in the project already.
             steps += _trees(below, staying)
-        elif change.change == c.MODE and change.kind == c.DIRECTORY:
+        elif c.is_mode_alone(change):
             last.append(Step(CHMOD, change))
         elif change.change in (c.ADDED, c.DELETED):
             for step in _trees((change, *below), staying):
@@ -77,7 +77,7 @@ def _trees(tree: Sequence[c.Change], staying: frozenset[tuple[int, str]]) -> lis
     if not tree:
         return []
     whole, piece = (PUT, MKDIR) if tree[0].change == c.ADDED else (TAKE, RMDIR)
-    broken = {parent for each in tree if each.verdict != c.APPLIED for parent in _parents(each.path)}
+    broken = {parent for each in tree if each.verdict != c.APPLIED for parent in c.above(each.path)}
     steps: list[Step] = []
     covered = "\0"
     for change in tree:
@@ -92,11 +92,6 @@ def _trees(tree: Sequence[c.Change], staying: frozenset[tuple[int, str]]) -> lis
             steps.append(_step(whole, change, ()))
             covered = f"{change.path}/" if change.kind == c.DIRECTORY else "\0"
     return steps
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def sharing(changes: Sequence[c.Change], version: str) -> list[c.Change]:

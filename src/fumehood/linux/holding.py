@@ -47,7 +47,7 @@ def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change
     loosened = Loosened(top)
     try:
         for change in _tops(changes, _ancestors(staying)):
-            if not _is_mode_alone(change):
+            if not c.is_mode_alone(change):
                 _in(loosened, change, remove_tree)
     finally:
         loosened.restore()
@@ -77,12 +77,7 @@ def _remove_empty(directory: int, name: str) -> None:
 
 def _ancestors(changes: Sequence[c.Change]) -> set[str]:
     """Return the directories above the paths of changes."""
-    found: set[str] = set()
-    for change in changes:
-        above = change.path
-        while (above := split(above)[0]) and above not in found:
-            found.add(above)
-    return found
+    return {parent for change in changes for parent in c.above(change.path)}
 
 
 def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:
@@ -93,14 +88,10 @@ def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:
         if change.path.startswith(covered):
             continue
         tops.append(change)
-        is_whole = change.kind == c.DIRECTORY and not _is_mode_alone(change) and change.path not in kept
+        is_whole = change.kind == c.DIRECTORY and not c.is_mode_alone(change) and change.path not in kept
         if is_whole or change.change in (c.DELETED, c.TYPE):
             covered = f"{change.path}/"
     return tops
-
-
-def _is_mode_alone(change: c.Change) -> bool:
-    return change.change == c.MODE and change.kind == c.DIRECTORY
 
 
 def _in(loosened: Loosened, change: c.Change, act: Callable[[int, str], None]) -> None:
@@ -131,7 +122,7 @@ class _Carrying:
         """Move one entry, a whole tree included."""
         if change.path == ".":
             set_mode(self._target.top, stat.S_IMODE(os.stat(self._source.top).st_mode))
-        elif _is_mode_alone(change) or (change.kind == c.DIRECTORY and change.path in self.kept):
+        elif c.is_mode_alone(change) or (change.kind == c.DIRECTORY and change.path in self.kept):
             self._directory(change.path)
         elif change.change == c.DELETED:
             self._mark(change)

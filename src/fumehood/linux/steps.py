@@ -10,6 +10,7 @@ from fumehood.core import changes as c
 from fumehood.core.plan import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_directory
+from fumehood.linux.marks import whiteout
 from fumehood.linux.nofollow import (
     Loosened,
     Parents,
@@ -265,7 +266,7 @@ def _clear_slot(layer: int, name: str) -> Callable[[], None]:
     slot = look(layer, name)
     if slot is not None and is_whiteout(slot):
         os.unlink(name, dir_fd=layer)
-        return lambda: _whiteout(layer, name)
+        return lambda: whiteout(layer, name)
     if slot is not None and stat.S_ISDIR(slot.st_mode):
         # What was in it went into the project piece by piece.
         remove_directories(layer, name)
@@ -283,7 +284,7 @@ def _take_back(sides: Sides, step: Step) -> None:
     except FileExistsError:
         raise Changed(step.change.path) from None
     # The layer is again what the run left, so that it can be applied once more.
-    _whiteout(layer, name)
+    whiteout(layer, name)
 
 
 def _mkdir(sides: Sides, step: Step) -> None:
@@ -383,10 +384,6 @@ def _chmod(directory: int, name: str, mode: int) -> None:
         set_mode(entry, mode)
     finally:
         os.close(entry)
-
-
-def _whiteout(layer: int, name: str) -> None:
-    os.mknod(name, stat.S_IFCHR | 0o000, os.makedev(0, 0), dir_fd=layer)
 
 
 def _unmark(directory: int, change: c.Change) -> None:

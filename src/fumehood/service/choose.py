@@ -28,8 +28,8 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
         return list(run.found)
     wanted: set[int] = set()
     for path in paths:
-        meanings = (_named(run, place) for place in _meanings(run, path, here))
-        found = next((each for each in meanings if each), None)
+        places = (_named(run, place) for place in meanings(run.roots, path, here))
+        found = next((each for each in places if each), None)
         if found is None:
             raise BadRequest(
                 f"run {run.run} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.run}"
@@ -38,12 +38,12 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
     return [change for n, change in enumerate(run.found) if n in wanted]
 
 
-def _meanings(run: Run, path: str, here: str) -> Iterator[str]:
+def meanings(roots: Sequence[str], path: str, here: str) -> Iterator[str]:
     """Yield the absolute paths that a path may mean, the likeliest first."""
-    if not path:
+    if not path or "\0" in path:
         return
     if not path.startswith("/"):
-        for place in (here, *run.roots) if here else run.roots:
+        for place in (here, *roots) if here else roots:
             yield os.path.normpath(f"{place}/{path}")
         return
     plain = os.path.normpath(path)

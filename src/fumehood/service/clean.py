@@ -10,7 +10,7 @@ import os
 import stat
 import time
 
-from fumehood.core.changes import CONFLICT, HELD
+from fumehood.core.changes import WAITING
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.nofollow import LISTING, entries, look, open_below, open_top
@@ -165,7 +165,7 @@ class _Cleaning:
     def _holds_something(self, layer: _Layer) -> bool:
         """Tell whether something in a layer waits for a person; an undo leaves that there."""
         return any(
-            change.verdict in (HELD, CONFLICT)
+            change.verdict in WAITING
             for run, _ in layer.users
             for change in self._store.history.changes(run)
         )

@@ -6,7 +6,6 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.dependence import WAITING, above
 from fumehood.core.judge import keep_replacements_whole
 from fumehood.core.plan import is_plain
 from fumehood.core.report import printable
@@ -62,7 +61,7 @@ def _waiting(
     if run.state != HELD:
         raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
     meant = chosen(run, paths, here=here)
-    waiting = [change for change in meant if change.verdict in WAITING]
+    waiting = [change for change in meant if change.verdict in c.WAITING]
     if not waiting:
         raise BadRequest(
             f"run {run.run} does not hold {printable(meant[0].path)}: it is {meant[0].verdict}",
@@ -171,7 +170,7 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
             change.verdict, change.reason = c.DISCARDED, "the project has it already"
             found.append(change)
     for (root, path), change in fresh.items():
-        if any((root, each) in flags for each in (path, *above(path))):
+        if any((root, each) in flags for each in (path, *c.above(path))):
             change.flags = flags.get((root, path), ())
             if change.before is not None:
                 change.before.changed_ns = 0  # a person has seen it: later than the run is not too late now

@@ -125,7 +125,7 @@ class _Versions:
         before, what = change.before, "what was there before"
         if before is not None and (held := self._held_below(change, before)) is not None:
             return held
-        if change.verdict in (c.HELD, c.CONFLICT) and (before is None or before.kind in _WITH_CONTENT):
+        if change.verdict in c.WAITING and (before is None or before.kind in _WITH_CONTENT):
             return self._now(change, before) or (_ABSENT if before is None else _gone(before, what))
         return self._version(change, before, in_slot=self._stands(change), what=what)
 

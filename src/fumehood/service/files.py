@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 AT_ONCE = 1_000  # changed paths that are recorded with the run itself: a few milliseconds
 MISSED = "missed"  # the event that tells of a daily backup that could not be made
 _KEPT = (c.FILE, c.SYMLINK)  # the kinds that have records; only files have daily backups
-_WAITING = (c.HELD, c.CONFLICT)
 _STANDING = ("applied", "held")  # states in which a run's layer holds the originals of what it changed
 
 
@@ -265,7 +264,7 @@ def forget(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:
 def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
     """Let the records tell which files held changes wait on, where these runs may have changed that."""
     files = Files(store.database)
-    if not any(change.verdict in _WAITING for run in runs for change in run.found):
+    if not any(change.verdict in c.WAITING for run in runs for change in run.found):
         if not files.is_waiting(project):
             return
         if all(run.act != "undo" for run in runs) and not files.waiting(project) & _places(runs):
@@ -324,7 +323,7 @@ def _held(store: Store, project: int) -> set[Place]:
         found |= {
             (roots[change.root], os.fsencode(change.path))
             for change in _counting(run.found)
-            if change.verdict in _WAITING
+            if change.verdict in c.WAITING
         }
     return found
 

@@ -46,7 +46,7 @@ def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.C
     after = change.after
     if now is None and after is None:
         return
-    if change.change == c.MODE and change.kind == c.DIRECTORY and now is not None and now.kind == c.DIRECTORY:
+    if c.is_mode_alone(change) and now is not None and now.kind == c.DIRECTORY:
         yield _changed(change, c.MODE, now, after)
         return
     if now is not None and after is not None and now.kind == after.kind == c.DIRECTORY:

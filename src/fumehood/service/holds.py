@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.dependence import WAITING, Waiting
+from fumehood.core.dependence import Waiting
 from fumehood.linux import holding
 from fumehood.linux.nofollow import open_top
 from fumehood.service import layers as layering
@@ -43,9 +43,9 @@ def waiting(store: Store, run: Run) -> Waiting:
 def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
     for name in reversed(run.below):  # the latest word on a path counts
         earlier = store.history.find(name)
-        verdicts: tuple[str, ...] = WAITING if earlier.state == "held" else ()
+        verdicts: tuple[str, ...] = c.WAITING if earlier.state == "held" else ()
         if store.history.was_decided_after(name, run.started_at):
-            verdicts = (*WAITING, c.DISCARDED)
+            verdicts = (*c.WAITING, c.DISCARDED)
         for change in earlier.found if verdicts else ():
             root = earlier.roots[change.root]
             if change.verdict in verdicts and root in run.roots:
@@ -55,13 +55,13 @@ def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
 def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
     """Return a held run that builds on some of a run's changes, and the path of one of them."""
     found = Waiting((run.run, change.root, change) for change in chosen)
-    for name, _ in store.history.held(project):
+    for name in store.history.held(project):
         later = store.history.find(name)
         if run.run not in later.below:
             continue
         for change in later.found:
             root = later.roots[change.root]
-            if change.verdict in WAITING and root in run.roots:
+            if change.verdict in c.WAITING and root in run.roots:
                 moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
                 if found.under(moved) is not None:
                     return name, change.path
@@ -80,7 +80,7 @@ def set_apart(store: Store, run: Run) -> None:
     """Move what waits out of the layer into the tree that later commands see; may be repeated."""
     for number, root in enumerate(run.roots):
         mine = [change for change in run.found if change.root == number]
-        waits = [change for change in mine if change.verdict in WAITING]
+        waits = [change for change in mine if change.verdict in c.WAITING]
         upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
         if not waits:
             continue
@@ -103,7 +103,7 @@ def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
     for number in range(len(run.roots)):
         mine = [change for change in run.found if change.root == number]
         going = [change for change in mine if change.verdict == c.APPLIED]
-        staying = [change for change in mine if change.verdict in WAITING]
+        staying = [change for change in mine if change.verdict in c.WAITING]
         upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
         if not going or not os.path.isdir(held):
             continue
@@ -130,7 +130,7 @@ def throw_away(store: Store, run: Run) -> None:
     for number in range(len(run.roots)):
         mine = [change for change in run.found if change.root == number]
         gone = [change for change in mine if change.verdict == c.DISCARDED]
-        staying = [change for change in mine if change.verdict in WAITING]
+        staying = [change for change in mine if change.verdict in c.WAITING]
         held = store.places.layer(run.run, number, "held")
         if gone and os.path.isdir(held):
             top = open_top(held)

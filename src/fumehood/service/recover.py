@@ -263,7 +263,7 @@ def _give_modes_back(top: int, changes: Sequence[c.Change], version: str) -> Non
         stamp: c.Stamp | None = getattr(change, version)
         if stamp is None or found is None or kind_of(found.st_mode) != stamp.kind or is_whiteout(found):
             continue
-        if _is_mode_alone(change) or not (is_layer or found.st_ino == stamp.inode):
+        if c.is_mode_alone(change) or not (is_layer or found.st_ino == stamp.inode):
             continue
         mode = stat.S_IMODE(found.st_mode)
         if mode != stamp.mode and mode in {stamp.mode | bits for bits in _OPENED}:
@@ -271,10 +271,6 @@ def _give_modes_back(top: int, changes: Sequence[c.Change], version: str) -> Non
         if is_layer:
             change.after = stamp_of(found)
             change.after.mode = stamp.mode
-
-
-def _is_mode_alone(change: c.Change) -> bool:
-    return change.change == c.MODE and change.kind == c.DIRECTORY
 
 
 def _set_mode(top: int, path: str, mode: int) -> None:

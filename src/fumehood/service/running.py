@@ -85,6 +85,25 @@ class Execution:
         access: Access | None = None,
     ) -> Ended:
         """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
+        plan = self._planned(command, world, cwd, backdrops, seat, access)
+        try:
+            self._capture.begin()
+            ended = self.attend(plan, outputs, timeout, wishes, access)
+            self._capture.finish()
+        except BaseException:
+            self._capture.abandon()
+            raise
+        finally:
+            if world.scratch is not None:
+                world.scratch.remove()
+        _check_launch(ended, cwd)
+        return ended
+
+    def _planned(
+        self, command: tuple[str, ...], world: World, cwd: str, backdrops: Backdrops, seat: Seat | None,
+        access: Access | None,
+    ) -> Plan:  # fmt: skip
+        """Put together all that a launch needs."""
         capture = self._capture
         bwrap = self._bubblewrap()
         owner = self._owner()
@@ -123,7 +142,7 @@ class Execution:
             scratch_overlays=tuple(scratch.bubblewrap_overlays) if scratch else (),
             filter_fd=FILTER_FD if refused else 0, guard_fd=GUARD_FD if guard() else 0,
         )  # fmt: skip
-        plan = Plan(
+        return Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
             overlays=(*capture.overlays, *world.overlays, *(scratch.overlays if scratch else ())),
             privileged=self._host.privileged, owner=owner, tree=stand,
@@ -134,18 +153,6 @@ class Execution:
             limits=resource_limits(self._limits),
             filter=refused, guarded=bool(guard()),
         )  # fmt: skip
-        try:
-            capture.begin()
-            ended = self.attend(plan, outputs, timeout, wishes, access)
-            capture.finish()
-        except BaseException:
-            capture.abandon()
-            raise
-        finally:
-            if scratch is not None:
-                scratch.remove()
-        _check_launch(ended, cwd)
-        return ended
 
     def _behind(
         self, backdrops: Backdrops, world: World, user: int, home: str, points: tuple[str, ...]

@@ -241,7 +241,7 @@ class Hood:
         run.capture = capturing.choose(found, self.policy.capture, run.roots)
         self.store.recover()
         claim.take()
-        run.below = tuple(name for name, _ in self.store.history.held(self.project.id))
+        run.below = tuple(self.store.history.held(self.project.id))
         self.store.history.begin(self.project.id, run, os.getpid())
         layers = layering.make(places, run.run, run.roots, run.capture, self._below(run))
         capture = capturing.Capture(run.capture, layers, world.targets)

@@ -104,7 +104,7 @@ def record_files(store: Store, project: int, run: Run) -> None:
 def state_of(changes: Sequence[c.Change]) -> str:
     """Name the state of a run by what became of its changes."""
     verdicts = {change.verdict for change in changes}
-    if verdicts & {c.HELD, c.CONFLICT}:
+    if not verdicts.isdisjoint(c.WAITING):
         return HELD
     if c.APPLIED in verdicts:
         return APPLIED

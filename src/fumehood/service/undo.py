@@ -65,7 +65,7 @@ def undo(
             others=consequences(store, run, back),
         )  # fmt: skip
         record(store, project.id, back)
-        held = [change for change in first.found if change.verdict in (c.HELD, c.CONFLICT)]
+        held = [change for change in first.found if change.verdict in c.WAITING]
         layering.drop_if_empty(store.places, back.layer, [*back.found, *held, *_others(store, back)])
     return back
 
@@ -203,8 +203,7 @@ def _find_backups(store: Store, back: Run, changes: Sequence[c.Change]) -> None:
 
 
 def _is_kept(change: c.Change) -> bool:
-    is_mode_alone = change.change == c.MODE and change.kind == c.DIRECTORY
-    return change.after is not None and not is_mode_alone
+    return change.after is not None and not c.is_mode_alone(change)
 
 
 def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:

@@ -10,6 +10,7 @@ from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.nofollow import stamp_of
+from fumehood.service.choose import meanings
 from fumehood.service.files import catch_up
 from fumehood.store.backups import Daily, Slots, parsed
 from fumehood.store.files import Files
@@ -166,8 +167,8 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
     A path may be absolute, relative to `here` (where the person is), or relative to a root, as reports show
     it; the first of these that anything is known of counts.
     """
-    meanings = (_below(project, meant) for meant in _meanings(project, path, here))
-    places = [place for place in meanings if place is not None]
+    below = (_below(project, meant) for meant in meanings(project.roots, path, here))
+    places = [place for place in below if place is not None]
     if not places:
         raise BadRequest(
             f"{printable(path) or 'an empty path'} is no path in {project.path}",
@@ -176,20 +177,6 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
     files = Files(store.database)
     known = (place for place in places if files.past(project.id, *place) or files.at(project.id, *place))
     return next(known, places[0])
-
-
-def _meanings(project: Project, path: str, here: str) -> Iterator[str]:
-    """Yield the absolute paths that a path may mean, the likeliest first."""
-    if not path or "\0" in path:
-        return
-    if not path.startswith("/"):
-        for place in (here, *project.roots) if here else project.roots:
-            yield os.path.normpath(f"{place}/{path}")
-        return
-    plain = os.path.normpath(path)
-    yield plain
-    # By way of a symlink; the last name is left alone, because it may be a symlink itself.
-    yield os.path.join(os.path.realpath(os.path.dirname(plain)), os.path.basename(plain))
 
 
 def _below(project: Project, meant: str) -> tuple[str, str] | None:

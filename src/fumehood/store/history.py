@@ -191,11 +191,12 @@ class History:
                 self.audit.add(connection, other.run, other.state, f"by run {run.run}")
             self._make_due(connection, run.run)
 
-    def held(self, project: int) -> list[tuple[str, int]]:
-        """Return the runs of a project that hold something, the latest first, with their numbers."""
-        return self.database.rows(
-            "SELECT id, number FROM runs WHERE project = ? AND state = 'held' ORDER BY id DESC", (project,)
+    def held(self, project: int) -> list[str]:
+        """Return the runs of a project that hold something, the latest first."""
+        found = self.database.rows(
+            "SELECT id FROM runs WHERE project = ? AND state = 'held' ORDER BY id DESC", (project,)
         )
+        return [name for (name,) in found]
 
     def roots(self, run: str) -> tuple[str, ...]:
         """Return the roots of a run."""

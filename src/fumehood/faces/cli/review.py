@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from fumehood.core import changes as c
-from fumehood.core.dependence import WAITING
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.commands import Context, add_run, paint
@@ -56,13 +55,13 @@ def _held(context: Context) -> list[Run]:
         if run.state != "held":
             raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
         return [run]
-    names = [name for name, _ in context.store.history.held(context.project.id)]
+    names = context.store.history.held(context.project.id)
     return [context.store.history.find(name) for name in reversed(names)]
 
 
 def _waiting(run: Run) -> list[c.Change]:
     """Return the changes to be decided: what lies in a directory that waits is decided with it."""
-    waiting = [change for change in run.found if change.verdict in WAITING]
+    waiting = [change for change in run.found if change.verdict in c.WAITING]
     tops = {(change.root, change.path) for change in waiting if change.within is None}
     return [change for change in waiting if change.within is None or (change.root, change.within) not in tops]
 
@@ -70,7 +69,7 @@ def _waiting(run: Run) -> list[c.Change]:
 def _told(context: Context, run: Run) -> dict[str, Any]:
     places = [_place(run, change) for change in _waiting(run)]
     texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
-    changes = [change for change in run.changes if change.verdict in WAITING]
+    changes = [change for change in run.changes if change.verdict in c.WAITING]
     return {
         "run": run.run, "command": run.command, "started_at": run.started_at, "reason": run.reason,
         "changes": [{**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
