@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.processes import left_over, processes
 
 import fumehood
 from fumehood import BadRequest, FumehoodError, LaunchFailed, Policy, Refused, Sandbox
@@ -285,25 +286,6 @@ def test_a_listener_that_fails_ends_the_command_and_nothing_is_applied(sandbox, 
 
 
 # --- it ends, and everything with it ---
-
-
-def left_over(marker, *, patience_s=5.0):
-    """Processes that name a marker, after a moment for those that are about to end."""
-    until = time.monotonic() + patience_s
-    while (found := processes(marker)) and time.monotonic() < until:
-        time.sleep(0.02)
-    return found
-
-
-def processes(marker):
-    found = []
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and marker.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
-                found.append(int(entry))
-        except OSError:
-            continue
-    return found
 
 
 @sandboxed

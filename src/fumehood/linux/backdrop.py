@@ -61,7 +61,11 @@ def prepared(backdrop: Backdrop, state: str) -> Prepared:
     times = _found(directory, text)
     if times is None:
         try:
-            times = _make(backdrop, room, directory, text)
+            lock = _alone(room)
+            try:
+                times = _found(directory, text) or _make(backdrop, room, directory, text)
+            finally:
+                os.close(lock)
         except OSError as error:
             raise Unavailable(
                 f"cannot prepare what commands see in {room}: {error.strerror} ({error.filename})",
@@ -177,12 +181,10 @@ def _make(backdrop: Backdrop, room: str, directory: str, text: bytes) -> tuple[t
         listed = "".join(f"{time} {below}\0" for below, time in times)
         _write(f"{beside}/times", listed.encode(errors="surrogateescape"))
         os.chmod(beside, 0o755)  # noqa: S103 - its parent is closed; an owner that root works for sees it by a bind
-        try:
-            os.rename(beside, directory)
-        except OSError:
-            # Another process was faster, or it is not whole: one that runs may still use it.
+        if os.path.lexists(directory):
+            # It is not whole, or another has the same sum; one that runs may still use it.
             os.rename(directory, f"{beside}-old")
-            os.rename(beside, directory)
+        os.rename(beside, directory)
     except BaseException:
         import shutil
 
@@ -191,9 +193,18 @@ def _make(backdrop: Backdrop, room: str, directory: str, text: bytes) -> tuple[t
     return tuple((f"{directory}/{below}", time) for below, time in times)
 
 
+def _alone(room: str) -> int:
+    """Keep threads and processes that make the same backdrop apart, until what is returned is closed."""
+    import fcntl
+
+    lock = os.open(f"{room}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
 def _make_room(room: str) -> None:
     """Forget the backdrops that were made longest ago, where there are many."""
-    made = [f"{room}/{name}" for name in os.listdir(room) if name != "state"]
+    made = [f"{room}/{name}" for name in os.listdir(room) if name not in ("state", "lock")]
     if len(made) < _KEPT:
         return
     import shutil

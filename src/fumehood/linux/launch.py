@@ -22,6 +22,7 @@ _REPORT_FD = 4
 FILTER_FD, GUARD_FD = 5, 6
 _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT, _END = 9, 2, 15
+BACKDROP = "mounting the backdrop"
 
 
 class Owner(Value):
@@ -103,14 +104,14 @@ def _acts(plan: Plan, channel: int) -> Iterator[tuple[str, Callable[[], object]]
         yield (
             "making namespaces", lambda: overlay.enter_namespaces(privileged=plan.privileged, network=network)
         )  # fmt: skip
+    if plan.backdrop is not None:
+        behind = plan.backdrop
+        # Before the roots: a view shows what is below them, not them. Before the listeners: this may be tried again.
+        yield BACKDROP, lambda: backdrop.mount(behind)
     if plan.listen:
         from fumehood.linux.nets import send_listeners
 
         yield "listening for the proxy", lambda: send_listeners(channel, plan.listen, plan.resolvers)
-    if plan.backdrop is not None:
-        behind = plan.backdrop
-        # Before the roots: a view shows what is below them, not them.
-        yield "mounting the backdrop", lambda: backdrop.mount(behind)
     for each in plan.overlays:
         yield f"mounting an overlay over {each.root}", lambda each=each: overlay.mount(each)  # type: ignore[misc]
     if plan.tree:
@@ -209,6 +210,8 @@ class Sandbox:
             data = os.read(self._reading, 4096)
             if data:
                 self._status.feed(data)
+                if self._killed:
+                    self.kill()
                 return None
             self._signal = os.WTERMSIG(os.waitpid(self.process, 0)[1])
             self._ending = True
@@ -240,10 +243,19 @@ class Sandbox:
         return self._status.init
 
     def kill(self) -> None:
-        """End everything inside at once; it dies with bubblewrap, its parent."""
-        if not self._ending:
-            self._killed = True
-            os.kill(self.process, _END if self._status.is_bare else _KILL)
+        """End everything inside at once.
+
+        Not before bubblewrap has told of its first process inside: that one waits for a word of its parent's, and
+        would wait for ever for one that is gone.
+        """
+        self._killed = True
+        if self._ending:
+            return
+        if self._status.is_bare:
+            os.kill(self.process, _END)
+        elif self._status.init is not None:
+            os.kill(self.process, _KILL)
+            _end(self._status.init)
 
     def interrupt(self) -> None:
         """Send the command what Ctrl-C would; where it has not begun yet, end it."""
@@ -256,6 +268,13 @@ class Sandbox:
             os.killpg(init, _INTERRUPT)
         except ProcessLookupError:
             return
+
+
+def _end(process: int) -> None:
+    try:
+        os.kill(process, _KILL)
+    except ProcessLookupError:
+        return  # it has just ended
 
 
 def start(plan: Plan, given: Given) -> Sandbox:

@@ -101,6 +101,10 @@ class Backdrops:
             known = self._known[key] = (table, *self._surveyed(hidden.replace(hidden=(*hidden.hidden, *linked)), needs))
         return self._kernel(as_root=as_root).replace(mounts=known[2].mounts, base=SHOWN)
 
+    def forget(self) -> None:
+        """Look everything over again for the next run: what was prepared turned out to be no longer so."""
+        self._known.clear()
+
     def _is_whole(self, made: Prepared) -> bool:
         """Tell whether a backdrop still lies there; looked at again only after a while, for only cleaners harm it."""
         now = time.monotonic()

@@ -8,6 +8,7 @@ import time
 from fumehood.core.spec import Spec, bubblewrap_arguments
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
+from fumehood.linux.again import started
 from fumehood.linux.backdrop import STAND
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.landlock import guard
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.core.policy import Limits
+    from fumehood.linux.backdrop import Mounts as Backing
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.capture import Layer
     from fumehood.linux.launch import Given
@@ -71,6 +73,7 @@ class Execution:
         self._start = start
         self._besides: tuple[str, ...] = ()  # what the command may write and fill besides its layers
         self._limits = limits
+        self._renew: Callable[[], Backing | None] = lambda: None  # finds out once more what is behind the roots
 
     def run(
         self,
@@ -116,7 +119,14 @@ class Execution:
                 command = _listening_inside(access, command, world)
         user = os.geteuid() if owner is None else owner.user
         ground = Mounts() if world.playground is None else world.playground.mounts(capture.way)
-        behind = self._behind(backdrops, world, user, environment.get("HOME", ""), ground.points)
+        home = environment.get("HOME", "")
+        behind = self._behind(backdrops, world, user, home, ground.points)
+
+        def renew() -> Backing | None:
+            backdrops.forget()
+            return self._behind(backdrops, world, user, home, ground.points).mounts
+
+        self._renew = renew
         # What is not seen through an overlay may hold sockets that lead out.
         refused = filter_for(backdrops.cache, unix_sockets=tree is not None or behind.mounts is not None)
         stand = "" if tree is None or owner is None else tree.path
@@ -229,7 +239,7 @@ class Execution:
                 watched = wishes.watch(self._capture.layers)
             try:
                 given = stdio.given
-                running = self._start(plan, given) if access is None else access.launched(self._start, plan, given)
+                running = self._begun(plan, given) if access is None else access.launched(self._begun, plan, given)
             except FumehoodError:
                 stdio.abandon()
                 raise
@@ -245,6 +255,9 @@ class Execution:
             if watched is not None:
                 watched.stop()
         return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
+
+    def _begun(self, plan: Plan, given: Given) -> Running:
+        return started(self._start, plan, given, self._renew)
 
     def _guard(self, init: int) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""

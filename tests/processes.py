@@ -1,0 +1,25 @@
+"""Find what still runs."""
+
+import os
+import time
+from pathlib import Path
+
+
+def left_over(marker, *, patience_s=5.0):
+    """Processes that name a marker, after a moment for those that are about to end."""
+    until = time.monotonic() + patience_s
+    while (found := processes(marker)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found
+
+
+def processes(marker):
+    """Those whose command line has a marker in it."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and marker.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
+                found.append(int(entry))
+        except OSError:
+            continue
+    return found
