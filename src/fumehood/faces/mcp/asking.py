@@ -102,7 +102,7 @@ def who_answers(
     context: Context[Any, Any], questions: Sequence[Question], outcome: Any, others: Sequence[Ask]
 ) -> tuple[Ask, ...]:
     """Return who may answer for this call: what was answered before it, the client while it runs, or others."""
-    if questions and outcome is not None:
+    if questions:
         answer = outcome.data.answer if isinstance(outcome, AcceptedElicitation) else DENY_ONCE
         return (Given(questions[0], answer),)
     if can_elicit(context) and context.session.can_send_request:

@@ -57,12 +57,25 @@ async def roots(ctx: Context[Any, Any]) -> Any:
     return None if desk_of(ctx).workplaces.knows_roots(ctx) else ListRoots()
 
 
-async def directories(ctx: Context[Any, Any], found: Annotated[Any, Resolve(roots)]) -> list[str]:
-    """Return the directories that the client works in."""
-    return desk_of(ctx).workplaces.remember(ctx, found)
+class Place:
+    """Where a call works: the directories of its client."""
+
+    def __init__(self, desk: Desk, directories: list[str]) -> None:
+        self.desk = desk
+        self._directories = directories
+
+    def sandbox(self, working_dir: str | None = None) -> "Sandbox":
+        """Return the sandbox for the call."""
+        return self.desk.workplaces.sandbox(self._directories, working_dir)
 
 
-Where = Annotated[list[str], Resolve(directories)]
+async def place(ctx: Context[Any, Any], found: Annotated[Any, Resolve(roots)]) -> Place:
+    """Find out where the client works."""
+    desk = desk_of(ctx)
+    return Place(desk, desk.workplaces.remember(ctx, found))
+
+
+Where = Annotated[Place, Resolve(place)]
 
 
 async def permission(
@@ -70,7 +83,7 @@ async def permission(
 ) -> Any:
     """Ask the person, through the client, for what this command needs their word for."""
     try:
-        sandbox = desk_of(ctx).workplaces.sandbox(where, working_dir)
+        sandbox = where.sandbox(working_dir)
         questions = sandbox.questions(command, cwd=working_dir or sandbox.project, network=network)
     except FumehoodError:
         return None  # the tool itself says what is wrong
@@ -80,7 +93,7 @@ async def permission(
 async def consent(ctx: Context[Any, Any], where: Where, run: str) -> Any:
     """Ask the person, through the client, whether to apply what a run had to hold."""
     try:
-        question = apply_question(desk_of(ctx).workplaces.sandbox(where), run)
+        question = apply_question(where.sandbox(), run)
     except FumehoodError:
         return None
     return elicitation(question) if can_elicit(ctx) else None
@@ -102,7 +115,9 @@ def apply_question(sandbox: "Sandbox", name: str) -> Question:
     )  # fmt: skip
 
 
-def answering(ctx: Context[Any, Any], questions: Sequence[Question], outcome: Any) -> "list[Ask]":
+def answering(
+    ctx: Context[Any, Any], where: Place, outcome: Any, questions: Callable[[], Sequence[Question]]
+) -> "list[Ask]":
     """Return who may answer for this call; a resolver's own None is an accepted nothing: the client was not asked."""
     was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
-    return list(who_answers(ctx, questions, outcome if was_asked else None, desk_of(ctx).others))
+    return list(who_answers(ctx, questions() if was_asked else (), outcome, where.desk.others))

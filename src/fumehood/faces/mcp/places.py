@@ -22,7 +22,7 @@ class Workplaces:
     """The sandboxes of this server, one for each project that its clients work on."""
 
     def __init__(self, project: str | None, session: str | None, *, own_tmp: bool = False) -> None:
-        self.project = project
+        self.project = None if project is None else os.path.realpath(project)
         self._session = session or f"mcp-{new_id().lower()}"
         self._own_tmp = own_tmp
         self._sandboxes: dict[str, Sandbox] = {}
@@ -60,7 +60,7 @@ class Workplaces:
 
     def _chosen(self, directories: list[str], working_dir: str | None) -> str:
         if self.project is not None:
-            return os.path.realpath(self.project)
+            return self.project
         real = [os.path.realpath(directory) for directory in directories]
         if working_dir and os.path.isabs(working_dir):
             inside = [each for each in real if f"{os.path.realpath(working_dir)}/".startswith(f"{each}/")]

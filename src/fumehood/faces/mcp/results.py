@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_CHANGES = 200
 _SAME = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network",
-    "duration_s", "session",
+    "session",
 )  # fmt: skip
 
 
@@ -100,28 +100,28 @@ class Job(BaseModel):
     error: str = ""
 
 
-def report_of(run: Run) -> Report:
-    """Put a run into the shape that the tools return."""
-    told = run.as_dict()
+def report_of(run: Run) -> dict[str, Any]:
+    """Put a run into the shape of a Report."""
     listed, left_out = _listed(run.changes)
     output = cut_in_the_middle(run.output, MODEL_OUTPUT)
-    return Report(
-        **{name: told[name] for name in _SAME},
-        output=output, output_truncated=run.output_truncated or output != run.output, changes=listed,
-        changes_left_out=left_out, blocked=[Blocked(**each.fields()) for each in run.blocked],
-    )  # fmt: skip
+    return {
+        **{name: getattr(run, name) for name in _SAME}, "duration_s": round(run.duration_s, 6),
+        "output": output, "output_truncated": run.output_truncated or output != run.output, "changes": listed,
+        "changes_left_out": left_out, "blocked": [each.fields() for each in run.blocked],
+    }  # fmt: skip
 
 
-def _listed(changes: tuple[ReportedChange, ...]) -> tuple[list[Change], int]:
+def _listed(changes: tuple[ReportedChange, ...]) -> tuple[list[dict[str, Any]], int]:
     """List changes: every deletion and all that was not applied, the rest up to a number."""
-    listed: list[Change] = []
+    listed: list[dict[str, Any]] = []
     left_out = 0
     for each in changes:
         if each.change != DELETED and each.verdict == APPLIED and len(listed) >= MOST_CHANGES:
             left_out += 1
             continue
-        fields = {**each.fields(), "path": _text(each.path), "root": _text(each.root), "flags": list(each.flags)}
-        listed.append(Change(**fields))
+        listed.append(
+            {**each.fields(), "path": _text(each.path), "root": _text(each.root), "flags": list(each.flags)}
+        )
     return listed, left_out
 
 
@@ -134,11 +134,13 @@ def _text(path: str) -> str:
     return path
 
 
-def returned(text: str, told: BaseModel) -> CallToolResult:
-    """Return both: the text for people and older clients, the object for the model."""
+def returned(text: str, /, **told: Any) -> CallToolResult:
+    """Return both: the text for people and older clients, the object for the model.
+
+    The SDK holds the object against the class that the tool names, so no instance of that is made here.
+    """
     return CallToolResult(
-        content=[TextContent(type="text", text=sendable(text) or "(no output)")],
-        structured_content=told.model_dump(mode="json"),
+        content=[TextContent(type="text", text=sendable(text) or "(no output)")], structured_content=told
     )
 
 

@@ -35,15 +35,15 @@ async def run_command(  # noqa: D103 - described by core/tool.py
     ctx: Context[Any, Any], where: Where, permission: Permission, command: Command, working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
 ) -> Annotated[CallToolResult, r.Report]:  # fmt: skip
-    sandbox = desk_of(ctx).workplaces.sandbox(where, working_dir)
+    sandbox = where.sandbox(working_dir)
     cwd = working_dir or sandbox.project
-    asks = answering(ctx, sandbox.questions(command, cwd=cwd, network=network), permission)
+    asks = answering(ctx, where, permission, lambda: sandbox.questions(command, cwd=cwd, network=network))
     async with Progress(ctx) as progress:
         run = await sandbox.arun(
             command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take
         )
     run.blocked = tuple(map(_with_our_hint, run.blocked))
-    return r.returned(run.for_model(), r.report_of(run))
+    return r.returned(run.for_model(), **r.report_of(run))
 
 
 @told
@@ -52,14 +52,14 @@ async def start_command(
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
 ) -> Annotated[CallToolResult, r.Job]:  # fmt: skip
     """Start a command that takes long, a server for instance; poll_command tells what it prints."""
-    sandbox = desk_of(ctx).workplaces.sandbox(where, working_dir)
+    sandbox = where.sandbox(working_dir)
     cwd = working_dir or sandbox.project
-    asks = answering(ctx, sandbox.questions(command, cwd=cwd, network=network), permission)
+    asks = answering(ctx, where, permission, lambda: sandbox.questions(command, cwd=cwd, network=network))
 
     def work(**more: Any) -> "Run":
         return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, **more)
 
-    job = desk_of(ctx).jobs.start(work)
+    job = where.desk.jobs.start(work)
     await anyio.to_thread.run_sync(job.wait, 0, _FIRST_LOOK_S)
     return _job_told(job, 0)
 
@@ -97,10 +97,10 @@ def _job_told(job: Job, offset: int) -> CallToolResult:
     job.join()
     begin, output = job.output(offset)
     output = r.sendable(output[:_MOST_TEXT])
-    told = r.Job(
-        job=job.name, running=job.is_running, offset=begin, next_offset=begin + len(output), output=output,
-        report=r.report_of(job.run) if job.run is not None else None,
-        error=f"ERROR: {job.error.message}" if job.error is not None else "",
-    )  # fmt: skip
+    error = f"ERROR: {job.error.message}" if job.error is not None else ""
     state = "is running" if job.is_running else "has ended"
-    return r.returned("\n".join(part for part in (output, told.error, f"[{job.name} {state}]") if part), told)
+    return r.returned(
+        "\n".join(part for part in (output, error, f"[{job.name} {state}]") if part),
+        job=job.name, running=job.is_running, offset=begin, next_offset=begin + len(output), output=output,
+        report=r.report_of(job.run) if job.run is not None else None, error=error,
+    )  # fmt: skip

@@ -11,6 +11,7 @@ from mcp.types import ToolAnnotations
 from fumehood import __version__
 from fumehood.core import tool as described
 from fumehood.faces.mcp import running, settling
+from fumehood.faces.mcp.wire import standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,6 +44,16 @@ _TOOLS = (
 )
 
 
+class Server(MCPServer[Any]):
+    """The SDK's server, with our own standard streams."""
+
+    async def run_stdio_async(self) -> None:
+        """Serve the one client that started us, until it leaves."""
+        inner = self._lowlevel_server
+        with standard_streams() as (incoming, outgoing):
+            await inner.run(incoming, outgoing, inner.create_initialization_options())
+
+
 def build(desk: Desk) -> MCPServer[Any]:
     """Make the server."""
 
@@ -50,7 +61,7 @@ def build(desk: Desk) -> MCPServer[Any]:
     async def lifespan(_server: object) -> AsyncIterator[Desk]:
         yield desk
 
-    server: MCPServer[Any] = MCPServer(
+    server = Server(
         "fumehood", title="Fumehood", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING",
         description="Shell commands as transactions: isolated, captured, judged, undoable", lifespan=lifespan,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fumehood.errors import Refused
 from fumehood.faces.mcp import results as r
-from fumehood.faces.mcp.desk import Consent, Where, answering, apply_question, desk_of, told
+from fumehood.faces.mcp.desk import Consent, Where, answering, apply_question, told
 
 _MOST_TEXT = 100_000
 
@@ -20,27 +20,24 @@ Paths = Annotated[list[str] | None, Field(description="Only these paths, relativ
 
 
 @told
-async def changes(ctx: Context[Any, Any], where: Where, run: RunName = "last") -> Annotated[CallToolResult, r.Report]:
+async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResult, r.Report]:
     """Tell what a run changed, what became of that, and what was blocked."""
-    found = desk_of(ctx).workplaces.sandbox(where).find(run)
-    return r.returned(found.for_model(), r.report_of(found))
+    found = where.sandbox().find(run)
+    return r.returned(found.for_model(), **r.report_of(found))
 
 
 @told
-async def diff(
-    ctx: Context[Any, Any], where: Where, run: RunName = "last", paths: Paths = None
-) -> Annotated[CallToolResult, r.Text]:
+async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, r.Text]:
     """Show what a run changed, line by line."""
-    sandbox = desk_of(ctx).workplaces.sandbox(where)
+    sandbox = where.sandbox()
     found = sandbox.find(run)
     text = r.sendable(await anyio.to_thread.run_sync(sandbox.diff, found, paths or []))
     shown = text[:_MOST_TEXT]
-    return r.returned(shown, r.Text(run=found.run, text=shown, truncated=len(text) > len(shown)))
+    return r.returned(shown, run=found.run, text=shown, truncated=len(text) > len(shown))
 
 
 @told
 async def read_output(
-    ctx: Context[Any, Any],
     where: Where,
     run: RunName = "last",
     stream: Annotated[str, Field(pattern="^(stdout|stderr)$")] = "stdout",
@@ -48,30 +45,28 @@ async def read_output(
     limit: Annotated[int, Field(gt=0, le=_MOST_TEXT, description="Bytes.")] = 20_000,
 ) -> Annotated[CallToolResult, r.Piece]:
     """Read all that a run printed, piece by piece."""
-    sandbox = desk_of(ctx).workplaces.sandbox(where)
+    sandbox = where.sandbox()
     found = sandbox.find(run)
     data = await anyio.to_thread.run_sync(sandbox.output, found, stream)
     piece = data[offset : offset + limit]
     end, text = offset + len(piece), piece.decode(errors="replace")
-    told = r.Piece(
-        run=found.run, stream=stream, offset=offset, next_offset=end if end < len(data) else None, total=len(data),
-        text=text,
-    )  # fmt: skip
-    return r.returned(text, told)
+    following = end if end < len(data) else None
+    return r.returned(
+        text, run=found.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text
+    )
 
 
 @told
 async def undo(
-    ctx: Context[Any, Any],
     where: Where,
     run: RunName = "last",
     session: Annotated[bool, Field(description="Take back every run of this session instead.")] = False,
 ) -> Annotated[CallToolResult, r.Undone]:
     """Bring back exactly what was there before a run; an undo is a run, and can be undone."""
-    sandbox = desk_of(ctx).workplaces.sandbox(where)
+    sandbox = where.sandbox()
     done = await anyio.to_thread.run_sync(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
     text = "\n".join(each.for_model() for each in done)
-    return r.returned(text, r.Undone(runs=[r.report_of(each) for each in done]))
+    return r.returned(text, runs=[r.report_of(each) for each in done])
 
 
 @told
@@ -79,19 +74,19 @@ async def apply(
     ctx: Context[Any, Any], where: Where, consent: Consent, run: RunName
 ) -> Annotated[CallToolResult, r.Report]:
     """Apply what a run had to hold; the user is asked."""
-    sandbox = desk_of(ctx).workplaces.sandbox(where)
+    sandbox = where.sandbox()
     question = apply_question(sandbox, run)
-    asks = answering(ctx, [question], consent)
+    asks = answering(ctx, where, consent, lambda: [question])
     await anyio.to_thread.run_sync(sandbox.require, question, asks)
     done = await anyio.to_thread.run_sync(sandbox.apply, run)
-    return r.returned(done.for_model(), r.report_of(done))
+    return r.returned(done.for_model(), **r.report_of(done))
 
 
 @told
-async def discard(ctx: Context[Any, Any], where: Where, run: RunName) -> Annotated[CallToolResult, r.Report]:
+async def discard(where: Where, run: RunName) -> Annotated[CallToolResult, r.Report]:
     """Throw away what a run of this session had to hold."""
-    sandbox = desk_of(ctx).workplaces.sandbox(where)
+    sandbox = where.sandbox()
     if sandbox.find(run).session != sandbox.session_name:
         raise Refused("what another session's run holds is not yours to throw away", hint="the user decides")
     done = await anyio.to_thread.run_sync(sandbox.discard, run)
-    return r.returned(done.for_model(), r.report_of(done))
+    return r.returned(done.for_model(), **r.report_of(done))
