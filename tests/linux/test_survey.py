@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fumehood import Policy, Sandbox
-from fumehood.core.masks import Masks
+from fumehood.core.masks import HOMES, UNSEEN, Masks
+from fumehood.linux.overlay import mount_table
 from fumehood.linux.survey import Needs, is_current, survey
 
 pytestmark = pytest.mark.namespaces
@@ -24,7 +25,7 @@ def found(masks: Masks, *points: str, home: Path, locked: bool = True):
 def cover_of(backdrop, path: Path) -> dict[str, str]:
     around = [view for view in backdrop.views if str(path).startswith(view.path + "/")]
     view = max(around, key=lambda view: len(view.path))
-    top = Path(view.path)
+    top = Path(view.path or "/")
     return {str(top / below): kind for kind, below, _ in view.cover}
 
 
@@ -222,3 +223,30 @@ def test_the_next_process_finds_what_the_last_one_found_out_while_it_holds(cli, 
     assert "secret" not in cli("run", "--", f"cat {home}/notes").stdout
     (home / ".netrc").unlink()
     assert cli("run", "--", f"cat {home}/notes").stdout == "secret"
+
+
+def whole(masks: Masks, *points: str, home: Path):
+    return survey(masks, Needs(homes=(str(home),), points=points, locked=False, whole=True))[0]
+
+
+def test_all_by_one_view_shows_no_other_home_and_nothing_of_the_kernels(home, project):
+    backdrop = whole(Masks(hidden=(f"{home}/.ssh", "/run/secret")), str(project), home=home)
+    assert backdrop.views[0].path == ""
+    cover = {f"/{below}": kind for kind, below, _ in backdrop.views[0].cover}
+    expected = {path: "opaque" for path in (*UNSEEN, *HOMES) if os.path.isdir(path) and path != str(home)}
+    assert expected == {path: kind for path, kind in cover.items() if kind == "opaque"}
+    assert "/run/secret" not in cover
+    assert cover_of(backdrop, home / "x")[f"{home}/.ssh"] == "hide"
+
+
+def test_all_by_one_view_has_a_place_for_a_root_that_is_not_shown(home):
+    backdrop = whole(Masks(hidden=()), "/run/some/project", home=home)
+    cover = cover_of(backdrop, Path("/run/some/project"))
+    assert (cover["/run"], cover["/run/some"], cover["/run/some/project"]) == ("opaque", "directory", "directory")
+
+
+def test_all_by_one_view_gives_other_file_systems_views_of_their_own(home):
+    backdrop = whole(Masks(hidden=()), home=home)
+    points = {os.fsdecode(point) for point, _ in mount_table()}
+    assert {view.path for view in backdrop.views[1:]} <= points | {str(home)}
+    assert not [view for view in backdrop.views if view.path.startswith(("/proc", "/sys", "/dev", "/run"))]

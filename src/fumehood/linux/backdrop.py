@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STAND = "/sys"  # there on every host, and of no use to bubblewrap
 SHOWN = f"{STAND}/root"
-FORMAT = "1"  # to be changed with how the host is shown: what was prepared before is then made again
+FORMAT = "2"  # to be changed with how the host is shown: what was prepared before is then made again
 _ROOMS = ("/dev/shm", "/tmp")  # noqa: S108 - each name in them is checked to be ours
 _NAMES = 16
 _KEPT = 64
@@ -51,6 +51,11 @@ class Prepared(Value):
             return all(os.stat(path).st_mtime_ns == time for path, time in self.times)
         except OSError:
             return False
+
+
+def lies_apart(state: str) -> bool:
+    """Tell whether backdrops lie on another file system than `/`, which a view can then show whole."""
+    return os.stat(_room(state)).st_dev != os.stat("/").st_dev
 
 
 def prepared(backdrop: Backdrop, state: str) -> Prepared:
@@ -227,6 +232,10 @@ def _fill(backdrop: Backdrop, directory: str) -> None:
     shown = f"{directory}/root"
     for folder in (shown, f"{directory}/cover", f"{directory}/cover/0"):
         os.mkdir(folder, 0o755)
+    for number, view in enumerate([view for view in backdrop.views if view.cover], 1):
+        _cover(view, f"{directory}/cover/{number}")
+        if not view.path:
+            shown = f"{directory}/cover/{number}"
     for folder in backdrop.folders:
         os.makedirs(shown + folder, mode=0o755, exist_ok=True)
     for path, target in backdrop.links:
@@ -236,19 +245,19 @@ def _fill(backdrop: Backdrop, directory: str) -> None:
         with open(shown + path, "x", encoding="latin-1", newline="") as file:
             file.write(text)
             os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode) & 0o755)
-    # In a view, the mount point is there already.
-    views = [view.path for view in backdrop.views]
+    # In a view, the mount point is there already, unless its directory is made anew.
+    views = [view.path for view in backdrop.views if view.path]
     for path, is_directory in backdrop.bound:
-        if not is_directory and not any(path.startswith(f"{view}/") for view in views):
+        is_missing = not is_directory and not any(path.startswith(f"{view}/") for view in views)
+        if is_missing and os.path.isdir(os.path.dirname(shown + path)):
             os.close(os.open(shown + path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-    for number, view in enumerate([view for view in backdrop.views if view.cover], 1):
-        _cover(view, f"{directory}/cover/{number}")
 
 
 def _cover(view: View, at: str) -> None:
     """Make what is laid over a view; its top and the directories on the way look like the host's own."""
     os.mkdir(at, 0o755)
-    _like(view.path, at, stat.S_IMODE(os.stat(view.path).st_mode))
+    top = view.path or "/"
+    _like(top, at, stat.S_IMODE(os.stat(top).st_mode))
     for kind, below, mode in view.cover:
         path = f"{at}/{below}"
         if kind == "hide":
@@ -294,7 +303,8 @@ def mount(mounts: Mounts) -> None:
 
 def _mount_view(path: str, cover: int) -> None:
     # Named by a descriptor only where a byte would mean something in an option.
-    lower = path if _SPECIAL.isdisjoint(path) else f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
+    top = path or "/"
+    lower = top if _SPECIAL.isdisjoint(path) else f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
     above = f"{STAND}/cover/{cover}"
     # What is on top gives the directory itself its mode and owner.
     layers = f"{above}:{lower}" if cover else f"{lower}:{above}"

@@ -41,7 +41,7 @@ _RUN = ("/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run
 
 
 class View(Value):
-    """One directory shown through a read-only overlay: `cover` tells what is laid over it.
+    """One directory shown through a read-only overlay, `/` by an empty name: `cover` tells what is laid over it.
 
     Each item of the cover is a kind, a path below the view and a mode: `hide` it, have a `directory` there, an
     `opaque` one that shows nothing of the host's, or an empty `file`.
@@ -67,13 +67,17 @@ class Needs(Value):
     homes: tuple[str, ...]
     points: tuple[str, ...] = ()
     locked: bool = True  # in a user namespace, what has mounts inside can't be overlaid
+    whole: bool = False  # all of `/` by one view: fewer mounts for each run, where the kernel allows it
 
 
 def survey(masks: Masks, needs: Needs) -> tuple[Backdrop, dict[str, tuple[int, int]]]:
     """Return how the host is shown, and the directories it was read from with their times: new ones, new survey."""
     work = _Survey(masks, needs)
-    for entry in work.listed("/"):
-        work.place(f"/{entry.name}", entry)
+    if needs.whole:
+        work.place_all()
+    else:
+        for entry in work.listed("/"):
+            work.place(f"/{entry.name}", entry)
     return work.finished(), work.watched
 
 
@@ -100,6 +104,7 @@ class _Survey:
         self._kept = (*needs.homes, *needs.points, *self._shown)
         self._hidden = self._resolved([*masks.hidden, *self._other_homes()])
         self._folders: list[str] = []
+        self._anew: list[str] = []  # in the view of all, directories that show nothing of the host's
         self._links: list[tuple[str, str]] = []
         self._bound: list[tuple[str, bool]] = []
         self._views: list[str] = []
@@ -142,6 +147,18 @@ class _Survey:
             self._directory(path)
         elif entry.is_file() and os.access(path, os.R_OK):
             self._file(path, entry)
+
+    def place_all(self) -> None:
+        """Show everything by one view, less what is made anew; other file systems get views of their own."""
+        self._views.append("")
+        self._anew += [f"/{entry.name}" for entry in self.listed("/") if f"/{entry.name}" in UNSEEN]
+        for path in sorted(HOMES):
+            if path not in self._needs.homes and path not in self._hidden and os.path.isdir(path):
+                self._anew.append(path)
+                self._way_to_kept(path)
+        for point in sorted(self._mounts):
+            if point != "/" and not self._is_hidden(point) and not self._is_anew(point):
+                self._inner(point)
 
     def _file(self, path: str, entry: os.DirEntry[str]) -> None:
         """Show a file: a small one as a copy, which costs no mount in every run."""
@@ -206,6 +223,9 @@ class _Survey:
         else:
             self._views.append(point)
 
+    def _is_anew(self, path: str) -> bool:
+        return any(path == one or is_below(path, one) for one in self._anew)
+
     def _leads_to_kept(self, path: str) -> bool:
         return any(one == path or is_below(one, path) for one in self._kept)
 
@@ -254,16 +274,10 @@ class _Survey:
                     self._views.append(path)
                 else:
                     self._bound.append((path, False))
-        covers = {path: _Cover(path) for path in self._views}
-        for path in sorted(self._hidden):
-            view = self._view_of(path)
-            if view and self._leads_to_kept(path):
-                covers[view].open_up(path)
-            elif view:
-                covers[view].hide(path)
+        covers = self._covers()
         for path in (*self._needs.points, *self._shown):
             view = self._view_of(path)
-            if not view:
+            if view is None:
                 self._make_way(path)
             elif self._is_hidden(path) or not os.path.lexists(path):
                 covers[view].make(path, is_file=os.path.isfile(path))
@@ -273,9 +287,24 @@ class _Survey:
             views=views, bound=tuple(self._bound),
         )  # fmt: skip
 
-    def _view_of(self, path: str) -> str:
+    def _covers(self) -> dict[str, _Cover]:
+        """Begin the covers of all views with what is hidden."""
+        covers = {path: _Cover(path) for path in self._views}
+        for path in self._anew:
+            covers[""].open_up(path)
+        for path in sorted(self._hidden):
+            view = self._view_of(path)
+            if view is None or (view == "" and self._is_anew(path)):
+                continue
+            if self._leads_to_kept(path):
+                covers[view].open_up(path)
+            else:
+                covers[view].hide(path)
+        return covers
+
+    def _view_of(self, path: str) -> str | None:
         above = [view for view in self._views if is_below(path, view)]
-        return max(above, key=len, default="")
+        return max(above, key=len, default=None)
 
     def _make_way(self, path: str) -> None:
         """Have a path in the part that is made anew; a file that is bound there is made when it is bound."""

@@ -8,7 +8,7 @@ import time
 
 from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, masks
 from fumehood.core.value import Value
-from fumehood.linux.backdrop import FORMAT, SHOWN, Mounts, Prepared, prepared, recalled, remember
+from fumehood.linux.backdrop import FORMAT, SHOWN, Mounts, Prepared, lies_apart, prepared, recalled, remember
 from fumehood.linux.overlay import mount_table
 from fumehood.linux.survey import Needs, is_current, survey
 
@@ -59,6 +59,7 @@ class Backdrops:
         self._known: dict[object, tuple[object, dict[str, tuple[int, int]], Prepared]] = {}
         self._proc: dict[bool, Behind] = {}
         self._ours: bool | None = None
+        self._apart: bool | None = None
         self._looked = 0.0
         self._in_roots = masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
@@ -91,7 +92,8 @@ class Backdrops:
     def views(self, homes: Sequence[str], points: Sequence[str], *, as_root: bool, privileged: bool) -> Behind:
         """Return a backdrop of views, for a launcher that can mount; `points` are where roots will be mounted."""
         real = tuple(os.path.realpath(home) for home in homes)
-        needs = Needs(homes=real, points=tuple(points), locked=not (privileged and self._are_ours()))
+        unlocked = privileged and self._are_ours()
+        needs = Needs(homes=real, points=tuple(points), locked=not unlocked, whole=unlocked and self._lies_apart())
         linked = tuple(os.path.realpath(path) for root in points for path in self._links_in(root))
         key = (needs, as_root, linked)
         known = self._known.get(key)
@@ -119,6 +121,11 @@ class Backdrops:
             with open("/proc/self/uid_map", encoding="ascii") as file:
                 self._ours = file.read().split() == ["0", "0", str(2**32 - 1)]
         return self._ours
+
+    def _lies_apart(self) -> bool:
+        if self._apart is None:
+            self._apart = lies_apart(self._places.state)
+        return self._apart
 
     def _surveyed(self, hidden: Masks, needs: Needs) -> tuple[dict[str, tuple[int, int]], Prepared]:
         """Look the host over, unless an earlier process did so and nothing has changed since."""
