@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from fumehood.core.report import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -93,7 +95,8 @@ def as_text(told: Mapping[str, Any]) -> str:
     ]
     if told.get("tree"):
         lines.insert(2, "`pip install` puts packages into /workspace/.packages, where Python finds them.")
-    return "\n".join(lines)
+    # A root that commands can write tells them what they please.
+    return "\n".join(map(printable, lines))
 
 
 def _places(told: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fumehood.core.value import Value
+from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ _MADE = frozenset({"dev", "proc", _TMP[1:]})  # fresh ones come in their place
 
 def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     """Return what follows `bwrap`: later mounts cover earlier ones, so roots come last."""
+    _check_tmp(spec)
     arguments = [*_NAMESPACES, *(() if spec.network_made else (_NO_NETWORK,)), *_CONFINEMENT]
     if spec.disable_userns:
         arguments.append("--disable-userns")
@@ -109,6 +111,20 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     if spec.filter_fd:
         arguments += ("--seccomp", str(spec.filter_fd))
     return (*arguments, "--", *_guarded(spec), *spec.command)
+
+
+def _check_tmp(spec: Spec) -> None:
+    """Refuse mount points in a /tmp that commands wrote before: bubblewrap would follow their links out of here."""
+    if not spec.tmp:
+        return
+    bounds = (*spec.bounds, *spec.scratch, *spec.binds, *spec.readonly, *spec.names)
+    targets = [bound.target for bound in bounds] + [each[0] for each in (*spec.overlays, *spec.scratch_overlays)]
+    targets += [*spec.masked, *spec.emptied, *spec.frozen, *([] if spec.home is None else [spec.home.path])]
+    for target in targets:
+        if target.startswith(f"{_TMP}/"):
+            raise BadRequest(
+                f"{_TMP} can't be kept between commands here: {target} lies in it", hint='move it, or set tmp = "fresh"'
+            )
 
 
 def _guarded(spec: Spec) -> tuple[str, ...]:

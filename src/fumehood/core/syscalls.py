@@ -20,7 +20,7 @@ X32_BIT = 0x40000000  # the second ABI of x86_64: the same calls under other num
 _NEW_NAMESPACES = 0x7E020080
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
-_DATAGRAM, _TYPE = 2, 0xF
+_DATAGRAM, _RAW, _TYPE = 2, 3, 0xF  # among Unix sockets, the second is another name for the first
 
 
 class Argument(Value):
@@ -82,7 +82,7 @@ NO_UNIX_SOCKETS: tuple[Rule, ...] = (
     Rule(calls=("socket",), error=EPERM, why="the host's sockets can't be told from the command's own here",
          when=(Argument(index=0, test="one of", values=(_UNIX,)),)),
     Rule(calls=("socketpair",), error=EPERM, why="a pair of datagram sockets can be connected to the host's",
-         when=(Argument(index=1, test="one of", values=(_DATAGRAM,), mask=_TYPE),)),
+         when=(Argument(index=1, test="one of", values=(_DATAGRAM, _RAW), mask=_TYPE),)),
 )  # fmt: skip
 
 # On x86_64 and on aarch64; None where there is no such call.

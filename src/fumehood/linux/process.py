@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Blocked
     from fumehood.linux.launch import Exit
     from fumehood.linux.output import Stream
-    from fumehood.linux.stdio import Feed
+    from fumehood.linux.stdio import Carrier
 
     class Running(Protocol):
         """A sandbox that can be polled, however it was started."""
@@ -103,7 +103,7 @@ class Attendance:
         *,
         deadline: float | None = None,
         watched: Watched | None = None,
-        feeding: Feed | None = None,
+        feeding: Carrier | None = None,
         cancelled: Callable[[], bool] | None = None,
         guarding: Callable[[int], Guard | None] | None = None,
     ) -> None:
@@ -173,7 +173,8 @@ class Attendance:
         fed = -1
         if self._feeding is not None:
             fed, event = self._feeding.waits_for
-            poll.register(fed, event)
+            if fed >= 0:
+                poll.register(fed, event)
         ready = {fd for fd, _ in poll.poll(self._patience_ms())}
         for fd in ready & self._outputs.keys():
             self._read(fd)

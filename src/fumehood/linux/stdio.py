@@ -7,8 +7,26 @@ import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from fumehood.linux.output import Stream
     from fumehood.linux.terminal import Terminal
+
+    class Carrier(Protocol):
+        """Whatever brings a command its input."""
+
+        @property
+        def waits_for(self) -> tuple[int, int]:
+            """The descriptor to poll next, and for what; below zero is none."""
+            ...
+
+        def advance(self) -> bool:
+            """Carry one piece; tell whether there may be more."""
+            ...
+
+        def close(self) -> None:
+            """Let the command know that this was all."""
+            ...
 
 CLOSED, INHERITED, TYPED = "closed", "inherited", "typed"
 _PIECE = 1 << 16
@@ -17,7 +35,7 @@ _PIECE = 1 << 16
 class Stdio:
     """What the command is given, what its output is read from, and what feeds it."""
 
-    def __init__(self, given: tuple[int, int, int], outputs: dict[int, Stream], feed: Feed | None = None) -> None:
+    def __init__(self, given: tuple[int, int, int], outputs: dict[int, Stream], feed: Carrier | None = None) -> None:
         self.given = given
         self.outputs = outputs
         self.feed = feed
@@ -50,11 +68,13 @@ def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
     return Stdio((slave, slave, slave), {master: output}, Feed(os.dup(terminal.master), source=0))
 
 
-def _input(wish: str | bytes | int) -> tuple[int, Feed | None]:
+def _input(wish: str | bytes | int) -> tuple[int, Carrier | None]:
+    if wish in (INHERITED, 0):
+        from fumehood.linux.lent import lent
+
+        return lent(0)
     if isinstance(wish, int):
         return wish, None
-    if wish == INHERITED:
-        return 0, None
     if wish == CLOSED:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
     reading, writing = os.pipe()

@@ -88,7 +88,19 @@ class Execution:
         access: Access | None = None,
     ) -> Ended:
         """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
-        plan = self._planned(command, world, cwd, backdrops, seat, access)
+        try:
+            plan = self._planned(command, world, cwd, backdrops, seat, access)
+            ended = self._captured(plan, outputs, timeout, wishes, access)
+        finally:
+            if world.scratch is not None:
+                world.scratch.remove()
+        _check_launch(ended, cwd)
+        return ended
+
+    def _captured(
+        self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes, access: Access | None
+    ) -> Ended:
+        """Attend a command between the two ends of the capture."""
         try:
             self._capture.begin()
             ended = self.attend(plan, outputs, timeout, wishes, access)
@@ -96,10 +108,6 @@ class Execution:
         except BaseException:
             self._capture.abandon()
             raise
-        finally:
-            if world.scratch is not None:
-                world.scratch.remove()
-        _check_launch(ended, cwd)
         return ended
 
     def _planned(

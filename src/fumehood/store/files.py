@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # limit on values in a statement, 999, is kept.
 _ROWS = 100
 _PLACES = 500
+_MOST = (1 << 63) - 1
 _CHANGES = ", ".join(f"changes.{column}" for column in changing.COLUMNS)
 _SET = (
     "kind = excluded.kind, size = excluded.size, modified_ns = excluded.modified_ns,"
@@ -125,13 +126,14 @@ class Files:
         one = f"(?, ?, ?, ?, ?, ?, {same})"
         for start in range(0, len(noted), _ROWS):
             some = noted[start : start + _ROWS]
-            connection.execute(
+            _insert(
+                connection,
                 "INSERT INTO files (id, path, kind, size, modified_ns, last_approved_copy_path, project, root,"
                 f" is_deleted, recorded_at, last_run) VALUES {', '.join([one] * len(some))}"
                 f" ON CONFLICT (id) DO UPDATE SET {_SET}, last_approved_copy_path ="
                 " CASE excluded.last_approved_copy_path WHEN x'' THEN last_approved_copy_path"
                 " ELSE excluded.last_approved_copy_path END",
-                [value for row in some for value in row],
+                some,
             )
 
     def learn(
@@ -157,14 +159,15 @@ class Files:
         written = 0
         for start in range(0, len(seen), _ROWS):
             some = seen[start : start + _ROWS]
-            written += connection.execute(
+            written += _insert(
+                connection,
                 "INSERT INTO files (path, kind, size, modified_ns, project, root, is_deleted, recorded_at,"
                 f" last_run) VALUES {', '.join([one] * len(some))} ON CONFLICT (project, root, path)"
                 f" DO UPDATE SET {_SET} WHERE recorded_at < {since!r} AND (is_deleted != excluded.is_deleted"
                 " OR size != excluded.size OR modified_ns != excluded.modified_ns OR kind != excluded.kind"
                 " OR excluded.last_run > coalesce(last_run, 0))",
-                [value for row in some for value in row],
-            ).rowcount
+                some,
+            )
         return written
 
     def record(self, project: int, run: str, told: Iterable[Told]) -> None:
@@ -342,3 +345,16 @@ def _pasts(row: Sequence[Any]) -> Iterator[Past]:
                 run=run, act=act, command=command, layer=layer, started_at=started_at, root=paths[change.root],
                 change=change,
             )  # fmt: skip
+
+
+def _insert(connection: sqlite3.Connection, statement: str, rows: Sequence[Noted] | Sequence[Seen]) -> int:
+    """Write rows, and return how many that took.
+
+    A command may give a file a time that the database has no room for; the nearest that fits is recorded.
+    """
+    values = [value for row in rows for value in row]
+    try:
+        return connection.execute(statement, values).rowcount
+    except OverflowError:
+        fitting = [min(max(value, -_MOST), _MOST) if isinstance(value, int) else value for value in values]
+        return connection.execute(statement, fitting).rowcount

@@ -1,0 +1,73 @@
+"""The promises by every way of capturing: where views can't be mounted, other means must keep them."""
+
+import json
+import socket
+
+import pytest
+
+from fumehood import Policy, Sandbox
+from fumehood.linux.probe import host
+from fumehood.store.places import places
+
+pytestmark = pytest.mark.namespaces
+
+# Each line of the output is a way that led to the host.
+REACHES = """
+import json, os, socket, sys
+secrets, streams, datagrams, token = json.loads(sys.argv[1])
+for path in secrets:
+    try:
+        if token in open(path).read(): print("read", path)
+    except OSError: pass
+for path in streams:
+    try:
+        s = socket.socket(socket.AF_UNIX); s.settimeout(2); s.connect(path); print("connected to", path)
+    except OSError: pass
+for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+    for path in datagrams:
+        try:
+            a, b = socket.socketpair(socket.AF_UNIX, kind); a.connect(path); a.send(b"told"); print("told", kind, path)
+        except OSError: pass
+try:
+    a, b = socket.socketpair(); a.sendall(b"x"); assert b.recv(1) == b"x"
+except OSError as error: print("no pair of its own", error)
+"""
+
+
+@pytest.fixture(params=["kernel", "bwrap", "fuse", "copy"])
+def way(request, known_host, need):
+    need(request.param in host(places().cache, places().state).captures, f"there is no capture by {request.param}")
+    return request.param
+
+
+def serving(path, kind=socket.SOCK_STREAM):
+    server = socket.socket(socket.AF_UNIX, kind)
+    server.bind(str(path))
+    if kind == socket.SOCK_STREAM:
+        server.listen()
+    return server
+
+
+def test_secrets_and_sockets_of_the_host_are_out_of_reach_by_every_way(way, home, project, test_directory):
+    outside = test_directory / "outside"
+    outside.mkdir()
+    secrets = [home / ".ssh/id_rsa", home / ".aws/credentials", home / ".local/state/fumehood/notes"]
+    for secret in secrets:
+        secret.parent.mkdir(parents=True, exist_ok=True)
+        secret.write_text("hunter2")
+    (project / "link").symlink_to(home / ".ssh/id_rsa")
+    streams = [home / "s", project / "s", outside / "s"]
+    servers = [serving(path) for path in streams]
+    datagrams = [home / "d", project / "d", outside / "d"]
+    servers += [serving(path, socket.SOCK_DGRAM) for path in datagrams]
+    told = json.dumps(
+        [[*map(str, secrets), "link", f"/proc/self/root{secrets[0]}"], [*map(str, streams)], [*map(str, datagrams)],
+         "hunter2"]
+    )  # fmt: skip
+    try:
+        with Sandbox(project, policy=Policy(capture=way)) as sandbox:
+            run = sandbox.run(["python3", "-c", REACHES, told])
+    finally:
+        for server in servers:
+            server.close()
+    assert (run.stdout, run.stderr, run.exit_code) == ("", "", 0)
