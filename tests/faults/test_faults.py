@@ -72,8 +72,9 @@ def test_a_step_that_failed_leaves_the_run_held_with_the_reason(cache):
         scene.close()
 
 
+@pytest.mark.parametrize("now", ["edited", "gone", "directory gone"])
 @pytest.mark.parametrize("staged", [False, True], ids=["one file system", "two file systems"])
-def test_what_a_person_wrote_after_the_death_stays_and_the_original_is_kept(staged, cache):
+def test_what_a_person_did_after_the_death_stays_and_the_original_is_kept(staged, now, cache):
     if os.geteuid() != 0 and not staged:
         pytest.skip("the last mode an ordinary user sets is that of a directory opened up, when all is recorded")
     scene = Scene("apply", staged=staged, cache=cache)
@@ -85,12 +86,21 @@ def test_what_a_person_wrote_after_the_death_stays_and_the_original_is_kept(stag
         original = (scene.project / "plain/one").read_bytes()
         scene.play("apply", scene.run, last)
         assert (scene.project / "plain/one").read_text() == "ONE\n", "killed too early for this test"
-        (scene.project / "plain/one").write_text("the person's")
+        if now == "edited":
+            (scene.project / "plain/one").write_text("the person's")
+        elif now == "gone":
+            (scene.project / "plain/one").unlink()
+        else:
+            shutil.rmtree(scene.project / "plain")
         with Sandbox(scene.project) as sandbox:
             (run,) = sandbox.history()
-            now = snapshot(scene.project)
-            assert (scene.project / "plain/one").read_text() == "the person's"
-            assert {path for path in now if now[path] != scene.before.get(path)} == {"plain/one"}
+            found = snapshot(scene.project)
+            if now == "edited":
+                assert (scene.project / "plain/one").read_text() == "the person's"
+            different = {path for path in {*found, *scene.before} if found.get(path) != scene.before.get(path)}
+            assert "plain/one" in different
+            assert all(path.startswith("plain") if now == "directory gone" else path == "plain/one"
+                       for path in different)  # fmt: skip
             assert run.state == "held"
             assert "plain/one" in run.reason
             kept = scene.top / "STATE/fumehood/runs" / run.run / "0/upper/plain/one"

@@ -442,7 +442,10 @@ def test_what_a_person_edits_during_the_run_stays_theirs_and_the_runs_version_is
     run = meanwhile("echo run > f; echo run > g", lambda: (project / "f").write_text("mine"))
     assert verdicts(run) == {"f": "conflict", "g": "applied"}
     assert (project / "f").read_text() == "mine"
-    sandbox.apply(run)
+    with pytest.raises(BadRequest, match="f changed in the project"):
+        sandbox.apply(run)
+    assert (project / "f").read_text() == "mine"
+    sandbox.apply(run, "f", force=True)
     assert (project / "f").read_text() == "run\n"
     sandbox.undo(run)
     assert (project / "f").read_text() == "mine"

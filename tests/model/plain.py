@@ -13,6 +13,7 @@ Diff = dict[str, Node | None]
 
 APPLIED, HELD, CONFLICT, DISCARDED = "applied", "held", "conflict", "discarded"
 WAITING = (HELD, CONFLICT)
+BUILDS_ON, FORCE = "builds on", "--force"  # words of a refusal
 
 
 def above(path: str) -> list[str]:
@@ -124,7 +125,7 @@ class Model:
         self._keep_whole(run)
         for path, node in edited.items():
             put(self.project, path, node)
-            if run.verdicts.get(path) == APPLIED:
+            if run.verdicts.get(path) in (APPLIED, HELD) and not self.builds_on(run, path, run.sees):
                 run.verdicts[path] = CONFLICT
         self._take_over(run, run.of_verdict(APPLIED))
         self.runs.append(run)
@@ -162,11 +163,13 @@ class Model:
         """A person changes the project."""
         put(self.project, path, node)
 
-    def apply(self, run: Done) -> bool:
-        """A person applies what a run holds; false where that is refused."""
-        waiting = run.of_verdict(*WAITING)
-        if any(self.builds_on(run, path, [each for each in run.sees if each.waits]) for path in waiting):
-            return False
+    def apply(self, run: Done) -> str:
+        """A person applies what a run holds, save for conflicts; returns what a refusal says, or nothing."""
+        waiting = self._free_of_conflicts(run)
+        if not waiting:
+            return FORCE
+        if self._comes_after_others(run, waiting):
+            return BUILDS_ON
         for path in waiting:
             run.verdicts[path] = APPLIED if self.project.get(path) == run.base[path] else CONFLICT
         for path in waiting:
@@ -176,22 +179,35 @@ class Model:
                     if run.verdicts[each] == APPLIED:
                         run.verdicts[each] = CONFLICT
         self._take_over(run, [path for path in waiting if run.verdicts[path] == APPLIED])
-        return True
+        return ""
 
-    def force(self, run: Done, path: str) -> bool:
+    @staticmethod
+    def _free_of_conflicts(run: Done) -> list[str]:
+        conflicts = run.of_verdict(CONFLICT)
+        stuck = {each for path in conflicts for each in below(run.left, path)}
+        for top in [path for path in run.left if run.goes_whole(path)]:
+            group = [top, *below(run.left, top)]
+            if not set(group).isdisjoint(conflicts):
+                stuck |= set(group)
+        return [path for path in run.of_verdict(HELD) if path not in stuck]
+
+    def _comes_after_others(self, run: Done, paths: list[str]) -> bool:
+        return any(self.builds_on(run, path, [each for each in run.sees if each.waits]) for path in paths)
+
+    def force(self, run: Done, path: str) -> str:
         """A person applies one file, whatever the project has there."""
-        if self.builds_on(run, path, [each for each in run.sees if each.waits]):
-            return False
+        if self._comes_after_others(run, [path]):
+            return BUILDS_ON
         if self.project.get(path) == run.left[path]:
             run.verdicts[path] = DISCARDED
         else:
             run.base[path] = self.project.get(path)
             run.verdicts[path] = APPLIED
             put(self.project, path, run.left[path])
-        return True
+        return ""
 
-    def discard(self, run: Done, paths: list[str]) -> bool:
-        """A person throws away what a run holds; false where others build on it."""
+    def discard(self, run: Done, paths: list[str]) -> str:
+        """A person throws away what a run holds, if no others build on it."""
         kept = run.verdicts.copy()
         run.verdicts = {path: run.verdicts[path] if path in paths else "" for path in run.verdicts}
         blocked = any(
@@ -202,10 +218,10 @@ class Model:
         )
         run.verdicts = kept
         if blocked:
-            return False
+            return BUILDS_ON
         for path in paths:
             run.verdicts[path] = DISCARDED
-        return True
+        return ""
 
     def undo(self, run: Done, name: str) -> Done | None:
         """A person takes a run back; None where that is refused."""

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from machine import Machine
 
@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="show a story that goes wrong as it is, not made shorter")
     parser.add_argument("--way", default="", help="kernel, bwrap, fuse or copy")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
@@ -37,6 +38,7 @@ def main() -> None:
         settings=settings(
             max_examples=options.count, stateful_step_count=options.steps, deadline=None, database=None,
             suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate] if options.quick else [Phase.generate, Phase.shrink],
         ),
     )  # fmt: skip
     print(f"{options.count} stories in {time.monotonic() - began:.0f} s, none wrong:")

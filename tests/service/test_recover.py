@@ -67,6 +67,47 @@ def test_what_a_killed_run_had_written_is_held_and_can_be_applied(home, project,
 
 
 @pytest.mark.namespaces
+@pytest.mark.parametrize("capture", ["", "copy"])
+def test_what_a_person_edited_meanwhile_is_a_conflict_of_a_killed_run_too(home, project, capture):
+    (project / "both").write_text("old")
+    process = began(project, "echo new > both; echo its > its", capture)
+    (project / "both").write_text("the person's")
+    killed(process)
+    with Sandbox(project) as sandbox:
+        (run,) = sandbox.history()
+        assert {change.path: change.verdict for change in run.changes} == {
+            "both": "conflict", "its": "held", "ready": "held",
+        }  # fmt: skip
+        sandbox.apply(run)
+        assert (project / "both").read_text() == "the person's"
+        sandbox.apply(run, force=True)
+        assert (project / "both").read_text() == "new\n"
+
+
+@pytest.mark.namespaces
+def test_what_was_to_be_taken_by_force_when_all_died_is_a_conflict_again(home, project, monkeypatch):
+    (project / "a").write_text("old")
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo A > a; echo b > b", apply="hold")
+    (project / "a").write_text("the person's")
+    before = snapshot(project)
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr("fumehood.service.apply._perform", lambda *_, **__: os._exit(9))
+        with Sandbox(project) as sandbox:
+            sandbox.apply(run.id, force=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    with Sandbox(project) as sandbox:
+        assert snapshot(project) == before
+        (run,) = sandbox.history()
+        assert {change.path: change.verdict for change in run.changes} == {"a": "conflict", "b": "held"}
+        sandbox.apply(run)
+        assert (project / "a").read_text() == "the person's"
+        assert (project / "b").read_text() == "b\n"
+
+
+@pytest.mark.namespaces
 def test_what_a_killed_run_had_written_can_be_thrown_away(home, project):
     killed(began(project, "echo new > new"))
     with Sandbox(project) as sandbox:

@@ -165,18 +165,72 @@ def test_a_file_that_a_person_edits_while_the_command_runs_stays_theirs(project,
     run = conflict
     assert run.state == "held"
     assert verdicts(run) == {"both": "conflict", "its": "applied", "new": "applied"}
-    assert "changed in the project while the command ran" in run.changes[0].reason
+    assert "changed in the project after the run began" in run.changes[0].reason
     assert (project / "both").read_text() == (project / "mine").read_text() == "the person's"
     assert (project / "its").read_text() == "the run\n"
     assert layer(home, run, "both").read_text() == "the run\n"
 
 
 def test_a_person_can_still_choose_the_runs_version_and_get_theirs_back(sandbox, project, conflict):
-    assert sandbox.apply(conflict).state == "applied"
+    assert sandbox.apply(conflict, "both", force=True).state == "applied"
     assert (project / "both").read_text() == "the run\n"
     sandbox.undo(conflict)
     assert (project / "both").read_text() == "the person's"
     assert (project / "its").read_text() == "old"
+
+
+def test_a_conflict_does_not_go_without_force(sandbox, project, conflict):
+    before = snapshot(project)
+    for paths in ((), ("both",)):
+        with pytest.raises(BadRequest, match=r"both changed in the project after run .* began") as refused:
+            sandbox.apply(conflict, *paths)
+        assert f"fumehood apply {conflict.id} both --force" in refused.value.hint
+    assert snapshot(project) == before
+    assert verdicts(sandbox.history()[0])["both"] == "conflict"
+
+
+@pytest.mark.parametrize("mode", ["apply", "hold"])
+def test_what_is_held_beside_a_conflict_is_applied_without_it(sandbox, project, home, test_directory, mode):
+    (project / "both").write_text("old")
+    (project / ".git/hooks").mkdir(parents=True)
+    command = "echo run > both; echo '#!/bin/sh' > .git/hooks/pre-commit"
+    run = meanwhile(sandbox, test_directory, command, lambda: (project / "both").write_text("mine"), apply=mode)
+    assert verdicts(run) == {"both": "conflict", ".git/hooks/pre-commit": "held"}
+    done = sandbox.apply(run)
+    assert (done.state, verdicts(done)) == ("held", {"both": "conflict", ".git/hooks/pre-commit": "applied"})
+    assert (project / "both").read_text() == "mine"
+    assert layer(home, run, "both").read_text() == "run\n"
+    sandbox.apply(run, force=True)
+    assert (project / "both").read_text() == "run\n"
+    sandbox.undo(run)
+    assert (project / "both").read_text() == "mine"
+
+
+def test_a_tree_with_a_conflict_in_it_goes_whole_by_force_or_stays(sandbox, project, test_directory):
+    (project / "d/sub").mkdir(parents=True)
+    for name in ("d/f", "d/sub/g"):
+        (project / name).write_text("old")
+    run = meanwhile(sandbox, test_directory, "rm -r d", lambda: (project / "d/f").write_text("mine"))
+    before = snapshot(project)
+    for paths in ((), ("d",), ("d/sub/g",)):
+        with pytest.raises(BadRequest, match="d/f changed in the project"):
+            sandbox.apply(run, *paths)
+    sandbox.apply(run, "d/f", force=True)
+    assert not (project / "d").exists()
+    sandbox.undo(run)
+    assert snapshot(project) == before
+
+
+def test_what_would_lie_in_a_conflict_stays_with_it(sandbox, project, test_directory):
+    command = "mkdir -p new/.git/hooks; echo x > new/x; echo '#!/bin/sh' > new/.git/hooks/pre-commit"
+    run = meanwhile(sandbox, test_directory, command, lambda: (project / "new").write_text("mine"))
+    assert set(verdicts(run).values()) == {"conflict", "held"}
+    with pytest.raises(BadRequest, match=r"new.* changed in the project"):
+        sandbox.apply(run)
+    sandbox.apply(run, "new/.git/hooks/pre-commit", force=True)
+    assert (project / "new/.git/hooks/pre-commit").exists()
+    sandbox.undo(run)
+    assert (project / "new").read_text() == "mine"
 
 
 def test_a_person_can_stay_with_their_own_version(sandbox, project, conflict):

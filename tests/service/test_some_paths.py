@@ -1,10 +1,12 @@
 """Decisions on some of a run's paths, and by force where the project was changed since."""
 
+import errno
+import os
 import subprocess
 
 import pytest
 
-from fumehood import BadRequest, Policy, Sandbox, UndoRefused
+from fumehood import ApplyFailed, BadRequest, Policy, Sandbox, UndoRefused
 from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
@@ -133,6 +135,73 @@ def test_what_the_project_has_already_needs_no_force(sandbox, project):
     assert done.state == "applied"
 
 
+def test_what_the_project_has_already_is_no_longer_seen_as_held(sandbox, project):
+    (project / "a").write_text("a\n")
+    run = sandbox.run("rm a; echo b > b", apply="hold")
+    (project / "a").unlink()
+    assert verdicts(sandbox.apply(run, "a", force=True)) == {"a": "discarded", "b": "held"}
+    (project / "a").write_text("anew\n")
+    assert sandbox.run("cat a b").stdout == "anew\nb\n"
+
+
+def test_what_waits_in_a_directory_that_was_undone_is_not_thrown_away_with_something_else(sandbox, project):
+    run = sandbox.run("mkdir n; echo f > n/f; echo x > n/.envrc; echo y > .envrc; echo g > g")
+    assert verdicts(run) == {"n": "applied", "n/f": "applied", "n/.envrc": "held", ".envrc": "held", "g": "applied"}
+    sandbox.undo(run, "n")
+    sandbox.discard(run, ".envrc")
+    assert sandbox.run("cat n/.envrc").stdout == "x\n"
+    # Without its directory it is a conflict, and does not keep others from being applied; by force, that is made again.
+    assert verdicts(sandbox.apply(run))["n/.envrc"] == "conflict"
+    before = snapshot(project)
+    sandbox.apply(run, "n/.envrc", force=True)
+    assert (project / "n/.envrc").read_text() == "x\n"
+    assert not (project / "n/f").exists()
+    sandbox.undo(run, "n")
+    assert snapshot(project) == before
+
+
+@pytest.mark.parametrize("now", ["gone", "file", "symlink"])
+def test_what_has_no_directory_any_more_is_a_conflict_and_the_rest_is_applied(sandbox, project, now):
+    (project / "d").mkdir()
+    (project / "d/old").write_text("old\n")
+    run = sandbox.run("echo z > d/z; echo q > q; echo changed > d/old", apply="hold")
+    subprocess.run(["rm", "-r", project / "d"], check=True)
+    if now == "file":
+        (project / "d").write_text("the person's\n")
+    elif now == "symlink":
+        (project / "d").symlink_to("/usr")
+    assert verdicts(sandbox.apply(run)) == {"d/old": "conflict", "d/z": "conflict", "q": "applied"}
+    before = snapshot(project)
+    sandbox.apply(run, "d/z", force=True)
+    assert (project / "d/z").read_text() == "z\n"
+    if now == "gone":  # what takes the place of something else goes whole
+        assert not (project / "d/old").exists()
+        sandbox.apply(run, force=True)
+    assert (project / "d/old").read_text() == "changed\n"
+    sandbox.undo(run, "d")
+    assert snapshot(project) == before
+
+
+def test_where_force_fails_everything_is_as_before(sandbox, project, monkeypatch):
+    (project / "a").write_text("a\n")
+    run = sandbox.run("echo A >> a; echo b > b", apply="hold")
+    (project / "a").write_text("the person's\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("fumehood.service.apply._perform", no_room)
+        with pytest.raises(ApplyFailed, match="No space"):
+            sandbox.apply(run, force=True)
+    assert (project / "a").read_text() == "the person's\n"
+    kept = sandbox.history()[0]
+    assert (kept.state, verdicts(kept)) == ("held", {"a": "conflict", "b": "held"})
+    assert sandbox.apply(run, force=True).state == "applied"
+    sandbox.undo(run)
+    assert (project / "a").read_text() == "the person's\n"
+
+
+def no_room(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize("now", ["edited", "gone", "directory", "symlink"])
 def test_an_undo_by_force_saves_what_is_there(sandbox, project, now):
     (project / "a").write_text("a\n")
@@ -178,6 +247,19 @@ def test_an_undo_names_the_runs_that_built_upon_it(sandbox, project):
     assert refused.value.hint.startswith(f"first: fumehood undo {later.id}")
     sandbox.undo(later)
     sandbox.undo(run)
+    assert not (project / "a").exists()
+
+
+def test_what_was_undone_redone_and_undone_is_looked_at_before_it_is_undone_again(sandbox, project):
+    (project / "a").write_text("a\n")
+    run = sandbox.run("echo A >> a")
+    again = sandbox.undo(sandbox.undo(run))
+    sandbox.undo(run)
+    (project / "a").unlink()
+    with pytest.raises(UndoRefused, match=f"changed since run {again.id}: a"):
+        sandbox.undo(again)
+    sandbox.run("true")
+    assert {each.state for each in sandbox.history()} <= {"applied", "undone", "failed", "empty"}
     assert not (project / "a").exists()
 
 
@@ -239,8 +321,15 @@ def test_paths_and_force_on_the_command_line(cli, project):
     cli("run", "--hold", "--", "echo A >> a; echo b > b")
     assert "1 change applied, 1 held" in cli("apply", "last", "b").stdout
     (project / "a").write_text("the person's\n")
-    assert "conflict" in cli("apply", "last").stdout
-    cli("apply", "last", "a", "--force")
+    left = cli("apply", "last")
+    assert left.returncode == 1
+    assert "[conflict: it changed in the project after the run began]" in left.stdout
+    assert "a --force" in left.stdout
+    refused = cli("apply", "last")
+    assert (refused.returncode, refused.stdout) == (125, "")
+    assert "a changed in the project after run" in refused.stderr
+    assert "--force" in refused.stderr
+    assert cli("apply", "last", "a", "--force").returncode == 0
     assert (project / "a").read_text() == "a\nA\n"
     cli("undo", "last", "a")
     assert (project / "a").read_text() == "the person's\n"

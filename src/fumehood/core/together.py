@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
 ON_CONFLICT = (HOLD_PATH, HOLD_ALL)
+CHANGED_SINCE = "it changed in the project after the run began"
 
 _FILES = ("HEAD", "index", "packed-refs")
 _TREES = ("refs", "logs")
@@ -61,8 +62,32 @@ def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict
         if first is not None and change.verdict == c.APPLIED:
             more = True
             change.verdict = c.CONFLICT
-            change.reason = f"{first} changed in the project while the command ran, and they are one state"
+            change.reason = f"{first} changed in the project after the run began, and they are one state"
     return more
+
+
+def free_of_conflicts(
+    changes: Sequence[c.Change], meant: Sequence[c.Change], roots: Sequence[str]
+) -> list[c.Change]:
+    """Return those of a run's changes that can go while its conflicts stay.
+
+    What would lie in one stays with it, so does a replaced tree that has one in it, and the state of a repository.
+    """
+    conflicts = [change for change in changes if change.verdict == c.CONFLICT]
+    if not conflicts:
+        return list(meant)
+    places = {(change.root, change.path) for change in conflicts if not c.is_mode_alone(change)}
+    replaced = {(change.root, change.path) for change in changes if change.change in (c.TYPE, c.DELETED)}
+    trees = replaced & {(change.root, change.within or "") for change in conflicts}
+    torn = {repository(f"{roots[change.root]}/{change.path}") for change in conflicts} - {""}
+    return [
+        change
+        for change in meant
+        if change.verdict != c.CONFLICT
+        and places.isdisjoint((change.root, each) for each in c.above(change.path))
+        and trees.isdisjoint(((change.root, change.path), (change.root, change.within or "")))
+        and (not torn or repository(f"{roots[change.root]}/{change.path}") not in torn)
+    ]
 
 
 def _hold_all(changes: Sequence[c.Change], first: c.Change) -> bool:

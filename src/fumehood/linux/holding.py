@@ -11,10 +11,12 @@ import os
 import stat
 
 from fumehood.core import changes as c
+from fumehood.linux import libc
 from fumehood.linux.copying import copy_directory
 from fumehood.linux.marks import whiteout
 from fumehood.linux.nofollow import (
     Loosened,
+    entries,
     is_whiteout,
     look,
     open_below,
@@ -44,10 +46,10 @@ def carry(source: int, target: int, moving: Sequence[c.Change], staying: Sequenc
 
 def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
     """Remove the layer's side of some changes."""
-    loosened = Loosened(top)
+    loosened, kept = Loosened(top), _ancestors(staying)
     try:
-        for change in _tops(changes, _ancestors(staying)):
-            if not c.is_mode_alone(change):
+        for change in _tops(changes, kept):
+            if not c.is_mode_alone(change) and change.path not in kept:
                 _in(loosened, change, remove_tree)
     finally:
         loosened.restore()
@@ -108,6 +110,30 @@ def _in(loosened: Loosened, change: c.Change, act: Callable[[int, str], None]) -
         act(directory, name)
     finally:
         os.close(directory)
+
+
+def _is_used(directory: int, name: str) -> bool:
+    """Tell whether there is anything but directories in a directory."""
+    found = look(directory, name)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        return False
+    return any(not stat.S_ISDIR(entry.st_mode) for _, entry in walk(directory, name))
+
+
+def _merge(source: int, target: int, name: str) -> None:
+    """Move what lies in a directory into another that has some of the run's originals; may be repeated."""
+    one, other = open_below(source, name), open_below(target, name)
+    try:
+        for child in entries(one):
+            raw = os.fsencode(child)
+            try:
+                libc.renameat2(one, raw, other, raw, libc.RENAME_NOREPLACE)
+            except FileExistsError:
+                _merge(one, other, child)
+    finally:
+        os.close(one)
+        os.close(other)
+    os.rmdir(name, dir_fd=source)
 
 
 class _Carrying:
@@ -173,6 +199,9 @@ class _Carrying:
             try:
                 move(directory, to, name, after)
             except FileExistsError:
+                if after.kind == c.DIRECTORY and _is_used(to, name):
+                    _merge(directory, to, name)
+                    return
                 remove_directories(to, name)  # what is left of one whose entries have gone their way
                 move(directory, to, name, after)
 

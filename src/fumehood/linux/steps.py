@@ -105,7 +105,7 @@ class Sides:
         root, parent = first.change.root, first.parent
         try:
             layer, live = self.layer.of(parent), self.live.of(parent)
-        except PermissionError:
+        except OSError:
             return start
         exchanged, encoded, look_at = libc.exchanged, os.fsencode, os.stat
         for at in range(start, len(steps)):
@@ -185,6 +185,8 @@ def _swap(sides: Sides, step: Step) -> None:
     if before is None or after is None:
         raise ValueError(f"a swap needs both versions: {step!r}")
     layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
+    if look(live, name) is None:
+        raise Changed(change.path)
     _exchange(layer, live, name, after, before)
     if not is_still(before, look(layer, name)):
         _exchange(layer, live, name, before, after)
@@ -196,8 +198,10 @@ def _swap_back(sides: Sides, step: Step) -> None:
     before, after = change.before, change.after
     if before is None or after is None:
         raise ValueError(f"a swap needs both versions: {step!r}")
-    parent, name = split(change.path)
-    layer, live = sides.layer.of(parent), sides.live.of(parent)
+    name = step.name
+    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
+    if look(live, name) is None:
+        raise Changed(change.path)
     _exchange(layer, live, name, before, after)
     if not is_still(after, look(layer, name)):
         _exchange(layer, live, name, after, before)
@@ -224,17 +228,16 @@ def _exchange(layer: int, live: int, name: str, one: c.Stamp, other: c.Stamp) ->
 def _put(sides: Sides, step: Step) -> None:
     if step.change.after is None:
         raise ValueError(f"nothing to put: {step!r}")
-    parent, name = split(step.change.path)
+    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
     try:
-        move(sides.layer.of(parent), sides.live.of(parent), name, step.change.after)
+        move(layer, live, step.name, step.change.after)
     except FileExistsError:
         raise Changed(step.change.path) from None
 
 
 def _put_back(sides: Sides, step: Step) -> None:
-    after = step.change.after
-    parent, name = split(step.change.path)
-    layer, live = sides.layer.of(parent), sides.live.of(parent)
+    after, name = step.change.after, step.name
+    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
     if after is None or not is_still(after, look(live, name)):
         raise Changed(step.change.path)
     move(live, layer, name, after)
@@ -244,8 +247,8 @@ def _take(sides: Sides, step: Step) -> None:
     before = step.change.before
     if before is None:
         raise ValueError(f"nothing to take: {step!r}")
-    parent, name = split(step.change.path)
-    layer, live = sides.layer.of(parent), sides.live.of(parent)
+    name = step.name
+    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
     if look(live, name) is None:
         raise Changed(step.change.path)
     slot = _clear_slot(layer, name)
@@ -277,8 +280,8 @@ def _take_back(sides: Sides, step: Step) -> None:
     before = step.change.before
     if before is None:
         raise ValueError(f"nothing was taken: {step!r}")
-    parent, name = split(step.change.path)
-    layer, live = sides.layer.of(parent), sides.live.of(parent)
+    name = step.name
+    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
     try:
         move(layer, live, name, before)
     except FileExistsError:
@@ -297,6 +300,9 @@ def _mkdir_back(sides: Sides, step: Step) -> None:
 
 def _rmdir(sides: Sides, step: Step) -> None:
     live, layer = sides.live.of(step.parent), sides.layer.of(step.parent)
+    found = look(live, step.name)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        raise Changed(step.change.path)
     # The layer's own stands for it from now on.
     copy_directory(live, layer, step.name)
     if step.change.before is not None:
@@ -344,8 +350,7 @@ def _chmod_back(sides: Sides, step: Step) -> None:
 
 
 def _mode_between(sides: Sides, step: Step, old: c.Stamp, new: c.Stamp) -> None:
-    parent, name = split(step.change.path)
-    found = look(sides.live.of(parent), name)
+    found = look(sides.live.of(step.parent), step.name)
     if found is None or found.st_ino != old.inode or not stat.S_ISDIR(found.st_mode):
         raise Changed(step.change.path)
     sides.set_directory_mode(step.change.path, new.mode)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fumehood.linux.nofollow import Parents
     from fumehood.linux.steps import Sides
 
-_NO_WAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+NO_WAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def was_done(sides: Sides, step: Step) -> bool:
@@ -32,7 +32,7 @@ def _at(parents: Parents, step: Step) -> os.stat_result | None:
     try:
         return look(parents.of(step.parent), step.name)
     except OSError as error:
-        if error.errno not in _NO_WAY:
+        if error.errno not in NO_WAY:
             raise
         return None
 

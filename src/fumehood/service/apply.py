@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.judge import keep_replacements_whole
 from fumehood.core.plan import PUT, RMDIR, SWAP, TAKE, plan, sharing
 from fumehood.core.report import printable
-from fumehood.core.together import HOLD_PATH, hold_together
+from fumehood.core.together import CHANGED_SINCE, HOLD_PATH, hold_together
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
-from fumehood.linux.nofollow import make_parents, open_top
+from fumehood.linux.nofollow import make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename
 from fumehood.linux.steps import Changed, Sides
+from fumehood.linux.traces import NO_WAY
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.core.plan import Step
-
-_CHANGED_MEANWHILE = "it changed in the project while the command ran"
 
 
 def take_over(
@@ -41,8 +39,7 @@ def take_over(
     together with it too; with `or_nothing`, Changed is raised instead. That, and any other failure, takes back what
     was done: the project is then as it was. `journal` records how far it has come, with the changes as they are then.
     """
-    conflicts = not or_nothing and _find_conflicts(changes, uppers)
-    conflicts = hold_together(changes, roots, on_conflict) or conflicts
+    conflicts = hold_together(changes, roots, on_conflict)
     note = journal or _unrecorded
     steps = plan(changes, staying)
     between = Between(roots, uppers, run)
@@ -58,8 +55,10 @@ def take_over(
             if not is_torn and between.save(changes):
                 note(SETTLING)
         except (Changed, OSError, FumehoodError) as error:
-            left = between.take_back(done)
-            raise _failure(error, run, left) from error
+            is_torn = not or_nothing and _is_cut_off(error, changes, roots)
+            if not is_torn:
+                left = between.take_back(done)
+                raise _failure(error, run, left) from error
         if is_torn:
             _take_back(between, done)
         else:
@@ -75,6 +74,37 @@ def take_over(
         # With nothing done yet, and without what is held now.
         note(APPLYING)
         take_over(changes, roots, uppers, run, staying=staying, journal=journal, on_conflict=on_conflict)
+
+
+def _is_cut_off(error: Exception, changes: Sequence[c.Change], roots: Sequence[str]) -> bool:
+    """Where a step had no way, mark what lies in directories that the project has no longer; tell if there are any."""
+    if not isinstance(error, OSError) or error.errno not in NO_WAY:
+        return False
+    going = [change for change in changes if change.verdict == c.APPLIED]
+    made = {(change.root, change.path) for change in going if change.change in (c.ADDED, c.TYPE)}
+    parents = {(change.root, split(change.path)[0]) for change in going if change.path != "."}
+    gone = {
+        (root, parent)
+        for root, parent in parents
+        if made.isdisjoint((root, each) for each in (parent, *c.above(parent))) and not _is_there(roots[root], parent)
+    }
+    for change in going:
+        if (change.root, split(change.path)[0]) in gone:
+            mark_conflict(change, changes)
+    return bool(gone)
+
+
+def _is_there(root: str, directory: str) -> bool:
+    top = open_top(root)
+    try:
+        os.close(open_below(top, directory))
+    except OSError as error:
+        if error.errno not in NO_WAY:
+            raise
+        return False
+    finally:
+        os.close(top)
+    return True
 
 
 def _take_back(between: Between, done: Sequence[tuple[Sides, Step]]) -> None:
@@ -135,28 +165,6 @@ def _perform(
         at += 1
 
 
-def _find_conflicts(changes: Sequence[c.Change], uppers: Sequence[str]) -> bool:
-    """Mark what a person changed after the run had begun: their version stays, the run's is held.
-
-    Both times are the file system's own, so they can be compared; that of a directory says only that
-    something in it changed.
-    """
-    began = os.stat(os.path.dirname(os.path.dirname(uppers[0]))).st_mtime_ns
-    found = [
-        change
-        for change in changes
-        if change.verdict == c.APPLIED
-        and change.before is not None
-        and change.before.changed_ns > began
-        and change.before.kind != c.DIRECTORY
-    ]
-    for change in found:
-        change.verdict, change.reason = c.CONFLICT, _CHANGED_MEANWHILE
-    if found:
-        keep_replacements_whole(changes)
-    return bool(found)
-
-
 def _shown(error: OSError) -> str:
     name = error.filename
     return printable(os.fsdecode(name)) if isinstance(name, str | bytes) else "the project"
@@ -168,7 +176,7 @@ def mark_conflict(change: c.Change, changes: Sequence[c.Change]) -> None:
     for each in changes:
         carried = each.within is not None and each.root == change.root and each.path.startswith(inside)
         if each is change or (carried and each.verdict == c.APPLIED):
-            each.verdict, each.reason = c.CONFLICT, _CHANGED_MEANWHILE
+            each.verdict, each.reason = c.CONFLICT, CHANGED_SINCE
 
 
 def _needed(step: Step) -> str:

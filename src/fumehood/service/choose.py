@@ -69,12 +69,14 @@ def _named(run: Run, place: str) -> set[int]:
 
 
 def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> list[c.Change]:
-    """Add the changes of the same verdicts that can't stay behind.
+    """Add the changes of the same fate that can't stay behind.
 
     On the way `forth` into the project, what lies in a new directory needs that. A replaced or deleted directory goes
     whole, and a repository's state is never half of two histories.
     """
     verdicts = {change.verdict for change in changes}
+    if not verdicts.isdisjoint(c.WAITING):
+        verdicts |= set(c.WAITING)  # a tree is held for a conflict in it
     alike = [change for change in run.found if change.verdict in verdicts]
     by_place = {(change.root, change.path): change for change in alike}
     trees = {(change.root, change.within) for change in alike if change.within is not None}

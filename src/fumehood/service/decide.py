@@ -9,6 +9,7 @@ from fumehood.core import changes as c
 from fumehood.core.judge import keep_replacements_whole
 from fumehood.core.plan import is_plain
 from fumehood.core.report import printable
+from fumehood.core.together import CHANGED_SINCE, free_of_conflicts
 from fumehood.errors import ApplyFailed, BadRequest
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import is_version, looks, open_top
@@ -29,23 +30,26 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 DONE = "done"
+BY_FORCE = "a person takes it by force"  # while it is in flight: should that be taken back, it is a conflict again
 
 
 def apply_held(
     store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False
 ) -> Run:
-    """Take over what a run had to hold; with `force`, also what was changed in the project since.
+    """Take over what a run had to hold; with `force`, also what was changed in the project after the run began.
 
-    What a person has there is then saved in the run's layer first, like any original.
+    What a person has there is then saved in the run's layer first, like any original. Without, conflicts stay.
     """
     with InterruptsHeld(), store.alone(project.id):
         run, waiting = _waiting(store, project, run, paths, here, forth=True)
+        if not force:
+            waiting = _without_conflicts(run, waiting)
         _refuse_before_others(store, run, waiting)
         if force:
             run.found, waiting = _judged_anew(store, run, waiting)
         elif run.below:
             _stamp_anew(run, waiting)
-        failure = _apply(store, project, run, waiting)
+        failure = _apply(store, project, run, waiting, is_anew=force or bool(run.below))
         if failure is not None:
             raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
         if run.state != HELD:
@@ -70,6 +74,21 @@ def _waiting(
     return run, with_companions(run, waiting, forth=forth) if paths else waiting
 
 
+def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
+    """Leave out what only goes by force; refuse where that is all."""
+    going = free_of_conflicts(run.found, waiting, run.roots)
+    if going:
+        return going
+    among = [change for change in waiting if change.verdict == c.CONFLICT]
+    among = among or [change for change in run.found if change.verdict == c.CONFLICT]
+    path = printable(among[0].path)
+    raise BadRequest(
+        f"{printable(named(among))} changed in the project after run {run.run} began",
+        hint=f"fumehood diff {run.run} shows both; fumehood apply {run.run} {path} --force takes the run's version,"
+        " and saves what is there now",
+    )
+
+
 def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -> None:
     """What was built on something that still waits can't go before it."""
     below = holds.waiting(store, run)
@@ -82,19 +101,26 @@ def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -
             )
 
 
-def _apply(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]) -> ApplyFailed | None:
-    """Move what was held; those applied before are done, and what is not meant stays."""
+def _apply(
+    store: Store, project: Project, run: Run, waiting: Sequence[c.Change], *, is_anew: bool
+) -> ApplyFailed | None:
+    """Move what was held; those applied before are done, and what is not meant stays.
+
+    `is_anew` tells that changes were stamped anew, so that the journal needs all of them.
+    """
     going = {id(change) for change in waiting}
     earlier = [change for change in run.found if change.verdict == c.APPLIED and id(change) not in going]
     reasons = [(change, change.verdict, change.reason) for change in waiting]
     for change in earlier:
         change.verdict = DONE
     for change in waiting:
-        change.verdict, change.reason = c.APPLIED, ""
+        change.reason = BY_FORCE if change.verdict == c.CONFLICT else ""
+        change.verdict = c.APPLIED
     keep_replacements_whole(run.found)
     _count_links(run)
     # What is in flight is `applied` in the journal, what was applied before is `done`.
-    store.history.note_verdicts(run, APPLYING, decided=f"apply {named(waiting)}")
+    begin = store.history.note if is_anew else store.history.note_verdicts
+    begin(run, APPLYING, decided=f"apply {named(waiting)}")
     expected, failure = outcomes(run.found), None
     others = any(state == "running" for _, state, _, _ in store.history.unfinished(project.id))
     try:
@@ -110,6 +136,9 @@ def _apply(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]
     is_otherwise = bool(earlier) or outcomes(run.found) != expected
     for change in earlier:
         change.verdict = c.APPLIED
+    for change in run.found:
+        if change.reason == BY_FORCE:
+            change.reason, is_otherwise = "", True
     run.state = state_of(run.found)
     if failure is None:
         run.reason = ""
@@ -121,6 +150,7 @@ def _apply(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]
 def _bring_back(store: Store, run: Run, *, others: bool) -> None:
     try:
         holds.bring_back(store, run, others=others)
+        holds.throw_away(store, run)  # what turned out to be in the project already
     except OSError as error:
         raise ApplyFailed(f"nothing was applied: {error.strerror}") from error
 
@@ -163,19 +193,31 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> None:
 def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[list[c.Change], list[c.Change]]:
     """Compare what is held with the project as it is now; what the project has already is not needed any more."""
     fresh = {(change.root, change.path): change for change in layering.scanned(holds.layers(store, run))}
-    flags = {(change.root, change.path): change.flags for change in waiting}
-    found, going = [change for change in run.found if (change.root, change.path) not in flags], []
+    known = {(change.root, change.path): change for change in run.found if change.verdict in c.WAITING}
+    meant = {(change.root, change.path) for change in waiting}
+    # Directories that are gone from the project are made again; what takes another's place goes whole.
+    around = {(root, each) for root, path in meant if (root, path) in fresh for each in c.above(path)} & fresh.keys()
+    meant |= {place for place in around if fresh[place].change == c.TYPE}
+    going = []
+    for (root, path), change in fresh.items():
+        is_gone = (root, path) in around and change.change == c.ADDED
+        if is_gone or any((root, each) in meant for each in (path, *c.above(path))):
+            held = known.get((root, path))
+            change.flags = () if held is None else held.flags
+            change.verdict, change.reason = _fate(held, change)
+            going.append(change)
     for change in waiting:
         if (change.root, change.path) not in fresh:
             change.verdict, change.reason = c.DISCARDED, "the project has it already"
-            found.append(change)
-    for (root, path), change in fresh.items():
-        if any((root, each) in flags for each in (path, *c.above(path))):
-            change.flags = flags.get((root, path), ())
-            if change.before is not None:
-                change.before.changed_ns = 0  # a person has seen it: later than the run is not too late now
-            going.append(change)
-    return c.by_path([*found, *going]), going
+    places = {(change.root, change.path) for change in going}
+    return c.by_path([*(each for each in run.found if (each.root, each.path) not in places), *going]), going
+
+
+def _fate(held: c.Change | None, anew: c.Change) -> tuple[str, str]:
+    """Return what becomes of a change that was to go by force, should that fail."""
+    if held is not None and (anew.before.same(held.before) if anew.before is not None else held.before is None):
+        return held.verdict, held.reason
+    return c.CONFLICT, CHANGED_SINCE
 
 
 def discard_held(store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "") -> Run:

@@ -37,11 +37,12 @@ from fumehood.linux.nofollow import (
 from fumehood.linux.parting import APART
 from fumehood.linux.staging import HOME, SETTLED
 from fumehood.linux.steps import Changed
+from fumehood.linux.traces import NO_WAY
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between
-from fumehood.service.decide import DONE
+from fumehood.service.decide import BY_FORCE, DONE
 from fumehood.service.holds import bring_back, set_apart, throw_away, trees
-from fumehood.service.settle import FAILED, HELD, state_of
+from fumehood.service.settle import FAILED, HELD, find_conflicts, state_of
 from fumehood.service.store import Alone
 from fumehood.store.audit import RECOVERED
 from fumehood.store.history import APPLYING, RUNNING, SETTLING
@@ -122,6 +123,7 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         if change.verdict == c.HELD:
             # What the host would execute by itself says so, here too.
             change.reason = f"{STOPPED_RUNNING}; {change.reason}" if change.flags else STOPPED_RUNNING
+    find_conflicts(store, run, layers)
     state, run.reason = state_of(run.found), STOPPED_RUNNING
     run.state = SETTLING if state == HELD else state
     store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
@@ -222,6 +224,8 @@ def _is_taken_back(between: Between, step: Step) -> bool:
     except OSError as error:
         if step.act == MKDIR and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False  # somebody has made use of it
+        if error.errno in NO_WAY:
+            return False  # its directory is gone
         raise
     return True
 
@@ -304,8 +308,10 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
         if change.verdict == DONE:
             change.verdict = c.APPLIED
         elif change.verdict == c.APPLIED and not _lies_in(change, stayed):
-            change.verdict, change.reason = c.HELD, STOPPED_APPLYING
+            change.verdict = c.CONFLICT if change.reason == BY_FORCE else c.HELD
+            change.reason = STOPPED_APPLYING
     run.state, run.reason = state_of(run.found), f"{STOPPED_APPLYING}{but}"
+    throw_away(store, run)
     set_apart(store, run)
     store.history.settle(run, rewrite=True, event=RECOVERED)
 

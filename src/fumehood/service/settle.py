@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from fumehood.core import changes as c
 from fumehood.errors import ApplyFailed, Unfinished
 from fumehood.service import layers as layering
@@ -25,6 +27,7 @@ def settle(
     store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str
 ) -> None:
     """Let the verdicts take effect, and record it."""
+    find_conflicts(store, run, layers)
     state = state_of(run.found)
     if any(change.verdict == c.APPLIED for change in run.found):
         with store.alone(project):
@@ -41,6 +44,39 @@ def settle(
         # Not before: the kernel is still busy with it when the command has just ended.
         layering.drop_scratch(layers)
         layering.drop(store.places, run.run)
+
+
+def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
+    """Mark what a person changed after the run had begun: their version stays, the run's waits.
+
+    Before anything is recorded, because the scan came after the edit: later, the person's version would look like the
+    one that the run had changed. Both times are the file system's own, so they can be compared; that of a directory
+    says only that something in it changed. What lies on a held version is told by that.
+    """
+    if not run.found:
+        return
+    began = os.stat(os.path.dirname(os.path.dirname(layers[0].upper))).st_mtime_ns
+    late = [
+        change
+        for change in run.found
+        if change.before is not None
+        and change.before.changed_ns > began
+        and change.before.kind != c.DIRECTORY
+        and change.verdict in (c.APPLIED, c.HELD)
+    ]
+    if late and run.below:
+        from fumehood.service.holds import waiting
+
+        below = waiting(store, run)
+        late = [change for change in late if below.under(change) is None]
+    if late:
+        from fumehood.core.judge import keep_replacements_whole
+        from fumehood.core.together import CHANGED_SINCE
+
+        for change in late:
+            change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
+            change.verdict = c.CONFLICT
+        keep_replacements_whole(run.found)
 
 
 def _apply(

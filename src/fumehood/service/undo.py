@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 UNDONE = "undone"
 _UNDONE_BY = "undone by run {}"
 _NAMED = 5  # paths named in a refusal
+_ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
 
 
 def undo(
@@ -51,8 +52,10 @@ def undo(
             back.found = counted_as_they_are(run, back.found)
             _find_backups(store, back, back.found)
         else:
-            # A plain swap finds out by itself; whole trees must be looked at first.
-            _check(store, run, back, [change for change in back.found if not is_plain(change)])
+            # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
+            # redone: versions may be where they would be if this had been done already.
+            again = len(store.history.users_of(back.layer)) > _ONCE
+            _check(store, run, back, [change for change in back.found if again or not is_plain(change)])
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))

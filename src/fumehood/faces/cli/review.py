@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.inspect import Add
 
 _ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
-_FORCE = "  [f]orce: apply, and save what is there now"
+_CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
 _END = "q\x03\x04\x1b"
 
 
@@ -66,6 +66,17 @@ def _waiting(run: Run) -> list[c.Change]:
     return [change for change in waiting if change.within is None or (change.root, change.within) not in tops]
 
 
+def _conflicts(run: Run) -> set[tuple[int, str]]:
+    return {(change.root, change.path) for change in run.found if change.verdict == c.CONFLICT}
+
+
+def _lies_in(place: tuple[int, str], change: c.Change) -> bool:
+    """Tell whether a place is that of a change, or in the tree that it moves."""
+    root, path = place
+    is_inside = path.startswith(f"{change.path}/") and not c.is_mode_alone(change)
+    return root == change.root and (path == change.path or is_inside)
+
+
 def _told(context: Context, run: Run) -> dict[str, Any]:
     places = [_place(run, change) for change in _waiting(run)]
     texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
@@ -95,7 +106,8 @@ def _go_through(context: Context, run: Run) -> bool:
         change = left[0]
         seen.add((change.root, change.path))
         _say_change(context, run, change)
-        key = _key(is_conflict=change.verdict == c.CONFLICT)
+        known = _conflicts(run)
+        key = _key(is_conflict=any(_lies_in(each, change) for each in known))
         if key in _END:
             return False
         if key == "s":
@@ -107,6 +119,8 @@ def _go_through(context: Context, run: Run) -> bool:
             run = context.store.history.find(run.run)
         else:
             sys.stdout.write(f"{headline(run)}\n")
+            # What turned out to be a conflict is asked for once more, as that.
+            seen -= _conflicts(run) - known
     return True
 
 
@@ -140,8 +154,8 @@ def _say_change(context: Context, run: Run, change: c.Change) -> None:
 
 def _key(*, is_conflict: bool) -> str:
     """Wait for a key that means something."""
-    meant = "adsAD" + _END + ("f" if is_conflict else "")
-    sys.stdout.write(f"{_ONE}{_FORCE if is_conflict else ''}   {_ALL} > ")
+    meant = ("f" if is_conflict else "a") + "dsAD" + _END
+    sys.stdout.write(f"{_CONFLICT if is_conflict else _ONE}   {_ALL} > ")
     sys.stdout.flush()
     with Keys(0):
         while True:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from fumehood.core.changes import CONFLICT
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_run
 from fumehood.faces.cli.main import here
 from fumehood.faces.cli.show import short, tell_run
 from fumehood.service import decide
+from fumehood.service.choose import chosen
 from fumehood.service.session import project_of, undo_session
 from fumehood.service.undo import undo
 from fumehood.service.upkeep import upkeep
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
 def add_commands(add: Add) -> None:
     """Make these commands known."""
     forth = add(
-        "apply", "apply what a run had to hold", _apply, "  fumehood apply last\n  fumehood apply last Makefile"
+        "apply", "apply what a run had to hold", _apply,
+        "  fumehood apply last\n  fumehood apply last Makefile\n  fumehood apply last notes.txt --force",
     )
     add_run(forth)
     _add_paths(forth)
-    _add_force(forth, "also where the project was changed since")
+    _add_force(forth, "also where the project was changed after the run began")
     away = add(
         "discard", "throw away what a run had to hold", _discard,
         "  fumehood discard last\n  fumehood discard last .git/hooks",
@@ -60,7 +63,10 @@ def _apply(context: Context) -> int:
     done = decide.apply_held(
         context.store, context.project_of(run), run, options.paths, here=here(), force=options.force
     )
-    return _say(context, done, lambda: tell_run(done, sys.stdout))
+    code = _say(context, done, lambda: tell_run(done, sys.stdout))
+    # As those do who merge: what was asked for is not all done.
+    left = any(change.verdict == CONFLICT for change in chosen(done, options.paths, here=here()))
+    return 1 if left and not code else code
 
 
 def _discard(context: Context) -> int:

@@ -26,6 +26,7 @@ _NEXT = {
     "applied": "undo: fumehood undo {run}",
     "held": "look: fumehood diff {run}   then: fumehood apply {run}  or  fumehood discard {run}   or: fumehood review",
 }
+_FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
 
 
 def short(run: str) -> str:
@@ -49,6 +50,9 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
         stream.write(f"  {paint('blocked', 'red')} {blocked.what}: {printable(f'{blocked.detail}. {blocked.hint}')}\n")
     if run.found and run.state in _NEXT and run.act == "run":
         stream.write(f"  {paint(_NEXT[run.state].format(run=short(run.run)), 'dim')}\n")
+        conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
+        if conflict is not None:
+            stream.write(f"  {paint(_FORCE.format(run=short(run.run), path=printable(conflict.path)), 'dim')}\n")
     stream.flush()
 
 
