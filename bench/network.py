@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from measures import Figure, project_in
@@ -16,19 +17,22 @@ _SERVER = f"""
 import socket, threading
 listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen(20)
 print(listener.getsockname()[1], flush=True)
-data = bytes(1 << 18)
 def serve(client):
-    head = b""
-    while not head.endswith(b"\\r\\n\\r\\n"): head += client.recv(4096)
-    client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: {SIZE}\\r\\nConnection: close\\r\\n\\r\\n")
-    for _ in range({SIZE} // len(data)): client.sendall(data)
+    head, data, size = b"", bytearray(1 << 18), 0
+    while not head.endswith(b"\\r\\n\\r\\n"): head += client.recv(1)
+    if head.startswith(b"GET"):
+        client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: {SIZE}\\r\\nConnection: close\\r\\n\\r\\n")
+        for _ in range({SIZE} // len(data)): client.sendall(data)
+    else:
+        while size < {SIZE} and (found := client.recv_into(data)): size += found
+        client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
     client.close()
 while True: threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
 # The same program outside and inside: what it does first is the only difference.
 _CLIENT = """
 import os, socket, sys, time
-way, port = sys.argv[1], int(sys.argv[2])
+way, method, port, whole = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 place = f"127.0.0.1:{port}"
 proxy = os.environ.get("HTTP_PROXY", "").rpartition(":")[2]
 c = socket.create_connection(("127.0.0.1", int(proxy) if way != "direct" else port))
@@ -40,12 +44,18 @@ if way == "connect":
 elif way == "socks5":
     c.sendall(bytes([5, 1, 0, 5, 1, 0, 1, 127, 0, 0, 1]) + port.to_bytes(2, "big")); c.recv(12, socket.MSG_WAITALL)
 target = f"http://{place}/" if way == "http" else "/"
-began = time.perf_counter()
-c.sendall(f"GET {target} HTTP/1.1\\r\\nHost: {place}\\r\\n\\r\\n".encode()); answer()
+length = f"Content-Length: {whole}\\r\\n" if method == "PUT" else ""
 buffer, size = bytearray(1 << 18), 0
-while size < int(sys.argv[3]) and (found := c.recv_into(buffer)): size += found
+began = time.perf_counter()
+c.sendall(f"{method} {target} HTTP/1.1\\r\\nHost: {place}\\r\\n{length}\\r\\n".encode())
+if method == "PUT":
+    while size < whole: c.sendall(buffer); size += len(buffer)
+answer()
+while size < whole and (found := c.recv_into(buffer)): size += found
 print(time.perf_counter() - began, size)
 """
+WAYS = ("connect", "socks5", "http")
+METHODS = {"GET": "to the command", "PUT": "from the command"}
 
 
 def network(room: Path) -> Iterator[Figure]:
@@ -59,20 +69,29 @@ def network(room: Path) -> Iterator[Figure]:
             assert server.stdout is not None
             port = server.stdout.readline().strip()
             with Sandbox(client.parent, Policy(hosts=(f"127.0.0.1:{port}",))) as sandbox:
-                taken: dict[str, list[float]] = {way: [] for way in ("direct", "connect", "socks5", "http")}
-                for _ in range(TIMES):
-                    for way, mine in taken.items():
-                        line = [sys.executable, str(client), way, port, str(SIZE)]
-                        if way == "direct":
-                            said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-                        else:
-                            said = sandbox.run(line).stdout
-                        seconds, size = said.split()
-                        assert int(size) == SIZE, said
-                        mine.append(float(seconds))
+
+                def once(way: str, method: str) -> float:
+                    line = [sys.executable, str(client), way, method, port, str(SIZE)]
+                    if way == "direct":
+                        said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+                    else:
+                        said = sandbox.run(line).stdout
+                    seconds, size = said.split()
+                    assert int(size) == SIZE, said
+                    return float(seconds)
+
+                for method, direction in METHODS.items():
+                    yield from _compared(once, method, direction)
         finally:
             server.kill()
-    direct = sorted(taken.pop("direct"))[TIMES // 2]
+
+
+def _compared(once: Callable[[str, str], float], method: str, direction: str) -> Iterator[Figure]:
+    taken: dict[str, list[float]] = {way: [] for way in ("direct", *WAYS)}
+    for _ in range(TIMES):
+        for way, mine in taken.items():
+            mine.append(once(way, method))
+    direct = statistics.median(taken.pop("direct"))
     for way, mine in taken.items():
-        name = f"{SIZE >> 30} GiB through the proxy, by {way}"
-        yield Figure(name, sorted(mine)[TIMES // 2], "s", "without it", direct, 2.0)
+        name = f"{SIZE >> 30} GiB through the proxy, {direction}, by {way}"
+        yield Figure(name, statistics.median(mine), "s", "without it", direct, 2.0)

@@ -11,7 +11,6 @@ import pytest
 from conftest import need
 from fumehood.core.connection import NOT_GRANTED
 from fumehood.proxy import server as serving_module
-from fumehood.proxy import wire
 from fumehood.proxy.reach import resolve
 from servers import Tcp, Web, echo, greet_first, serving
 
@@ -237,20 +236,6 @@ def test_what_a_client_sends_with_its_request_is_not_lost(proxy):
         running = proxy(f"127.0.0.1:{there.port}")
         answer = running.say(connect_request(f"127.0.0.1:{there.port}") + b"at once")
         assert answer.endswith(b"\r\n\r\nat once")
-
-
-def test_one_side_may_end_before_the_other(proxy):
-    def answer_at_the_end(connection):
-        data = b""
-        while piece := connection.recv(1 << 16):
-            data += piece
-        connection.sendall(str(len(data)).encode())
-
-    with serving(Tcp(answer_at_the_end)) as there:
-        running = proxy(f"127.0.0.1:{there.port}")
-        payload = b"x" * (3 << 20)
-        answer = running.say(connect_request(f"127.0.0.1:{there.port}") + payload)
-        assert answer.endswith(b"\r\n\r\n" + str(len(payload)).encode())
 
 
 @pytest.mark.parametrize(
@@ -484,14 +469,6 @@ def test_a_slow_client_is_given_up(proxy, monkeypatch):
     with proxy("*").connect() as client:
         client.sendall(b"\x05\x01")
         assert client.recv(1) == b""
-
-
-def test_a_small_pipe_will_do(proxy, monkeypatch):
-    monkeypatch.setattr(wire, "PIPE", 4096)
-    with serving(Tcp(echo)) as there:
-        running = proxy(f"127.0.0.1:{there.port}")
-        payload = b"abc" * 50_000
-        assert running.say(connect_request(f"127.0.0.1:{there.port}") + payload).endswith(payload)
 
 
 def test_curl_by_socks_and_by_http(proxy):

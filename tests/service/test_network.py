@@ -153,6 +153,11 @@ def test_the_persons_own_proxy_and_its_password_stay_outside(home, project, monk
         assert "hidden" not in box.run("env", network=["example.org"]).stdout
 
 
+def test_what_a_command_sends_to_the_proxy_waits_for_no_timer(box):
+    code = "import socket; print(socket.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16))"
+    assert "reno" in box.run(["python3", "-c", code], network=["example.org"]).stdout
+
+
 def test_curl_by_socks(box, web):
     place = f"127.0.0.1:{web.port}"
     run = box.run(f"curl -sS -m 20 --noproxy '' -x socks5h://${{HTTP_PROXY#http://}} http://{place}/", network=[place])

@@ -13,6 +13,7 @@ from fumehood.core.addresses import special
 from fumehood.core.connection import NOT_GRANTED
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address
 from fumehood.proxy.upstream import Upstream, connect, tunnel
+from fumehood.proxy.wire import send_at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class Reach:
         for address in addresses:
             entry.address = str(address)
             connection = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET)
+            if address.is_loopback:
+                send_at_once(connection)
             try:
                 connection.settimeout(_CONNECT_S)
                 connection.connect((str(address), port))

@@ -1,14 +1,16 @@
-"""Carry bytes both ways between two connections without touching them: the kernel moves pages through a pipe."""
+"""Carry bytes both ways between two connections without touching them: the kernel moves pages through a pipe.
+
+Only what a client says first is looked at, for the host that it asks for by TLS.
+"""
 
 from __future__ import annotations
 
-import os
 import select
 import socket
-import time
 
 from fumehood.proxy.hello import HANDSHAKE, Hello, NotUnderstood
-from fumehood.proxy.wire import PIECE, PIPE, pipe, readable
+from fumehood.proxy.pipe import Pipe
+from fumehood.proxy.wire import PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from fumehood.proxy.audit import Entry
 
 IDLE_S = 900.0
-_FIRST_MESSAGE_S = 30.0
+_AT_ONCE = 16  # times a pipe is filled before the other direction has its turn
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
@@ -31,39 +33,44 @@ class _Way:
     def __init__(self, source: socket.socket, target: socket.socket, count: Callable[[int], None]) -> None:
         self.source, self.target = source, target
         self._count = count
-        self._in_pipe = 0
+        self._first = b""  # what goes before anything of the pipe
+        self._pipe = Pipe()
         self.is_over = False
-        self._reading, self._writing = pipe()
 
     @property
     def wants(self) -> tuple[int, int]:
         """The descriptor to poll, and for what."""
-        if self._in_pipe:
+        if self._first or self._pipe.held:
             return self.target.fileno(), select.POLLOUT
         return self.source.fileno(), _READABLE
 
     def advance(self) -> None:
         """Move what can be moved now."""
-        if not self._in_pipe:
-            try:
-                self._in_pipe = os.splice(
-                    self.source.fileno(), self._writing, PIPE, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
-                )
-            except BlockingIOError:
+        if self._first:
+            self._send_first()
+        source, target, pipe = self.source.fileno(), self.target.fileno(), self._pipe
+        for _ in range(_AT_ONCE):
+            if self._first:
                 return
-            if not self._in_pipe:
-                self._finish()
+            if not pipe.held:
+                filled = pipe.fill(source)
+                if filled == 0:
+                    self.finish()
+                if not filled:
+                    return
+            self._count(pipe.empty(target))
+            if pipe.held:
                 return
+
+    def _send_first(self) -> None:
         try:
-            moved = os.splice(
-                self._reading, self.target.fileno(), self._in_pipe, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
-            )
+            sent = self.target.send(self._first)
         except BlockingIOError:
             return
-        self._in_pipe -= moved
-        self._count(moved)
+        self._first = self._first[sent:]
+        self._count(sent)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """The source has no more: tell the target, which may still answer."""
         self.is_over = True
         try:
@@ -73,12 +80,60 @@ class _Way:
 
     def close(self) -> None:
         """Close the pipe."""
-        os.close(self._reading)
-        os.close(self._writing)
+        self._pipe.close()
 
 
-def relay(client: socket.socket, host: socket.socket, entry: Entry) -> None:
-    """Carry everything both ways until both have ended, or nothing has moved for long."""
+class _Judged(_Way):
+    """The client's direction: nothing goes before it is known that the right host is asked for."""
+
+    def __init__(
+        self, client: socket.socket, host: socket.socket, count: Callable[[int], None], is_right: Callable[[str], bool]
+    ) -> None:
+        super().__init__(client, host, count)
+        self._is_right = is_right
+        self._is_known = False
+        self._said = b""
+        self._hello: Hello | None = None
+
+    def advance(self) -> None:
+        """Move what can be moved now; raises WrongHost."""
+        if self._is_known:
+            super().advance()
+            return
+        try:
+            data = self.source.recv(PIECE)
+        except BlockingIOError:
+            return
+        if data:
+            self.take(data)
+        elif self._said:
+            raise WrongHost("the first TLS message did not come")
+        else:
+            self.finish()
+
+    def take(self, data: bytes) -> None:
+        """Look at a piece of what is said first."""
+        self._said += data
+        if self._said[0] == HANDSHAKE:
+            self._hello = self._hello or Hello()
+            try:
+                if not self._hello.feed(data):
+                    return
+            except NotUnderstood as error:
+                raise WrongHost(str(error)) from error
+            name = self._hello.server_name
+            if name is not None and not self._is_right(name):
+                raise WrongHost(f"the TLS client asked for {name} there")
+        self._is_known, self._first = True, self._said
+
+
+def relay(
+    client: socket.socket, host: socket.socket, early: bytes, entry: Entry, is_right: Callable[[str], bool]
+) -> None:
+    """Carry everything both ways until both have ended, or nothing has moved for long.
+
+    `early` is what the client said already. Raises WrongHost where `is_right` says so of the name it asks for.
+    """
 
     def sent(size: int) -> None:
         entry.sent += size
@@ -90,8 +145,11 @@ def relay(client: socket.socket, host: socket.socket, entry: Entry) -> None:
         each.setblocking(False)
     ways: list[_Way] = []
     try:
-        ways.append(_Way(client, host, sent))
+        upwards = _Judged(client, host, sent, is_right)
+        ways.append(upwards)
         ways.append(_Way(host, client, received))
+        if early:
+            upwards.take(early)
         _carry(ways)
     finally:
         for way in ways:
@@ -99,10 +157,7 @@ def relay(client: socket.socket, host: socket.socket, entry: Entry) -> None:
 
 
 def _carry(ways: list[_Way]) -> None:
-    while True:
-        going = [way for way in ways if not way.is_over]
-        if not going:
-            return
+    while going := [way for way in ways if not way.is_over]:
         poll = select.poll()
         events: dict[int, int] = {}
         for way in going:
@@ -116,48 +171,3 @@ def _carry(ways: list[_Way]) -> None:
         for way in going:
             if way.wants[0] in ready:
                 way.advance()
-
-
-def first_message(
-    client: socket.socket, host: socket.socket, early: bytes, entry: Entry, is_right: Callable[[str], bool]
-) -> None:
-    """Pass on what the client says first, once it is known to ask for the right host; the other may speak before.
-
-    `early` is what came with the request. Raises WrongHost.
-    """
-    data = early
-    while not data:
-        ready = readable([client.fileno(), host.fileno()], IDLE_S)
-        if not ready:
-            return
-        if host.fileno() in ready:
-            said = host.recv(PIECE)
-            if not said:
-                return
-            client.sendall(said)
-            entry.received += len(said)
-        if client.fileno() in ready:
-            data = client.recv(PIECE)
-            if not data:
-                return
-    if data[0] == HANDSHAKE:
-        data = _whole_hello(client, data, is_right)
-    host.sendall(data)
-    entry.sent += len(data)
-
-
-def _whole_hello(client: socket.socket, data: bytes, is_right: Callable[[str], bool]) -> bytes:
-    hello, deadline = Hello(), time.monotonic() + _FIRST_MESSAGE_S
-    new = data
-    try:
-        while not hello.feed(new):
-            client.settimeout(max(0.1, deadline - time.monotonic()))
-            new = client.recv(PIECE)
-            if not new or time.monotonic() > deadline:
-                raise WrongHost("the first TLS message did not come")
-            data += new
-    except NotUnderstood as error:
-        raise WrongHost(str(error)) from error
-    if hello.server_name is not None and not is_right(hello.server_name):
-        raise WrongHost(f"the TLS client asked for {hello.server_name} there")
-    return data

@@ -18,8 +18,8 @@ from fumehood.proxy import http, socks
 from fumehood.proxy.audit import Audit
 from fumehood.proxy.names import Names
 from fumehood.proxy.reach import Denied, Reach, Unreachable
-from fumehood.proxy.relay import WrongHost, first_message, relay
-from fumehood.proxy.wire import Gone, Wire, readable
+from fumehood.proxy.relay import WrongHost, relay
+from fumehood.proxy.wire import Gone, Wire, readable, send_at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class Proxy:
         targets = dict(zip(listeners, self._targets, strict=True))
         for each in given:
             each.setblocking(False)
+        for each in listeners:
+            send_at_once(each)
         while ready := self._ready(given):
             for listener in ready:
                 if listener not in targets:
@@ -220,10 +222,7 @@ class Proxy:
             connection = self._reach.connect(entry, host, port)
             self._track(connection)
             client.send(say(""), _GREETING_S)
-            first_message(
-                client.socket, connection, client.taken(), entry, lambda name: self._is_asked(name, host, port)
-            )
-            relay(client.socket, connection, entry)
+            relay(client.socket, connection, client.taken(), entry, lambda name: self._is_asked(name, host, port))
         except WrongHost as error:
             entry.allowed, entry.reason = False, str(error)
         except (Denied, Unreachable) as error:

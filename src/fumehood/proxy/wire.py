@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import select
 import socket
 import time
+
+from fumehood.proxy.pipe import Pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PIECE = 1 << 16
-PIPE = 256 << 10  # more is no faster, and all pipes of a user together have a limit
-_F_SETPIPE_SZ = 1031
 _LAST_WORD_S = 2.0
 
 
@@ -27,17 +25,13 @@ def readable(descriptors: Sequence[int], patience_s: float | None) -> set[int]:
     return {fd for fd, _ in poll.poll(None if patience_s is None else patience_s * 1000)}
 
 
+def send_at_once(connection: socket.socket) -> None:
+    """Let what goes over loopback wait for no timer, as it does where the host prefers BBR; of a listener, for all."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
 class Gone(Exception):
     """The other side closed the connection, or took too long."""
-
-
-def pipe() -> tuple[int, int]:
-    """Make a pipe to move pages through."""
-    reading, writing = os.pipe()
-    # Refused where this user has many pipes already; a small one works too.
-    with contextlib.suppress(PermissionError):
-        fcntl.fcntl(writing, _F_SETPIPE_SZ, PIPE)
-    return reading, writing
 
 
 class Wire:
@@ -104,34 +98,26 @@ class Wire:
             count(len(early[:size]))
         left = size - len(early[:size])
         if left:
-            reading, writing = pipe()
-            try:
-                _move(self.socket, target.socket, reading, writing, left, patience_s, count)
-            finally:
-                os.close(reading)
-                os.close(writing)
+            with contextlib.closing(Pipe()) as pipe:
+                _move(self.socket, target.socket, pipe, left, patience_s, count)
 
 
 def _move(
-    source: socket.socket, target: socket.socket, reading: int, writing: int, left: int, patience_s: float,
-    count: Callable[[int], None],
-) -> None:  # fmt: skip
+    source: socket.socket, target: socket.socket, pipe: Pipe, left: int, patience_s: float, count: Callable[[int], None]
+) -> None:
     source.setblocking(False)
     target.setblocking(False)
     while left:
-        _await(source, select.POLLIN, patience_s)
-        try:
-            piped = os.splice(source.fileno(), writing, min(left, PIPE), flags=os.SPLICE_F_NONBLOCK)
-        except BlockingIOError:
+        filled = pipe.fill(source.fileno(), left)
+        if filled is None:
+            _await(source, select.POLLIN, patience_s)
             continue
-        if not piped:
+        if not filled:
             raise Gone("the connection was closed early")
-        left -= piped
-        count(piped)
-        while piped:
-            try:
-                piped -= os.splice(reading, target.fileno(), piped, flags=os.SPLICE_F_NONBLOCK)
-            except BlockingIOError:
+        left -= filled
+        count(filled)
+        while pipe.held:
+            if not pipe.empty(target.fileno()):
                 _await(target, select.POLLOUT, patience_s)
 
 

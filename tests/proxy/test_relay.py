@@ -1,0 +1,214 @@
+"""What a tunnel carries once it stands: everything, both ways, however slow or sudden the two ends are."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from fumehood.proxy import pipe
+from fumehood.proxy.http import ESTABLISHED
+from fumehood.proxy.pipe import Pipe
+from proxy.test_proxy import connect_request, hello
+from servers import Tcp, Web, echo, serving
+
+PAYLOAD = random.Random(4).randbytes(24 << 20)
+
+
+@pytest.fixture
+def tunnel(proxy):
+    """Open a tunnel to a server of this machine; return the client's end."""
+    made: list[socket.socket] = []
+
+    def make(there: Tcp) -> socket.socket:
+        made.append(proxy(f"127.0.0.1:{there.port}").connect())
+        made[-1].sendall(connect_request(f"127.0.0.1:{there.port}"))
+        # Not a byte more: what follows is the server's, which may speak first.
+        assert made[-1].recv(len(ESTABLISHED), socket.MSG_WAITALL) == ESTABLISHED
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def drain(connection: socket.socket) -> tuple[int, str]:
+    """Read to the end; return the size and a checksum."""
+    size, digest = 0, hashlib.sha256()
+    while piece := connection.recv(1 << 18):
+        size += len(piece)
+        digest.update(piece)
+    return size, digest.hexdigest()
+
+
+WHOLE = (len(PAYLOAD), hashlib.sha256(PAYLOAD).hexdigest())
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_much_goes_both_ways_at_once_and_arrives_whole(tunnel, monkeypatch, room):
+    if not room:
+        monkeypatch.setattr(pipe, "_roomy", threading.BoundedSemaphore(1))
+        pipe._roomy.acquire()
+    arrived = []
+
+    def both(connection):
+        sender = threading.Thread(target=connection.sendall, args=(PAYLOAD,))
+        sender.start()
+        arrived.append(drain(connection))
+        sender.join()
+
+    with serving(Tcp(both)) as there:
+        client = tunnel(there)
+        sender = threading.Thread(target=lambda: (client.sendall(PAYLOAD), client.shutdown(socket.SHUT_WR)))
+        sender.start()
+        assert drain(client) == WHOLE
+        sender.join()
+    assert arrived == [WHOLE]
+
+
+def test_much_by_plain_http_arrives_whole(proxy):
+    with serving(Web(PAYLOAD)) as web:
+        running = proxy(f"127.0.0.1:{web.port}")
+        head = f"POST http://127.0.0.1:{web.port}/ HTTP/1.1\r\nHost: x\r\nContent-Length: {len(PAYLOAD)}\r\n"
+        answer = running.say(f"{head}Connection: close\r\n\r\n".encode() + PAYLOAD)
+        assert answer.endswith(b"\r\n\r\n" + PAYLOAD)
+        assert web.asked[0][3] == PAYLOAD
+
+
+def test_the_client_may_end_before_the_host(tunnel):
+    with serving(Tcp(lambda connection: connection.sendall(drain(connection)[1].encode()))) as there:
+        client = tunnel(there)
+        client.sendall(PAYLOAD)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(64, socket.MSG_WAITALL).decode() == WHOLE[1]
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("first", [b"", b"good day"])
+def test_the_host_may_end_before_the_client(tunnel, first):
+    arrived = []
+
+    def say_and_listen(connection):
+        connection.sendall(first)
+        connection.shutdown(socket.SHUT_WR)
+        arrived.append(drain(connection))
+
+    with serving(Tcp(say_and_listen)) as there:
+        client = tunnel(there)
+        assert client.recv(64) == first
+        if first:
+            assert client.recv(1) == b""
+        client.sendall(PAYLOAD)
+        client.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + 20
+        while not arrived and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert arrived == [WHOLE]
+
+
+def test_a_host_that_ends_first_does_not_let_another_be_asked_for(tunnel):
+    arrived = []
+
+    def listen(connection):
+        connection.shutdown(socket.SHUT_WR)
+        arrived.append(drain(connection)[0])
+
+    with serving(Tcp(listen)) as there:
+        client = tunnel(there)
+        assert client.recv(1) == b""
+        client.sendall(hello("evil.example"))
+        client.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + 20
+        while not arrived and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert arrived == [0]
+
+
+def test_a_slow_reader_holds_the_sender_back(tunnel):
+    taken = []
+
+    def pour(connection):
+        connection.setblocking(False)
+        quiet = 0
+        while quiet < 40:  # until nothing more is taken for a while
+            try:
+                taken.append(connection.send(PAYLOAD[: 1 << 18]))
+                quiet = 0
+            except BlockingIOError:
+                quiet += 1
+                time.sleep(0.01)
+
+    with serving(Tcp(pour)) as there:
+        client = tunnel(there)
+        resident = _resident()
+        deadline = time.monotonic() + 20
+        before = -1
+        while sum(taken) != before and time.monotonic() < deadline:
+            before = sum(taken)
+            time.sleep(0.3)
+        assert 0 < sum(taken) < 64 << 20
+        assert _resident() - resident < 16 << 20
+        assert drain(client)[0] == sum(taken)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_client_that_vanishes_lets_go_of_the_host(tunnel):
+    ends = []
+
+    def pour(connection):
+        try:
+            while True:
+                connection.sendall(PAYLOAD[: 1 << 18])
+        except OSError as error:
+            ends.append(error.errno)
+
+    with serving(Tcp(pour)) as there:
+        client = tunnel(there)
+        client.recv(1 << 16)
+        client.close()
+        deadline = time.monotonic() + 20
+        while not ends and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert ends[0] in (errno.ECONNRESET, errno.EPIPE)
+
+
+def test_a_thousand_short_connections_leave_nothing_open(proxy):
+    with serving(Tcp(echo)) as there:
+        running = proxy(f"127.0.0.1:{there.port}")
+        before = len(os.listdir("/proc/self/fd"))
+        request = connect_request(f"127.0.0.1:{there.port}") + b"short"
+        for _ in range(1000):
+            assert running.say(request).endswith(b"short")
+        deadline = time.monotonic() + 20
+        while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(os.listdir("/proc/self/fd")) <= before
+    assert sum(seen.count for seen in running.stop()) == 1000
+
+
+def test_a_pipe_grows_when_much_goes_through_it_and_only_so_many_do(monkeypatch):
+    monkeypatch.setattr(pipe, "_roomy", threading.BoundedSemaphore(1))
+    sizes = []
+    pipes = [Pipe(), Pipe()]
+    for each in pipes:
+        one, other = socket.socketpair()
+        with one, other:
+            for _ in range(8):
+                one.sendall(b"x" * (60 << 10))
+                assert each.fill(other.fileno()) == 60 << 10
+                with open("/dev/null", "wb") as nowhere:
+                    assert each.empty(nowhere.fileno()) == 60 << 10
+        sizes.append(fcntl.fcntl(each._reading, 1032))
+    assert sizes == [pipe.LARGE, pipe.SMALL]
+    for each in pipes:
+        each.close()
+    assert pipe._roomy.acquire(blocking=False), "the room of a closed pipe is free again"
