@@ -5,9 +5,11 @@ import socket
 
 import pytest
 
+from conftest import fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
 from fumehood.linux.probe import host
 from fumehood.store.places import places
+from trees import add_python, make_tree
 
 pytestmark = pytest.mark.namespaces
 
@@ -71,3 +73,42 @@ def test_secrets_and_sockets_of_the_host_are_out_of_reach_by_every_way(way, home
         for server in servers:
             server.close()
     assert (run.stdout, run.stderr, run.exit_code) == ("", "", 0)
+
+
+CONNECTS = """
+import socket
+for path in ("/skills/tools/s", "/srv/s", "/workspace/s"):
+    try:
+        s = socket.socket(socket.AF_UNIX); s.settimeout(2); s.connect(path); print("connected to", path)
+    except OSError as error: print(error.strerror)
+"""
+
+
+@pytest.fixture(scope="module")
+def python_tree():
+    top = fresh_directory(scratch())
+    tree = make_tree(top / "tree")
+    add_python(tree)
+    (tree / "srv").mkdir()
+    yield tree
+    remove_tree(top)
+
+
+def test_sockets_in_a_root_tree_and_in_a_skill_are_out_of_reach(way, home, project, test_directory, python_tree):
+    skill = test_directory / "tools"
+    skill.mkdir()
+    (skill / "SKILL.md").write_text("how")
+    policy = Policy(capture=way, skills=({"path": str(skill)},))
+    servers = [serving(place / "s") for place in (skill, python_tree / "srv", project)]
+    try:
+        with Sandbox(project, policy=policy) as sandbox:
+            run = sandbox.run(["python3", "-c", CONNECTS], root=python_tree)
+            listed = sandbox.run("cat /skills/tools/SKILL.md; echo x > /skills/tools/new; ls /workspace", root=python_tree)
+    finally:
+        for server in servers:
+            server.close()
+        (python_tree / "srv/s").unlink()
+    refused = "Connection refused\n" if way == "kernel" else "Operation not permitted\n"
+    assert (run.stdout, run.stderr) == (refused * 3, "")
+    assert (listed.stdout, "Read-only" in listed.stderr) == ("hows\n", True)
+    assert sorted(path.name for path in skill.iterdir()) == ["SKILL.md", "s"]

@@ -18,6 +18,7 @@ from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
 from fumehood.linux.seccomp import filter_for
 from fumehood.linux.stdio import CLOSED, on_terminal, piped
+from fumehood.service.cutting import views
 from fumehood.service.playground import Mounts
 
 TYPE_CHECKING = False
@@ -136,7 +137,9 @@ class Execution:
 
         self._renew = renew
         # What is not seen through an overlay may hold sockets that lead out.
-        refused = filter_for(backdrops.cache, unix_sockets=tree is not None or behind.mounts is not None)
+        shown = views(world, capture)
+        is_cut = behind.mounts is not None if tree is None else shown is not None
+        refused = filter_for(backdrops.cache, unix_sockets=is_cut)
         stand = "" if tree is None or owner is None else tree.path
         if owner is not None and tree is not None and tree.guarded:
             raise LaunchFailed(
@@ -162,7 +165,7 @@ class Execution:
         )  # fmt: skip
         return Plan(
             arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
-            overlays=(*capture.overlays, *world.overlays, *(scratch.overlays if scratch else ())),
+            overlays=(*(shown or ()), *capture.overlays, *world.overlays, *(scratch.overlays if scratch else ())),
             privileged=self._host.privileged, owner=owner, tree=stand,
             listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
             resolvers=() if access is None or listens_inside else access.resolvers,
