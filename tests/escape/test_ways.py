@@ -103,7 +103,8 @@ def test_sockets_in_a_root_tree_and_in_a_skill_are_out_of_reach(way, home, proje
     try:
         with Sandbox(project, policy=policy) as sandbox:
             run = sandbox.run(["python3", "-c", CONNECTS], root=python_tree)
-            listed = sandbox.run("cat /skills/tools/SKILL.md; echo x > /skills/tools/new; ls /workspace", root=python_tree)
+            look = "cat /skills/tools/SKILL.md; echo x > /skills/tools/new; ls /workspace"
+            listed = sandbox.run(look, root=python_tree)
     finally:
         for server in servers:
             server.close()
@@ -112,3 +113,32 @@ def test_sockets_in_a_root_tree_and_in_a_skill_are_out_of_reach(way, home, proje
     assert (run.stdout, run.stderr) == (refused * 3, "")
     assert (listed.stdout, "Read-only" in listed.stderr) == ("hows\n", True)
     assert sorted(path.name for path in skill.iterdir()) == ["SKILL.md", "s"]
+
+
+def test_what_is_masked_inside_a_root_stays_hidden_by_every_way(way, home, test_directory):
+    project, outside = home / ".claude", test_directory / "outside"
+    for path in ("named", "sub/.env", "conf/real", ".credentials.json"):
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text("hunter2")
+    (project / ".env").symlink_to("conf/real")
+    outside.mkdir()
+    policy = Policy(capture=way, mask=(str(project / "named"), "sub/.env", ".env"))
+    # It can't be moved to where nothing hides it, nor can its place be made to lead elsewhere.
+    moves = f"mv sub other; mv conf c; rm -rf sub; ln -s /oldroot{outside} sub; cat named */* .??*; true"
+    with Sandbox(project, policy=policy) as sandbox:
+        runs = [sandbox.run(moves), sandbox.run("cat named */* .??*; true")]
+    assert "hunter2" not in "".join(run.stdout for run in runs)
+    assert list(outside.iterdir()) == []
+    assert (project / "sub/.env").read_text() == "hunter2"
+
+
+def test_a_link_that_is_held_does_not_lead_a_mask_outside(home, project, test_directory, known_host):
+    outside = test_directory / "outside"
+    outside.mkdir()
+    (project / "sub").mkdir()
+    (project / "sub/.env").write_text("hunter2")
+    with Sandbox(project) as sandbox:
+        assert sandbox.run(f"rm -r sub; ln -s /oldroot{outside} sub").state == "held"
+    with Sandbox(project, policy=Policy(mask=("sub/.env",))) as sandbox:
+        assert sandbox.run("readlink sub").stdout == f"/oldroot{outside}\n"
+    assert list(outside.iterdir()) == []

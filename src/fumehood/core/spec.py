@@ -56,6 +56,7 @@ class Spec(Value):
     emptied: tuple[str, ...] = ()  # files shown empty
     frozen: tuple[str, ...] = ()  # shown as they are, but can't be written
     veiled: tuple[tuple[str, bool], ...] = ()  # shown empty inside the roots; whether it is a directory
+    pinned: tuple[Bound, ...] = ()  # directories above them, mounted where they are, so that none is renamed
     overlays: tuple[Layered, ...] = ()
     tree: Tree | None = None
     readonly: tuple[Bound, ...] = ()
@@ -97,6 +98,7 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
     for shelf in shelves:
         arguments += ("--tmpfs", shelf)
     arguments += _writable(spec.bounds, spec.overlays)
+    arguments += _writable(spec.pinned, ())
     for path, is_directory in spec.veiled:
         arguments += ("--tmpfs", path, "--remount-ro", path) if is_directory else ("--ro-bind", "/dev/null", path)
     for bind in spec.binds:

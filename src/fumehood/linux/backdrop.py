@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STAND = "/sys"  # there on every host, and of no use to bubblewrap
 SHOWN = f"{STAND}/root"
-FORMAT = "2"  # to be changed with how the host is shown: what was prepared before is then made again
+FORMAT = "3"  # to be changed with how the host is shown: what was prepared before is then made again
 _ROOMS = ("/dev/shm", "/tmp")  # noqa: S108 - each name in them is checked to be ours
 _NAMES = 16
 _KEPT = 64
@@ -37,6 +37,7 @@ class Mounts(Value):
     directory: str
     views: tuple[tuple[str, int], ...]
     bound: tuple[str, ...]
+    inside: tuple[str, ...] = ()  # what is hidden and lies where something is mounted: not the launcher's matter
 
 
 class Prepared(Value):
@@ -81,6 +82,7 @@ def prepared(backdrop: Backdrop, state: str) -> Prepared:
         directory=directory,
         views=tuple((view.path, covered.index(view) + 1 if view.cover else 0) for view in backdrop.views),
         bound=tuple(path for path, _ in backdrop.bound),
+        inside=backdrop.inside,
     )
     return Prepared(mounts=mounts, times=times)
 
@@ -91,12 +93,12 @@ def recalled(key: bytes, state: str) -> tuple[dict[str, tuple[int, int]], Prepar
 
     try:
         with open(f"{_room(state)}/survey-{zlib.crc32(key):08x}", "rb") as file:
-            known, watched, directory, views, bound, times = marshal.loads(file.read())  # noqa: S302 - our own, 0700
+            known, watched, directory, views, bound, inside, times = marshal.loads(file.read())  # noqa: S302 - ours, 0700
     except (OSError, ValueError, EOFError, TypeError):
         return None
     if known != key:
         return None
-    return watched, Prepared(mounts=Mounts(directory=directory, views=views, bound=bound), times=times)
+    return watched, Prepared(mounts=Mounts(directory=directory, views=views, bound=bound, inside=inside), times=times)
 
 
 def remember(key: bytes, watched: dict[str, tuple[int, int]], found: Prepared, state: str) -> None:
@@ -105,7 +107,7 @@ def remember(key: bytes, watched: dict[str, tuple[int, int]], found: Prepared, s
 
     mounts = found.mounts
     path = f"{_room(state)}/survey-{zlib.crc32(key):08x}"
-    text = marshal.dumps((key, watched, mounts.directory, mounts.views, mounts.bound, found.times))
+    text = marshal.dumps((key, watched, mounts.directory, mounts.views, mounts.bound, mounts.inside, found.times))
     try:
         with open(f"{path}.{os.getpid()}", "wb") as file:
             file.write(text)

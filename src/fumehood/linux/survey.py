@@ -59,6 +59,7 @@ class Backdrop(Value):
     texts: tuple[tuple[str, str], ...] = ()
     views: tuple[View, ...] = ()
     bound: tuple[tuple[str, bool], ...] = ()  # shown as they are; whether it is a directory
+    inside: tuple[str, ...] = ()  # what is hidden and lies below a point: the view does not hide it there
 
 
 class Needs(Value):
@@ -285,6 +286,7 @@ class _Survey:
         return Backdrop(
             folders=tuple(self._folders), links=(*self._links, *_links(_RUN)), texts=(*self._texts, *_texts()),
             views=views, bound=tuple(self._bound),
+            inside=tuple(path for path in sorted(self._hidden) if any(is_below(path, at) for at in self._needs.points)),
         )  # fmt: skip
 
     def _covers(self) -> dict[str, _Cover]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 
-from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, masks
+from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, is_below, masks
 from fumehood.core.value import Value
 from fumehood.linux.backdrop import FORMAT, SHOWN, Mounts, Prepared, lies_apart, prepared, recalled, remember
 from fumehood.linux.overlay import mount_table
@@ -20,24 +19,15 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
 
 
-_DIRECTORY, _FILE, _OTHER = "directory", "file", ""
 _AGAIN_S = 1.0
-
-
-def _kind_below(root: str, name: str) -> str:
-    """Say what is at a path below a root, without following a link on the way or there."""
-    path = f"{root}/{name}"
-    try:
-        found = os.lstat(path).st_mode
-        if os.path.realpath(path) != path:
-            return _OTHER
-    except OSError:
-        return _OTHER
-    return _DIRECTORY if stat.S_ISDIR(found) else _FILE if stat.S_ISREG(found) else _OTHER
 
 
 def _holds(watched: dict[str, tuple[int, int]], made: Prepared) -> bool:
     return is_current(watched) and made.is_whole()
+
+
+def _inside(hidden: Sequence[str], roots: Sequence[str]) -> tuple[str, ...]:
+    return tuple(path for path in hidden if any(is_below(path, root) for root in roots))
 
 
 class Behind(Value):
@@ -48,6 +38,7 @@ class Behind(Value):
     masked: tuple[str, ...] = ()
     emptied: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()  # what is masked and lies in a root
 
 
 class Backdrops:
@@ -101,7 +92,9 @@ class Backdrops:
         if known is None or known[0] is not table or not is_current(known[1]) or not self._is_whole(known[2]):
             hidden = self.masks(homes, as_root=as_root)
             known = self._known[key] = (table, *self._surveyed(hidden.replace(hidden=(*hidden.hidden, *linked)), needs))
-        return self._kernel(as_root=as_root).replace(mounts=known[2].mounts, base=SHOWN)
+        return self._kernel(as_root=as_root).replace(
+            mounts=known[2].mounts, base=SHOWN, inside=known[2].mounts.inside
+        )
 
     def forget(self) -> None:
         """Look everything over again for the next run: what was prepared turned out to be no longer so."""
@@ -138,21 +131,29 @@ class Backdrops:
             remember(key, *known, state)
         return known
 
-    def tree(self, *, as_root: bool) -> Behind:
+    def tree(self, homes: Sequence[str], roots: Sequence[str], *, as_root: bool) -> Behind:
         """Return what is hidden where a root tree is shown instead of the host."""
-        return self._kernel(as_root=as_root)
+        hidden = self._existing(homes, roots, as_root=as_root)
+        return self._kernel(as_root=as_root).replace(inside=_inside(hidden, roots))
+
+    def _existing(self, homes: Sequence[str], roots: Sequence[str], *, as_root: bool) -> list[str]:
+        """Return what is masked and exists, where it really lies, in order."""
+        hidden = self.masks(homes, as_root=as_root).hidden
+        linked = [path for root in roots for path in self._links_in(root)]
+        return sorted({os.path.realpath(path) for path in (*hidden, *linked) if os.path.exists(path)})
 
     def plain(self, homes: Sequence[str], roots: Sequence[str], *, as_root: bool) -> Behind:
         """Return the host's own root with what is masked and exists covered one by one, where nothing can be mounted.
 
         A root inside a masked directory is mounted over it later, and so stays to be seen.
         """
-        found = self.masks(homes, as_root=as_root)
-        behind = self._kernel(as_root=as_root)
+        shown = self.masks(homes, as_root=as_root).shown
+        hidden = self._existing(homes, roots, as_root=as_root)
+        inside = _inside(hidden, roots)
+        behind = self._kernel(as_root=as_root).replace(inside=inside)
         directories, files = behind.masked, behind.emptied
-        hidden = {os.path.realpath(path) for path in found.hidden if os.path.exists(path)} | {"/run", "/boot", "/sys"}
-        for path in sorted(hidden):
-            if path in found.shown or path == "/" or path in roots:
+        for path in sorted({*hidden, "/run", "/boot", "/sys"}):
+            if path in (*shown, *inside, "/", *roots):
                 continue
             if os.path.isdir(path):
                 directories += (path,)
@@ -160,17 +161,10 @@ class Backdrops:
                 files += (path,)
         return behind.replace(masked=directories, emptied=files)
 
-    def veiled(self, targets: Sequence[tuple[str, str]]) -> tuple[tuple[str, bool], ...]:
-        """Return what a person masked in every root and is there, as the command would see it.
-
-        Behind a link, what it leads to is hidden, not the link: a command could have planted that.
-        """
-        return tuple(
-            (f"{target}/{name}", kind == _DIRECTORY)
-            for root, target in targets
-            for name in self._in_roots
-            if (kind := _kind_below(root, name)) in (_DIRECTORY, _FILE)
-        )
+    @property
+    def in_roots(self) -> tuple[str, ...]:
+        """What a person masked in every root."""
+        return self._in_roots
 
     def _links_in(self, root: str) -> list[str]:
         """Return what a person masked in a root and is a link there."""

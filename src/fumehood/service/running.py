@@ -20,6 +20,7 @@ from fumehood.linux.seccomp import filter_for
 from fumehood.linux.stdio import CLOSED, on_terminal, piped
 from fumehood.service.cutting import views
 from fumehood.service.playground import Mounts
+from fumehood.service.veils import veiled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class Execution:
         shown = views(world, capture)
         is_cut = behind.mounts is not None if tree is None else shown is not None
         refused = filter_for(backdrops.cache, unix_sockets=is_cut)
+        hidden, pinned = veiled(capture, backdrops.in_roots, behind.inside)
         stand = "" if tree is None or owner is None else tree.path
         if owner is not None and tree is not None and tree.guarded:
             raise LaunchFailed(
@@ -151,7 +153,7 @@ class Execution:
             self._besides = tuple(scratch.directories)
         spec = Spec(
             command=command, cwd=cwd, bounds=(*ground.bounds, *capture.bounds), base=behind.base,
-            masked=behind.masked, veiled=backdrops.veiled(capture.targets),
+            masked=behind.masked, veiled=hidden, pinned=pinned,
             emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
             names=world.names() if access is not None and access.shares else (),
@@ -180,9 +182,9 @@ class Execution:
     ) -> Behind:
         """Choose what is seen behind the roots, by what the launcher can do here."""
         as_root = user == 0
-        if world.tree is not None:
-            return backdrops.tree(as_root=as_root)  # nothing of the host is there
         roots = [layer.root for layer in self._capture.layers]
+        if world.tree is not None:  # nothing of the host is there but the roots
+            return backdrops.tree(backdrops.homes(user, os.environ.get("HOME", "")), roots, as_root=as_root)
         homes = backdrops.homes(user, home)
         if self._capture.way == KERNEL:
             return backdrops.views(homes, (*roots, *points), as_root=as_root, privileged=self._host.privileged)
