@@ -19,7 +19,8 @@ CALLS = (
     "copy_file_range", "ftruncate", "utimensat", "fchownat", "fchown", "chown", "lchown", "pwrite64", "write", "fsync",
     "fdatasync",
 )  # fmt: skip
-ACTS = ("run", "apply", "undo", "redo", "recover")
+ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover")
+PART = ("plain", "tree", "gone", "locked")  # the rest is still held after that
 ERRORS = ("ENOSPC", "EACCES", "EIO")
 
 BEFORE = """
@@ -46,6 +47,11 @@ echo changed > link1.new; mv link1.new link1; rm link3
 chmod 700 locked; echo changed > locked/file; rm -r locked/sub; echo new > locked/new; chmod 555 locked
 chmod 750 modes
 find . -newermt 2010-01-01 ! -type d -exec touch -h -d @1500000000 {} +
+"""
+EDIT = """
+echo mine > plain/one; rm plain/two; echo mine > plain/new; echo mine > tree; rm -r file2dir dir2link
+echo mine > modes/mine
+find . -newermt 2010-01-01 ! -type d -exec touch -h -d @1600000000 {} +
 """
 
 
@@ -93,6 +99,9 @@ class Scene:
             if self.act == "redo":
                 run = sandbox.undo(run)
                 self.before = snapshot(self.project)
+        if self.act == "force":
+            subprocess.run(["sh", "-ec", EDIT], cwd=self.project, check=True)
+            self.before = snapshot(self.project)
         if self.act == "recover":
             # Something to recover from: killed in the middle.
             self.play("apply", run.run, Point("apply", False, "renameat2", 9))
@@ -100,10 +109,11 @@ class Scene:
 
     def play(self, act: str, told: str, point: Point | None = None, log: str = "/dev/null") -> int:
         """Do the act in a process of its own, with a fault at the point; returns its exit status."""
-        name = {"redo": "undo"}.get(act, act)
+        name = {"redo": "undo", "part": "apply"}.get(act, act)
         fault = [f"--inject={point.call}:{point.answer}:when={point.number}"] if point else []
         trace = ["strace", "-o", log, f"--trace={','.join(f'?{call}' for call in CALLS)}", *fault]
-        command = [*trace, sys.executable, "-P", str(DRIVER), name, str(self.project), told]
+        paths = PART if act == "part" else ()
+        command = [*trace, sys.executable, "-P", str(DRIVER), name, str(self.project), told, *paths]
         done = subprocess.run(
             command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
             check=False,
@@ -173,6 +183,9 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
     """What was interrupted can be done, and what was done can be undone; live files and backups stay apart."""
     states = {run.state for run in sandbox.history()}
     assert not states & {"running", "applying", "settling"}, states
+    if scene.act in ("part", "force", "discard"):
+        _decision_goes_on(scene, sandbox, became, after)
+        return
     if became == "after" and scene.act != "recover":
         if after != scene.before:
             sandbox.undo("last")
@@ -190,6 +203,31 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
             _must_be(scene, after)
         sandbox.undo(held[0].run)
         _must_be(scene, scene.before)
+
+
+def _decision_goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> None:
+    """What a person decided can be decided once more, or the rest of it; all that waits is still there."""
+    (run,) = sandbox.history()
+    verdicts = Counter(change.verdict for change in run.changes if change.verdict != "unsupported")
+    if scene.act == "discard":
+        assert set(verdicts) in ({"held"}, {"discarded"}), verdicts
+        if "discarded" in verdicts:
+            assert sandbox.run("cat plain/one tree/hard").stdout == "one\n"
+            return
+        assert {change.verdict for change in sandbox.apply(run).changes} == {"applied", "unsupported"}
+    elif scene.act == "force":
+        if became == "before":
+            sandbox.apply(run, force=True)
+        _must_be(scene, after)
+    else:
+        assert ("applied" in verdicts) == (became == "after"), verdicts
+        if became == "before":
+            sandbox.apply(run, *PART)
+            _must_be(scene, after)
+        assert sandbox.run("cat plain/one file2dir/in dir2file").stdout == "ONE\nin\nfile\n"
+        assert {change.verdict for change in sandbox.apply(run).changes} == {"applied", "unsupported"}
+    sandbox.undo(run)
+    _must_be(scene, scene.before)
 
 
 def _must_be(scene: Scene, wanted: Snapshot) -> None:

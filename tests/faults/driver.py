@@ -1,4 +1,4 @@
-"""One act on a project, for a tracer to interrupt: apply, undo, run, or only start."""
+"""One act on a project, for a tracer to interrupt: apply, discard, undo, run, or only start."""
 
 import sys
 
@@ -10,7 +10,7 @@ from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
 
 
-def main(act: str, project: str, told: str = "") -> None:
+def main(act: str, project: str, told: str = "", *paths: str) -> None:
     """Do it, or raise."""
     if act == "recover":
         Store().close()
@@ -21,9 +21,12 @@ def main(act: str, project: str, told: str = "") -> None:
         run = hood.run(Request(command=told), Wishes(stdin=CLOSED))
         if run.exit_code:
             sys.exit(run.output)
+    elif act == "force":
+        with Sandbox(project) as sandbox:
+            sandbox.apply(told, force=True)
     else:
         with Sandbox(project) as sandbox:
-            getattr(sandbox, act)(told)
+            getattr(sandbox, act)(told, *paths)
 
 
 if __name__ == "__main__":

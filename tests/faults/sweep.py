@@ -1,7 +1,7 @@
 """Interrupt every act at every system call that touches a file: `sh tools/python tests/faults/sweep.py [WORD …]`.
 
-Words choose acts (run, apply, undo, redo, recover), "one" or "two" file systems, and errors (ENOSPC, EACCES, EIO)
-in place of the kill. Prints what failed, and how many points of each were tried.
+Words choose acts (run, apply, part, force, discard, undo, redo, recover), "one" or "two" file systems, and errors
+(ENOSPC, EACCES, EIO) in place of the kill. Prints what failed, and how many points of each were tried.
 """
 
 import os

@@ -16,7 +16,7 @@ from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
 
-SHARE = 4  # points of each act that are tried here
+SHARE = 3  # points of each act that are tried here
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ class Command:
     def __init__(self, tree: Tree, contents: Contents) -> None:
         self.tree = dict(tree)
         self.lines: list[str] = []
+        self.touched: set[str] = set()
         self._contents = contents
 
     def act(self, what: str, path: str, other: str, mode: int) -> None:
@@ -73,6 +74,7 @@ class Command:
             put(self.tree, path, ("symlink", target, 0))
         elif what == "chmod" and node is not None and node[0] == "file":
             self._do(f"chmod {mode:o} {path}", path, (*node[:2], mode))
+            self.touched.add(path)
         elif what == "rename" and node is not None and path in FREE and other in FREE:
             self._rename(path, other, node)
 
@@ -156,8 +158,9 @@ class Machine(RuleBasedStateMachine):
 
         run = self.sandbox.run(line, apply=mode, on_output=edit if edits else None)
         assert run.exit_code == 0, run.output
-        done = self.model.ran(run.id, command.tree, mode, edits)
-        assert self._verdicts(run) == done.verdicts
+        touched = set() if self.capture == "copy" else command.touched
+        done = self.model.ran(run.id, command.tree, mode, edits, touched)
+        assert self._verdicts(run) == done.verdicts, (self._verdicts(run), done.verdicts)
 
     @rule()
     def look(self) -> None:
@@ -233,7 +236,8 @@ class Machine(RuleBasedStateMachine):
                 assert refusal in f"{refused.message} {refused.hint}"  # noqa: PT017
                 return
             raise AssertionError("it should have been refused")
-        assert self._verdicts(act()) == done.verdicts  # type: ignore[operator]
+        found = self._verdicts(act())  # type: ignore[operator]
+        assert found == done.verdicts, (found, done.verdicts)
 
     @precondition(lambda self: any(self._can_be_undone(run) for run in self.model.runs))
     @rule(data=st.data())

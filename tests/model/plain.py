@@ -87,7 +87,7 @@ class Done:
 
     def goes_whole(self, path: str) -> bool:
         """Whether a directory is deleted or replaced, or something becomes one."""
-        was, now = self.base[path], self.left[path]
+        was, now = self.base.get(path), self.left.get(path)
         if was is None:
             return False
         return now is None or was[0] != now[0]
@@ -113,11 +113,19 @@ class Model:
 
     # --- what a command does ---
 
-    def ran(self, name: str, after: Tree, mode: str, edited: dict[str, Node]) -> Done:
-        """A command left a tree, while a person edited some paths of the project."""
+    def ran(self, name: str, after: Tree, mode: str, edited: dict[str, Node], touched: set[str]) -> Done:
+        """A command left a tree, while a person edited some paths of the project.
+
+        `touched` are files that it had for writing and that may be as they were: what came to lie in its layer is then
+        another version than the person's.
+        """
         before = self.view()
         left = difference(before, after)
-        run = Done(name, {path: before.get(path) for path in left}, left, {}, self.waiting())
+        run = Done(name, {}, left, {}, self.waiting())
+        for path in touched & edited.keys() - left.keys():
+            if not self.builds_on(run, path, run.sees):
+                left[path] = after[path]
+        run.base = {path: before.get(path) for path in left}
         for path in left:
             run.verdicts[path] = {"apply": APPLIED, "hold": HELD, "discard": DISCARDED}[mode]
             if run.verdicts[path] == APPLIED and self.builds_on(run, path, run.sees):
