@@ -96,6 +96,12 @@ def delegated() -> str | None:
     return found
 
 
+def has_controllers() -> bool:
+    """Tell whether version 2 counts memory and processes at all; where version 1 does, it can't."""
+    mount = _mount()
+    return bool(mount) and set(_read(f"{mount}/cgroup.controllers").split()) >= _NEEDED
+
+
 def _above() -> Iterator[str]:
     """Yield every group that would do, the nearest first."""
     mount = _mount()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import shlex
 import shutil
 import sys
 
-from fumehood.core.value import Value
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
-from fumehood.linux import probe
+from fumehood.linux import inforce, probe
+from fumehood.linux.inforce import Ability
 from fumehood.linux.probe import Host
 
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_VERSION = 444, 1
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _CAP_SETFCAP = 31
 _OVERLAY_SINCE = (5, 11)
 _NO_LAYERS = ("overlay", "nfs", "cifs", "9p", "fuse", "vfat", "virtiofs", "eCryptfs")
@@ -45,16 +41,6 @@ _CONTAINER_FIXES = {
 }
 
 
-class Ability(Value):
-    """One thing this host can or can't do; `needed` is "required", "optional" or "info"."""
-
-    name: str
-    works: bool
-    detail: str
-    fix: str = ""
-    needed: str = "optional"
-
-
 def examine(state_dir: str, found: Host | None = None) -> list[Ability]:
     """Try everything a sandbox may rest on; `found` spares trying again what was just probed."""
     found = found or probe.look(state_dir, bubblewrap.candidates())
@@ -67,9 +53,7 @@ def examine(state_dir: str, found: Host | None = None) -> list[Ability]:
         _overlay_as_root(found),
         _own_overlay(found),
         _fuse(found),
-        _landlock(),
-        _seccomp(),
-        _cgroups(),
+        *inforce.protections(found),
         *_settings(),
         *_surroundings(found),
     ]
@@ -327,59 +311,6 @@ def _fuse(found: Host) -> Ability:
     elif not bubblewrap.programs("fusermount3"):
         detail, fix = "fusermount3 is not installed", install("fuse3")
     return Ability(name=name, works=False, detail=detail, fix=fix)
-
-
-def _landlock_detail(version: int) -> str:
-    scopes = "with" if version >= 6 else "without"
-    return f"ABI version {version}, {scopes} scopes for abstract sockets, which `run --network` needs"
-
-
-def _landlock() -> Ability:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
-    if version > 0:
-        return Ability(name="landlock", works=True, detail=_landlock_detail(version), needed="info")
-    off = ctypes.get_errno() == errno.EOPNOTSUPP
-    detail = "switched off at boot" if off else "not in this kernel, or filtered"
-    fix = "add landlock to the lsm= list on the kernel's command line" if off else ""
-    return Ability(name="landlock", works=False, detail=detail, fix=fix, needed="info")
-
-
-def _seccomp() -> Ability:
-    libc = ctypes.CDLL(None, use_errno=True)
-    # No filter is given: a kernel that has filters complains of the address, others of the mode.
-    libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), None, 0, 0)
-    works = ctypes.get_errno() in (errno.EFAULT, errno.EACCES)
-    detail = "system calls can be filtered" if works else "not in this kernel (CONFIG_SECCOMP_FILTER)"
-    return Ability(name="seccomp", works=works, detail=detail)
-
-
-def _cgroups() -> Ability:
-    """Make a group below our own, which is what limits on a run need."""
-    version, groups = _own_groups()
-    if not groups:
-        return Ability(name="cgroups", works=False, detail="none is mounted")
-    refused = ""
-    for group in groups:
-        child = f"{group}/fumehood-probe-{os.getpid()}"
-        try:
-            os.mkdir(child)
-            os.rmdir(child)
-        except OSError as exc:
-            refused = f"{group}: {exc.strerror}"
-    if not refused:
-        return Ability(name="cgroups", works=True, detail=f"{version}, delegated to this user")
-    fix = "systemd-run --user --scope -p Delegate=yes fumehood run -- COMMAND" if version == "v2" else ""
-    return Ability(name="cgroups", works=False, detail=f"{version}, not delegated: {refused}", fix=fix)
-
-
-def _own_groups() -> tuple[str, list[str]]:
-    lines = [line.split(":", 2) for line in probe.read("/proc/self/cgroup").splitlines()]
-    if os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
-        return "v2", [f"/sys/fs/cgroup{path}".rstrip("/") for number, _, path in lines if number == "0"]
-    groups = [f"/sys/fs/cgroup/{names}{path}" for _, names, path in lines if names in ("memory", "pids")]
-    return "v1", [group.rstrip("/") for group in groups if os.path.isdir(group)]
 
 
 def _settings() -> list[Ability]:

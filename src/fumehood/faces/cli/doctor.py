@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fumehood.core.report import printable
-from fumehood.linux import examine, probe
+from fumehood.linux import examine, inforce, probe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,14 +36,27 @@ def show(state_dir: str, cache_dir: str, *, as_json: bool, colour: bool, out: Te
     return 1 if found.why_bare else 0
 
 
-def _as_object(found: probe.Host, abilities: list[examine.Ability]) -> dict[str, object]:
+def _as_object(found: probe.Host, abilities: list[inforce.Ability]) -> dict[str, object]:
     return {
         "sandbox": not found.why_bare,
         "capture": _capture(found),
         "why": _reason(found),
         "bwrap": found.bwrap.fields() if found.bwrap else None,
+        "in_force": {name: found.bwrap is not None and each.works for name, each in _protections(found).items()},
         "abilities": [ability.fields() for ability in abilities],
     }
+
+
+def _protections(found: probe.Host) -> dict[str, inforce.Ability]:
+    return {"views": inforce.views(found), "filter": inforce.filtering(), "guard": inforce.guarding()}
+
+
+def _in_force(found: probe.Host) -> str:
+    """Name what protects commands besides the sandbox itself, and what does not."""
+    each = _protections(found)
+    there = [name for name, ability in each.items() if ability.works]
+    missing = {name: ability.detail.partition(": ")[2] for name, ability in each.items() if not ability.works}
+    return ", ".join((*there, *(f"no {name} ({why})" for name, why in missing.items())))
 
 
 def _capture(found: probe.Host) -> str:
@@ -72,10 +85,11 @@ def _summary(found: probe.Host, colour: bool) -> list[str]:
         f"  bubblewrap  {version}, {found.bwrap.path} ({found.bwrap.origin})",
         f"  capture     {_capture(found)}: {_MEANING[_capture(found)]}",
         f"  why         {_reason(found)}",
+        f"  in force    {_in_force(found)}",
     ]
 
 
-def _table(abilities: list[examine.Ability], colour: bool) -> list[str]:
+def _table(abilities: list[inforce.Ability], colour: bool) -> list[str]:
     width = min(max(len(ability.name) for ability in abilities), 44)
     lines = []
     for ability in abilities:
@@ -87,7 +101,7 @@ def _table(abilities: list[examine.Ability], colour: bool) -> list[str]:
     return lines
 
 
-def _mark(ability: examine.Ability) -> str:
+def _mark(ability: inforce.Ability) -> str:
     if ability.needed == "info":
         return "info"
     if ability.works:

@@ -17,7 +17,7 @@ from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
     from fumehood.faces.cli.inspect import Add
-    from fumehood.linux.examine import Ability
+    from fumehood.linux.inforce import Ability
     from fumehood.linux.probe import Host
 
 _EXAMPLES = """  fumehood setup

@@ -1,0 +1,41 @@
+"""What doctor says is in force is what a command meets."""
+
+import json
+
+import pytest
+
+from fumehood.linux import cgroup, inforce, landlock
+from fumehood.linux.probe import Host
+
+pytestmark = pytest.mark.namespaces
+
+LOOK = """
+grep -c '^Seccomp:.2$' /proc/self/status
+kill -0 1 2>/dev/null && echo reached || echo kept out
+grep -c ' - overlay .*lowerdir=' /proc/self/mountinfo
+"""
+
+
+def test_doctor_tells_of_views_filter_and_guard_as_a_command_meets_them(cli):
+    told = json.loads(cli("doctor", "--json").stdout)
+    filtered, signal, overlays = cli("run", "--quiet", "--", LOOK).stdout.splitlines()
+    assert told["in_force"]["filter"] == (filtered == "1")
+    # One overlay is the project's own.
+    assert told["in_force"]["views"] == (int(overlays) > 1)
+    if landlock.can_scope():
+        assert told["in_force"]["guard"] == (signal == "kept out")
+    names = {each["name"]: each["works"] for each in told["abilities"]}
+    assert names["guard"] == bool(landlock.guard())
+    assert "in force    " in cli("doctor").stdout
+
+
+@pytest.mark.parametrize("way", ["bwrap", "fuse", "copy"])
+def test_where_the_launcher_can_not_mount_the_views_are_said_to_be_missing(way):
+    told = inforce.views(Host(captures=(way,)))
+    assert not told.works
+    assert "no Unix socket but pairs" in told.detail
+
+
+def test_control_groups_are_said_to_work_only_where_one_would_be_made():
+    told = next(each for each in inforce.protections(Host()) if each.name == "cgroups")
+    assert told.works == (cgroup.delegated() is not None)
