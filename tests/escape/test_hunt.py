@@ -1,5 +1,6 @@
 """Ways out that were found by looking for them, each closed: one command plants something, and somebody acts on it."""
 
+import ctypes
 import os
 import shlex
 import shutil
@@ -10,11 +11,116 @@ from pathlib import Path
 
 import pytest
 
-from conftest import command_line, remove_tree
+from conftest import command_line, fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest
 
 pytestmark = pytest.mark.namespaces
+
+# Each line of the output begins with the name of a try and tells what it reached.
+TRIES = r"""
+import ctypes, glob, os, signal, socket, stat
+libc = ctypes.CDLL(None, use_errno=True)
+def say(name, what): print(name, what)
+def tried(name, what, act):
+    try:
+        if act() is not False: say(name, what)
+    except (OSError, ValueError): pass
+for each in ("root/etc", "cwd/.", "exe", "fd/0", "fd/1", "mem", "environ", "maps", "map_files", "auxv", "stack"):
+    path = "/proc/1/" + each
+    tried("first", path, lambda: os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(1))
+tried("first", "exe for writing", lambda: os.open("/proc/1/exe", os.O_WRONLY))
+for pid in [int(n) for n in os.listdir("/proc") if n.isdigit()]:
+    if open(f"/proc/{pid}/comm").read().strip() not in ("bwrap", "sh", "python3", "dash", "bash"): say("processes", pid)
+for pid in range(100, 4200): tried("signals", pid, lambda: os.kill(pid, 0))
+tried("signals", "group of the first", lambda: os.killpg(1, 0))
+for top, folders, names in os.walk("/proc"):
+    if top == "/proc":
+        folders[:] = [n for n in folders if not n.isdigit() and n not in ("self", "thread-self", "pressure")]
+    for n in names:
+        tried("kernel", f"{top}/{n}", lambda: os.close(os.open(f"{top}/{n}", os.O_WRONLY | os.O_NONBLOCK)))
+tried("kernel", "timer_list", lambda: bool(open("/proc/timer_list").read()))
+tried("kernel", "kcore", lambda: open("/proc/kcore", "rb").read(1))
+tried("kernel", "kmsg", lambda: os.open("/proc/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+known = set("core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero scratch".split())
+for n in set(os.listdir("/dev")) - known: say("devices", n)
+for n in os.listdir("/dev/shm") + os.listdir("/dev/pts"):
+    if n != "ptmx": say("devices", n)
+tried("devices", "terminal", lambda: os.open("/dev/tty", os.O_RDWR))
+for kind, major, minor in ((stat.S_IFCHR, 1, 1), (stat.S_IFBLK, 8, 0), (stat.S_IFCHR, 5, 1)):
+    for place in (".", "/tmp", "/dev", "/dev/shm"):
+        tried("devices", f"made in {place}", lambda: os.mknod(f"{place}/node", kind | 0o600, os.makedev(major, minor)))
+places = "/tmp/.X11-unix /run/user /run/dbus /var/run/docker.sock /run/systemd /dev/mqueue /dev/fuse /dev/kvm"
+for path in places.split() + "/sys/fs /sys/class /sys/firmware /sys/kernel/debug".split():
+    if os.path.lexists(path): say("services", path)
+for call, name in ((libc.msgget, "queues"), (libc.semget, "semaphores")):
+    for key in KEYS:
+        if (call(key, 0) if name == "queues" else call(key, 0, 0)) >= 0: say("ipc", name)
+for n in range(3, 1024): tried("descriptors", n, lambda: os.fstat(n))
+for ns in ("mnt", "user", "net", "pid", "ipc", "uts", "cgroup"):
+    for p in glob.glob("/proc/[0-9]*/ns/" + ns):
+        tried("namespaces", p, lambda: libc.setns(os.open(p, os.O_RDONLY), 0) == 0)
+tried("memory", "swap", lambda: libc.swapoff(b"/swapfile") == 0)
+tried("clock", "set", lambda: libc.clock_settime(0, ctypes.create_string_buffer(16)) == 0)
+tried("name", "set", lambda: socket.sethostname("evil") if not os.uname().nodename else False)
+"""
+
+
+@pytest.fixture(scope="module")
+def reached():
+    """What one command reached that tried everything and came to its end: a line each."""
+    top = fresh_directory(scratch())
+    project = top / "project"
+    project.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    keys = [0x46480000 + os.getpid() % 0xFFFF, 0x46490000 + os.getpid() % 0xFFFF]
+    queue, semaphores = libc.msgget(keys[0], 0o1600), libc.semget(keys[1], 1, 0o1600)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("STATE", "DATA", "CONFIG"):
+                patch.setenv(f"XDG_{name}_HOME", str(top / name))
+            with Sandbox(project) as sandbox:
+                run = sandbox.run(["python3", "-c", TRIES.replace("KEYS", repr(keys)) + "\nprint('end')"])
+    finally:
+        libc.msgctl(queue, 0, None)
+        libc.semctl(semaphores, 0, 0, None)
+        remove_tree(top)
+    lines = run.stdout.splitlines()
+    assert lines[-1:] == ["end"], run.stderr
+    return lines[:-1]
+
+
+def of(reached: list[str], *names: str) -> list[str]:
+    """The lines of some tries."""
+    return [line for line in reached if line.partition(" ")[0] in names]
+
+
+def test_nothing_of_the_sandboxs_first_process_is_open(reached):
+    assert not of(reached, "first")
+
+
+def test_no_process_outside_is_seen_or_signalled(reached):
+    assert not of(reached, "processes", "signals")
+
+
+def test_no_interface_of_the_kernel_can_be_written_nor_told_of_others(reached):
+    assert not of(reached, "kernel", "memory", "clock")
+
+
+def test_there_is_no_device_but_the_harmless_ones_and_none_can_be_made(reached):
+    assert not of(reached, "devices")
+
+
+def test_no_place_of_services_is_there(reached):
+    assert not of(reached, "services")
+
+
+def test_no_queue_or_semaphore_of_others_is_found(reached):
+    assert not of(reached, "ipc")
+
+
+def test_nothing_is_inherited_and_no_other_namespace_entered(reached):
+    assert not of(reached, "descriptors", "namespaces")
 
 
 @pytest.fixture(autouse=True)

@@ -147,6 +147,9 @@ SYSTEM: tuple[tuple[str, str], ...] = (
 PROC: tuple[tuple[str, str], ...] = (
     ("/proc/keys", "the names of keys in keyrings"),
     ("/proc/scsi", "the machine's controls"),
+    ("/proc/timer_list", "what others wait for, by name"),
+    ("/proc/sched_debug", "what others do, by name"),
+    ("/proc/latency_stats", "what others wait for"),
 )
 # What root may write there without any capability, because it owns the files; bubblewrap does the same to irq and bus.
 PROC_READ_ONLY: tuple[tuple[str, str], ...] = (
