@@ -26,7 +26,7 @@ class Person(Terminal):
     def types(self, key: str) -> None:
         """Answer the next question."""
         while self.seen.count(_QUESTION) <= self._answered:
-            assert self._read(), self.seen
+            assert self.more(), self.seen
         self._answered += 1
         # The flush of what was typed before comes after the question is written.
         time.sleep(0.2)

@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import termios
 
 import pytest
 
+from at_terminal import Terminal
 from conftest import command_line
-from terminals import Screen
 
 pytestmark = pytest.mark.namespaces
 
@@ -23,7 +22,7 @@ def screen(home, project):
     opened = []
 
     def start(*arguments, **options):
-        opened.append(Screen([*command_line(), *arguments], cwd=project, **options))
+        opened.append(Terminal([*command_line(), *arguments], cwd=project, **options))
         return opened[-1]
 
     yield start
@@ -33,7 +32,7 @@ def screen(home, project):
 
 def shown_by(start, *arguments, **options):
     one = start(*arguments, **options)
-    one.wait()
+    one.end()
     return one.shown
 
 
@@ -124,7 +123,7 @@ def test_a_shell_is_one_run(screen, project, cli):
     one.wait_for("24 80")
     one.type("echo two > second; exit 5\n")
 
-    assert one.wait() == 5
+    assert one.end() == 5
     assert (project / "first").read_text() == "one\n"
     assert (project / "second").read_text() == "two\n"
     assert b"2 changes applied" in one.shown
@@ -141,7 +140,7 @@ def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(screen):
     one.type("echo still=$?\n")
     one.wait_for("still=130")
     one.type("exit\n")
-    assert one.wait() == 0
+    assert one.end() == 0
 
 
 def test_ctrl_z_stops_what_runs_in_the_shell_and_fg_goes_on(screen):
@@ -154,7 +153,7 @@ def test_ctrl_z_stops_what_runs_in_the_shell_and_fg_goes_on(screen):
     one.type("fg\n")
     one.wait_for("gone-on")
     one.type("exit\n")
-    assert one.wait() == 0
+    assert one.end() == 0
 
 
 def test_the_command_learns_that_the_window_has_another_size(screen):
@@ -164,7 +163,7 @@ def test_the_command_learns_that_the_window_has_another_size(screen):
     one.wait_for("ready")
     one.resize(40, 123)
     one.wait_for("columns=123, lines=40")
-    assert one.wait() == 0
+    assert one.end() == 0
 
 
 def test_ctrl_c_in_a_command_on_a_terminal_is_the_commands(screen, project):
@@ -176,7 +175,7 @@ def test_ctrl_c_in_a_command_on_a_terminal_is_the_commands(screen, project):
     one.wait_for("ready")
     one.type("\x03")
     one.wait_for("interrupted, going on")
-    assert one.wait() == 7
+    assert one.end() == 7
 
 
 def interrupt(one):
@@ -190,14 +189,14 @@ def test_ctrl_c_on_its_terminal_ends_a_plain_command(screen):
     one = screen("run", "--tty", "--", "echo ready; sleep 100")
     one.wait_for("ready")
     interrupt(one)
-    assert one.wait() == 130
+    assert one.end() == 130
 
 
 def test_ctrl_c_ends_a_loop_of_commands(screen):
     one = screen("run", "--tty", "--", "echo ready; while :; do sleep 0.05; done")
     one.wait_for("ready")
     interrupt(one)
-    assert one.wait() == 130
+    assert one.end() == 130
 
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
@@ -205,7 +204,7 @@ def test_whatever_the_shell_its_exit_code_is_told(screen, shell):
     one = screen("shell", env={"SHELL": shell, "PS1": "% "})
     one.wait_for("# " if shell == "/bin/bash" and os.geteuid() == 0 else "% " if shell == "/bin/sh" else "$ ")
     one.type("exit 9\n")
-    assert one.wait() == 9, one.shown
+    assert one.end() == 9, one.shown
     assert b"process group" not in one.shown
     assert b"job control" not in one.shown
 
@@ -215,7 +214,7 @@ def test_ctrl_z_does_not_stop_what_nobody_could_let_go_on(screen):
     one.wait_for("ready")
     one.type("\x1atext\n")
     one.wait_for("got-text")
-    assert one.wait() == 0
+    assert one.end() == 0
 
 
 @pytest.mark.parametrize("ending", ["exit", "term", "hang up"])
@@ -224,15 +223,15 @@ def test_the_terminal_is_as_it_was_whatever_happened(screen, project, ending):
     one = screen("run", "--tty", "--", line)
     if ending != "exit":
         one.wait_for("ready")
-        assert termios.tcgetattr(one.slave) != one.before
+        assert one.modes() != one.before
         one.process.send_signal(15 if ending == "term" else 1)
-    one.wait()
-    assert termios.tcgetattr(one.slave) == one.before
+    one.end()
+    assert one.modes() == one.before
 
 
 def test_a_program_that_draws_on_the_screen_is_cleaned_up_after(screen):
     one = screen("run", "--tty", "--", "printf '\\033[?1049h\\033[?25l\\033]52;c;eA==\\007drawn'")
-    one.wait()
+    one.end()
     assert b"\x1b[?1049h" in one.shown
     assert b"\x1b]52" not in one.shown
     assert one.shown.index(b"\x1b[?1049l") > one.shown.index(b"drawn")
@@ -245,7 +244,7 @@ def test_a_command_without_tty_never_holds_the_persons_terminal(screen):
     one.wait_for("no-tty")
     one.type("typed\n")
     one.wait_for("got-typed")
-    assert one.wait() == 0
+    assert one.end() == 0
     assert b"/dev/pts" not in one.shown
     assert b"/dev/tty" in one.shown  # it can't be opened
 

@@ -110,11 +110,13 @@ class Stamp:
 
     def same(self, other: Stamp | None) -> bool:
         """Tell whether both are one version; a directory's size and time change with its entries."""
-        if other is None or self.inode != other.inode or self.mode != other.mode or self.kind != other.kind:
+        return other is not None and self.inode == other.inode and self.alike(other)
+
+    def alike(self, other: Stamp) -> bool:
+        """Tell whether both are one version, or one is a copy of the other: between file systems, inodes change."""
+        if self.mode != other.mode or self.kind != other.kind:
             return False
-        if self.kind == DIRECTORY:
-            return True
-        return self.size == other.size and self.modified_ns == other.modified_ns
+        return self.kind == DIRECTORY or (self.size == other.size and self.modified_ns == other.modified_ns)
 
     def text(self) -> str:
         """Write the stamp for the record."""

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file
 from fumehood.linux.distil import COPIED, LEFT_OUT, STAND_IN, Distilling, generation, record
-from fumehood.linux.marks import is_opaque
 from fumehood.linux.nofollow import LISTING, is_whiteout, look, open_below, open_top, set_mode
+from fumehood.linux.stack import is_opaque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import stat
 from struct import Struct
 
 from fumehood.linux.copying import copy_belongings
-from fumehood.linux.marks import Opened, set_opaque, unmark, whiteout
-from fumehood.linux.nofollow import LISTING, is_whiteout, open_below, open_top, set_mode, split
+from fumehood.linux.marks import set_opaque, unmark, whiteout
+from fumehood.linux.nofollow import LISTING, Loosened, is_whiteout, open_below, open_top, set_mode, split
 from fumehood.linux.upper import BOOKKEEPING, attributes
 
 TYPE_CHECKING = False
@@ -56,8 +56,8 @@ class Distilling:
 
     def __init__(self, layer: Layer, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._merged = Opened(open_top(layer.merged))
-        self._upper = Opened(open_top(layer.upper))
+        self._merged = Loosened(open_top(layer.merged))
+        self._upper = Loosened(open_top(layer.upper))
         self._lowers = [open_top(path) for path in layer.lowers]
         self._made: dict[str, int] = {"": stat.S_IMODE(os.fstat(self._merged.top).st_mode)}
         self._open: tuple[str, int] | None = None

@@ -14,8 +14,8 @@ import time
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
-from fumehood.linux.marks import Opened, set_opaque, unmark, whiteout
-from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top
+from fumehood.linux.marks import set_opaque, unmark, whiteout
+from fumehood.linux.nofollow import Loosened, is_whiteout, look, open_below, open_top
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import may_mount
 
@@ -203,7 +203,7 @@ def normalise(layer: Layer) -> None:
 def _normalise(layer: Layer) -> None:
     top = open_top(layer.upper)
     lowers = [open_top(path) for path in layer.lowers]
-    opened = Opened(top)
+    opened = Loosened(top)
     waiting: list[tuple[str, Sequence[int]]] = [("", lowers)]
     try:
         while waiting:
@@ -215,7 +215,7 @@ def _normalise(layer: Layer) -> None:
             os.close(fd)
 
 
-def _normalise_directory(opened: Opened, path: str, lowers: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
+def _normalise_directory(opened: Loosened, path: str, lowers: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
     """Put one directory in order; return those in it, each with the lower layers that matter there."""
     here = opened.open(path)
     visible = [(lower, fd) for lower in lowers if (fd := _directory_in(lower, path)) is not None]
@@ -242,7 +242,7 @@ def _normalise_directory(opened: Opened, path: str, lowers: Sequence[int]) -> li
     return inside
 
 
-def _restore_special_bits(opened: Opened, path: str, here: int, lower: int) -> None:
+def _restore_special_bits(opened: Loosened, path: str, here: int, lower: int) -> None:
     """Give a directory back the set-user and set-group bits that fuse-overlayfs loses when it copies one up."""
     mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, lower))
     if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:

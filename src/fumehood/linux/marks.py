@@ -1,11 +1,10 @@
-"""What overlays write into their layers, and the way into directories that a command has closed."""
+"""What overlays write into their layers."""
 
 from __future__ import annotations
 
 import os
 import stat
 
-from fumehood.linux.nofollow import Loosened
 from fumehood.linux.upper import BOOKKEEPING, attributes
 
 OPAQUE = "user.overlay.opaque"
@@ -35,19 +34,3 @@ def unmark(directory: int, name: str) -> None:
 def set_opaque(directory: int) -> None:
     """Declare deleted whatever lower layers have in a directory."""
     os.setxattr(directory, OPAQUE, b"y")
-
-
-def is_opaque(directory: int) -> bool:
-    """Tell whether a directory of a layer hides what lies below it."""
-    return OPAQUE in os.listxattr(directory) and os.getxattr(directory, OPAQUE) == b"y"
-
-
-class Opened(Loosened):
-    """Directories of a layer, each open to its owner for every kind of work until all are closed up again."""
-
-    def open(self, path: str) -> int:
-        """Open a directory to list and change it, whatever mode the command left it at."""
-        directory = self.reach(path)
-        if os.fstat(directory).st_mode & 0o700 != 0o700:
-            self.loosen(path)
-        return directory

@@ -18,6 +18,7 @@ from fumehood.core import activity
 from fumehood.core.activity import ADDED, REMOVED, UPDATED, Directory
 from fumehood.core.changes import ABSENT, DIRECTORY, WHITEOUT
 from fumehood.linux.nofollow import PATH_ONLY, entries, is_whiteout, kind_of, look, open_below, open_top
+from fumehood.linux.stack import OPAQUE, is_opaque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _FLAGS = inotify_simple.flags
 _MASK = (
     _FLAGS.CREATE | _FLAGS.DELETE | _FLAGS.MOVED_FROM | _FLAGS.MOVED_TO | _FLAGS.ATTRIB | _FLAGS.ONLYDIR
 )  # fmt: skip
-_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque", "user.fuseoverlayfs.opaque")
+_OPAQUE = (*OPAQUE, "user.fuseoverlayfs.opaque")
 _OPAQUE_FILE = ".wh..wh..opq"  # fuse-overlayfs puts one into each opaque directory and shows it to nobody
 # Replaced or moved away between two looks (EXDEV: out of the layer, by the overlay itself, while its
 # path was being walked): an event that says so is on its way.
@@ -233,7 +234,7 @@ class Monitor:
         """
         fd = os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)
         try:
-            covers = visit.directory.hidden or (in_project == DIRECTORY and _is_opaque(fd))
+            covers = visit.directory.hidden or (in_project == DIRECTORY and is_opaque(f"/proc/self/fd/{fd}", _OPAQUE))
             child = visit.directory.enter(name)
             is_new = self._watch(fd, visit.layer, child)
         finally:
@@ -376,9 +377,3 @@ def _entry(directory: int, name: str) -> tuple[str, int]:
     if found is None:
         return ABSENT, 0
     return WHITEOUT if is_whiteout(found) else kind_of(found.st_mode), found.st_mode
-
-
-def _is_opaque(fd: int) -> bool:
-    directory = f"/proc/self/fd/{fd}"  # O_PATH descriptors have no attributes of their own
-    names = os.listxattr(directory)
-    return any(name in names and os.getxattr(directory, name) == b"y" for name in _OPAQUE)

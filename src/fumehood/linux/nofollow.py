@@ -78,9 +78,7 @@ def is_version(stamp: c.Stamp, found: os.stat_result) -> bool:
 
     The inode may be another one: what is undone from another file system comes back as a copy.
     """
-    if kind_of(found.st_mode) != stamp.kind or stat.S_IMODE(found.st_mode) != stamp.mode:
-        return False
-    return stamp.kind == c.DIRECTORY or (found.st_size, found.st_mtime_ns) == (stamp.size, stamp.modified_ns)
+    return stamp.alike(stamp_of(found))
 
 
 def look(directory: int, name: str) -> os.stat_result | None:
@@ -141,6 +139,13 @@ class Loosened:
             self.loosen(path)
             return open_below(self.top, path, flags)
         if os.fstat(directory).st_mode & 0o500 != 0o500:
+            self.loosen(path)
+        return directory
+
+    def open(self, path: str) -> int:
+        """Open a directory to list and change it, whatever mode the command left it at."""
+        directory = self.reach(path)
+        if os.fstat(directory).st_mode & 0o700 != 0o700:
             self.loosen(path)
         return directory
 

@@ -120,10 +120,10 @@ def hides(directory: int, name: str, found: os.stat_result) -> bool:
     return any(mark in names for mark in WHITEOUT)
 
 
-def is_opaque(directory: int) -> bool:
-    """Tell whether a directory of a layer hides what lies below it; the descriptor must be one that can be read."""
+def is_opaque(directory: int | str, marks: Sequence[str] = OPAQUE) -> bool:
+    """Tell whether a directory of a layer hides what lies below it; a descriptor must be one that can be read."""
     names = os.listxattr(directory)
-    return any(name in names and os.getxattr(directory, name) == b"y" for name in OPAQUE)
+    return any(name in names and os.getxattr(directory, name) == b"y" for name in marks)
 
 
 def _in_layer(layer: Loosened, path: str) -> tuple[int | None, bool]:

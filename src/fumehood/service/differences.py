@@ -199,7 +199,7 @@ class _Versions:
             return None
         if found is None or found.stamp is None or not found.has_content:
             return None
-        is_expected = expected is not None and _is_version(expected, found.stamp)
+        is_expected = expected is not None and expected.alike(found.stamp)
         return found if is_expected else found.replace(note=_CHANGED_SINCE)
 
     def _top(self, path: str) -> int:
@@ -254,7 +254,7 @@ def _read(top: int, path: str, wanted: c.Stamp | None) -> _Version | None:
     entry = open_below(top, path, _ENTRY)
     try:
         found = stamp_of(os.fstat(entry))
-        if wanted is not None and not _is_version(wanted, found):
+        if wanted is not None and not wanted.alike(found):
             return None
         if found.kind == c.SYMLINK:
             return _Version(stamp=found, data=os.fsencode(os.readlink("", dir_fd=entry)))
@@ -268,13 +268,6 @@ def _read(top: int, path: str, wanted: c.Stamp | None) -> _Version | None:
         return _content(file, found) if found.same(stamp_of(os.fstat(file))) else None
     finally:
         os.close(file)
-
-
-def _is_version(wanted: c.Stamp, found: c.Stamp) -> bool:
-    """Tell whether an entry is a version, or a copy of it: between file systems, versions get other inodes."""
-    return (wanted.kind, wanted.size, wanted.modified_ns, wanted.mode) == (
-        found.kind, found.size, found.modified_ns, found.mode,
-    )  # fmt: skip
 
 
 def _content(file: int, stamp: c.Stamp) -> _Version:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from fumehood.core.changes import Stamp
     from fumehood.service.store import Store
     from fumehood.store.files import Past, Record
     from fumehood.store.projects import Project
@@ -128,21 +127,13 @@ def _in_layer(store: Store, past: Past) -> Version | None:
     parent, _, name = past.change.path.rpartition("/")
     with Slots(upper) as slots:
         found = slots.look(parent, name)
-    if found is None or not _is(stamp_of(found), before):
+    if found is None or not (before.alike(now := stamp_of(found)) or before.kind == now.kind == DIRECTORY):
         return None
     about = f"before: {past.command}" if past.act == "run" else f"before {past.command}"
     return Version(
         source=past.run, at=past.started_at, about=about, kind=before.kind, size=before.size,
         modified_ns=before.modified_ns, top=upper, path=past.change.path,
     )  # fmt: skip
-
-
-def _is(found: Stamp, wanted: Stamp) -> bool:
-    """Tell whether an entry is a version, or a true copy of it: copies have other inodes."""
-    if found.kind != wanted.kind:
-        return False
-    same = found.size == wanted.size and found.modified_ns == wanted.modified_ns and found.mode == wanted.mode
-    return same or found.kind == DIRECTORY
 
 
 def _by_day(daily: Daily, record: Record) -> Iterator[Version]:

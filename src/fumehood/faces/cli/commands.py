@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fumehood import __version__
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.cli.main import here
+from fumehood.faces.cli.standing import here
 from fumehood.faces.cli.style import Paint
 from fumehood.service.store import Store
 from fumehood.store.audit import CLI

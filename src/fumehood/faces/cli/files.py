@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, paint
-from fumehood.faces.cli.main import here
 from fumehood.faces.cli.show import short, tell_run
+from fumehood.faces.cli.standing import here
 from fumehood.service.restore import EMPTY, restore
 from fumehood.service.scan import scan_project
 from fumehood.service.versions import known_file, known_files, place_of, versions

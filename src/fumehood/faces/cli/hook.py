@@ -11,7 +11,7 @@ import sys
 
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.cli.main import tell_error
+from fumehood.faces.cli.standing import tell_error
 from fumehood.store.places import state_directory
 
 TYPE_CHECKING = False

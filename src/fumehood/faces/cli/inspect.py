@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
 from fumehood.faces.cli.commands import Context, add_run, paint
-from fumehood.faces.cli.main import here
 from fumehood.faces.cli.show import headline, lines, short
 from fumehood.faces.cli.sink import sink_to
+from fumehood.faces.cli.standing import here
 from fumehood.service.differences import differences, each_difference
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.errors import FumehoodError
 from fumehood.faces.cli.sink import guarded
+from fumehood.faces.cli.standing import tell_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,26 +75,6 @@ def _dispatch(given: list[str]) -> int:
     from fumehood.faces.cli import commands
 
     return commands.main(given)
-
-
-def here() -> str:
-    """The current directory."""
-    try:
-        return os.getcwd()
-    except OSError as error:
-        raise BadRequest(
-            f"the current directory can't be used: {error.strerror}", hint="cd to a directory that exists"
-        ) from error
-
-
-def tell_error(error: FumehoodError) -> None:
-    """Say what failed and what to do next, on standard error."""
-    from fumehood.core.report import printable
-
-    lines = [f"ERROR: {printable(error.message)}"]
-    if error.hint:
-        lines.append(f"hint: {printable(error.hint)}")
-    sys.stderr.write("\n".join(lines) + "\n")
 
 
 def _print_whatever_the_locale() -> None:

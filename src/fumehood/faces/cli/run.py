@@ -9,8 +9,8 @@ from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused
-from fumehood.faces.cli.main import here
 from fumehood.faces.cli.sink import sink_to
+from fumehood.faces.cli.standing import here
 from fumehood.linux.launch import start
 from fumehood.linux.stdio import CLOSED, INHERITED, TYPED
 from fumehood.service.permission import Permissions

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from fumehood.core.changes import CONFLICT
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_run
-from fumehood.faces.cli.main import here
 from fumehood.faces.cli.show import short, tell_run
+from fumehood.faces.cli.standing import here
 from fumehood.service import decide
 from fumehood.service.choose import chosen
 from fumehood.service.session import project_of, undo_session
