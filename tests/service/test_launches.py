@@ -1,12 +1,17 @@
 """What may come in between while a sandbox is being started."""
 
 import asyncio
+import os
 import shutil
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 from tests.processes import left_over
 
-from fumehood import LaunchFailed, Sandbox
+from fumehood import LaunchFailed, Policy, Sandbox
+from fumehood.errors import OverlayUnavailable
 from fumehood.linux.launcher import shared
 
 pytestmark = pytest.mark.namespaces
@@ -59,3 +64,56 @@ def test_one_that_is_ended_at_any_moment_of_its_start_is_gone(sandbox):
         run = sandbox.run("sleep 7654321.29", timeout=quarters / 4000)
         assert run.timed_out
     assert not left_over("7654321.29")
+
+
+# --- what was done ahead of a launch ---
+
+
+def test_what_the_host_makes_between_two_runs_is_seen(sandbox, test_directory):
+    file = test_directory / "made"
+    assert sandbox.run(f"cat {file}").exit_code != 0
+    for text in ("one", "two"):
+        (test_directory / "other").write_text(text)
+        (test_directory / "other").rename(file)
+        assert sandbox.run(f"cat {file}").stdout == text
+    file.unlink()
+    assert sandbox.run(f"cat {file}").exit_code != 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that the host sees")
+def test_what_is_mounted_between_two_runs_is_seen_and_not_kept_busy(sandbox, test_directory):
+    top = test_directory / "mounted"
+    top.mkdir()
+    assert sandbox.run(f"ls {top}").stdout == ""
+    subprocess.run(["mount", "-t", "tmpfs", "none", top], check=True)
+    try:
+        (top / "there").touch()
+        assert sandbox.run(f"ls {top}").stdout == "there\n"
+        time.sleep(0.1)  # for the next one to get ready
+        assert sandbox.run(f"ls {top}").stdout == "there\n"
+    finally:
+        subprocess.run(["umount", top], check=True)
+    assert sandbox.run(f"ls {top}").stdout == ""
+    until = time.monotonic() + 5
+    while (busy := holding(str(top))) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not busy
+
+
+def holding(point):
+    """The processes of the launcher that still have something mounted at a path."""
+    children = Path(f"/proc/{shared()._process.pid}/task/{shared()._process.pid}/children").read_text().split()
+    return [child for child in children if point in Path(f"/proc/{child}/mountinfo").read_text()]
+
+
+def test_other_ways_of_launching_take_turns(home, project):
+    wanted = [Policy(capture=way) for way in ("kernel", "copy", "kernel", "fuse", "kernel")]
+    for number, policy in enumerate(wanted):
+        with Sandbox(project, policy=policy) as sandbox:
+            try:
+                run = sandbox.run(f"echo {number} > f{number}; ls")
+            except OverlayUnavailable:
+                continue
+            assert (run.capture, run.state) == (policy.capture, "applied")
+            assert f"f{number}" in run.stdout
+            assert (project / f"f{number}").read_text() == f"{number}\n"

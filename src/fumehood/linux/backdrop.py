@@ -38,6 +38,7 @@ class Mounts(Value):
     views: tuple[tuple[str, int], ...]
     bound: tuple[str, ...]
     inside: tuple[str, ...] = ()  # what is hidden and lies where something is mounted: not the launcher's matter
+    survey: int = 0  # which one it comes from: after another, what was mounted ahead is not used
 
 
 class Prepared(Value):

@@ -23,6 +23,7 @@ FILTER_FD, GUARD_FD = 5, 6
 _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT, _END = 9, 2, 15
 BACKDROP = "mounting the backdrop"
+NONE, PRIVILEGED, UNPRIVILEGED = b"n", b"p", b"u"
 
 
 class Owner(Value):
@@ -53,6 +54,21 @@ class Plan(Value):
     guarded: bool = False  # the program that confines writing is at GUARD_FD
 
 
+    @property
+    def entered(self) -> bytes:
+        """One byte for the namespaces of ours that it is launched in: none, by privilege, or as a user."""
+        if not (self.overlays or self.listen or self.backdrop):
+            return NONE
+        return PRIVILEGED if self.privileged else UNPRIVILEGED
+
+
+class Ready(Value):
+    """What a process did ahead of being told what to become."""
+
+    entered: bytes
+    backdrop: backdrop.Mounts | None = None
+
+
 class Exit(Value):
     """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox."""
 
@@ -60,14 +76,31 @@ class Exit(Value):
     failure: str = ""
 
 
-def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
+def made_ready(plan: Plan) -> Ready | None:
+    """Do what can be done before the next launch, which is likely to be as the last one was."""
+    if plan.entered == NONE:
+        return None
+    try:
+        overlay.enter_namespaces(privileged=plan.privileged)
+    except OSError:
+        os._exit(125)
+    if plan.backdrop is not None:
+        try:
+            backdrop.mount(plan.backdrop)
+        except OSError:
+            # The host is not as it was then; the next plan knows better, and is mounted over what there is.
+            return Ready(entered=plan.entered)
+    return Ready(entered=plan.entered, backdrop=plan.backdrop)
+
+
+def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | None = None) -> NoReturn:
     """Turn this freshly forked process into the sandbox; what fails is told on `report`."""
     step = "preparing"
     try:
         channel = _arrange_descriptors(given, status, report)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
-        for step, act in _acts(plan, channel):  # noqa: B007 - told below, if it fails
+        for step, act in _acts(plan, channel, ready):  # noqa: B007 - told below, if it fails
             act()
         step = f"starting {plan.arguments[0]}"
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
@@ -97,14 +130,16 @@ def become(plan: Plan, given: Given, status: int, report: int) -> NoReturn:
         os._exit(125)
 
 
-def _acts(plan: Plan, channel: int) -> Iterator[tuple[str, Callable[[], object]]]:
+def _acts(plan: Plan, channel: int, ready: Ready | None) -> Iterator[tuple[str, Callable[[], object]]]:
     """Tell one by one what is done before bubblewrap is started, with the words to say so if it fails."""
-    if plan.overlays or plan.listen or plan.backdrop:
-        network = bool(plan.listen)
+    network = bool(plan.listen)
+    if ready is not None and network:
+        yield "making a network", overlay.enter_network
+    elif ready is None and plan.entered != NONE:
         yield (
             "making namespaces", lambda: overlay.enter_namespaces(privileged=plan.privileged, network=network)
         )  # fmt: skip
-    if plan.backdrop is not None:
+    if plan.backdrop is not None and (ready is None or ready.backdrop != plan.backdrop):
         behind = plan.backdrop
         # Before the roots: a view shows what is below them, not them. Before the listeners: this may be tried again.
         yield BACKDROP, lambda: backdrop.mount(behind)
@@ -199,6 +234,7 @@ class Sandbox:
         self._ending = False
         self._killed = False
         self._signal = 0
+        self._held: list[int] = []
 
     def fileno(self) -> int:
         """The descriptor to poll next: readable when the sandbox tells of itself, or something ended."""
@@ -238,6 +274,26 @@ class Sandbox:
             return Exit(status=128 + self._signal)
         return Exit(status=None if report else self._status.exit_code, failure=report.partition("\0")[0])
 
+    def hold(self) -> None:
+        """Keep its mounts for a while: their end takes time that whoever waits for the command need not wait.
+
+        Where they can't be kept, it does wait.
+        """
+        init = self._status.init
+        if self._held or init is None:
+            return
+        for process in (self.process, init):
+            try:
+                self._held.append(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:
+                return
+
+    def release(self) -> None:
+        """Let go of its mounts."""
+        for fd in self._held:
+            os.close(fd)
+        self._held.clear()
+
     def init(self) -> int | None:
         """The first process inside, as soon as it is known."""
         return self._status.init
@@ -256,6 +312,13 @@ class Sandbox:
         elif self._status.init is not None:
             os.kill(self.process, _KILL)
             _end(self._status.init)
+
+    def dismiss(self) -> None:
+        """End a process that was never told what to become."""
+        os.kill(self.process, _KILL)
+        os.waitpid(self.process, 0)
+        os.close(self._reading)
+        os.close(self._report)
 
     def interrupt(self) -> None:
         """Send the command what Ctrl-C would; where it has not begun yet, end it."""

@@ -8,7 +8,7 @@ It ends, and everything it started with it, when its program does.
 from __future__ import annotations
 
 import gc
-import json
+import marshal
 import os
 import select
 import socket
@@ -22,18 +22,8 @@ from fumehood.linux.overlay import Overlay
 
 _KILL, _INTERRUPT, _WHO = b"k", b"i", b"w"
 _SIGKILL = 9
-_REHEARSAL = json.dumps(
-    {
-        "arguments": ["x"] * 60, "environment": {f"NAME_{n}": "value" for n in range(40)}, "privileged": False,
-        "overlays": [{"root": "/", "lowers": ["/"], "upper": "/", "work": "/"}], "owner": None, "tree": "",
-        "listen": [], "scoped": False, "keeps_channel": False, "resolvers": [],
-        "backdrop": {"directory": "/", "views": [["/", 0]] * 8, "bound": []},
-        "limits": [[0, 1]] * 5,
-        "filter": "00" * 1000, "bare": "",
-        "guarded": True,
-    }
-).encode()  # fmt: skip
-
+_IDLE_MS = 60_000  # then what was mounted ahead is let go
+_BUSY_MS = 20  # after a launch, for which a fork on the other processor would be in the way
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -63,11 +53,11 @@ class Launcher:
     def start(self, plan: launch.Plan, given: launch.Given) -> Remote:
         """Have a sandbox started; its events come on a channel of its own."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        message = json.dumps(_packed(plan)).encode()
+        message = _packed(plan)
         try:
             with self._lock, theirs:
                 self._socket.sendall(len(message).to_bytes(4, "big"))
-                socket.send_fds(self._socket, [b"!"], [*given, theirs.fileno()])
+                socket.send_fds(self._socket, [plan.entered], [*given, theirs.fileno()])
                 self._socket.sendall(message)
         except OSError as error:
             mine.close()
@@ -102,8 +92,12 @@ class Remote:
 
     def advance(self) -> launch.Exit | None:
         """Take in what the launcher says: which process is the first inside, or how the sandbox ended."""
-        message = self._channel.recv(1 << 16)
-        told: Any = json.loads(message) if message else [None, "the launcher is gone"]
+        try:
+            message = self._channel.recv(1 << 16)
+        except ConnectionResetError:
+            # It closed the channel without reading what it was asked last; what it said before that is still there.
+            message = self._channel.recv(1 << 16)
+        told: Any = marshal.loads(message) if message else (None, "the launcher is gone")  # noqa: S302 - our own
         if isinstance(told, int):
             self._init, self._asked = told or None, told != 0
             return None
@@ -148,34 +142,35 @@ def shared() -> Launcher:
         return _shared
 
 
-def _packed(plan: launch.Plan) -> dict[str, object]:
-    owner = plan.owner
-    return {
-        "arguments": plan.arguments, "environment": plan.environment, "privileged": plan.privileged,
-        "overlays": [each.fields() for each in plan.overlays],
-        "owner": None if owner is None else owner.fields(), "tree": plan.tree,
-        "listen": plan.listen, "scoped": plan.scoped, "keeps_channel": plan.keeps_channel, "resolvers": plan.resolvers,
-        "backdrop": None if plan.backdrop is None else plan.backdrop.fields(),
-        "limits": plan.limits,
-        "filter": plan.filter.hex(), "bare": plan.bare,
-        "guarded": plan.guarded,
-    }  # fmt: skip
+def _packed(plan: launch.Plan) -> bytes:
+    """Write a plan down, for the same interpreter at the other end."""
+    owner, behind = plan.owner, plan.backdrop
+    return marshal.dumps(
+        {
+            **plan.fields(),
+            "overlays": tuple(each.fields() for each in plan.overlays),
+            "owner": None if owner is None else owner.fields(),
+            "backdrop": None if behind is None else behind.fields(),
+        }
+    )
 
 
 def _unpacked(message: bytes) -> launch.Plan:
-    fields = json.loads(message)
+    fields = marshal.loads(message)  # noqa: S302 - our own
     owner, behind = fields["owner"], fields["backdrop"]
-    return launch.Plan(
-        arguments=tuple(fields["arguments"]), environment=fields["environment"], privileged=fields["privileged"],
-        overlays=tuple(Overlay(**{**each, "lowers": tuple(each["lowers"])}) for each in fields["overlays"]),
-        owner=None if owner is None else launch.Owner(**{**owner, "groups": tuple(owner["groups"])}),
-        backdrop=None if behind is None else Mounts(**behind), filter=bytes.fromhex(fields["filter"]),
-        guarded=fields["guarded"],
-        tree=fields["tree"], listen=tuple((address, port) for address, port in fields["listen"]),
-        scoped=fields["scoped"], keeps_channel=fields["keeps_channel"], resolvers=tuple(fields["resolvers"]),
-        limits=tuple((number, value) for number, value in fields["limits"]),
-        bare=fields["bare"],
-    )  # fmt: skip
+    fields["overlays"] = tuple(Overlay(**each) for each in fields["overlays"])
+    fields["owner"] = None if owner is None else launch.Owner(**owner)
+    fields["backdrop"] = None if behind is None else Mounts(**behind)
+    return launch.Plan(**fields)
+
+
+_REHEARSAL = _packed(
+    launch.Plan(
+        arguments=("x",) * 60, environment={f"NAME_{n}": "value" for n in range(40)},
+        overlays=(Overlay(root="/", lowers=("/",), upper="/", work="/"),),
+        backdrop=Mounts(directory="/", views=(("/", 0),) * 8, bound=()), limits=((0, 1),) * 5, filter=b"x" * 2000,
+    )
+)  # fmt: skip
 
 
 def serve(descriptor: int, program: int) -> None:
@@ -204,9 +199,13 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
 
 
 class _Spare:
-    """A process that was forked ahead and only waits to be told what to become: a fork takes a third of a launch."""
+    """A process that was forked ahead and only waits to be told what to become: a fork takes a third of a launch.
 
-    def __init__(self) -> None:
+    It is in namespaces of its own already, with the host's views mounted, as the last launch was.
+    """
+
+    def __init__(self, like: bytes = b"", entered: bytes = launch.NONE) -> None:
+        self.entered = entered
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         status, status_end = os.pipe()
         report, report_end = os.pipe()
@@ -214,7 +213,7 @@ class _Spare:
         process = os.fork()
         if process == 0:
             self._told.close()
-            _wait_and_become(waiting, status_end, report_end)
+            _wait_and_become(waiting, status_end, report_end, like)
         for fd in (status_end, report_end):
             os.close(fd)
         waiting.close()
@@ -226,21 +225,27 @@ class _Spare:
             with self._told:
                 socket.send_fds(self._told, [len(message).to_bytes(4, "big")], given)
                 self._told.sendall(message)
-        except BrokenPipeError:
-            self._sandbox.kill()
+        except (BrokenPipeError, ConnectionResetError):
+            pass
         return self._sandbox
 
+    def dismiss(self) -> None:
+        """End it, unused."""
+        self._told.close()
+        self._sandbox.dismiss()
 
-def _wait_and_become(waiting: socket.socket, status: int, report: int) -> NoReturn:
+
+def _wait_and_become(waiting: socket.socket, status: int, report: int, like: bytes) -> NoReturn:
     libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
-    # A rehearsal: the pages of memory that this will write to are copied now, and not when somebody waits for it.
-    _unpacked(_REHEARSAL)
+    # Also a rehearsal: the pages of memory that this will write to are copied now, and not when somebody waits for it.
+    last = _unpacked(like or _REHEARSAL)
+    ready = launch.made_ready(last) if like else None
     head, fds, _, _ = socket.recv_fds(waiting, 4, 4)
     message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
     if message is None or len(fds) < 3:
         os._exit(125)
     given = (fds[0], fds[1], fds[2]) if len(fds) == 3 else (fds[0], fds[1], fds[2], fds[3])
-    launch.become(_unpacked(message), given, status, report)
+    launch.become(_unpacked(message), given, status, report, ready)
 
 
 class _Service:
@@ -253,14 +258,23 @@ class _Service:
         self._poll = select.poll()
         for fd in (control.fileno(), program):
             self._poll.register(fd, select.POLLIN)
+        self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll.register(self._mounts, select.POLLPRI)
         self._sandboxes: dict[int, tuple[launch.Sandbox, socket.socket]] = {}
         self._channels: dict[int, launch.Sandbox] = {}
-        self._spare = _Spare()
+        self._spare: _Spare | None = _Spare()
+        self._last, self._entered = b"", launch.NONE
 
     def serve(self) -> None:
         """Answer until the program ends; then so does everything, since sandboxes die with their parent."""
         while True:
-            for fd, _ in self._poll.poll():
+            ready = self._poll.poll(self._patience_ms())
+            if self._mounts in dict(ready):
+                # What waits has the mounts of before; and it must not keep busy what somebody has just unmounted.
+                self._replace_spare()
+            elif not ready:
+                self._provide_spare() if self._spare is None else self._replace_spare()
+            for fd, _ in ready:
                 if fd == self._program or (fd == self._control.fileno() and not self._accept()):
                     return
                 if fd in self._channels:
@@ -273,20 +287,38 @@ class _Service:
         head = _exactly(self._control, 4)
         if head is None:
             return False
-        _, descriptors, _, _ = socket.recv_fds(self._control, 1, 5)
+        entered, descriptors, _, _ = socket.recv_fds(self._control, 1, 5)
         message = _exactly(self._control, int.from_bytes(head, "big"))
         if message is None or len(descriptors) < 4:
             return False
         channel = socket.socket(fileno=descriptors.pop())
+        if self._spare is None or self._spare.entered not in (launch.NONE, entered):
+            self._replace_spare()
+        assert self._spare is not None
         sandbox = self._spare.become(message, descriptors)
         for fd in descriptors:
             os.close(fd)
-        # After these are closed: it must not hold a command's output open.
-        self._spare = _Spare()
+        self._spare, self._last, self._entered = None, message, entered
         self._follow(sandbox, channel)
         self._channels[channel.fileno()] = sandbox
         self._poll.register(channel.fileno(), select.POLLIN)
         return True
+
+    def _patience_ms(self) -> int | None:
+        if self._spare is None:
+            return _BUSY_MS
+        return None if self._spare.entered == launch.NONE else _IDLE_MS
+
+    def _provide_spare(self) -> None:
+        """Have a process wait for the next launch, which is likely to be as the last one was."""
+        if self._spare is None:
+            self._spare = _Spare(self._last, self._entered)
+
+    def _replace_spare(self) -> None:
+        """Have one wait that did nothing ahead."""
+        if self._spare is not None:
+            self._spare.dismiss()
+        self._spare = _Spare()
 
     def _follow(self, sandbox: launch.Sandbox, channel: socket.socket) -> None:
         self._sandboxes[sandbox.fileno()] = sandbox, channel
@@ -301,7 +333,7 @@ class _Service:
             sandbox.interrupt()
             return
         if said == _WHO:
-            channel.send(json.dumps(sandbox.init() or 0).encode())
+            channel.send(marshal.dumps(sandbox.init() or 0))
             return
         sandbox.kill()
         if not said:
@@ -313,10 +345,13 @@ class _Service:
         self._poll.unregister(fd)
         ended = sandbox.advance()
         if ended is None:
+            sandbox.hold()
             self._follow(sandbox, channel)
             return
         if channel.fileno() in self._channels:
             self._poll.unregister(channel.fileno())
             del self._channels[channel.fileno()]
-            channel.send(json.dumps([ended.status, ended.failure]).encode())
+            channel.send(marshal.dumps((ended.status, ended.failure)))
         channel.close()
+        sandbox.release()
+        self._provide_spare()

@@ -44,6 +44,11 @@ def enter_namespaces(*, privileged: bool, network: bool = False) -> None:
     libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
 
 
+def enter_network() -> None:
+    """Move this process, which is in namespaces of its own already, into an empty network namespace too."""
+    libc.unshare(libc.CLONE_NEWNET)
+
+
 def mount(overlay: Overlay) -> None:
     """Cover a root with an overlay of itself.
 

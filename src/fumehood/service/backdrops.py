@@ -91,7 +91,9 @@ class Backdrops:
         table = mount_table()
         if known is None or known[0] is not table or not is_current(known[1]) or not self._is_whole(known[2]):
             hidden = self.masks(homes, as_root=as_root)
-            known = self._known[key] = (table, *self._surveyed(hidden.replace(hidden=(*hidden.hidden, *linked)), needs))
+            watched, made = self._surveyed(hidden.replace(hidden=(*hidden.hidden, *linked)), needs)
+            survey = hash((tuple(watched.items()), made.times))
+            known = self._known[key] = table, watched, made.replace(mounts=made.mounts.replace(survey=survey))
         return self._kernel(as_root=as_root).replace(
             mounts=known[2].mounts, base=SHOWN, inside=known[2].mounts.inside
         )
