@@ -23,7 +23,7 @@ FILTER_FD, GUARD_FD = 5, 6
 _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT, _END = 9, 2, 15
 BACKDROP = "mounting the backdrop"
-NONE, PRIVILEGED, UNPRIVILEGED = b"n", b"p", b"u"
+NONE = b"n"
 
 
 class Owner(Value):
@@ -56,10 +56,11 @@ class Plan(Value):
 
     @property
     def entered(self) -> bytes:
-        """One byte for the namespaces of ours that it is launched in: none, by privilege, or as a user."""
+        """One byte for the namespaces of ours that it is launched in: none, by privilege or as a user, with views."""
         if not (self.overlays or self.listen or self.backdrop):
             return NONE
-        return PRIVILEGED if self.privileged else UNPRIVILEGED
+        kind = b"p" if self.privileged else b"u"
+        return kind.upper() if self.backdrop else kind
 
 
 class Ready(Value):
