@@ -307,6 +307,18 @@ def test_a_try_that_printed_much_leaves_no_output_behind(asking, web):
     assert asking.history()[0].stdout == run.stdout
 
 
+def test_a_failed_command_is_told_which_granted_host_was_not_reached(box, web):
+    place = f"127.0.0.1:{web.port}"
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{nobody.getsockname()[1]}"
+        fetch = f"curl -sS -m 20 --noproxy '' -px $http_proxy http://{place}/ http://{dead}/"
+        run = box.run(fetch, network=[place, dead])
+    assert run.exit_code != 0
+    (blocked,) = run.blocked
+    assert (blocked.detail, blocked.hint) == (dead, "it was granted, but not reached: Connection refused")
+
+
 def test_a_failed_command_is_told_that_there_is_no_network(box):
     run = box.run("curl -sS -m 5 https://example.org/")
     (blocked,) = [each for each in run.blocked if each.what == "network"]
@@ -417,6 +429,8 @@ def test_the_command_line_asks_and_nobody_is_there(cli, project, web):
         done = cli("run", *options, "--", "touch made")
         assert done.returncode == 126
         assert done.stderr.startswith("ERROR: Permission denied: Run command with network access: touch made")
+        setting = 'network = "full"' if options == ("--network",) else f'hosts = ["{options[1]}"]'
+        assert f"nobody was there to ask; what the configuration names needs no question: {setting}" in done.stderr
     assert not (project / "made").exists()
     assert json.loads(cli("log", "--json").stdout)[0]["state"] == "refused"
 

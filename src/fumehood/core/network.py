@@ -16,6 +16,9 @@ _MOST_FORWARDS, _FEW = 64, 16
 _USUAL = (22, 80, 443)
 
 
+EVERY_HOST = "the whole network of this machine, every host"
+
+
 class Network(Value):
     """One command's network: `hosts` are those it may reach, `to_ask` what a person must allow before."""
 
@@ -42,7 +45,7 @@ def decided(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
     if policy.network == FULL:
         return Network(mode=FULL)
     if mode == FULL:
-        return Network(mode=FULL, to_ask=("the whole network of this machine, every host",))
+        return Network(mode=FULL, to_ask=(EVERY_HOST,))
     from fumehood.core.hosts import Hosts, parse
 
     granted, asked = Hosts(policy.hosts), [parse(host) for host in hosts]

@@ -5,6 +5,7 @@ Pure: grants go in as mappings, and what is new to be kept comes out with the de
 
 from __future__ import annotations
 
+from fumehood.core.network import EVERY_HOST, FULL
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -44,6 +45,7 @@ class Question(Value):
     details: tuple[str, ...] = ()
     one_time_only: bool = False
     remedy: str = ""  # how it could be had without asking
+    ahead: str = ""  # how the person can allow it for when nobody is there to ask
     in_session: bool = True  # whether anything asked later could still be of the same session
 
     @property
@@ -68,9 +70,12 @@ def network_question(
     command: str, directory: str, project: str, run: str, details: tuple[str, ...] = ()
 ) -> Question:
     """Ask for the network: every time anew, so the run's own id is the target."""
+    quoted = ", ".join(f'"{host}"' for host in details)
+    setting = f'network = "{FULL}"' if details == (EVERY_HOST,) else f"hosts = [{quoted}]"
     return Question(
         what=NETWORK, text=f"Run command with network access: {command}?", command=command, directory=directory,
         project=project, target=run, details=details, one_time_only=True,
+        ahead=f"what the configuration names needs no question: {setting}",
     )  # fmt: skip
 
 

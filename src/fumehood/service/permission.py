@@ -97,7 +97,8 @@ class Permissions:
         decision = self.decide(question, cancelled)
         if not decision.allowed:
             why = decision.reason or "a person said no"
-            raise Refused(question.denial, hint=f"{why}; {question.remedy}" if question.remedy else why)
+            help_ = question.remedy or (question.ahead if why == p.NOBODY else "")
+            raise Refused(question.denial, hint=f"{why}; {help_}" if help_ else why)
         return decision
 
     def _settled(self, question: p.Question) -> str:

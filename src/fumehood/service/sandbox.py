@@ -362,9 +362,9 @@ def _missing(run: Run, network: Network, world: World) -> tuple[Blocked, ...]:
         return refused
     found = _missing_roots(run) or refused
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-        from fumehood.service.complaints import suspected
+        from fumehood.service.complaints import suspected, unreached
 
-        found += suspected(run.stderr or run.stdout, network)
+        found += unreached(run.connections) or suspected(run.stderr or run.stdout, network)
     return found
 
 

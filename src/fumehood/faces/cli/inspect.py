@@ -176,8 +176,10 @@ def _connection(found: Connection, colour: Callable[[str, str], str]) -> str:
     if not found.allowed:
         return f"{colour('refused', 'red')} {name}{times}: {printable(found.reason)}"
     moved = f"{found.sent} B out, {found.received} B in, {found.duration_s:.1f} s"
-    failed = f": {printable(found.reason)}" if found.reason else ""
-    return f"{colour('allowed', 'green')} {name}{times} at {found.address} ({found.protocol}) {moved}{failed}"
+    if found.reason:
+        moved = f"not reached: {printable(found.reason)}"
+    place = f" at {found.address}" if found.address else ""
+    return f"{colour('allowed', 'green')} {name}{times}{place} ({found.protocol}) {moved}"
 
 
 def _diff(context: Context) -> int:
