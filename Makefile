@@ -36,7 +36,7 @@ programs:
 guard:
 	@sh tools/guard
 
-# The real Claude Code and Codex, driven by a scripted model; needs npm
+# The real Claude Code, Codex and Gemini CLI, driven by a scripted model; needs npm
 clients:
 	@$(PYTHON) tools/clients.py $(ARGS)
 

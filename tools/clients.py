@@ -1,4 +1,4 @@
-"""Run the tests with the real Claude Code and Codex: `make clients`; with --write, put the figures into the docs."""
+"""Run the tests with the real Claude Code, Codex and Gemini CLI: `make clients`; --write fills in the docs."""
 
 import os
 import re
@@ -17,17 +17,20 @@ CHECKOUT = provide.CHECKOUT
 def main() -> int:
     """Get the clients, run the tests, count."""
     tools = provide.node_tools()
-    claude, codex = provide.claude(), tools / ".bin/codex"
+    clients = (
+        ("Claude Code", provide.claude(), "claude_code", "FUMEHOOD_TESTS_CLAUDE"),
+        ("Codex CLI", tools / ".bin/codex", "codex_cli", "FUMEHOOD_TESTS_CODEX"),
+        ("Gemini CLI", tools / ".bin/gemini", "gemini_cli", "FUMEHOOD_TESTS_GEMINI"),
+    )
     environment = provide.node_environment(tools)
-    environment |= {"FUMEHOOD_TESTS_CLAUDE": str(claude), "FUMEHOOD_TESTS_CODEX": str(codex)}
     rows, status = [], 0
-    for name, program, tests in (("Claude Code", claude, "claude_code"), ("Codex CLI", codex, "codex_cli")):
+    for name, program, tests, variable in clients:
         version = subprocess.run([program, "--version"], env=environment, capture_output=True, text=True, check=True)
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.xml")
             line = [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
             line += [f"tests/clients/{tests}.py", f"--junitxml={report}"]
-            environment |= {"FUMEHOOD_TESTS_MUST_RUN": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+            environment |= {variable: str(program), "FUMEHOOD_TESTS_MUST_RUN": "1", "PYTHONDONTWRITEBYTECODE": "1"}
             status |= subprocess.run(line, cwd=CHECKOUT, env=environment, check=False).returncode
             suite = next(ET.parse(report).getroot().iter("testsuite")).attrib  # noqa: S314
         passed = int(suite["tests"]) - sum(int(suite[kind]) for kind in ("failures", "errors", "skipped"))

@@ -1,4 +1,4 @@
-"""Get what is not ours: Claude Code and the agents' frameworks from PyPI, Codex and the MCP tools from npm.
+"""Get what is not ours: Claude Code and the agents' frameworks from PyPI, Codex, Gemini CLI and the MCP tools from npm.
 
 Each goes into a directory of its own in the cache.
 """

@@ -171,5 +171,32 @@ class OpenAI(Endpoint):
         return [output if isinstance(output, str) else _joined(output) for output in outputs]
 
 
+class _Contents(_Handler):
+    def do_POST(self) -> None:
+        request = self.body()
+        if not self.path.partition("?")[0].endswith(":streamGenerateContent"):
+            self.answer(json.dumps(self.message({"text": "{}"})).encode())
+            return
+        step = self.endpoint.step(request)[1] if request.get("tools") else {"text": "ok"}
+        self.answer(f"data: {json.dumps(self.message(step))}\r\n\r\n".encode(), "text/event-stream")
+
+    def message(self, step: Step) -> dict[str, Any]:
+        call = {"functionCall": {"name": step["tool"], "args": step["input"]}} if "tool" in step else step
+        usage = {"promptTokenCount": 1, "candidatesTokenCount": 1, "totalTokenCount": 2}
+        told = {"content": {"role": "model", "parts": [call]}, "finishReason": "STOP", "index": 0}
+        return {"candidates": [told], "usageMetadata": usage}
+
+
+class Gemini(Endpoint):
+    """The Gemini API, as far as Gemini CLI uses it."""
+
+    handler = _Contents
+
+    def told(self, request: dict[str, Any]) -> list[str]:
+        parts = [part for content in request.get("contents", []) for part in content.get("parts", [])]
+        results = [part["functionResponse"]["response"] for part in parts if "functionResponse" in part]
+        return [str(result.get("output", result.get("error", result))) for result in results]
+
+
 def _joined(blocks: Any) -> str:
     return "\n".join(block.get("text", "") for block in blocks if isinstance(block, dict))

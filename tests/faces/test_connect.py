@@ -15,6 +15,7 @@ FILES = {
     "claude": ".claude/settings.json", "codex": ".codex/config.toml", "gemini": ".gemini/settings.json",
     "cursor": ".cursor/mcp.json", "vscode": ".config/Code/User/mcp.json",
 }  # fmt: skip
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 CLAUDE = """{
   // what I like
   "model": "opus",
@@ -58,6 +59,27 @@ def test_a_client_is_connected_once_and_taken_out(cli: Cli, home: Path, client: 
     assert len(os.listdir(path.parent)) == (1 if path.parent != home else len(os.listdir(home)))
     assert cli("setup", client, "--yes", "--remove", *how).returncode == 0
     assert not read(path)
+
+
+@pytest.mark.parametrize(
+    ("client", "key"),
+    [("claude", "mcpServers"), ("gemini", "mcpServers"), ("cursor", "mcpServers"), ("vscode", "servers")],
+)
+def test_what_is_written_for_a_server_starts_one(cli: Cli, home: Path, project: Path, client: str, key: str) -> None:
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    assert cli("setup", client, "--mcp", "--yes").returncode == 0
+    path = home / (".claude.json" if client == "claude" else FILES[client])
+    entry = json.loads(path.read_text())[key]["fumehood"]
+    # A client passes little more on than these; the checkout's environment is not to be made anew for the test.
+    environment = {name: os.environ[name] for name in ("HOME", "PATH")} | entry["env"] | {"XDG_CACHE_HOME": CACHE}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "1"}}
+    asked = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
+    line = [entry["command"], *entry["args"]]
+    done = subprocess.run(
+        line, input=f"{asked}\n", env=environment, cwd=project, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "fumehood"
 
 
 def test_a_persons_own_settings_and_comments_stay(cli: Cli, home: Path) -> None:

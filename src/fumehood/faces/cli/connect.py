@@ -300,13 +300,16 @@ def _gemini(command: list[str], mcp: bool) -> Change:
 
 
 def _cursor(command: list[str], _mcp: bool) -> Change:
-    notes = ("Cursor's hooks can't rewrite a command, so it gets the server: tell it to use run_command",)
+    notes = ("it gets the server, not a hook: tell it to use run_command instead of its own terminal",)
     return _json_server(f"{home()}/.cursor/mcp.json", "mcpServers", _server(command), notes)
 
 
 def _vscode(command: list[str], _mcp: bool) -> Change:
     folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
-    notes = ("VS Code asks to trust the server when it is started first",)
+    notes = (
+        "VS Code asks to trust the server when it is started first",
+        "it gets the server, not a hook: tell it to use run_command instead of its own terminal",
+    )
     return _json_server(f"{folder}/Code/User/mcp.json", "servers", _server(command, type="stdio"), notes)
 
 

@@ -1,0 +1,163 @@
+"""The real Gemini CLI, with a model that follows a script: its commands go through the hood."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.conftest import FUMEHOOD, Done, log, started
+from clients.endpoint import Gemini, Step
+from conftest import need
+
+pytestmark = pytest.mark.namespaces
+
+Agent = Callable[[Sequence[Step]], list[str]]
+# What its first start asks a person for, and nothing that looks for the network.
+SETTINGS = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+}
+
+
+@pytest.fixture
+def gemini() -> str:
+    found = os.environ.get("FUMEHOOD_TESTS_GEMINI", "")
+    need(bool(found), "the real Gemini CLI is got by `make clients`")
+    return found
+
+
+@pytest.fixture
+def agent(gemini: str, environment: dict[str, str], project: Path) -> Agent:
+    """Gemini CLI from its start to its end; returns what it told the model of each tool call."""
+
+    def run(script: Sequence[Step]) -> list[str]:
+        with Gemini(script) as model:
+            process = start(gemini, model, environment, project)
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, out + err
+            return model.results()
+
+    return run
+
+
+def start(gemini: str, model: Gemini, environment: dict[str, str], project: Path) -> Any:
+    told = {"GOOGLE_GEMINI_BASE_URL": model.url, "GEMINI_API_KEY": "none", "GEMINI_CLI_TRUST_WORKSPACE": "true"}
+    line = [gemini, "-p", "go", "--yolo", "--model", "gemini-2.5-pro", "--output-format", "json"]
+    return started(line, project, environment | told)
+
+
+@pytest.fixture
+def connected(fumehood: Callable[..., Done], home: Path) -> Callable[..., None]:
+    def connect(*how: str) -> None:
+        (home / ".gemini").mkdir()
+        (home / ".gemini/settings.json").write_text(json.dumps(SETTINGS))
+        fumehood("setup", "gemini", "--yes", *how)
+
+    return connect
+
+
+def shell(command: str, **more: Any) -> Step:
+    return {"tool": "run_shell_command", "input": {"command": command, "description": "test", **more}}
+
+
+def test_a_command_is_captured_and_undone(agent: Agent, connected: Any, fumehood: Any, project: Path) -> None:
+    (project / "notes.txt").write_text("keep me")
+    connected()
+    line = "rm notes.txt; mkdir -p src; cat >src/a.py <<'EOF'\nprint('é')\nEOF\ncat src/a.py"
+    (told,) = agent([shell(line), {"text": "done"}])
+    assert "print('é')" in told
+    assert "undo: fumehood undo" in told
+    assert sorted(os.listdir(project)) == ["src"]
+    (run,) = log(fumehood)
+    assert run["session"].startswith("gemini-")
+    fumehood("undo", run["run"])
+    assert os.listdir(project) == ["notes.txt"]
+
+
+def test_a_write_outside_is_refused_and_the_agent_is_told_why(agent: Agent, connected: Any, home: Path) -> None:
+    connected()
+    (told,) = agent([shell("echo x >~/.bashrc"), {"text": "done"}])
+    assert "Read-only file system" in told
+    assert "[fumehood] blocked write" in told
+    assert not (home / ".bashrc").exists()
+
+
+def test_a_working_directory_is_kept_and_statuses_are_the_commands(
+    agent: Agent, connected: Any, project: Path
+) -> None:
+    connected()
+    (project / "a b").mkdir()
+    told = agent([shell("pwd; exit 9", dir_path="a b"), {"text": "done"}])
+    assert f"{project}/a b\n" in told[0]
+    assert "Exit Code: 9" in told[0]
+
+
+def test_what_the_host_would_execute_waits_and_the_agent_can_undo(
+    agent: Agent, connected: Any, project: Path
+) -> None:
+    connected()
+    told = agent(
+        [
+            shell("mkdir -p .git/hooks; echo x >.git/hooks/pre-commit"),
+            shell("echo x >f"),
+            shell("fumehood undo"),
+            shell("fumehood apply last"),
+            {"text": "done"},
+        ]
+    )
+    assert "held" in told[0]
+    assert os.listdir(project) == []
+    assert "not found" in told[3]
+
+
+def test_commands_in_the_background_are_captured_too(
+    agent: Agent, connected: Any, fumehood: Any, project: Path
+) -> None:
+    connected()
+    agent([shell("echo x >bg; echo ready", is_background=True), shell("sleep 2"), {"text": "done"}])
+    assert any(run["command"].startswith("echo x >bg") and run["state"] == "applied" for run in log(fumehood))
+    assert (project / "bg").read_text() == "x\n"
+
+
+def test_a_network_request_through_mcp_is_asked_for(agent: Agent, connected: Any, project: Path) -> None:
+    connected("--mcp")
+    plain = {"tool": "mcp_fumehood_run_command", "input": {"command": "echo ran >g; cat g"}}
+    asking = {"tool": "mcp_fumehood_run_command", "input": {"command": "echo ran >f", "network": True}}
+    told = agent([plain, asking, {"text": "done"}])
+    assert "ran" in told[0]
+    # It has no way to put a question to the person, and says so: nothing runs.
+    assert "Permission denied: Run command with network access" in told[1]
+    assert os.listdir(project) == ["g"]
+
+
+def test_two_agents_on_one_project(
+    gemini: str, environment: dict[str, str], connected: Any, fumehood: Any, project: Path
+) -> None:
+    connected()
+    scripts = [
+        [*(shell(f"echo {number} >{name}{number}") for number in range(3)), {"text": "done"}] for name in ("one", "two")
+    ]
+    with Gemini(scripts[0]) as first, Gemini(scripts[1]) as second:
+        processes = [start(gemini, model, environment, project) for model in (first, second)]
+        for process in processes:
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, out + err
+    runs = log(fumehood)
+    assert all(run["state"] == "applied" for run in runs)
+    assert len({run["session"] for run in runs}) == 2
+    mine = next(run["session"] for run in runs if "one0" in run["command"])
+    fumehood("undo", "--session", mine)
+    assert sorted(os.listdir(project)) == ["two0", "two1", "two2"]
+
+
+def test_a_hook_that_is_gone_lets_nothing_through(agent: Agent, connected: Any, home: Path, project: Path) -> None:
+    connected()
+    path = home / ".gemini/settings.json"
+    path.write_text(path.read_text().replace(str(FUMEHOOD), "/gone/fumehood"))
+    (told,) = agent([shell("touch f"), {"text": "done"}])
+    assert "/gone/fumehood" in told
+    assert os.listdir(project) == []
