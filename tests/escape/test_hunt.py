@@ -34,11 +34,14 @@ for pid in [int(n) for n in os.listdir("/proc") if n.isdigit()]:
     if open(f"/proc/{pid}/comm").read().strip() not in ("bwrap", "sh", "python3", "dash", "bash"): say("processes", pid)
 for pid in range(100, 4200): tried("signals", pid, lambda: os.kill(pid, 0))
 tried("signals", "group of the first", lambda: os.killpg(1, 0))
+# What these set holds for the command's own namespaces only.
+own = tuple("/proc/sys/" + n for n in "fs/mqueue/ kernel/msg kernel/shm kernel/sem kernel/auto_msgmni user/ net/"
+            " kernel/ns_last_pid kernel/pid_max".split())
 for top, folders, names in os.walk("/proc"):
     if top == "/proc":
         folders[:] = [n for n in folders if not n.isdigit() and n not in ("self", "thread-self", "pressure")]
-    for n in names:
-        tried("kernel", f"{top}/{n}", lambda: os.close(os.open(f"{top}/{n}", os.O_WRONLY | os.O_NONBLOCK)))
+    for path in (f"{top}/{n}" for n in names if not f"{top}/{n}".startswith(own)):
+        tried("kernel", path, lambda: os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK)))
 tried("kernel", "timer_list", lambda: bool(open("/proc/timer_list").read()))
 tried("kernel", "kcore", lambda: open("/proc/kcore", "rb").read(1))
 tried("kernel", "kmsg", lambda: os.open("/proc/kmsg", os.O_RDONLY | os.O_NONBLOCK))

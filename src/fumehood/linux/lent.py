@@ -27,7 +27,6 @@ _PIECE = 4096
 _AT_ONCE, _MOMENT_MS = 64, 1
 _WITHOUT_WAITING = 2  # of splice and tee
 _MSG_PEEK, _MSG_DONTWAIT = 2, 0x40
-_MEMORY = 1  # the device number of /dev/null and its like, which hold nothing of anybody's
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.tee.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint]
@@ -40,8 +39,6 @@ def lent(source: int) -> tuple[int, Carrier | None]:
     found = os.fstat(source)
     kind = stat.S_IFMT(found.st_mode)
     if kind == stat.S_IFCHR:
-        if os.major(found.st_rdev) == _MEMORY:
-            return source, None
         from fumehood.linux.stdio import Feed
 
         reading, writing = os.pipe()

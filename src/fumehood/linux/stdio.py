@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CLOSED, INHERITED, TYPED = "closed", "inherited", "typed"
 _PIECE = 1 << 16
+_MEMORY = 1  # the device number of /dev/null and its like, which hold nothing of anybody's
 
 
 class Stdio:
@@ -70,6 +71,9 @@ def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
 
 def _input(wish: str | bytes | int) -> tuple[int, Carrier | None]:
     if wish in (INHERITED, 0):
+        found = os.fstat(0)
+        if found.st_mode & 0o170000 == 0o020000 and os.major(found.st_rdev) == _MEMORY:
+            return 0, None
         from fumehood.linux.lent import lent
 
         return lent(0)

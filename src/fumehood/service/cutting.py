@@ -20,7 +20,7 @@ def views(world: World, capture: Capture) -> tuple[Overlay, ...] | None:
     They are mounted before the roots: a skill that lies in a root is seen through the root's own overlay.
     """
     if world.tree is None or (world.tree.overlay is not None and not world.readonly):
-        return ()
+        return ()  # nothing to cut, or cut by bubblewrap's own overlay
     if capture.way != KERNEL:
         return None
     shown = [os.path.realpath(bound.source) for bound in world.readonly]

@@ -18,20 +18,20 @@ from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
 from fumehood.linux.seccomp import filter_for
 from fumehood.linux.stdio import CLOSED, on_terminal, piped
-from fumehood.service.cutting import views
 from fumehood.service.playground import Mounts
-from fumehood.service.veils import veiled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.core.policy import Limits
+    from fumehood.core.spec import Bound
     from fumehood.linux.backdrop import Mounts as Backing
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.capture import Layer
     from fumehood.linux.launch import Given
     from fumehood.linux.output import Sink
+    from fumehood.linux.overlay import Overlay
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Guard, Running, Watched
     from fumehood.linux.stdio import Stdio
@@ -138,10 +138,10 @@ class Execution:
 
         self._renew = renew
         # What is not seen through an overlay may hold sockets that lead out.
-        shown = views(world, capture)
-        is_cut = behind.mounts is not None if tree is None else shown is not None
+        shown = None if tree is None else self._tree_views(world)
+        is_cut = (behind.mounts if tree is None else shown) is not None
         refused = filter_for(backdrops.cache, unix_sockets=is_cut)
-        hidden, pinned = veiled(capture, backdrops.in_roots, behind.inside)
+        hidden, pinned = self._hidden(backdrops.in_roots, behind.inside)
         stand = "" if tree is None or owner is None else tree.path
         if owner is not None and tree is not None and tree.guarded:
             raise LaunchFailed(
@@ -176,6 +176,21 @@ class Execution:
             limits=resource_limits(self._limits),
             filter=refused, guarded=bool(guard()),
         )  # fmt: skip
+
+    def _tree_views(self, world: World) -> tuple[Overlay, ...] | None:
+        from fumehood.service.cutting import views
+
+        return views(world, self._capture)
+
+    def _hidden(
+        self, names: Sequence[str], inside: Sequence[str]
+    ) -> tuple[tuple[tuple[str, bool], ...], tuple[Bound, ...]]:
+        """Return what is hidden inside the roots; most have nothing to hide."""
+        if not names and not inside:
+            return (), ()
+        from fumehood.service.veils import veiled
+
+        return veiled(self._capture, names, inside)
 
     def _behind(
         self, backdrops: Backdrops, world: World, user: int, home: str, points: tuple[str, ...]

@@ -26,8 +26,6 @@ def veiled(
     `names` are masked below every root, `inside` are masked paths of the host that lie in a root. Behind a link, what
     it leads to is hidden, not the link: a command could have planted that.
     """
-    if not names and not inside:
-        return (), ()
     found: list[tuple[str, bool]] = []
     held: dict[str, Bound] = {}
     for layer, (root, target) in zip(capture.layers, capture.targets, strict=True):
