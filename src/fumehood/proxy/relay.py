@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 900.0
 _AT_ONCE = 16  # times a pipe is filled before the other direction has its turn
-_READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+_ENDED = select.POLLHUP | select.POLLERR  # told of whether asked for or not
 
 
 class WrongHost(Exception):
@@ -42,7 +42,7 @@ class _Way:
         """The descriptor to poll, and for what."""
         if self._first or self._pipe.held:
             return self.target.fileno(), select.POLLOUT
-        return self.source.fileno(), _READABLE
+        return self.source.fileno(), select.POLLIN
 
     def advance(self) -> None:
         """Move what can be moved now."""
@@ -58,9 +58,10 @@ class _Way:
                     self.finish()
                 if not filled:
                     return
-            self._count(pipe.empty(target))
-            if pipe.held:
+            given = pipe.empty(target)
+            if not given:
                 return
+            self._count(given)
 
     def _send_first(self) -> None:
         try:
@@ -165,9 +166,10 @@ def _carry(ways: list[_Way]) -> None:
             events[fd] = events.get(fd, 0) | event
         for fd, event in events.items():
             poll.register(fd, event)
-        ready = {fd for fd, _ in poll.poll(IDLE_S * 1000)}
+        ready = dict(poll.poll(IDLE_S * 1000))
         if not ready:
             return
         for way in going:
-            if way.wants[0] in ready:
+            fd, event = way.wants
+            if ready.get(fd, 0) & (event | _ENDED):
                 way.advance()
