@@ -193,3 +193,28 @@ def test_a_time_that_no_clock_has_does_not_stop_our_records(sandbox, cli, projec
     assert cli("scan").returncode == 0
     assert cli("undo").returncode == 0
     assert list(project.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["kernel", "copy"])
+def test_a_session_that_is_told_of_another_home_uncovers_nothing(way, home, project, test_directory):
+    (home / ".ssh").mkdir()
+    (home / ".ssh/id_rsa").write_text("hunter2")
+    tell = f"echo HOME={test_directory} > $FUMEHOOD_ENV; echo npm_config_cache={home}/.ssh > $FUMEHOOD_ENV"
+    with Sandbox(project, policy=Policy(capture=way), session="told") as sandbox:
+        sandbox.run(tell)
+        run = sandbox.run(f"echo $HOME; npm --version >/dev/null 2>&1; cat {home}/.ssh/id_rsa")
+    assert run.stdout == f"{test_directory}\n"
+
+
+def test_variables_that_a_command_had_kept_are_nothing_to_the_loader_outside(home, project, test_directory):
+    outside = test_directory / "outside"
+    outside.mkdir()
+    names = {"LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": f"{outside}/loaded", "LD_PRELOAD": f"{project}/planted.so"}
+    tell = "".join(f"echo {name}={value} > $FUMEHOOD_ENV; " for name, value in names.items())
+    with Sandbox(project, session="loading") as sandbox:
+        sandbox.run(f"echo no library > planted.so; {tell}")
+        run = sandbox.run("echo $LD_DEBUG $LD_PRELOAD")
+    # The command has them, and the loader of its programs complains; bubblewrap's, outside, did not see them.
+    assert run.stdout.splitlines()[-1] == f"libs {project}/planted.so"
+    assert run.exit_code == 0
+    assert list(outside.iterdir()) == []

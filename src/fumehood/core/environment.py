@@ -114,3 +114,26 @@ def _has_password(value: str) -> bool:
         return False
     who, at, _ = rest.partition("/")[0].rpartition("@")
     return bool(at) and ":" in who and not who.endswith(":")
+
+
+# What the C library acts on before a program's own first line: it loads code, or writes files. The same as it forgets
+# for set-uid programs.
+_LOADING = ("LD_", "MALLOC_")
+_LIBRARY = frozenset(
+    {
+        "GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH", "NIS_PATH", "NLSPATH",
+        "RES_OPTIONS", "RESOLV_HOST_CONF", "TZDIR",
+    }
+)  # fmt: skip
+
+
+def apart(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
+    """Return what bubblewrap itself may be started with, and what only the command may get.
+
+    Bubblewrap starts outside, and a command can have chosen these variables.
+    """
+    kept = [name for name in environment if name.startswith(_LOADING) or name in _LIBRARY]
+    if not kept:
+        return dict(environment), ()
+    rest = {name: value for name, value in environment.items() if name not in kept}
+    return rest, tuple((name, environment[name]) for name in kept)

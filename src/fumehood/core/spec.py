@@ -68,6 +68,7 @@ class Spec(Value):
     tmp: str = ""  # a directory that is its /tmp; else it gets a fresh one
     scratch: tuple[Bound, ...] = ()  # directories that the command may write and that are not captured
     scratch_overlays: tuple[Layered, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()  # that the command gets and bubblewrap is not started with
     status_fd: int = 3
     filter_fd: int = 0  # where the filter of system calls is read from; 0 is none
     guard_fd: int = 0  # where the program is found that confines writing a second time; 0 is nowhere
@@ -109,7 +110,9 @@ def bubblewrap_arguments(spec: Spec) -> tuple[str, ...]:
         shelves = (*shelves, spec.home.path)
     for shelf in (*shelves, *(["/"] if spec.tree is not None and spec.tree.entries else [])):
         arguments += ("--remount-ro", shelf)
-    arguments += ("--setenv", "TMPDIR", _TMP, "--chdir", spec.cwd, "--json-status-fd", str(spec.status_fd))
+    for name, value in (*spec.variables, ("TMPDIR", _TMP)):
+        arguments += ("--setenv", name, value)
+    arguments += ("--chdir", spec.cwd, "--json-status-fd", str(spec.status_fd))
     if spec.filter_fd:
         arguments += ("--seccomp", str(spec.filter_fd))
     return (*arguments, "--", *_guarded(spec), *spec.command)

@@ -70,7 +70,8 @@ class Backdrops:
                 listed = pwd.getpwuid(user).pw_dir
             except KeyError:
                 listed = ""
-            found = [home.rstrip("/") for home in (variable, listed) if home.startswith("/") and home.rstrip("/")]
+            own = os.environ.get("HOME", "") if user == os.geteuid() else ""
+            found = [home.rstrip("/") for home in (variable, own, listed) if home.startswith("/") and home.rstrip("/")]
             known = self._homes[user, variable] = tuple(dict.fromkeys(found)) or ("/nonexistent",)
         return known
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from fumehood.core.environment import apart
 from fumehood.core.spec import Spec, bubblewrap_arguments
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
@@ -129,12 +130,11 @@ class Execution:
                 command = _listening_inside(access, command, world)
         user = os.geteuid() if owner is None else owner.user
         ground = Mounts() if world.playground is None else world.playground.mounts(capture.way)
-        home = environment.get("HOME", "")
-        behind = self._behind(backdrops, world, user, home, ground.points)
+        behind = self._behind(backdrops, world, user, ground.points)
 
         def renew() -> Backing | None:
             backdrops.forget()
-            return self._behind(backdrops, world, user, home, ground.points).mounts
+            return self._behind(backdrops, world, user, ground.points).mounts
 
         self._renew = renew
         # What is not seen through an overlay may hold sockets that lead out.
@@ -151,8 +151,9 @@ class Execution:
         if scratch is not None:
             environment = {**environment, **self._made(scratch, backdrops, world, user, owner)}
             self._besides = tuple(scratch.directories)
+        environment, variables = apart(environment)
         spec = Spec(
-            command=command, cwd=cwd, bounds=(*ground.bounds, *capture.bounds), base=behind.base,
+            command=command, cwd=cwd, variables=variables, bounds=(*ground.bounds, *capture.bounds), base=behind.base,
             masked=behind.masked, veiled=hidden, pinned=pinned,
             emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
             tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
@@ -192,15 +193,13 @@ class Execution:
 
         return veiled(self._capture, names, inside)
 
-    def _behind(
-        self, backdrops: Backdrops, world: World, user: int, home: str, points: tuple[str, ...]
-    ) -> Behind:
+    def _behind(self, backdrops: Backdrops, world: World, user: int, points: tuple[str, ...]) -> Behind:
         """Choose what is seen behind the roots, by what the launcher can do here."""
         as_root = user == 0
         roots = [layer.root for layer in self._capture.layers]
+        homes = backdrops.homes(user, world.home)
         if world.tree is not None:  # nothing of the host is there but the roots
-            return backdrops.tree(backdrops.homes(user, os.environ.get("HOME", "")), roots, as_root=as_root)
-        homes = backdrops.homes(user, home)
+            return backdrops.tree(homes, roots, as_root=as_root)
         if self._capture.way == KERNEL:
             return backdrops.views(homes, (*roots, *points), as_root=as_root, privileged=self._host.privileged)
         return backdrops.plain(homes, roots, as_root=as_root)
@@ -211,7 +210,7 @@ class Execution:
         """Make a run's scratch ready; return what the command is told of it."""
         from fumehood.service.scratch import Conditions
 
-        homes = backdrops.homes(user, world.environment.get("HOME", ""))
+        homes = backdrops.homes(user, world.home)
         hidden = backdrops.masks(homes, as_root=user == 0).hidden
         roots = (layer.root for layer in self._capture.layers)
         try:

@@ -35,6 +35,7 @@ class World(Value):
     """One command's surroundings; without a tree, the host's, where every root is at its own path."""
 
     environment: dict[str, str]
+    home: str = ""  # by the person's word, whatever a command had its session keep: what is masked depends on it
     dropped: tuple[str, ...] = ()
     tree: Tree | None = None
     targets: dict[str, str] = {}  # noqa: RUF012 - never changed
@@ -170,7 +171,9 @@ def around(
         if owner is not None:
             environment |= home_of(owner)
         found = playground(places, environment.get("HOME") or home(), roots) if is_shown else None
-        return World(environment=environment, dropped=dropped, playground=found)
+        return World(
+            environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=found
+        )
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
     skills = inside.skills(policy.skills)
@@ -180,7 +183,8 @@ def around(
     environment = {**inside.ENVIRONMENT, **dict(policy.environment.set)}
     found = Playground(source=made(places), target=inside.PLAYGROUND) if is_shown else None
     return World(
-        environment=environment, tree=tree, targets=inside.targets(roots), readonly=skills, base=base, layer=layer,
+        environment=environment, home=home() if owner is None else home_of(owner)["HOME"],
+        tree=tree, targets=inside.targets(roots), readonly=skills, base=base, layer=layer,
         playground=found,
     )  # fmt: skip
 
