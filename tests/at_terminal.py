@@ -94,4 +94,5 @@ class Terminal:
 def _take_terminal() -> None:
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, where the tests run in the background
+    for ignored in (signal.SIGINT, signal.SIGHUP):  # they may be, where the tests run in the background
+        signal.signal(ignored, signal.SIG_DFL)

@@ -4,6 +4,9 @@ import os
 import time
 from pathlib import Path
 
+# To sleep for so long, a part after the point added, is a sign to know a command by. Others may be testing here too.
+LONG = f"7{os.getpid():07d}"
+
 
 def left_over(marker, *, patience_s=5.0):
     """Processes that name a marker, after a moment for those that are about to end."""

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from conftest import command_line, need
 from fumehood.core.request import quoted
 from fumehood.faces.cli import hook
+from processes import LONG, left_over
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 Rewrite = Callable[..., str]
@@ -192,7 +192,7 @@ def test_the_runs_of_one_client_are_one_session(answer: Any, shell: Any, cli: Cl
 
 @pytest.mark.namespaces
 def test_background_commands_and_their_end(answer: Any, project: Path) -> None:
-    told = call("echo begun; sleep 60; echo late >late")
+    told = call(f"echo begun; sleep {LONG}.1; echo late >late")
     told["tool_input"]["run_in_background"] = True
     line = answer(told)["updatedInput"]["command"]
     assert "--keep-cwd" not in line
@@ -202,10 +202,7 @@ def test_background_commands_and_their_end(answer: Any, project: Path) -> None:
         assert process.stdout.readline() == b"begun\n"
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(timeout=30) != 0
-    deadline = time.monotonic() + 10
-    while "sleep 60" in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
-        assert time.monotonic() < deadline, "the command goes on"
-        time.sleep(0.05)
+    assert not left_over(f"sleep {LONG}.1", patience_s=10), "the command goes on"
     assert not (project / "late").exists()
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import command_line
+from processes import LONG, left_over
 
 mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
@@ -383,13 +383,10 @@ def test_http_refuses_strangers_and_other_names(home: Path, project: Path) -> No
 def test_the_server_ends_with_its_client_and_leaves_nothing_running(home: Path, project: Path) -> None:
     async def test() -> None:
         async with Client(stdio("--project", str(project))) as client:
-            await client.call_tool("start_command", {"command": "echo x; exec sleep 98765"})
+            await client.call_tool("start_command", {"command": f"echo x; exec sleep {LONG}.1"})
 
     asked(test)
-    deadline = time.monotonic() + 15
-    while "sleep 98765" in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
-        assert time.monotonic() < deadline, "it goes on"
-        time.sleep(0.05)
+    assert not left_over(f"{LONG}.1", patience_s=15), "it goes on"
 
 
 def test_without_the_extra_the_command_says_how_to_get_it(home: Path, project: Path) -> None:

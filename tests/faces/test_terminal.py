@@ -146,11 +146,14 @@ def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(screen):
 def test_ctrl_z_stops_what_runs_in_the_shell_and_fg_goes_on(screen):
     one = screen("shell", env={"SHELL": "/bin/bash"})
     one.wait_for("project# " if os.geteuid() == 0 else "$ ")
-    one.type("sh -c 'echo run''ning; sleep 0.5; echo go''ne-on'\n")
+    one.type("sh -c 'echo run''ning; read line; echo go''ne-$line'\n")
     one.wait_for("running")
     one.type("\x1a")
     one.wait_for("Stopped")
+    one.shown = b""
     one.type("fg\n")
+    one.wait_for("read line")  # it says what goes on
+    one.type("on\n")
     one.wait_for("gone-on")
     one.type("exit\n")
     assert one.end() == 0

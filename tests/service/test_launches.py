@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.processes import left_over
 
 from fumehood import LaunchFailed, Policy, Sandbox
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.launcher import shared
+from processes import LONG, left_over
 
 pytestmark = pytest.mark.namespaces
 
@@ -61,9 +61,9 @@ def test_many_that_need_the_same_survey_at_once(home, project):
 def test_one_that_is_ended_at_any_moment_of_its_start_is_gone(sandbox):
     sandbox.run("true")
     for quarters in range(60):
-        run = sandbox.run("sleep 7654321.29", timeout=quarters / 4000)
+        run = sandbox.run(f"sleep {LONG}.29", timeout=quarters / 4000)
         assert run.timed_out
-    assert not left_over("7654321.29")
+    assert not left_over(f"{LONG}.29")
 
 
 # --- what was done ahead of a launch ---

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.processes import left_over, processes
 
 import fumehood
 from fumehood import BadRequest, FumehoodError, LaunchFailed, Policy, Refused, Sandbox
 from fumehood.linux import launcher
+from processes import LONG, left_over, processes
 
 SOURCE = Path(fumehood.__file__).parent.parent
 sandboxed = pytest.mark.namespaces
@@ -143,9 +143,10 @@ def test_what_becomes_of_changes_must_be_a_known_word(sandbox, project):
 
 @sandboxed
 def test_the_policy_holds_where_nothing_else_is_asked(home, project):
-    with Sandbox(project, Policy(apply="hold", timeout=0.3)) as sandbox:
+    with Sandbox(project, Policy(apply="hold")) as sandbox:
         assert sandbox.run("echo x > f").state == "held"
         assert sandbox.run("echo x > g", apply="apply").state == "applied"
+    with Sandbox(project, Policy(timeout=0.3)) as sandbox:
         assert sandbox.run("sleep 1000").timed_out
 
 
@@ -276,9 +277,9 @@ def test_a_listener_that_fails_ends_the_command_and_nothing_is_applied(sandbox, 
         raise RuntimeError("the listener's own trouble")
 
     with pytest.raises(RuntimeError, match="own trouble"):
-        sandbox.run("echo x > f; echo ready; sleep 7654321.11", on_output=on_output)
+        sandbox.run(f"echo x > f; echo ready; sleep {LONG}.11", on_output=on_output)
     gc.collect()
-    assert not left_over("7654321.11")
+    assert not left_over(f"{LONG}.11")
     assert os.listdir(project) == []
     (run,) = sandbox.history()
     assert run.state == "failed"
@@ -293,12 +294,12 @@ def test_the_time_limit_ends_everything_and_keeps_what_was_printed(sandbox, proj
     began = time.monotonic()
     run = sandbox.run(
         "trap '' TERM INT HUP; echo before; echo err >&2; echo x > f;"
-        " (trap '' TERM; sleep 7654321.12) & setsid sleep 7654321.12 & sleep 7654321.12",
+        f" (trap '' TERM; sleep {LONG}.12) & setsid sleep {LONG}.12 & sleep {LONG}.12",
         timeout=0.5,
     )
     assert time.monotonic() - began < 10
     assert (run.exit_code, run.timed_out, run.stdout, run.stderr) == (124, True, "before\n", "err\n")
-    assert not left_over("7654321.12", patience_s=0.0)
+    assert not left_over(f"{LONG}.12", patience_s=0.0)
     assert run.state == "applied"
     assert sandbox.history()[0].timed_out
 
@@ -313,10 +314,10 @@ def test_a_time_limit_that_is_not_reached_changes_nothing(sandbox, project):
 @pytest.mark.parametrize(
     "command",
     [
-        "sleep 7654321.13 & echo done",
-        "(sleep 7654321.13 >&- 2>&- <&-) & echo done",
-        "setsid nohup sleep 7654321.13 > /dev/null 2>&1 & echo done",
-        "(trap '' TERM HUP; while :; do sleep 7654321.13; done) & echo done",
+        f"sleep {LONG}.13 & echo done",
+        f"(sleep {LONG}.13 >&- 2>&- <&-) & echo done",
+        f"setsid nohup sleep {LONG}.13 > /dev/null 2>&1 & echo done",
+        f"(trap '' TERM HUP; while :; do sleep {LONG}.13; done) & echo done",
     ],
     ids=["keeps the pipe open", "closes its output", "has a session of its own", "ignores signals"],
 )
@@ -324,7 +325,7 @@ def test_a_background_child_dies_with_the_run(sandbox, project, command):
     run = sandbox.run(command, timeout=30)
     assert not run.timed_out
     assert (run.exit_code, run.stdout) == (0, "done\n")
-    assert not left_over("7654321.13", patience_s=0.0)
+    assert not left_over(f"{LONG}.13", patience_s=0.0)
 
 
 @sandboxed
@@ -332,8 +333,8 @@ def test_a_command_that_closes_its_output_is_waited_for(sandbox, project):
     run = sandbox.run("echo first; exec >&- 2>&-; sleep 0.1; touch late; exit 7", timeout=30)
     assert (run.exit_code, run.stdout) == (7, "first\n")
     assert (project / "late").exists()
-    assert sandbox.run("exec >&- 2>&-; sleep 7654321.14", timeout=0.3).timed_out
-    assert not left_over("7654321.14", patience_s=0.0)
+    assert sandbox.run(f"exec >&- 2>&-; sleep {LONG}.14", timeout=0.3).timed_out
+    assert not left_over(f"{LONG}.14", patience_s=0.0)
 
 
 @sandboxed
@@ -362,10 +363,10 @@ def test_a_launcher_killed_meanwhile_takes_its_command_along(sandbox, project):
     sandbox.run("true")
     with pytest.raises(LaunchFailed):
         sandbox.run(
-            "echo x > f; echo ready; sleep 7654321.15",
+            f"echo x > f; echo ready; sleep {LONG}.15",
             on_output=lambda _stream, _text: launcher.shared()._process.kill(),
         )
-    assert not left_over("7654321.15")
+    assert not left_over(f"{LONG}.15")
     assert sandbox.history()[0].state == "failed"
     assert os.listdir(project) == []
     assert sandbox.run("echo x > f").state == "applied"
@@ -383,9 +384,11 @@ def program(code, *arguments):
 def test_a_program_that_is_killed_takes_its_sandboxes_along(home, project):
     running = program(
         """
+        import os
         from fumehood import Sandbox
+        long = f"7{os.getppid():07d}.16"
         Sandbox(sys.argv[1]).run(
-            "echo x > f; (sleep 7654321.16 &); echo ready; sleep 7654321.16",
+            f"echo x > f; (sleep {long} &); echo ready; sleep {long}",
             on_output=lambda stream, text: print(text, flush=True),
         )
         """,
@@ -393,9 +396,9 @@ def test_a_program_that_is_killed_takes_its_sandboxes_along(home, project):
     )
     with running:
         assert running.stdout.readline() == "ready\n"
-        assert processes("7654321.16")
+        assert processes(f"{LONG}.16")
         running.send_signal(signal.SIGKILL)
-    assert not left_over("7654321.16")
+    assert not left_over(f"{LONG}.16")
     assert os.listdir(project) == []
     with Sandbox(project) as sandbox:
         assert sandbox.run("echo y > g").state == "applied"
@@ -412,15 +415,15 @@ def test_a_forked_child_does_not_keep_its_parents_sandboxes_alive(home, project)
             if child == 0:
                 signal.pause()
             print(child, flush=True)
-        Sandbox(sys.argv[1]).run(f"echo ready; sleep 7654321.{9 + 9}", on_output=fork)
+        Sandbox(sys.argv[1]).run(f"echo ready; sleep 7{os.getppid():07d}.18", on_output=fork)
         """,
         project,
     )
     child = int(running.stdout.readline())
     try:
-        assert processes("7654321.18")
+        assert processes(f"{LONG}.18")
         running.kill()
-        assert not left_over("7654321.18")
+        assert not left_over(f"{LONG}.18")
     finally:
         os.kill(child, signal.SIGKILL)
         running.communicate()
@@ -493,6 +496,7 @@ IN_FLIGHT = 50
 
 
 @sandboxed
+@pytest.mark.alone
 @pytest.mark.parametrize("projects", [1, 5])
 def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
     go, ready, results = test_directory / "go", [], []
@@ -509,8 +513,11 @@ def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
 
     def work(number):
         command = f"echo {number} > f{number}; echo {number}; until [ -s {go} ]; do sleep 0.05; done; echo {number} >&2"
-        told = None if go.stat().st_size else on_output
-        results.append((number, boxes[number % projects].run(command, on_output=told)))
+        try:
+            told = None if go.stat().st_size else on_output
+            results.append((number, boxes[number % projects].run(command, on_output=told)))
+        finally:
+            go.write_text("go")  # also when it failed: the others wait for it
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(IN_FLIGHT)]
     for thread in threads:
@@ -530,6 +537,7 @@ def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
 
 
 @sandboxed
+@pytest.mark.alone
 @pytest.mark.parametrize("projects", [1, 5])
 def test_fifty_runs_in_flight_from_asyncio(home, test_directory, projects):
     go, ready = test_directory / "go", []
@@ -547,7 +555,10 @@ def test_fifty_runs_in_flight_from_asyncio(home, test_directory, projects):
 
     async def work(number):
         command = f"echo {number} > f{number}; echo {number}; until [ -s {go} ]; do sleep 0.05; done"
-        return await boxes[number % projects].arun(command, on_output=on_output)
+        try:
+            return await boxes[number % projects].arun(command, on_output=on_output)
+        finally:
+            go.write_text("go")  # also when it failed: the others wait for it
 
     async def main():
         beats = 0
@@ -596,7 +607,7 @@ def test_cancelling_ends_the_command_and_keeps_its_record(sandbox, project):
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         task = asyncio.create_task(
             sandbox.arun(
-                "echo ready; (sleep 7654321.17 &); sleep 7654321.17",
+                f"echo ready; (sleep {LONG}.17 &); sleep {LONG}.17",
                 on_output=lambda *_: loop.call_soon_threadsafe(ready.set),
             )
         )
@@ -606,7 +617,7 @@ def test_cancelling_ends_the_command_and_keeps_its_record(sandbox, project):
             await task
 
     asyncio.run(main())
-    assert not left_over("7654321.17", patience_s=0.0)
+    assert not left_over(f"{LONG}.17", patience_s=0.0)
     (run,) = sandbox.history()
     assert (run.stdout, run.exit_code, run.timed_out) == ("ready\n", 130, False)
     assert sandbox.run("echo x > f").state == "applied"

@@ -1,6 +1,5 @@
 """Bombs go off in the hood, small ones: the run ends, the report says why, and the host goes on."""
 
-import os
 import sys
 import time
 
@@ -8,8 +7,9 @@ import pytest
 
 from fumehood import Sandbox
 from fumehood.core.policy import Limits, Policy
+from processes import LONG, processes
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.alone]
 
 MIB = 1 << 20
 PYTHON = sys.executable
@@ -34,29 +34,17 @@ def details(run):
     return [each.detail for each in run.blocked if each.what == "limit"]
 
 
-def processes_named(word):
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/cmdline", "rb") as file:
-                    if word.encode() in file.read():
-                        found.append(name)
-            except OSError:
-                continue
-    return found
-
-
 def test_a_fork_bomb_ends_with_the_run(limited, project):
-    (project / "bomb.sh").write_text("#!/bin/sh\n# fumehood-bomb\nsleep 60 &\n./bomb.sh &\n./bomb.sh &\nwait\n")
-    (project / "bomb.sh").chmod(0o755)
+    bomb = f"bomb{LONG}.sh"
+    (project / bomb).write_text(f"#!/bin/sh\n# fumehood-bomb\nsleep 60 &\n./{bomb} &\n./{bomb} &\nwait\n")
+    (project / bomb).chmod(0o755)
 
-    run = limited(processes=64).run("./bomb.sh", timeout=60)
+    run = limited(processes=64).run(f"./{bomb}", timeout=60)
 
     assert details(run) == ["processes: 64"]
     assert not run.timed_out
     assert run.exit_code == 137
-    assert not processes_named("./bomb.sh")
+    assert not processes(bomb)
     assert "limits.processes" in run.for_model()
 
 
@@ -173,11 +161,11 @@ def test_the_kernel_looks_here_first_when_memory_runs_out(limited):
 
 def test_a_background_child_ends_with_the_run(limited, project):
     began = time.monotonic()
-    run = limited().run("sh -c 'sleep 61; touch late' & echo started", timeout=30)
+    run = limited().run(f"sh -c 'sleep {LONG}.61; touch late' & echo started", timeout=30)
 
     assert run.stdout == "started\n"
     assert time.monotonic() - began < 30
-    assert not processes_named("sleep\x0061")
+    assert not processes(f"{LONG}.61")
     assert not (project / "late").exists()
 
 
@@ -188,18 +176,18 @@ def test_a_child_that_keeps_the_output_open_does_not_keep_the_run(limited):
 
 
 def test_a_child_in_a_session_of_its_own_ends_with_the_run(limited):
-    run = limited().run("setsid sh -c 'trap \"\" HUP TERM INT; sleep 63' & sleep 0.1", timeout=30)
+    run = limited().run(f"setsid sh -c 'trap \"\" HUP TERM INT; sleep {LONG}.63' & sleep 0.1", timeout=30)
 
     assert not run.timed_out
-    assert not processes_named("sleep\x0063")
+    assert not processes(f"{LONG}.63")
 
 
 def test_a_command_that_closes_its_output_and_sleeps_meets_the_time_limit(limited):
-    run = limited().run("exec >&- 2>&- <&-; sleep 64", timeout=0.5)
+    run = limited().run(f"exec >&- 2>&- <&-; sleep {LONG}.64", timeout=0.5)
 
     assert run.timed_out
     assert run.exit_code == 124
-    assert not processes_named("sleep\x0064")
+    assert not processes(f"{LONG}.64")
 
 
 def test_a_normal_command_meets_none_of_the_limits(limited, project):
