@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from fumehood.linux import libc
+
 if TYPE_CHECKING:
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
 PREFIX = f"fumehood-tests-{os.getpid()}-"  # others may be testing here too
+LONG_ONES = ("test_suites.py", "test_wrapper.py", "test_faults.py", "test_model.py")
 # Variables that would make a test depend on who runs it.
 DROPPED = ("FUMEHOOD_", "PYTHON", "XDG_", "GIT_", "MAKE", "MFLAGS")
 KEPT = ("FUMEHOOD_TESTS_MUST_RUN", "FUMEHOOD_TESTS_DIR", "FUMEHOOD_TESTS_ATTACKS")
@@ -33,6 +37,27 @@ if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
 # Mounts take their time on a busy machine, and in the hood a file left in the project is a change.
 hypothesis.settings.register_profile("fumehood", deadline=None, database=None)
 hypothesis.settings.load_profile("fumehood")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have mounts of our own where we may: what one test mounts, no other process finds in its way."""
+    if os.geteuid() == 0:
+        with suppress(OSError):  # not in every container
+            libc.unshare(libc.CLONE_NEWNS)
+            libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one part of the tests, if one is asked for: those that run beside others, or those that don't.
+
+    What takes long comes first, so that nobody has to wait for it at the end.
+    """
+    items.sort(key=lambda item: item.path.name not in LONG_ONES)
+    part = os.environ.get("FUMEHOOD_TESTS_PART", "")
+    if part:
+        others = [item for item in items if (item.get_closest_marker("alone") is None) == (part == "alone")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
 
 
 def need(ability: bool, reason: str) -> None:
@@ -121,9 +146,21 @@ def test_directory() -> Iterator[Path]:
     remove_tree(top)
 
 
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for all tests: what this host can do is found out once."""
+    from fumehood.linux.probe import host
+
+    cache = tmp_path_factory.mktemp("cache")
+    state = fresh_directory(scratch())
+    host(str(cache / "fumehood"), str(state))
+    remove_tree(state)
+    return cache
+
+
 @pytest.fixture
-def home(test_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh home, named to this process and its children by HOME and XDG_*."""
+def home(test_directory: Path, probed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh home, named to this process and its children by HOME and XDG_*; what the host can do is known in it."""
     for name in os.environ:
         if name.startswith(DROPPED) and name not in KEPT:
             monkeypatch.delenv(name)
@@ -139,18 +176,18 @@ def home(test_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, place in places.items():
         place.mkdir(parents=True, mode=0o700)
         monkeypatch.setenv(name, str(place))
+    answer = probed / f"fumehood/probe-{os.geteuid()}"
+    if answer.exists():
+        # It names all that it depends on: where a test changes that, the host is probed again.
+        ours = home / ".cache/fumehood"
+        ours.mkdir(mode=0o700)
+        shutil.copy(answer, ours)
     return home
-
-
-@pytest.fixture(scope="session")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests that ask for it: what this host can do is found out once."""
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
 def known_host(home: Path, probed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh home, but for what is known of this host."""
+    """A fresh home, but with one cache for all tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(probed))
 
 

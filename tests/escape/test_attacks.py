@@ -25,19 +25,6 @@ def attack(request):
 
 
 @pytest.fixture(scope="module")
-def known_host():
-    top = fresh_directory(scratch())
-    yield top
-    remove_tree(top)
-
-
-@pytest.fixture(autouse=True)
-def probed_once(known_host, home, monkeypatch):
-    """What this host can do is found out for the first attack, and kept for the others."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(known_host))
-
-
-@pytest.fixture(scope="module")
 def tree():
     top = fresh_directory(scratch())
     yield make_tree(top / "tree")

@@ -244,16 +244,9 @@ SCENARIOS: dict[str, tuple[str, str, Changes]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests here, so that the host is probed once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, home: Path, answers: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: pytest.FixtureRequest, known_host: None) -> str:
     """Each way of capturing, where the host has it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(answers))
     found = host(places().cache, places().state)
     way: str = request.param
     need(way in found.captures, f"{way} does not work here: {found.refusal(way) or found.why}")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pwd
+import shutil
 import stat
 import subprocess
 import sys
@@ -42,9 +43,12 @@ WITH_PROC = ["--bind", "/proc", "/proc"] if os.geteuid() == 0 else ["--unshare-p
 Look = Callable[..., Host]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cache(home: Path) -> Path:
-    return home / ".cache/fumehood"
+    """Where answers are kept: here, none that was found before."""
+    cache = home / ".cache/fumehood"
+    shutil.rmtree(cache, ignore_errors=True)
+    return cache
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """The configuration on disk: who may write it, and the compiled form that runs read."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -120,9 +122,8 @@ def test_a_compiled_form_that_is_not_ours_or_not_whole_is_made_again(place, late
 
 def test_a_cache_that_cannot_be_written_only_costs_time(place, later, parsed):
     write(place, "timeout = 5")
-    os.makedirs(os.path.dirname(place.cache), exist_ok=True)
-    with open(place.cache, "w"):
-        pass
+    shutil.rmtree(place.cache)
+    Path(place.cache).touch()
     assert [config.policy_for(place, ["/p"]).timeout for _ in range(2)] == [5, 5]
     assert len(parsed) == 2
 
