@@ -1,4 +1,4 @@
-"""Run the test suite; for root, then run what touches namespaces again as an ordinary user.
+"""Run the test suite; for root, run what touches namespaces again as an ordinary user, beside it.
 
 To root and to an ordinary user the kernel is not the same: other mount options, attributes and refusals.
 """
@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import os
 import pwd
+import re
 import shutil
 import signal
 import stat
@@ -18,13 +19,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 USER = "fumehood-test"
 LOCK = "/run/fumehood-tests.lock"
-CLONE_NEWUSER = 0x10000000
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 NO_TESTS_SELECTED = 5
+# Known to tests/conftest.py: some tests want the machine for themselves.
+TOGETHER, ALONE = "together", "alone"
+WORKERS = max(2, len(os.sched_getaffinity(0)))
+GRACE_S = 15
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 # Program to look for, and the Debian package that has it.
 SYSTEM_TOOLS = {
     "busybox": "busybox-static",
@@ -41,17 +48,19 @@ PASSED_ON = ("PIP_", "SSL_CERT", "REQUESTS_CA", "HTTP", "http", "NO_PROXY", "no_
 
 @dataclass(frozen=True)
 class Pass:
-    """One run of pytest: by whom, how it ended, and its closing line."""
+    """One run of pytest: by whom, how it ended, its closing line, and the lines that name what failed."""
 
     name: str
     status: int
     closing: str
+    failures: tuple[str, ...] = ()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one pass, or two for root; fail if any fails."""
-    # So that the set-up is taken back: the user, the copy, the device's mode.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # So that the set-up is taken back: the user, the copy, the device's mode. In the background, Ctrl-C is ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     must_run = os.environ.get("FUMEHOOD_TESTS_MUST_RUN") == "1"
     is_root = os.geteuid() == 0
     missing = [tool for tool in SYSTEM_TOOLS if shutil.which(tool) is None]
@@ -60,17 +69,70 @@ def main(arguments: Sequence[str]) -> int:
     obstacle = why_no_second_user() if is_root else None
     if obstacle is not None:
         print(f"root only, not again as an ordinary user: {obstacle}", flush=True)
-    name = "root" if is_root else "this user"
-    passes = [run_pytest(name, [sys.executable], CHECKOUT, None, arguments)]
     if is_root and obstacle is None:
-        passes.append(second_pass(arguments))
-    elif obstacle is not None and must_run:
+        passes = as_two_users(arguments)
+    else:
+        passes = as_one_user("root" if is_root else "this user", arguments)
+    if obstacle is not None and must_run:
         passes.append(Pass("an ordinary user", 1, f"every test must run here, but {obstacle}"))
-    if len(passes) > 1:
-        print()
-        for one in passes:
-            print(f"as {one.name}:\n{one.closing}")
-    return next((one.status for one in passes if one.status), 0)
+    return summed_up(passes, selected=bool(arguments))
+
+
+def summed_up(passes: Sequence[Pass], *, selected: bool) -> int:
+    """Print how every pass ended, what failed last; return the status of the whole."""
+    print()
+    for one in passes:
+        print(f"as {one.name}: {one.closing}")
+    for one in passes:
+        for line in one.failures:
+            print(f"as {one.name}: {line}")
+    if all(one.status == NO_TESTS_SELECTED for one in passes):
+        return NO_TESTS_SELECTED
+    # Few of the tests that were asked for are among those that run alone, or again.
+    harmless = {0, NO_TESTS_SELECTED} if selected else {0}
+    return next((one.status for one in passes if one.status not in harmless), 0)
+
+
+def as_one_user(name: str, arguments: Sequence[str]) -> list[Pass]:
+    """Run the tests, then those that want the machine for themselves."""
+    here = Place(name, [sys.executable], CHECKOUT, None)
+    with Running(here, TOGETHER, arguments) as running:
+        together = running.ended()
+    with Running(here, ALONE, arguments) as running:
+        return [together, running.ended()]
+
+
+def as_two_users(arguments: Sequence[str]) -> list[Pass]:
+    """Run the tests as root and beside them, as an ordinary user, those marked `namespaces`."""
+    mounts_of_our_own()
+    again = [*arguments, "-m", "namespaces"]
+    here = Place("root", [sys.executable], CHECKOUT, None)
+    with ExitStack() as stack:
+        account, copy = stack.enter_context(second_user())
+        there = Place(f"an ordinary user (uid {account.uid})", ["sh", "tools/python"], copy, account)
+        # What it says is kept until the first has ended.
+        beside = stack.enter_context(Running(there, TOGETHER, again, stack.enter_context(tempfile.TemporaryFile())))
+        with Running(here, TOGETHER, arguments) as running:
+            passes = [running.ended()]
+        passes.append(beside.ended())
+        for place, selection in ((here, arguments), (there, again)):
+            with Running(place, ALONE, selection) as running:
+                passes.append(running.ended())
+        # An account that was there before may have work of its own.
+        left = end_processes_of(account.uid) if account.is_ours else []
+    if left:
+        passes.append(Pass(there.name, 1, f"processes left behind: {', '.join(left)}"))
+    return passes
+
+
+def mounts_of_our_own() -> None:
+    """Leave the host's mounts: whoever mounts something is in the way of others' commands for a moment.
+
+    Root's tests leave ours in turn, so that neither user's are seen by the other's.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None):
+        print(f"no mounts of our own: {os.strerror(ctypes.get_errno())}", flush=True)
 
 
 def provide(missing: Sequence[str], *, install: bool) -> None:
@@ -88,33 +150,78 @@ def provide(missing: Sequence[str], *, install: bool) -> None:
         subprocess.run(install_line, check=False, env=environment, stdout=subprocess.DEVNULL)
 
 
-def run_pytest(
-    name: str, python: Sequence[str], cwd: Path, account: "Account | None", arguments: Sequence[str]
-) -> Pass:
-    """Run pytest, show its output as it comes, and keep its last line."""
-    command = [*python, "-P", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    if sys.stdout.isatty():
-        command.append("--color=yes")
-    # The checkout may be read-only, and in the hood every file left in it is a change to review.
-    environment = dict(os.environ) if account is None else account.environment()
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    tail = b""
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        **({} if account is None else account.switch()),
-    ) as process:
-        assert process.stdout is not None
-        while chunk := os.read(process.stdout.fileno(), 65536):
+@dataclass(frozen=True)
+class Place:
+    """Where and by whom tests are run."""
+
+    name: str
+    python: Sequence[str]
+    cwd: Path
+    account: "Account | None"
+
+    def environment(self) -> dict[str, str]:
+        """The user's own, with what was compiled kept: to prepare the tests takes longer than many of them."""
+        if self.account is not None:
+            return self.account.environment() | {"PYTHONUNBUFFERED": "1"}
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        # Not in the checkout: it may be read-only, and in the hood every file left in it is a change to review.
+        return own | {"PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": f"{sys.prefix}/pycache"}
+
+
+class Running:
+    """One run of pytest; its output is shown as it comes, or kept in a file until it has ended."""
+
+    def __init__(self, place: Place, part: str, arguments: Sequence[str], kept: IO[bytes] | None = None) -> None:
+        # An ordinary user's workers would all have the same mounts.
+        workers = 0 if part == ALONE else (1 if place.account else WORKERS)
+        self._place, self._kept = place, kept
+        self._name = f"{place.name}, each alone" if part == ALONE else place.name
+        command = [*place.python, "-P", "-m", "pytest", "-p", "no:cacheprovider", "--dist=worksteal", f"-n{workers}"]
+        if sys.stdout.isatty():
+            command.append("--color=yes")
+        print(f"\nas {self._name}" + (", beside" if kept else ""), flush=True)
+        self._process = subprocess.Popen(
+            [*command, *arguments],
+            cwd=place.cwd,
+            env=place.environment() | {"FUMEHOOD_TESTS_PART": part},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if kept is None else kept,
+            stderr=subprocess.STDOUT,
+            **({} if place.account is None else place.account.switch()),
+        )
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def ended(self) -> Pass:
+        """Show what it says until it has ended."""
+        if self._kept is not None:
+            self._process.wait()
+            self._kept.seek(0)
+            print(f"\nas {self._name}", flush=True)
+        source = self._kept or self._process.stdout
+        assert source is not None
+        said = b""
+        while chunk := os.read(source.fileno(), 65536):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
-            tail = (tail + chunk)[-8192:]
-    closing = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
-    return Pass(name, process.returncode, closing[-1] if closing else "pytest printed nothing")
+            said = (said + chunk)[-262144:]
+        status = self._process.wait()
+        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+        failures = tuple(line for line in lines if ESCAPE.sub("", line).startswith(("FAILED ", "ERROR ")))
+        return Pass(self._name, status, lines[-1] if lines else "pytest printed nothing", failures)
+
+    def __exit__(self, *_error: object) -> None:
+        """End it as Ctrl-C does, so that its tests are taken back too, but wait no longer than a moment."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 def why_no_second_user() -> str | None:
@@ -158,8 +265,9 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": [], "umask": 0o022}
 
 
-def second_pass(arguments: Sequence[str]) -> Pass:
-    """Run the tests marked `namespaces` as an ordinary user, on a copy that this user can read."""
+@contextmanager
+def second_user() -> Iterator[tuple[Account, Path]]:
+    """An ordinary user, and a copy of the checkout that this user can read."""
     with ExitStack() as stack:
         stack.enter_context(one_at_a_time())
         base = stack.enter_context(temporary_directory())
@@ -168,16 +276,7 @@ def second_pass(arguments: Sequence[str]) -> Pass:
         copy = base / "checkout"
         shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
         hand_over(base, account)
-        name = f"an ordinary user (uid {account.uid})"
-        print(f"\nagain as {name}: every test marked namespaces", flush=True)
-        done = run_pytest(name, ["sh", "tools/python"], copy, account, [*arguments, "-m", "namespaces"])
-        # An account that was there before may have work of its own.
-        left = end_processes_of(account.uid) if account.is_ours else []
-    if left:
-        return Pass(name, done.status or 1, f"{done.closing}\nprocesses left behind: {', '.join(left)}")
-    if done.status == NO_TESTS_SELECTED and arguments:
-        return Pass(name, 0, done.closing)
-    return done
+        yield account, copy
 
 
 @contextmanager
@@ -225,6 +324,8 @@ def ordinary_user(home: Path) -> Iterator[Account]:
     try:
         yield account
     finally:
+        if account.is_ours:
+            end_processes_of(account.uid, grace_s=0)
         if made:
             subprocess.run(["userdel", USER], check=False, capture_output=True)
 
@@ -264,9 +365,9 @@ def hand_over(base: Path, account: Account) -> None:
             os.chown(path, account.uid, account.gid, follow_symlinks=False)
 
 
-def end_processes_of(uid: int) -> list[str]:
+def end_processes_of(uid: int, grace_s: float = 3) -> list[str]:
     """Name and end what the account's tests left running, after a moment of grace."""
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + grace_s
     while (left := processes_of(uid)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for pid in left:
