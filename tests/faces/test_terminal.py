@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 
 import pytest
 
@@ -182,10 +183,15 @@ def test_ctrl_c_in_a_command_on_a_terminal_is_the_commands(screen, project):
 
 
 def interrupt(one):
-    """Press Ctrl-C until it is heard: a shell that is about to become another program loses it."""
+    """Press Ctrl-C until it is heard: a shell that is about to become another program loses it.
+
+    Not at once again: when the command has ended, it would end us.
+    """
     while one.process.poll() is None:
         one.type("\x03")
-        one.read(0.5)
+        until = time.monotonic() + 3
+        while one.process.poll() is None and time.monotonic() < until:
+            one.read(0.1)
 
 
 def test_ctrl_c_on_its_terminal_ends_a_plain_command(screen):
