@@ -453,6 +453,28 @@ def test_a_proxied_run_leaves_no_descriptor_open(box, web):
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+def test_a_run_that_is_ended_in_the_middle_of_a_transfer_lets_go_of_the_host(box):
+    ends = threading.Event()
+
+    def pour(connection):
+        try:
+            while True:
+                connection.sendall(bytes(1 << 16))
+        except OSError:
+            ends.set()
+
+    with serving(Tcp(pour)) as there:
+        place = f"127.0.0.1:{there.port}"
+        fetch = "import os, socket; c = socket.create_connection(('127.0.0.1', int(os.environ['HTTP_PROXY'][-5:])))"
+        read = f"c.sendall(b'CONNECT {place} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n')\nwhile True: c.recv(1 << 16)"
+        run = box.run(["python3", "-c", f"{fetch}\n{read}"], network=[place], timeout=1.5)
+        assert run.timed_out, run.output
+        assert ends.wait(10)
+    (seen,) = run.connections
+    assert (seen.allowed, seen.received > 1 << 20) == (True, True)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fumehood-prox")] == []
+
+
 def configured(home, text):
     configuration = home / ".config/fumehood/config.toml"
     configuration.parent.mkdir(exist_ok=True)
