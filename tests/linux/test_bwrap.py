@@ -177,3 +177,16 @@ def test_a_layer_that_lacks_a_mark_is_not_taken_for_a_working_one(tmp_path: Path
         assert "whiteout" in layers.missing()
         shutil.copytree(layers.lower, layers.upper, dirs_exist_ok=True)
         assert "whiteout" in layers.missing()
+
+
+@pytest.mark.parametrize(
+    ("path", "is_used"),
+    [
+        ("/usr/bin/bwrap", True), ("/usr/local/bin/bwrap", True), ("/nix/store/x-bubblewrap/bin/bwrap", True),
+        ("/app/.venv/bin/bwrap", False), ("/app/bin/bwrap", os.path.exists("/.flatpak-info")),
+        ("/usr/src/app/node_modules/.bin/bwrap", False), ("/usr/local/src/project/bwrap", False),
+        ("/home/linuxbrew/project/bwrap", False), ("/usr/bin/project/bwrap", False),
+    ],
+)  # fmt: skip
+def test_a_program_in_a_project_is_not_used_wherever_the_project_lies(path, is_used):
+    assert bwrap.is_out_of_reach(path) == is_used

@@ -21,10 +21,10 @@ OVERLAY_SINCE, DISABLE_USERNS_SINCE = (0, 11), (0, 8)
 
 # Where a sandboxed command can't have put a program. A project's own `.venv/bin` or
 # `node_modules/.bin` is on many a PATH, and a `bwrap` planted there would run unsandboxed.
-_OUT_OF_REACH = (
-    *("/usr/", "/bin/", "/sbin/", "/app/", "/nix/store/", "/gnu/store/", "/run/wrappers/"),
-    "/home/linuxbrew/",
-)
+# Whole directories, not what lies below them: many an image has its project in /usr/src or /app.
+_OUT_OF_REACH = frozenset({"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/sbin"})
+_STORES = ("/nix/store/", "/gnu/store/", "/run/wrappers/", "/home/linuxbrew/.linuxbrew/")
+_FLATPAK, _IN_FLATPAK = "/.flatpak-info", "/app/bin"  # where /app can only be read
 _TRIAL_SECONDS = 20.0
 
 # Leaves one of each mark that a layer is read by: new content, a whiteout, an opaque directory.
@@ -50,12 +50,20 @@ def candidates() -> list[tuple[str, str]]:
 
 def programs(name: str) -> list[str]:
     """List the programs of this name on PATH (and in /usr/bin) that no command can have planted."""
-    return [path for path in _on_path(name) if path.startswith(_OUT_OF_REACH)]
+    return [path for path in _on_path(name) if is_out_of_reach(path)]
 
 
 def passed_over(name: str) -> list[str]:
     """List the programs of this name on PATH that are not used, because a command might write there."""
-    return [path for path in _on_path(name) if not path.startswith(_OUT_OF_REACH)]
+    return [path for path in _on_path(name) if not is_out_of_reach(path)]
+
+
+def is_out_of_reach(path: str) -> bool:
+    """Tell whether a program lies where no command of any project can have put it."""
+    folder = os.path.dirname(path)
+    if folder in _OUT_OF_REACH or path.startswith(_STORES):
+        return True
+    return folder == _IN_FLATPAK and os.path.exists(_FLATPAK)
 
 
 def _on_path(name: str) -> list[str]:
