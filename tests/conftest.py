@@ -55,9 +55,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.name not in LONG_ONES)
     part = os.environ.get("FUMEHOOD_TESTS_PART", "")
     if part:
-        others = [item for item in items if (item.get_closest_marker("alone") is None) == (part == "alone")]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        chosen = [item for item in items if (item.get_closest_marker("alone") is not None) == (part == "alone")]
+        begin, step = {"first half": (0, 2), "second half": (1, 2)}.get(part, (0, 1))
+        others = set(items) - set(chosen[begin::step])
+        config.hook.pytest_deselected(items=[item for item in items if item in others])
+        items[:] = chosen[begin::step]
 
 
 def need(ability: bool, reason: str) -> None:

@@ -29,6 +29,7 @@ MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 NO_TESTS_SELECTED = 5
 # Known to tests/conftest.py: some tests want the machine for themselves.
 TOGETHER, ALONE = "together", "alone"
+HALVES = ("first half", "second half")  # of those together
 WORKERS = max(2, len(os.sched_getaffinity(0)))
 GRACE_S = 15
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -104,17 +105,20 @@ def as_one_user(name: str, arguments: Sequence[str]) -> list[Pass]:
 
 def as_two_users(arguments: Sequence[str]) -> list[Pass]:
     """Run the tests as root and beside them, as an ordinary user, those marked `namespaces`."""
-    mounts_of_our_own()
     again = [*arguments, "-m", "namespaces"]
     here = Place("root", [sys.executable], CHECKOUT, None)
     with ExitStack() as stack:
         account, copy = stack.enter_context(second_user())
         there = Place(f"an ordinary user (uid {account.uid})", ["sh", "tools/python"], copy, account)
-        # What it says is kept until the first has ended.
-        beside = stack.enter_context(Running(there, TOGETHER, again, stack.enter_context(tempfile.TemporaryFile())))
+        beside = []
+        for half in HALVES:
+            # What they say is kept until the first has ended.
+            kept = stack.enter_context(tempfile.TemporaryFile())
+            mounts_of_our_own()
+            beside.append(stack.enter_context(Running(there, half, again, kept)))
         with Running(here, TOGETHER, arguments) as running:
             passes = [running.ended()]
-        passes.append(beside.ended())
+        passes += [half.ended() for half in beside]
         for place, selection in ((here, arguments), (there, again)):
             with Running(place, ALONE, selection) as running:
                 passes.append(running.ended())
@@ -126,9 +130,9 @@ def as_two_users(arguments: Sequence[str]) -> list[Pass]:
 
 
 def mounts_of_our_own() -> None:
-    """Leave the host's mounts: whoever mounts something is in the way of others' commands for a moment.
+    """Leave the mounts we have for a copy: who mounts something is in the way of others' commands for a moment.
 
-    Root's tests leave ours in turn, so that neither user's are seen by the other's.
+    What is started next has these to itself. Root's tests can do so themselves.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None):
@@ -173,9 +177,9 @@ class Running:
 
     def __init__(self, place: Place, part: str, arguments: Sequence[str], kept: IO[bytes] | None = None) -> None:
         # An ordinary user's workers would all have the same mounts.
-        workers = 0 if part == ALONE else (1 if place.account else WORKERS)
-        self._place, self._kept = place, kept
-        self._name = f"{place.name}, each alone" if part == ALONE else place.name
+        workers = WORKERS if part == TOGETHER else 1 if part in HALVES else 0
+        self._kept = kept
+        self._name = place.name if part == TOGETHER else f"{place.name}, {part}"
         command = [*place.python, "-P", "-m", "pytest", "-p", "no:cacheprovider", "--dist=worksteal", f"-n{workers}"]
         if sys.stdout.isatty():
             command.append("--color=yes")
