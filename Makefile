@@ -4,7 +4,7 @@ PYTHON := sh tools/python
 
 .PHONY: test lint bench fuzz escape programs stories guard lock clean clients conformance suites
 
-# make test ARGS='-k undo'
+# On all cores, as root and as an ordinary user at once; make test ARGS='-k undo', or ARGS='-n0 --pdb' to look closer
 test:
 	@$(PYTHON) tools/run_tests.py $(ARGS)
 
