@@ -6,6 +6,9 @@ import os
 import shutil
 import stat
 import tempfile
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -26,6 +29,21 @@ acts = st.lists(
               st.sampled_from(MODES)),
     min_size=1, max_size=5,
 )  # fmt: skip
+
+
+# How often everything was done.
+COUNTS: Counter[str] = Counter()
+
+
+def counted(act: Callable[..., None]) -> Callable[..., None]:
+    """Count what is done."""
+
+    @wraps(act)
+    def counting(*arguments: object, **named: object) -> None:
+        COUNTS[act.__name__] += 1
+        act(*arguments, **named)
+
+    return counting
 
 
 def tree_of(top: Path) -> Tree:
@@ -137,11 +155,13 @@ class Machine(RuleBasedStateMachine):
     # --- the agent ---
 
     @rule(acts=acts, mode=st.sampled_from(("apply", "apply", "apply", "hold", "discard")))
+    @counted
     def run(self, acts: list[tuple[str, str, str, int]], mode: str) -> None:
         """A command runs."""
         self._run(acts, mode, {})
 
     @rule(acts=acts, path=st.sampled_from(SHARED), mode=st.sampled_from(("apply", "apply", "hold")))
+    @counted
     def run_while_a_person_edits(self, acts: list[tuple[str, str, str, int]], path: str, mode: str) -> None:
         """A command runs, and a person writes a file meanwhile."""
         self._run(acts, mode, {path: ("file", f"{self.contents.new()}\n", 0o644)})
@@ -163,6 +183,7 @@ class Machine(RuleBasedStateMachine):
         assert self._verdicts(run) == done.verdicts, (self._verdicts(run), done.verdicts)
 
     @rule()
+    @counted
     def look(self) -> None:
         """A command sees the project with what is held."""
         line = "find . -mindepth 1 -printf '%P\\0%y\\0%m\\0%l\\0'"
@@ -187,6 +208,7 @@ class Machine(RuleBasedStateMachine):
         place.chmod(mode)
 
     @rule(path=st.sampled_from(SHARED))
+    @counted
     def edit(self, path: str) -> None:
         """A person writes a file."""
         text = f"{self.contents.new()}\n"
@@ -194,6 +216,7 @@ class Machine(RuleBasedStateMachine):
         self.model.edit(path, ("file", text, 0o644))
 
     @rule(path=st.sampled_from(SHARED))
+    @counted
     def delete(self, path: str) -> None:
         """A person deletes a file."""
         (self.project / path).unlink(missing_ok=True)
@@ -201,6 +224,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.waiting())
     @rule(data=st.data())
+    @counted
     def apply(self, data: st.DataObject) -> None:
         """A person applies what is held."""
         done = data.draw(st.sampled_from(self.model.waiting()))
@@ -208,6 +232,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.waiting())
     @rule(data=st.data())
+    @counted
     def discard(self, data: st.DataObject) -> None:
         """A person throws away what is held."""
         done = data.draw(st.sampled_from(self.model.waiting()))
@@ -215,6 +240,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self._of_people(run) for run in self.model.waiting()))
     @rule(data=st.data(), force=st.booleans())
+    @counted
     def decide_one(self, data: st.DataObject, force: bool) -> None:
         """A person takes one file by force, or throws it away."""
         done = data.draw(st.sampled_from([run for run in self.model.waiting() if self._of_people(run)]))
@@ -241,6 +267,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self._can_be_undone(run) for run in self.model.runs))
     @rule(data=st.data())
+    @counted
     def undo(self, data: st.DataObject) -> None:
         """A person takes a run back, or an undo."""
         done = data.draw(st.sampled_from([run for run in self.model.runs if self._can_be_undone(run)]))

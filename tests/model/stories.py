@@ -3,7 +3,6 @@
 import argparse
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
@@ -12,9 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from machine import Machine
-
-TOLD = ("run", "run_while_a_person_edits", "look", "edit", "delete", "apply", "discard", "decide_one", "undo")
+from machine import COUNTS, Machine
 
 
 def main() -> None:
@@ -25,13 +22,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="show a story that goes wrong as it is, not made shorter")
     parser.add_argument("--way", default="", help="kernel, bwrap, fuse or copy")
     options = parser.parse_args()
-    counts: Counter[str] = Counter()
 
     class Told(Machine):
         capture = options.way
 
-    for name in TOLD:
-        setattr(Told, name, _counted(name, getattr(Machine, name), counts))
     began = time.monotonic()
     run_state_machine_as_test(
         Told,
@@ -42,18 +36,8 @@ def main() -> None:
         ),
     )  # fmt: skip
     print(f"{options.count} stories in {time.monotonic() - began:.0f} s, none wrong:")
-    for name, count in counts.most_common():
+    for name, count in COUNTS.most_common():
         print(f"  {name.replace('_', ' ')}: {count}")
-
-
-def _counted(name, act, counts):
-    def counting(self, *arguments, **named):
-        counts[name] += 1
-        return act(self, *arguments, **named)
-
-    counting.__dict__.update(act.__dict__)
-    counting.__name__ = name
-    return counting
 
 
 if __name__ == "__main__":
