@@ -329,6 +329,7 @@ def test_paths_and_force_on_the_command_line(cli, project):
     assert (refused.returncode, refused.stdout) == (125, "")
     assert "a changed in the project after run" in refused.stderr
     assert "--force" in refused.stderr
+    assert "--force   or   fumehood discard" in cli("review").stdout
     assert cli("apply", "last", "a", "--force").returncode == 0
     assert (project / "a").read_text() == "a\nA\n"
     cli("undo", "last", "a")

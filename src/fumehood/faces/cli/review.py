@@ -12,7 +12,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.commands import Context, add_run, paint
 from fumehood.faces.cli.inspect import write_difference
 from fumehood.faces.cli.prompt import Keys
-from fumehood.faces.cli.show import headline, short
+from fumehood.faces.cli.show import apply_line, headline, short
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.upkeep import upkeep
@@ -95,7 +95,7 @@ def _list(context: Context, runs: Sequence[Run]) -> None:
         _say_run(run)
         for change in _waiting(run):
             _say_change(context, run, change)
-        sys.stdout.write(f"fumehood apply {short(run.run)}   or   fumehood discard {short(run.run)}\n\n")
+        sys.stdout.write(f"{apply_line(run)}   or   fumehood discard {short(run.run)}\n\n")
 
 
 def _go_through(context: Context, run: Run) -> bool:

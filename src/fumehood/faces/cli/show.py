@@ -24,7 +24,7 @@ _SIGNS = {
 _VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
 _NEXT = {
     "applied": "undo: fumehood undo {run}",
-    "held": "look: fumehood diff {run}   then: fumehood apply {run}  or  fumehood discard {run}   or: fumehood review",
+    "held": "look: fumehood diff {run}   then: {apply}  or  fumehood discard {run}   or: fumehood review",
 }
 _FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
 
@@ -49,11 +49,17 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
     for blocked in run.blocked:
         stream.write(f"  {paint('blocked', 'red')} {blocked.what}: {printable(f'{blocked.detail}. {blocked.hint}')}\n")
     if run.found and run.state in _NEXT and run.act == "run":
-        stream.write(f"  {paint(_NEXT[run.state].format(run=short(run.run)), 'dim')}\n")
+        stream.write(f"  {paint(_NEXT[run.state].format(run=short(run.run), apply=apply_line(run)), 'dim')}\n")
         conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
         if conflict is not None:
             stream.write(f"  {paint(_FORCE.format(run=short(run.run), path=printable(conflict.path)), 'dim')}\n")
     stream.flush()
+
+
+def apply_line(run: Run) -> str:
+    """Return the line that applies what waits: where all of it is conflicts, by force."""
+    force = "" if any(change.verdict == c.HELD for change in run.found) else " --force"
+    return f"fumehood apply {short(run.run)}{force}"
 
 
 def tell_agent(run: Run, out: TextIO | None = None) -> None:
@@ -72,7 +78,7 @@ def tell_agent(run: Run, out: TextIO | None = None) -> None:
         said.append(f"and {len(kept_back) - _MOST} more; fumehood show {short(run.run)}")
     said += [f"blocked {each.what}: {printable(f'{each.detail}. {each.hint}')}" for each in run.blocked]
     if kept_back:
-        said.append(f"a person decides: fumehood apply {short(run.run)}  or  fumehood discard {short(run.run)}")
+        said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {short(run.run)}")
     if any(change.verdict == c.APPLIED for change in run.found):
         said.append(f"undo: fumehood undo {short(run.run)}")
     stream.write("".join(f"[fumehood] {line}\n" for line in said))
