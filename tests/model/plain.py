@@ -68,6 +68,16 @@ class Done:
     of: Done | None = None
     undone: bool = False
 
+    @property
+    def first(self) -> Done:
+        """The run at the beginning of its undos."""
+        return self if self.of is None else self.of.first
+
+    @property
+    def turns(self) -> int:
+        """How many undos it is away from that."""
+        return 0 if self.of is None else self.of.turns + 1
+
     def of_verdict(self, *verdicts: str) -> list[str]:
         """The paths that became something."""
         return [path for path, verdict in self.verdicts.items() if verdict in verdicts]
@@ -234,6 +244,9 @@ class Model:
     def undo(self, run: Done, name: str) -> Done | None:
         """A person takes a run back; None where that is refused."""
         paths = run.of_verdict(APPLIED)
+        last = [each for each in self.runs if each.first is run.first and not each.left.keys().isdisjoint(paths)][-1]
+        if last.turns % 2 != run.turns % 2:
+            return None  # it was taken back already
         if not all(self._is_as_left(run, path, paths) for path in paths):
             return None
         back = Done(name, {path: run.left[path] for path in paths}, {path: run.base[path] for path in paths},

@@ -256,10 +256,21 @@ def test_what_was_undone_redone_and_undone_is_looked_at_before_it_is_undone_agai
     again = sandbox.undo(sandbox.undo(run))
     sandbox.undo(run)
     (project / "a").unlink()
-    with pytest.raises(UndoRefused, match=f"changed since run {again.id}: a"):
+    with pytest.raises(UndoRefused, match=f"run {again.id} was taken back by run"):
         sandbox.undo(again)
     sandbox.run("true")
     assert {each.state for each in sandbox.history()} <= {"applied", "undone", "failed", "empty"}
+    assert not (project / "a").exists()
+
+
+def test_an_undo_that_was_taken_back_brings_nothing_back(sandbox, project):
+    run = sandbox.run("echo a > a")
+    first = sandbox.undo(run)
+    second = sandbox.undo(sandbox.undo(first))
+    last = sandbox.undo(first)
+    sandbox.run("rm a")
+    with pytest.raises(UndoRefused, match=f"run {second.id} was taken back by run {last.id}"):
+        sandbox.undo(second)
     assert not (project / "a").exists()
 
 

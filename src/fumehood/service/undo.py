@@ -55,6 +55,8 @@ def undo(
             # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
             # redone: versions may be where they would be if this had been done already.
             again = len(store.history.users_of(back.layer)) > _ONCE
+            if again:
+                _refuse_what_was_taken_back(store, run, back)
             _check(store, run, back, [change for change in back.found if again or not is_plain(change)])
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
@@ -91,6 +93,29 @@ def _planned(run: Run, paths: Sequence[str], here: str) -> Run:
         found=found, capture=run.capture,
         session=run.session,
     )  # fmt: skip
+
+
+def _refuse_what_was_taken_back(store: Store, run: Run, back: Run) -> None:
+    """Refuse where a later undo of the same changes has taken this one back: it has then nothing to bring back."""
+    places = {(change.root, change.path) for change in back.found}
+    for name in reversed(store.history.users_of(back.layer)):
+        later = store.history.find(name)
+        if later.state != "failed" and any((change.root, change.path) in places for change in later.found):
+            break
+    else:
+        return
+    if _turns(store, later) % 2 != _turns(store, run) % 2:
+        raise UndoRefused(
+            f"run {run.run} was taken back by run {later.run}", hint=f"to have it back: fumehood undo {later.run}"
+        )
+
+
+def _turns(store: Store, run: Run) -> int:
+    """Count the undos between a run and the first one, whose changes they all move."""
+    count = 0
+    while run.of is not None:
+        run, count = store.history.find(run.of), count + 1
+    return count
 
 
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
