@@ -178,8 +178,7 @@ class Machine(RuleBasedStateMachine):
 
         run = self.sandbox.run(line, apply=mode, on_output=edit if edits else None)
         assert run.exit_code == 0, run.output
-        touched = set() if self.capture == "copy" else command.touched
-        done = self.model.ran(run.id, command.tree, mode, edits, touched)
+        done = self.model.ran(run.id, command.tree, mode, edits, command.touched)
         assert self._verdicts(run) == done.verdicts, (self._verdicts(run), done.verdicts)
 
     @rule()
