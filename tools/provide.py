@@ -13,6 +13,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 LOCK = CHECKOUT / "requirements/clients.txt"
 FRAMEWORKS = CHECKOUT / "requirements/adapters.txt"
+NEWER_DEEPAGENTS = CHECKOUT / "requirements/deepagents.txt"
 HARBOR = CHECKOUT / "requirements/harbor.txt"
 PACKAGES = CHECKOUT / "tools/clients/package.json"
 
@@ -38,6 +39,11 @@ def frameworks() -> Path:
 def has_frameworks() -> bool:
     """Tell whether that environment is there."""
     return _place("frameworks", FRAMEWORKS).is_dir()
+
+
+def newer_deepagents() -> Path:
+    """Return the Python of the environment that has the newer deepagents, installed if needed."""
+    return _installed(_place("deepagents", NEWER_DEEPAGENTS), NEWER_DEEPAGENTS) / "bin/python"
 
 
 def harbor() -> Path:

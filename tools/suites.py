@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ class Suite:
     package: str
     passed: int
     differ: int = 0
+    python: Callable[[], Path] = provide.frameworks
+    file: str = ""  # where it is not called after the suite
 
     @property
     def wanted(self) -> tuple[int, int, int]:
@@ -37,9 +40,12 @@ class Suite:
 
 SUITES = {
     "deepagents": Suite("LangChain's `SandboxIntegrationTests`, deepagents", "deepagents", 86),
+    "deepagents-0.7": Suite(
+        "the same, deepagents", "deepagents", 79, differ=7, python=provide.newer_deepagents, file="deepagents"
+    ),
     "inspect": Suite("Inspect's `self_check`", "inspect_ai", 43, differ=1),
     "examples": Suite("the examples, each with its real framework and a scripted model", "", 5),
-    "harbor": Suite("Harbor oracle run, and one with no agent", "harbor", 2),
+    "harbor": Suite("Harbor oracle run, and one with no agent", "harbor", 2, python=provide.harbor),
 }
 
 
@@ -50,7 +56,7 @@ def main() -> int:
     if unknown:
         raise SystemExit(f"no suite is called {unknown[0]}; there are {', '.join(SUITES)}")
     with tempfile.TemporaryDirectory(prefix="fumehood-suites-", dir=SCRATCH) as folder:
-        pythons = {name: provide.harbor() if name == "harbor" else provide.frameworks() for name in names}
+        pythons = {name: SUITES[name].python() for name in names}
         install(pythons[names[0]], Path(folder, "packages"))
         # Much of a suite is waiting.
         with ThreadPoolExecutor(max_workers=2) as pool:
@@ -100,7 +106,8 @@ def run(python: Path, name: str, folder: Path) -> tuple[int, int, int]:
     line = [python, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     line += ["--noconftest", "-c", "/dev/null", "-W", "ignore"]
     line += ["-o", "asyncio_mode=auto", "-o", "python_files=*_suite.py"]
-    line += [f"--rootdir={folder}", f"--junitxml={report}", CHECKOUT / f"tests/suites/{name}_suite.py"]
+    line += [f"--rootdir={folder}", f"--junitxml={report}"]
+    line += [CHECKOUT / "tests/suites" / f"{SUITES[name].file or name}_suite.py"]
     done = subprocess.run(line, cwd=home, env=environment, capture_output=True, text=True, check=False)
     print(f"{name}\n{done.stdout}{done.stderr}", flush=True)
     cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314

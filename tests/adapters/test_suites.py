@@ -29,7 +29,7 @@ def run_suites(*names: str) -> None:
 @pytest.mark.timeout(1200)  # the first time, a hundred packages are installed
 def test_the_suites_of_the_frameworks_pass_and_the_examples_run() -> None:
     need(MUST_RUN or provided("has_frameworks"), "the frameworks are not installed; `make suites` installs them")
-    run_suites("inspect", "deepagents", "examples")
+    run_suites("inspect", "deepagents", "deepagents-0.7", "examples")
 
 
 @pytest.mark.timeout(1200)

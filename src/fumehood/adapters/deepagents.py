@@ -14,6 +14,7 @@ from deepagents.backends.sandbox import BaseSandbox
 
 from fumehood import FumehoodError, Sandbox
 from fumehood.adapters.files import read, write
+from fumehood.adapters.opening import opened
 from fumehood.adapters.output import for_agent, is_cut, printed, refusal
 from fumehood.core.report import joined
 
@@ -36,10 +37,7 @@ class FumehoodSandbox(BaseSandbox):
         self, project: str | os.PathLike[str] | Sandbox, *, session: str | None = None,
         network: bool | Sequence[str] = False, timeout: float | None = None,
     ) -> None:  # fmt: skip
-        self._owned = None if isinstance(project, Sandbox) else Sandbox(project)
-        whole = project if isinstance(project, Sandbox) else self._owned
-        assert whole is not None
-        self.sandbox = whole.session(session, own_tmp=True)
+        self.sandbox, self._close = opened(project, session)
         self._network = network
         self._timeout = timeout
 
@@ -92,8 +90,7 @@ class FumehoodSandbox(BaseSandbox):
 
     def close(self) -> None:
         """Close the records, if the sandbox was made here."""
-        if self._owned is not None:
-            self._owned.close()
+        self._close()
 
 
 def _told(error: OSError) -> str:

@@ -14,6 +14,7 @@ from minisweagent.utils.serialize import recursive_merge
 from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
+from fumehood.adapters.opening import opened
 from fumehood.adapters.output import for_agent, refusal
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -39,8 +40,8 @@ class FumehoodEnvironment:
         sandbox: Sandbox | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         self.config = config_class(**kwargs)
-        self._whole = Sandbox(self.config.cwd or os.getcwd()) if sandbox is None else sandbox
-        self.sandbox = self._whole.session(self.config.session, own_tmp=True)
+        project = self.config.cwd or os.getcwd() if sandbox is None else sandbox
+        self.sandbox, self._close = opened(project, self.config.session)
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
         """Run a command of the agent's; each starts where it is told, else in the project."""
@@ -72,8 +73,8 @@ class FumehoodEnvironment:
         return {"info": {"config": told | {"fumehood_session": self.sandbox.session_name}}}
 
     def close(self) -> None:
-        """Close the records."""
-        self._whole.close()
+        """Close the records, if the sandbox was made here."""
+        self._close()
 
 
 def _check_finished(output: dict[str, Any]) -> None:

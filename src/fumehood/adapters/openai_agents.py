@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from agents import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from fumehood import FumehoodError, Sandbox
+from fumehood.adapters.opening import opened
 from fumehood.adapters.output import notes, printed, refusal
 from fumehood.core.report import joined
 
@@ -30,10 +31,7 @@ class ShellExecutor:
         self, project: str | os.PathLike[str] | Sandbox, *, session: str | None = None,
         network: bool | Sequence[str] = False,
     ) -> None:  # fmt: skip
-        self._owned = None if isinstance(project, Sandbox) else Sandbox(project)
-        whole = project if isinstance(project, Sandbox) else self._owned
-        assert whole is not None
-        self.sandbox = whole.session(session, own_tmp=True)
+        self.sandbox, self._close = opened(project, session)
         self._network = network
 
     async def __call__(self, request: ShellCommandRequest) -> ShellResult:
@@ -63,5 +61,4 @@ class ShellExecutor:
 
     def close(self) -> None:
         """Close the records, if the sandbox was made here."""
-        if self._owned is not None:
-            self._owned.close()
+        self._close()
