@@ -1,8 +1,8 @@
 """Standard input and output as the two streams that the SDK serves.
 
-Its own ones hand each line to other threads, three times for one call: a third of what a call took. Here the event loop
-itself waits for the descriptors. They stay blocking, because others may share them: nothing is read or written
-before the kernel says that it can be.
+Its own ones hand each line to other threads, three times for one call: a third of what the server spent on it. Here
+the event loop itself waits for the descriptors. They stay blocking, because others may share them: nothing is read or
+written before the kernel says that it can be.
 """
 
 from __future__ import annotations
