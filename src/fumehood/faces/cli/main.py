@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -11,8 +12,10 @@ from fumehood.faces.cli.standing import tell_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+_QUICK = ("run", "shell", "hook", "mcp")
 
 
 def command() -> NoReturn:
@@ -55,26 +58,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(given: list[str]) -> int:
-    if given[:1] == ["run"]:
-        # Alone among the commands it runs before everything an agent does: it loads as little as it can.
+    name = given[0] if given else ""
+    loaded = _loaded(name)
+    # Not before everything is imported: what is there now stays to the end, and is not looked through each time.
+    gc.freeze()
+    gc.enable()
+    return loaded(given[1:] if name in _QUICK else given)
+
+
+def _loaded(name: str) -> Callable[[list[str]], int]:
+    """Import a command. Some run before everything an agent does: they load as little as they can."""
+    if name == "run":
         from fumehood.faces.cli import run
 
-        return run.main(given[1:])
-    if given[:1] == ["shell"]:
+        return run.main
+    if name == "shell":
         from fumehood.faces.cli import shell
 
-        return shell.main(given[1:])
-    if given[:1] == ["hook"]:
+        return shell.main
+    if name == "hook":
         from fumehood.faces.cli import hook
 
-        return hook.main(given[1:])
-    if given[:1] == ["mcp"]:
+        return hook.main
+    if name == "mcp":
         from fumehood.faces.cli import serving
 
-        return serving.main(given[1:])
+        return serving.main
     from fumehood.faces.cli import commands
 
-    return commands.main(given)
+    return commands.main
 
 
 def _print_whatever_the_locale() -> None:
