@@ -151,7 +151,8 @@ def _forget_others(place: str, room: str) -> None:
             if os.lstat(other).st_uid != os.geteuid():
                 continue
             with open(f"{other}/state", "rb") as file:
-                is_used = os.path.isdir(file.read())
+                state = file.read()
+                is_used = not state or os.path.isdir(state)  # or about to be written
         except OSError:
             continue  # one that is being made, or that another process has removed
         if not is_used:

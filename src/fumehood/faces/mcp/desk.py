@@ -106,9 +106,11 @@ Consent = Annotated[ElicitationResult[Any], Resolve(consent)]
 def apply_question(sandbox: "Sandbox", name: str) -> Question:
     """Put into words what applying a run's held changes means."""
     run = sandbox.find(name)
-    waiting = [change for change in run.changes if change.verdict in ("held", "conflict")]
+    waiting = [change for change in run.changes if change.verdict == "held"]
     details = [f"{change.change} {change.path}: {change.reason}" for change in waiting[:_NAMED]]
     details += [f"and {len(waiting) - _NAMED} more"] if len(waiting) > _NAMED else []
+    stay = sum(change.verdict == "conflict" for change in run.changes)
+    details += [f"{stay} in conflict with your own edits stay as they are"] if stay else []
     return Question(
         what="apply", text=f"Apply what run {run.run} had to hold?", command=run.command, directory=run.project,
         project=run.project, target=run.run, details=(f"Command: {run.command}", *details), one_time_only=True,
