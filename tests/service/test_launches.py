@@ -117,3 +117,21 @@ def test_other_ways_of_launching_take_turns(home, project):
             assert (run.capture, run.state) == (policy.capture, "applied")
             assert f"f{number}" in run.stdout
             assert (project / f"f{number}").read_text() == f"{number}\n"
+
+
+def test_what_was_made_ready_for_another_and_then_removed_takes_nothing_away(sandbox, project, test_directory):
+    sandbox.run("true")
+    time.sleep(0.2)  # for the next one to get ready
+    removed = next(iter(sandbox._hood._backdrops._known.values()))[2].mounts.directory
+    go = test_directory / "go"
+    go.touch()
+
+    def on_output(_stream, text):
+        if text == "ready\n":
+            shutil.rmtree(removed)
+            go.write_text("go")
+
+    with Sandbox(project, policy=Policy(mask=("~/other",))) as other:
+        run = other.run(f"echo ready; until [ -s {go} ]; do sleep 0.02; done; ls -d /usr/bin", on_output=on_output)
+    assert run.stdout == "ready\n/usr/bin\n", run.stderr
+    assert sandbox.run("ls -d /usr/bin").stdout == "/usr/bin\n"

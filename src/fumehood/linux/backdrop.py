@@ -26,7 +26,7 @@ SHOWN = f"{STAND}/root"
 FORMAT = "3"  # to be changed with how the host is shown: what was prepared before is then made again
 _ROOMS = ("/dev/shm", "/tmp")  # noqa: S108 - each name in them is checked to be ours
 _NAMES = 16
-_KEPT = 64
+_KEPT, _UNUSED_S = 64, 7 * 24 * 3600
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 _SPECIAL = frozenset(",:\\")
 
@@ -53,6 +53,14 @@ class Prepared(Value):
             return all(os.stat(path).st_mtime_ns == time for path, time in self.times)
         except OSError:
             return False
+
+
+def use(made: Prepared) -> None:
+    """Leave a mark on a backdrop that it is still wanted."""
+    try:
+        os.utime(made.mounts.directory)
+    except OSError:
+        return  # gone just now: it is made again when the launch finds out
 
 
 def lies_apart(state: str) -> bool:
@@ -212,14 +220,16 @@ def _alone(room: str) -> int:
 
 
 def _make_room(room: str) -> None:
-    """Forget the backdrops that were made longest ago, where there are many."""
+    """Forget what nobody has used for long, where there is much: a command that runs would lose what it sees."""
     made = [f"{room}/{name}" for name in os.listdir(room) if name not in ("state", "lock")]
     if len(made) < _KEPT:
         return
     import shutil
 
-    made.sort(key=lambda path: os.lstat(path).st_mtime_ns)
-    for path in made[: _KEPT // 2]:
+    before = time.time() - _UNUSED_S
+    for path in made:
+        if os.lstat(path).st_mtime > before:
+            continue
         if os.path.isdir(path):
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -303,6 +313,15 @@ def mount(mounts: Mounts) -> None:
             libc.mount(os.fsencode(path), os.fsencode(SHOWN + path), None, libc.MS_BIND, None)
         except FileNotFoundError:
             continue
+
+
+def unmount() -> None:
+    """Take away what was mounted, or begun to be, in this namespace of ours."""
+    try:
+        libc.umount(STAND.encode(), libc.MNT_DETACH)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # nothing of ours is there
+            raise
 
 
 def _mount_view(path: str, cover: int) -> None:

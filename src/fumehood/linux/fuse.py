@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _PREFIX, _OPAQUE_FILE = ".wh.", ".wh..wh..opq"
 _OPAQUE_MARKS = ("user.fuseoverlayfs.opaque", "trusted.overlay.opaque")
 _START_S, _END_S, _BUSY_S = 10.0, 0.5, 1.0
-_DETACH = 2  # MNT_DETACH
 _SPECIAL = stat.S_ISUID | stat.S_ISGID
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 
@@ -162,7 +161,7 @@ def _detach(merged: str, *, lazily: bool) -> bool:
     """Unmount as root, or through fusermount as whoever mounted it; tell whether that worked."""
     if may_mount():
         try:
-            libc.umount(os.fsencode(merged), _DETACH if lazily else 0)
+            libc.umount(os.fsencode(merged), libc.MNT_DETACH if lazily else 0)
         except OSError:
             return False
         return True

@@ -89,7 +89,8 @@ def made_ready(plan: Plan) -> Ready | None:
         try:
             backdrop.mount(plan.backdrop)
         except OSError:
-            # The host is not as it was then; the next plan knows better, and is mounted over what there is.
+            # The host is not as it was then; the next plan knows better.
+            backdrop.unmount()
             return Ready(entered=plan.entered)
     return Ready(entered=plan.entered, backdrop=plan.backdrop)
 
@@ -142,6 +143,9 @@ def _acts(plan: Plan, channel: int, ready: Ready | None) -> Iterator[tuple[str, 
         )  # fmt: skip
     if plan.backdrop is not None and (ready is None or ready.backdrop != plan.backdrop):
         behind = plan.backdrop
+        if ready is not None and ready.backdrop is not None:
+            # Not over it: whoever removes a directory takes what is mounted on it away, from everybody.
+            yield "unmounting another backdrop", backdrop.unmount
         # Before the roots: a view shows what is below them, not them. Before the listeners: this may be tried again.
         yield BACKDROP, lambda: backdrop.mount(behind)
     if plan.listen:

@@ -7,7 +7,7 @@ import time
 
 from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, is_below, masks
 from fumehood.core.value import Value
-from fumehood.linux.backdrop import FORMAT, SHOWN, Mounts, Prepared, lies_apart, prepared, recalled, remember
+from fumehood.linux.backdrop import FORMAT, SHOWN, Mounts, Prepared, lies_apart, prepared, recalled, remember, use
 from fumehood.linux.overlay import mount_table
 from fumehood.linux.survey import Needs, is_current, survey
 
@@ -132,6 +132,7 @@ class Backdrops:
             described, watched = survey(hidden, needs)
             known = watched, prepared(described, state)
             remember(key, *known, state)
+        use(known[1])
         return known
 
     def tree(self, homes: Sequence[str], roots: Sequence[str], *, as_root: bool) -> Behind:
