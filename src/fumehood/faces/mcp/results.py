@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp.types import CallToolResult, TextContent
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from fumehood.core.changes import APPLIED, DELETED
 from fumehood.core.report import MODEL_OUTPUT, cut_in_the_middle, printable
@@ -19,6 +19,7 @@ _SAME = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network",
     "session",
 )  # fmt: skip
+_TOLD_IF_ANY = ("reason", "timed_out", "output_truncated", "changes_left_out", "blocked", "session")
 
 
 class Change(BaseModel):
@@ -50,17 +51,19 @@ class Report(BaseModel):
     cwd: str
     state: str = Field(description="applied, held (waits for the user), discarded, empty, undone, failed or refused")
     reason: str = ""
-    exit_code: int | None = None
+    exit_code: Annotated[int | None, WithJsonSchema({"type": ["integer", "null"]})] = None
     timed_out: bool = False
     sandboxed: bool = True
     network: str = "none"
     duration_s: float = 0.0
     output: str = Field(description="Standard output, then standard error, the middle left out if long.")
-    output_truncated: bool = Field(description="Whether some of it is left out: read_output has all that is kept.")
+    output_truncated: bool = Field(
+        False, description="Whether some of it is left out: read_output has all that is kept."
+    )
     changes: list[Change] = []
     changes_left_out: int = Field(0, description="Additions and modifications not listed.")
     blocked: list[Blocked] = []
-    session: str | None = None
+    session: str = ""
 
 
 class Text(BaseModel):
@@ -101,14 +104,15 @@ class Job(BaseModel):
 
 
 def report_of(run: Run) -> dict[str, Any]:
-    """Put a run into the shape of a Report."""
+    """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
     listed, left_out = _listed(run.changes)
     output = cut_in_the_middle(run.output, MODEL_OUTPUT)
-    return {
+    told = {
         **{name: getattr(run, name) for name in _SAME}, "duration_s": round(run.duration_s, 6),
         "output": output, "output_truncated": run.output_truncated or output != run.output, "changes": listed,
         "changes_left_out": left_out, "blocked": [each.fields() for each in run.blocked],
     }  # fmt: skip
+    return {name: value for name, value in told.items() if value or name not in _TOLD_IF_ANY}
 
 
 def _listed(changes: tuple[ReportedChange, ...]) -> tuple[list[dict[str, Any]], int]:
