@@ -130,18 +130,16 @@ def test_a_host_that_ends_first_does_not_let_another_be_asked_for(tunnel):
 
 
 def test_a_slow_reader_holds_the_sender_back(tunnel):
-    taken = []
+    taken, enough, poured = [], threading.Event(), threading.Event()
 
     def pour(connection):
         connection.setblocking(False)
-        quiet = 0
-        while quiet < 40:  # until nothing more is taken for a while
+        while not enough.is_set():
             try:
                 taken.append(connection.send(PAYLOAD[: 1 << 18]))
-                quiet = 0
             except BlockingIOError:
-                quiet += 1
                 time.sleep(0.01)
+        poured.set()
 
     with serving(Tcp(pour)) as there:
         client = tunnel(there)
@@ -151,6 +149,8 @@ def test_a_slow_reader_holds_the_sender_back(tunnel):
         while sum(taken) != before and time.monotonic() < deadline:
             before = sum(taken)
             time.sleep(0.3)
+        enough.set()
+        assert poured.wait(20)
         assert 0 < sum(taken) < 64 << 20
         assert _resident() - resident < 16 << 20
         assert drain(client)[0] == sum(taken)
