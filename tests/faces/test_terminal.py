@@ -135,8 +135,10 @@ def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(screen):
     one = screen("shell", env={"SHELL": "/bin/bash"})
     prompt = "project# " if os.geteuid() == 0 else "$ "
     one.wait_for(prompt)
-    one.type("sh -c 'echo run''ning; sleep 100'; echo after=$?\n")
-    one.wait_for("running")
+    # Not a shell: one that is about to become another program loses the signal.
+    code = "import signal, time; signal.signal(2, signal.SIG_DFL); print(1000 + 1, flush=True); time.sleep(100)"
+    one.type(f"python3 -c '{code}'; echo after=$?\n")
+    one.wait_for("1001")
     one.shown = b""
     one.type("\x03")
     one.wait_for(prompt)  # what is typed before that may be thrown away
