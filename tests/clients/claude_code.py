@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from clients.conftest import FUMEHOOD, Done, log, started
+from clients.conftest import FUMEHOOD, Done, ended, log, provided, started
 from clients.endpoint import Anthropic, Step
-from conftest import need
 
 pytestmark = pytest.mark.namespaces
 
@@ -21,9 +20,7 @@ Agent = Callable[[Sequence[Step]], list[str]]
 
 @pytest.fixture
 def claude() -> str:
-    found = os.environ.get("FUMEHOOD_TESTS_CLAUDE", "")
-    need(bool(found), "the real Claude Code is got by `make clients`")
-    return found
+    return provided("FUMEHOOD_TESTS_CLAUDE", "Claude Code")
 
 
 @pytest.fixture
@@ -32,9 +29,7 @@ def agent(claude: str, environment: dict[str, str], project: Path) -> Agent:
 
     def run(script: Sequence[Step]) -> list[str]:
         with Anthropic(script) as model:
-            process = start(claude, model, environment, project)
-            out, err = process.communicate(timeout=100)
-            assert process.returncode == 0, out + err
+            ended(start(claude, model, environment, project))
             return model.results()
 
     return run
@@ -136,8 +131,7 @@ def test_two_agents_on_one_project(claude: str, environment: dict[str, str], fum
     with Anthropic(scripts[0]) as first, Anthropic(scripts[1]) as second:
         processes = [start(claude, model, environment, project) for model in (first, second)]
         for process in processes:
-            out, err = process.communicate(timeout=100)
-            assert process.returncode == 0, out + err
+            ended(process)
     runs = log(fumehood)
     sessions = sorted({run["session"] for run in runs})
     assert [sum(run["session"] == session for run in runs) for session in sessions] == [5, 5]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from clients.conftest import Done, log, started
+from clients.conftest import Done, ended, log, provided, started
 from clients.endpoint import OpenAI, Step
-from conftest import need
 
 pytestmark = pytest.mark.namespaces
 
@@ -30,9 +29,7 @@ wire_api = "responses"
 
 @pytest.fixture
 def codex() -> str:
-    found = os.environ.get("FUMEHOOD_TESTS_CODEX", "")
-    need(bool(found), "the real Codex is got by `make clients`")
-    return found
+    return provided("FUMEHOOD_TESTS_CODEX", "Codex")
 
 
 @pytest.fixture
@@ -41,9 +38,7 @@ def agent(codex: str, environment: dict[str, str], home: Path, project: Path) ->
 
     def run(script: Sequence[Step], *, trusted: bool = True) -> list[str]:
         with OpenAI(script) as model:
-            process = start(codex, model, environment, home, project, trusted=trusted)
-            out, err = process.communicate(timeout=100)
-            assert process.returncode == 0, out + err
+            ended(start(codex, model, environment, home, project, trusted=trusted))
             return model.results()
 
     return run
@@ -139,8 +134,7 @@ def test_two_agents_on_one_project(
             start(codex, second, environment | {"CODEX_HOME": str(other / ".codex")}, other, project),
         ]
         for process in processes:
-            out, err = process.communicate(timeout=100)
-            assert process.returncode == 0, out + err
+            ended(process)
     runs = log(fumehood)
     assert all(run["state"] == "applied" for run in runs)
     assert len({run["session"] for run in runs}) == 2

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from conftest import need
+
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 FUMEHOOD = CHECKOUT / "fumehood"
 # The environment of the checkout, which a fresh home would make anew.
@@ -39,6 +41,19 @@ def fumehood(environment: dict[str, str], project: Path) -> Callable[..., Done]:
 def log(fumehood: Callable[..., Done]) -> list[dict[str, Any]]:
     """What ran, the earliest first."""
     return json.loads(fumehood("log", "--json").stdout)[::-1]
+
+
+def provided(variable: str, name: str) -> str:
+    """Where a real client lies, or skip."""
+    found = os.environ.get(variable, "")
+    need(bool(found), f"the real {name} is got by `make clients`")
+    return found
+
+
+def ended(process: "subprocess.Popen[str]") -> None:
+    """Wait for a client's good end."""
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, out + err
 
 
 def started(line: Sequence[str | Path], cwd: Path, environment: dict[str, str]) -> "subprocess.Popen[str]":

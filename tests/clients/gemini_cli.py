@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from clients.conftest import FUMEHOOD, Done, log, started
+from clients.conftest import FUMEHOOD, Done, ended, log, provided, started
 from clients.endpoint import Gemini, Step
-from conftest import need
 
 pytestmark = pytest.mark.namespaces
 
@@ -25,9 +24,7 @@ SETTINGS = {
 
 @pytest.fixture
 def gemini() -> str:
-    found = os.environ.get("FUMEHOOD_TESTS_GEMINI", "")
-    need(bool(found), "the real Gemini CLI is got by `make clients`")
-    return found
+    return provided("FUMEHOOD_TESTS_GEMINI", "Gemini CLI")
 
 
 @pytest.fixture
@@ -36,9 +33,7 @@ def agent(gemini: str, environment: dict[str, str], project: Path) -> Agent:
 
     def run(script: Sequence[Step]) -> list[str]:
         with Gemini(script) as model:
-            process = start(gemini, model, environment, project)
-            out, err = process.communicate(timeout=100)
-            assert process.returncode == 0, out + err
+            ended(start(gemini, model, environment, project))
             return model.results()
 
     return run
@@ -144,8 +139,7 @@ def test_two_agents_on_one_project(
     with Gemini(scripts[0]) as first, Gemini(scripts[1]) as second:
         processes = [start(gemini, model, environment, project) for model in (first, second)]
         for process in processes:
-            out, err = process.communicate(timeout=100)
-            assert process.returncode == 0, out + err
+            ended(process)
     runs = log(fumehood)
     assert all(run["state"] == "applied" for run in runs)
     assert len({run["session"] for run in runs}) == 2

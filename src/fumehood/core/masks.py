@@ -206,6 +206,11 @@ def is_below(path: str, directory: str) -> bool:
     return path.startswith(directory.rstrip("/") + "/")
 
 
+def inside(paths: Iterable[str], directories: Sequence[str]) -> tuple[str, ...]:
+    """Return those paths that lie inside one of some directories."""
+    return tuple(path for path in paths if any(is_below(path, one) for one in directories))
+
+
 def reason(path: str, home: str) -> str:
     """Say why a path is masked, for a person who asks."""
     for prefix, table in ((f"{home}/", HOME), ("", SYSTEM), ("", PROC)):

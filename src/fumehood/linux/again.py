@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.linux.launch import BACKDROP
+from fumehood.linux.launch import BACKDROP, given_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Again:
         if self._tries and ended.status is None and ended.failure.startswith(BACKDROP):
             try:
                 self._plan = self._plan.replace(backdrop=self._renew())
-                self._running = self._start(self._plan, _given(self._kept))
+                self._running = self._start(self._plan, given_of(self._kept))
             except BaseException:
                 self._let_go()
                 raise
@@ -82,7 +82,3 @@ class _Again:
     def interrupt(self) -> None:
         """Send what Ctrl-C would."""
         self._running.interrupt()
-
-
-def _given(kept: list[int]) -> Given:
-    return (kept[0], kept[1], kept[2]) if len(kept) == 3 else (kept[0], kept[1], kept[2], kept[3])

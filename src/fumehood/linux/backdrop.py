@@ -37,7 +37,6 @@ class Mounts(Value):
     directory: str
     views: tuple[tuple[str, int], ...]
     bound: tuple[str, ...]
-    inside: tuple[str, ...] = ()  # what is hidden and lies where something is mounted: not the launcher's matter
     survey: int = 0  # which one it comes from: after another, what was mounted ahead is not used
 
 
@@ -46,6 +45,7 @@ class Prepared(Value):
 
     mounts: Mounts
     times: tuple[tuple[str, int], ...]
+    inside: tuple[str, ...] = ()  # what is hidden and lies where something is mounted: not the launcher's matter
 
     def is_whole(self) -> bool:
         """Tell whether it is still as it was made."""
@@ -91,9 +91,8 @@ def prepared(backdrop: Backdrop, state: str) -> Prepared:
         directory=directory,
         views=tuple((view.path, covered.index(view) + 1 if view.cover else 0) for view in backdrop.views),
         bound=tuple(path for path, _ in backdrop.bound),
-        inside=backdrop.inside,
     )
-    return Prepared(mounts=mounts, times=times)
+    return Prepared(mounts=mounts, times=times, inside=backdrop.inside)
 
 
 def recalled(key: bytes, state: str) -> tuple[dict[str, tuple[int, int]], Prepared] | None:
@@ -107,7 +106,7 @@ def recalled(key: bytes, state: str) -> tuple[dict[str, tuple[int, int]], Prepar
         return None
     if known != key:
         return None
-    return watched, Prepared(mounts=Mounts(directory=directory, views=views, bound=bound, inside=inside), times=times)
+    return watched, Prepared(mounts=Mounts(directory=directory, views=views, bound=bound), times=times, inside=inside)
 
 
 def remember(key: bytes, watched: dict[str, tuple[int, int]], found: Prepared, state: str) -> None:
@@ -116,7 +115,7 @@ def remember(key: bytes, watched: dict[str, tuple[int, int]], found: Prepared, s
 
     mounts = found.mounts
     path = f"{_room(state)}/survey-{zlib.crc32(key):08x}"
-    text = marshal.dumps((key, watched, mounts.directory, mounts.views, mounts.bound, mounts.inside, found.times))
+    text = marshal.dumps((key, watched, mounts.directory, mounts.views, mounts.bound, found.inside, found.times))
     try:
         with open(f"{path}.{os.getpid()}", "wb") as file:
             file.write(text)

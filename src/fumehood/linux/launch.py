@@ -26,6 +26,12 @@ BACKDROP = "mounting the backdrop"
 NONE = b"n"
 
 
+def given_of(descriptors: list[int]) -> Given:
+    """Take descriptors that were kept or sent for what they are."""
+    first, second, third, *channel = descriptors
+    return (first, second, third, channel[0]) if channel else (first, second, third)
+
+
 class Owner(Value):
     """Whom the command runs as, when root works on somebody else's project."""
 

@@ -244,8 +244,7 @@ def _wait_and_become(waiting: socket.socket, status: int, report: int, like: byt
     message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
     if message is None or len(fds) < 3:
         os._exit(125)
-    given = (fds[0], fds[1], fds[2]) if len(fds) == 3 else (fds[0], fds[1], fds[2], fds[3])
-    launch.become(_unpacked(message), given, status, report, ready)
+    launch.become(_unpacked(message), launch.given_of(fds), status, report, ready)
 
 
 class _Service:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.masks import HOMES, UNSEEN, Masks, is_below
+from fumehood.core.masks import HOMES, UNSEEN, Masks, inside, is_below
 from fumehood.core.value import Value
 from fumehood.linux.overlay import mount_table
 
@@ -225,7 +225,7 @@ class _Survey:
             self._views.append(point)
 
     def _is_anew(self, path: str) -> bool:
-        return any(path == one or is_below(path, one) for one in self._anew)
+        return _is_in(path, self._anew)
 
     def _leads_to_kept(self, path: str) -> bool:
         return any(one == path or is_below(one, path) for one in self._kept)
@@ -234,9 +234,7 @@ class _Survey:
         return any(one == path or is_below(one, path) for one in (*self._kept, *_NEEDED))
 
     def _is_hidden(self, path: str) -> bool:
-        if path in self._hidden or any(is_below(path, one) for one in self._hidden):
-            return True
-        return any(path == one or is_below(path, one) for one in UNSEEN)
+        return _is_in(path, self._hidden) or _is_in(path, UNSEEN)
 
     def _resolved(self, hidden: Iterable[str]) -> frozenset[str]:
         """Find what names really mean: a secret behind a symbolic link is hidden where it lies, too."""
@@ -286,7 +284,7 @@ class _Survey:
         return Backdrop(
             folders=tuple(self._folders), links=(*self._links, *_links(_RUN)), texts=(*self._texts, *_texts()),
             views=views, bound=tuple(self._bound),
-            inside=tuple(path for path in sorted(self._hidden) if any(is_below(path, at) for at in self._needs.points)),
+            inside=inside(sorted(self._hidden), self._needs.points),
         )  # fmt: skip
 
     def _covers(self) -> dict[str, _Cover]:
@@ -315,6 +313,10 @@ class _Survey:
             folder = "/".join(parts[:length])
             if folder not in self._folders:
                 self._folders.append(folder)
+
+
+def _is_in(path: str, places: Iterable[str]) -> bool:
+    return any(path == one or is_below(path, one) for one in places)
 
 
 def _is_remote(kind: str) -> bool:

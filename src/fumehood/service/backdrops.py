@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, is_below, masks
+from fumehood.core.masks import PROC, PROC_READ_ONLY, Masks, inside, masks
 from fumehood.core.value import Value
 from fumehood.linux.backdrop import FORMAT, SHOWN, Mounts, Prepared, lies_apart, prepared, recalled, remember, use
 from fumehood.linux.overlay import mount_table
@@ -24,10 +24,6 @@ _AGAIN_S = 1.0
 
 def _holds(watched: dict[str, tuple[int, int]], made: Prepared) -> bool:
     return is_current(watched) and made.is_whole()
-
-
-def _inside(hidden: Sequence[str], roots: Sequence[str]) -> tuple[str, ...]:
-    return tuple(path for path in hidden if any(is_below(path, root) for root in roots))
 
 
 class Behind(Value):
@@ -95,9 +91,8 @@ class Backdrops:
             watched, made = self._surveyed(hidden.replace(hidden=(*hidden.hidden, *linked)), needs)
             survey = hash((tuple(watched.items()), made.times))
             known = self._known[key] = table, watched, made.replace(mounts=made.mounts.replace(survey=survey))
-        return self._kernel(as_root=as_root).replace(
-            mounts=known[2].mounts, base=SHOWN, inside=known[2].mounts.inside
-        )
+        made = known[2]
+        return self._kernel(as_root=as_root).replace(mounts=made.mounts, base=SHOWN, inside=made.inside)
 
     def forget(self) -> None:
         """Look everything over again for the next run: what was prepared turned out to be no longer so."""
@@ -138,7 +133,7 @@ class Backdrops:
     def tree(self, homes: Sequence[str], roots: Sequence[str], *, as_root: bool) -> Behind:
         """Return what is hidden where a root tree is shown instead of the host."""
         hidden = self._existing(homes, roots, as_root=as_root)
-        return self._kernel(as_root=as_root).replace(inside=_inside(hidden, roots))
+        return self._kernel(as_root=as_root).replace(inside=inside(hidden, roots))
 
     def _existing(self, homes: Sequence[str], roots: Sequence[str], *, as_root: bool) -> list[str]:
         """Return what is masked and exists, where it really lies, in order."""
@@ -153,11 +148,10 @@ class Backdrops:
         """
         shown = self.masks(homes, as_root=as_root).shown
         hidden = self._existing(homes, roots, as_root=as_root)
-        inside = _inside(hidden, roots)
-        behind = self._kernel(as_root=as_root).replace(inside=inside)
+        behind = self._kernel(as_root=as_root).replace(inside=inside(hidden, roots))
         directories, files = behind.masked, behind.emptied
         for path in sorted({*hidden, "/run", "/boot", "/sys"}):
-            if path in (*shown, *inside, "/", *roots):
+            if path in (*shown, *behind.inside, "/", *roots):
                 continue
             if os.path.isdir(path):
                 directories += (path,)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from fumehood.core.connection import Connection
     from fumehood.core.network import Network
+    from fumehood.linux.again import Starter
     from fumehood.linux.launch import Plan
     from fumehood.linux.output import Sink
     from fumehood.linux.process import Running
     from fumehood.proxy.server import Proxy
     from fumehood.service.input import Input
-    from fumehood.service.running import Starter
     from fumehood.service.world import World
 
 # After the last new host, a command that will run again has had its time: some try for minutes when refused.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Limits
     from fumehood.core.spec import Bound
+    from fumehood.linux.again import Starter
     from fumehood.linux.backdrop import Mounts as Backing
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.capture import Layer
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from fumehood.service.session import Seat
     from fumehood.service.world import World
 
-    Starter = Callable[[Plan, Given], Running]
 
 class Ended(Value):
     """How a command ended and what it printed."""

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from fumehood.core.network import Network
     from fumehood.core.permission import Question
     from fumehood.core.profile import Profile
+    from fumehood.linux.again import Starter
     from fumehood.linux.capture import Layer
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
     from fumehood.service.network import Access
     from fumehood.service.permission import Decision
-    from fumehood.service.running import Starter
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
     from fumehood.service.world import World
