@@ -11,7 +11,7 @@ import termios
 import time
 from collections.abc import Mapping, Sequence
 
-LONG_S = 60
+from patience import LONG_S
 
 
 class Terminal:

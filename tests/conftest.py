@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from fumehood.linux import libc
+from patience import LONG_S
 
 if TYPE_CHECKING:
     from fumehood.service.store import Store
@@ -35,7 +36,9 @@ if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
 """
 
 # Mounts take their time on a busy machine, and in the hood a file left in the project is a change.
-hypothesis.settings.register_profile("fumehood", deadline=None, database=None)
+hypothesis.settings.register_profile(
+    "fumehood", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("fumehood")
 
 
@@ -100,8 +103,8 @@ def mounts_mentioning(text: str) -> list[str]:
 
 
 def mounts_that_stay(text: str, known: Sequence[str] = ()) -> list[str]:
-    """Give new mounts a moment: a FUSE mount goes away a little later than its last user."""
-    deadline = time.monotonic() + 2
+    """Give new mounts time: a FUSE mount goes away a little later than its last user."""
+    deadline = time.monotonic() + LONG_S
     while True:
         found = [mount for mount in mounts_mentioning(text) if mount not in known]
         if not found or time.monotonic() > deadline:
@@ -252,7 +255,7 @@ def cli(home: Path, project: Path) -> Callable[..., subprocess.CompletedProcess[
         cwd: str | os.PathLike[str] | None = None,
         input: str | None = None,  # noqa: A002  (subprocess's own name for it)
         env: dict[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = LONG_S,
         command: Sequence[str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conftest import fresh_directory, remove_tree, scratch
 from fumehood import Sandbox
+from patience import LONG_S
 from snapshots import Snapshot, snapshot
 
 DRIVER = Path(__file__).parent / "faults/driver.py"
@@ -115,7 +116,7 @@ class Scene:
         paths = PART if act == "part" else ()
         command = [*trace, sys.executable, "-P", str(DRIVER), name, str(self.project), told, *paths]
         done = subprocess.run(
-            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONG_S,
             check=False,
         )  # fmt: skip
         self.said = done.stderr

@@ -4,12 +4,14 @@ import os
 import time
 from pathlib import Path
 
+from patience import LONG_S
+
 # To sleep for so long, a part after the point added, is a sign to know a command by. Others may be testing here too.
 LONG = f"7{os.getpid():07d}"
 
 
-def left_over(marker, *, patience_s=5.0):
-    """Processes that name a marker, after a moment for those that are about to end."""
+def left_over(marker, *, patience_s=LONG_S):
+    """Processes that name a marker, after some time for those that are about to end."""
     until = time.monotonic() + patience_s
     while (found := processes(marker)) and time.monotonic() < until:
         time.sleep(0.02)

@@ -27,7 +27,7 @@ def command():
     sys.exit(3)
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Ended:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    stdout, stderr = process.communicate("typed\n", timeout=240)
+    stdout, stderr = process.communicate("typed\n", timeout=400)
     return Ended(process.returncode, stdout, stderr)
 
 
@@ -110,7 +110,7 @@ def shortened(lock: str) -> str:
 def index_reachable() -> bool:
     """Whether a locked package can be had here."""
     with_pip = [sys.executable, "-I", "-m", "pip", "download", "-qq", "--no-deps", "--no-cache-dir"]
-    with_pip += ["--require-hashes", "-r", str(CHECKOUT / "requirements/run.txt"), "--retries=0", "-d"]
+    with_pip += ["--require-hashes", "-r", str(CHECKOUT / "requirements/run.txt"), "--retries=5", "--timeout=60", "-d"]
     target = fresh_directory(scratch())
     try:
         return subprocess.run([*with_pip, target], capture_output=True, check=False).returncode == 0
@@ -142,7 +142,7 @@ def test_two_first_uses_at_once_make_one_environment_and_both_run(
     checkout, both = first_uses
     for one in both:
         assert one.shown["argv"] == ["first", "use"]
-        assert "fumehood: first use" in one.stderr or "fumehood: waiting" in one.stderr
+    assert sum("fumehood: first use" in one.stderr for one in both) == 1
     assert len(checkout.environments()) == 1
 
 

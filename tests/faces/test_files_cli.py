@@ -15,6 +15,7 @@ from conftest import command_line
 from fumehood import Run, Sandbox
 from fumehood.service.files import record
 from fumehood.service.store import Store
+from patience import LONG_S
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.namespaces
@@ -182,7 +183,7 @@ def test_progress_is_shown_on_a_terminal_only(cli: Cli, project: Path) -> None:
     )  # fmt: skip
     shown = ""
     # The kernel hands over what was written piece by piece, the last perhaps after the end of the program.
-    while not shown.endswith("\x1b[K") and select.select([outside], [], [], 5)[0]:
+    while not shown.endswith("\x1b[K") and select.select([outside], [], [], LONG_S)[0]:
         shown += os.read(outside, 10_000).decode()
     os.close(inside)
     os.close(outside)

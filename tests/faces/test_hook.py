@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from conftest import command_line, need
 from fumehood.core.request import quoted
 from fumehood.faces.cli import hook
+from patience import LONG_S
 from processes import LONG, left_over
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -64,8 +65,9 @@ def shell(project: Path, home: Path) -> Callable[..., subprocess.CompletedProces
     def run(line: str, **more: Any) -> subprocess.CompletedProcess[str]:
         need(shutil.which("bash") is not None, "there is no bash")
         return subprocess.run(
-            ["bash", "-c", line], cwd=project, capture_output=True, encoding="utf-8", check=False, timeout=60, **more
-        )
+            ["bash", "-c", line], cwd=project, capture_output=True, encoding="utf-8", check=False, timeout=LONG_S,
+            **more,
+        )  # fmt: skip
 
     return run
 
@@ -201,8 +203,8 @@ def test_background_commands_and_their_end(answer: Any, project: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(timeout=30) != 0
-    assert not left_over(f"sleep {LONG}.1", patience_s=10), "the command goes on"
+        assert process.wait(timeout=LONG_S) != 0
+    assert not left_over(f"sleep {LONG}.1"), "the command goes on"
     assert not (project / "late").exists()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import command_line
+from patience import LONG_S
 from processes import LONG, left_over
 
 mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
@@ -40,7 +41,7 @@ def stdio(*arguments: str, cwd: Path | None = None) -> StdioServerParameters:
 
 
 def asked(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
+    asyncio.run(asyncio.wait_for(test(), 2 * LONG_S))
 
 
 def answering(answers: list[str | None], seen: list[str]) -> Callable[..., Coroutine[Any, Any, ElicitResult]]:
@@ -205,7 +206,10 @@ def test_a_long_command_is_started_looked_at_and_stopped(home: Path, project: Pa
             assert (project / "f").exists()
             other = await client.call_tool("start_command", {"command": "echo y >g; echo begun; sleep 1000"})
             other_job = other.structured_content["job"]
-            await client.call_tool("poll_command", {"job": other_job, "offset": 0, "wait": 20})
+            output = other.structured_content["output"]
+            while "begun" not in output:
+                polled = await client.call_tool("poll_command", {"job": other_job, "offset": 0, "wait": 5})
+                output = polled.structured_content["output"]
             stopped = await client.call_tool("stop_command", {"job": other_job})
             assert not stopped.structured_content["running"]
             assert stopped.structured_content["report"]["state"] == "held"
@@ -334,7 +338,7 @@ def http_server(project: Path, *, token: str | None = None) -> Iterator[tuple[st
             yield url[0], token or (given[1] if given else "")
         finally:
             process.terminate()
-            process.communicate(timeout=20)
+            process.communicate(timeout=LONG_S)
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -345,7 +349,7 @@ def test_http_serves_who_has_the_token(home: Path, project: Path, era: str) -> N
 
     async def test(url: str, token: str) -> None:
         headers = {"Authorization": f"Bearer {token}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
+        async with httpx2.AsyncClient(headers=headers, timeout=LONG_S) as http:
             transport = streamable_http_client(url, http_client=http)
             answer = answering(["allow_once"], seen)
             async with Client(transport, mode=era, elicitation_callback=answer) as client:
@@ -355,7 +359,7 @@ def test_http_serves_who_has_the_token(home: Path, project: Path, era: str) -> N
                 assert asked_for.structured_content["output"] == "net\n"
 
     with http_server(project) as (url, token):
-        asyncio.run(asyncio.wait_for(test(url, token), 60))
+        asyncio.run(asyncio.wait_for(test(url, token), 2 * LONG_S))
     assert len(seen) == 1
 
 
@@ -363,7 +367,7 @@ def test_http_refuses_strangers_and_other_names(home: Path, project: Path) -> No
     def status(url: str, **headers: str) -> int:
         request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json", **headers})
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=LONG_S) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
             return error.code
@@ -386,7 +390,7 @@ def test_the_server_ends_with_its_client_and_leaves_nothing_running(home: Path, 
             await client.call_tool("start_command", {"command": f"echo x; exec sleep {LONG}.1"})
 
     asked(test)
-    assert not left_over(f"{LONG}.1", patience_s=15), "it goes on"
+    assert not left_over(f"{LONG}.1"), "it goes on"
 
 
 def test_without_the_extra_the_command_says_how_to_get_it(home: Path, project: Path) -> None:

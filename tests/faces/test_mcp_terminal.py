@@ -9,6 +9,7 @@ import pytest
 
 from at_terminal import Terminal
 from conftest import command_line
+from patience import LONG_S
 
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
@@ -29,7 +30,7 @@ TOKEN = "a token that was set"
 async def called(url: str, terminal: Terminal, key: str) -> Any:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        httpx2.AsyncClient(headers=headers, timeout=LONG_S) as http,
         Client(streamable_http_client(url, http_client=http), mode="legacy") as client,
     ):
         call = asyncio.create_task(client.call_tool("run_command", {"command": "echo ran >f", "network": True}))
@@ -44,6 +45,6 @@ def test_the_person_at_the_terminal_answers(home: Path, project: Path, key: str)
     with Terminal(line, project, env={"FUMEHOOD_MCP_TOKEN": TOKEN}) as terminal:
         url = re.search(r"http://\S+/mcp", terminal.wait_for("/mcp"))
         assert url
-        result = asyncio.run(asyncio.wait_for(called(url[0], terminal, key), 100))
+        result = asyncio.run(asyncio.wait_for(called(url[0], terminal, key), 2 * LONG_S))
     assert result.is_error == (key == "n")
     assert (project / "f").exists() == (key == "y")

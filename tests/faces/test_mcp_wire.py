@@ -19,6 +19,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCNotification
 
 from fumehood.faces.mcp.wire import Incoming, Outgoing
+from patience import LONG_S
 
 Pipe = tuple[FileIO, FileIO]
 
@@ -54,7 +55,7 @@ def test_messages_come_in_pieces_and_several_at_once(pipe: Pipe) -> None:
         pipe[1].close()
         assert await reading == [1, 2, 3, 4, 5]
 
-    asyncio.run(asyncio.wait_for(test(), 20))
+    asyncio.run(asyncio.wait_for(test(), LONG_S))
 
 
 def test_what_is_no_message_is_told_and_the_next_one_still_comes(pipe: Pipe) -> None:
@@ -90,7 +91,7 @@ def test_a_long_answer_to_a_slow_client_arrives_whole_though_its_sender_was_canc
         await stream.aclose()
         return got
 
-    first, second = (json.loads(each) for each in asyncio.run(asyncio.wait_for(test(), 20)).splitlines())
+    first, second = (json.loads(each) for each in asyncio.run(asyncio.wait_for(test(), LONG_S)).splitlines())
     assert (first["params"]["n"], len(first["params"]["t"]), second["params"]["n"]) == (1, 300_000, 2)
 
 
@@ -106,7 +107,7 @@ def test_a_client_that_has_gone_is_told_as_the_sdk_wants_it(pipe: Pipe) -> None:
             await stream.send(message(2))
         await stream.aclose()
 
-    asyncio.run(asyncio.wait_for(test(), 20))
+    asyncio.run(asyncio.wait_for(test(), LONG_S))
 
 
 def test_only_messages_are_on_the_streams_while_they_are_taken() -> None:

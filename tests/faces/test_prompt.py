@@ -166,7 +166,7 @@ class Page:
 go = threading.Event()
 threading.Timer(0.3, go.set).start()
 print(ask_all((*terminal(), Page()), network_question("x", "/", "/", "1"), 60).answer)
-print(threading.active_count() <= 2)
+print("fumehood-prompt" not in [thread.name for thread in threading.enumerate()])
 """
 
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,6 @@ class Person(Terminal):
         while self.seen.count(_QUESTION) <= self._answered:
             assert self.more(), self.seen
         self._answered += 1
-        # The flush of what was typed before comes after the question is written.
-        time.sleep(0.2)
         self.type(key)
 
 

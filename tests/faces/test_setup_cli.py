@@ -69,24 +69,24 @@ def test_it_asks_a_person_at_a_terminal(home: Path, project: Path, mirror: Mirro
     command = [*command_line(), "setup", "--mirror", mirror.url]
     with subprocess.Popen(command, cwd=project, stdin=terminal, stdout=terminal, stderr=terminal) as process:
         os.close(terminal)
-        said = ""
+        said = b""
         answers = [
             ("default root?", "alpin"), ("one of: host, alpine", "alpine"), ("tools?", ""), ("which one?", "claude"),
             ("write this?", "n"),
         ]  # fmt: skip
         for question, answer in answers:
-            while question not in said:
-                said += os.read(person, 4096).decode()
+            while question.encode() not in said:
+                said += os.read(person, 4096)
             os.write(person, f"{answer}\n".encode())
         while True:
             try:
-                said += os.read(person, 4096).decode()
+                said += os.read(person, 4096)
             except OSError:  # the other end is gone
                 break
     os.close(person)
     assert process.returncode == 0, said
-    assert "fumehood setup claude" in said
-    assert f"alpine-{VERSION} is installed" in said
+    assert b"fumehood setup claude" in said
+    assert f"alpine-{VERSION} is installed".encode() in said
     assert (home / ".config/fumehood/config.toml").read_text() == 'root = "alpine"\n'
     assert not (home / ".claude/settings.json").exists()
 

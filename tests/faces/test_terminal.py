@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 
 import pytest
 
@@ -16,6 +15,10 @@ pytestmark = pytest.mark.namespaces
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x1b]0;owned\x1b\\\x1b[31mred\n\x05\u202egpj.exe\u2066\x9bz"
 # What we write ourselves: colours, and the line that is written over.
 OURS = re.compile(rb"\x1b\[[0-9;]*m|\r?\x1b\[K|\r|\n|\t")
+
+
+# Ends at Ctrl-C once it has said something: not a shell, which loses the signal when it is about to become a program.
+PLAIN = "import signal, time; signal.signal(2, signal.SIG_DFL); print(1000 + 1, flush=True); time.sleep(100)"
 
 
 @pytest.fixture
@@ -135,9 +138,7 @@ def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(screen):
     one = screen("shell", env={"SHELL": "/bin/bash"})
     prompt = "project# " if os.geteuid() == 0 else "$ "
     one.wait_for(prompt)
-    # Not a shell: one that is about to become another program loses the signal.
-    code = "import signal, time; signal.signal(2, signal.SIG_DFL); print(1000 + 1, flush=True); time.sleep(100)"
-    one.type(f"python3 -c '{code}'; echo after=$?\n")
+    one.type(f"python3 -c '{PLAIN}'; echo after=$?\n")
     one.wait_for("1001")
     one.shown = b""
     one.type("\x03")
@@ -150,11 +151,14 @@ def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(screen):
 
 def test_ctrl_z_stops_what_runs_in_the_shell_and_fg_goes_on(screen):
     one = screen("shell", env={"SHELL": "/bin/bash"})
-    one.wait_for("project# " if os.geteuid() == 0 else "$ ")
+    prompt = "project# " if os.geteuid() == 0 else "$ "
+    one.wait_for(prompt)
     one.type("sh -c 'echo run''ning; read line; echo go''ne-$line'\n")
     one.wait_for("running")
+    one.shown = b""
     one.type("\x1a")
     one.wait_for("Stopped")
+    one.wait_for(prompt)
     one.shown = b""
     one.type("fg\n")
     one.wait_for("read line")  # it says what goes on
@@ -186,29 +190,17 @@ def test_ctrl_c_in_a_command_on_a_terminal_is_the_commands(screen, project):
     assert one.end() == 7
 
 
-def interrupt(one):
-    """Press Ctrl-C until it is heard: a shell that is about to become another program loses it.
-
-    Not at once again: when the command has ended, it would end us.
-    """
-    while one.process.poll() is None:
-        one.type("\x03")
-        until = time.monotonic() + 3
-        while one.process.poll() is None and time.monotonic() < until:
-            one.read(0.1)
-
-
 def test_ctrl_c_on_its_terminal_ends_a_plain_command(screen):
-    one = screen("run", "--tty", "--", "echo ready; sleep 100")
-    one.wait_for("ready")
-    interrupt(one)
+    one = screen("run", "--tty", "--", "python3", "-c", PLAIN)
+    one.wait_for("1001")
+    one.type("\x03")
     assert one.end() == 130
 
 
 def test_ctrl_c_ends_a_loop_of_commands(screen):
     one = screen("run", "--tty", "--", "echo ready; while :; do sleep 0.05; done")
     one.wait_for("ready")
-    interrupt(one)
+    one.type("\x03")
     assert one.end() == 130
 
 

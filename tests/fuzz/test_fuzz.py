@@ -239,19 +239,24 @@ def test_no_archive_writes_outside_its_directory(place, members, flips):
         archive, target = os.path.join(work, "t.tar.gz"), os.path.join(work, "target")
         os.mkdir(target)
         write_archive(archive, members, flips)
-        before = sorted(os.listdir(work)), sorted(os.listdir("/"))
+        before = sorted(os.listdir(work)), at_the_top()
         top = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with contextlib.suppress(FumehoodError):
                 unpack(archive, top)
         finally:
             os.close(top)
-        assert (sorted(os.listdir(work)), sorted(os.listdir("/"))) == before
+        assert (sorted(os.listdir(work)), at_the_top()) == before
         for folder, names, files in os.walk(target):
             for name in (*names, *files):
                 found = os.lstat(os.path.join(folder, name))
                 assert not stat.S_ISCHR(found.st_mode)
         subprocess.run(["chmod", "-R", "u+rwx", work], check=False, stderr=subprocess.DEVNULL)
+
+
+def at_the_top():
+    """What of these archives is in the host's root, where others may be at work."""
+    return [name for name in ("a", "abs", "l", "x") if os.path.lexists(f"/{name}")]
 
 
 def write_archive(path, members, flips):

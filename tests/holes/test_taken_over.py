@@ -20,6 +20,7 @@ from fumehood.service.clean import clean
 from fumehood.service.restore import restore
 from fumehood.service.store import Store
 from fumehood.store.projects import Project
+from patience import LONG_S
 from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
@@ -573,5 +574,5 @@ def test_a_project_in_use_by_another_process_is_waited_for_and_not_broken(
         thread.start()
         assert not done.wait(0.5)
         assert not (project / "a").exists()
-    thread.join(20)
+    thread.join(LONG_S)
     assert (done.is_set(), (project / "a").read_text()) == (True, "x\n")

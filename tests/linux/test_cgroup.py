@@ -39,7 +39,7 @@ def members(path):
 
 
 def test_processes_are_moved_and_the_group_goes_when_they_have_ended(group):
-    with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as other:
+    with subprocess.Popen(["sleep", "1000"]) as one, subprocess.Popen(["sleep", "1000"]) as other:
         try:
             Cgroup(group).take(lambda: [one.pid, other.pid, 2**22 - 1])
             assert members(group) == {one.pid, other.pid}
@@ -60,7 +60,7 @@ def test_what_is_delegated_counts_memory_and_processes_and_can_be_written():
 
 def test_a_run_is_put_into_a_group_of_its_own_with_its_limits():
     divisible()
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "1000"]) as process:
         try:
             made = Cgroup.around(process.pid, lambda init: [init], 1 << 28, 77)
             assert made is not None

@@ -14,6 +14,7 @@ from conftest import need
 from fumehood.linux import landlock
 from fumehood.linux.guards import GUARDS, SOURCE
 from fumehood.linux.memory import provide
+from patience import LONG_S
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
@@ -24,7 +25,7 @@ def guarded(program, places, line, through=()):
     made.write_bytes(program)
     made.chmod(0o755)
     command = [*through, str(made), *places, "--", "/bin/sh", "-c", line]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_S)
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_single_file_may_be_allowed(program, test_directory):
 
 def test_processes_outside_get_no_signal(program, test_directory):
     need(landlock.can_scope(), "this kernel's Landlock has no scopes")
-    with subprocess.Popen(["sleep", "30"]) as victim:
+    with subprocess.Popen(["sleep", "1000"]) as victim:
         done = guarded(program, [str(test_directory / "x")], f"kill -9 {victim.pid}")
         assert victim.poll() is None
         victim.send_signal(signal.SIGKILL)

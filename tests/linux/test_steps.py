@@ -372,7 +372,10 @@ def shape(top):
     return found
 
 
-@hypothesis.settings(max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+QUIET = [hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow]
+
+
+@hypothesis.settings(max_examples=60, suppress_health_check=QUIET)
 @hypothesis.given(old=trees, new=trees, opaque=strategies.booleans())
 def test_any_tree_becomes_any_other_and_is_itself_again_when_all_is_taken_back(test_directory, old, new, opaque):
     here = test_directory / os.urandom(4).hex()

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fumehood.proxy import wire
 from fumehood.proxy.server import Proxy
+from patience import LONG_S
 
 
 class Running:
@@ -26,7 +28,7 @@ class Running:
     def connect(self) -> socket.socket:
         # Not by create_connection: tests let names resolve to something else.
         client = socket.socket()
-        client.settimeout(20)
+        client.settimeout(LONG_S)
         client.connect(("127.0.0.1", self.port))
         return client
 
@@ -55,7 +57,9 @@ def read_all(client: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def proxy() -> Iterator[Callable[..., Running]]:
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
+    # Whoever is refused is listened to until they have said everything, however slowly they are let speak here.
+    monkeypatch.setattr(wire, "_LAST_WORD_S", LONG_S)
     made: list[Running] = []
 
     def make(*hosts, environment=None) -> Running:

@@ -1,5 +1,6 @@
 """The proxy's protocols, with real servers behind it and clients that mean no good before it."""
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -12,6 +13,8 @@ from conftest import need
 from fumehood.core.connection import NOT_GRANTED
 from fumehood.proxy import server as serving_module
 from fumehood.proxy.reach import resolve
+from patience import eventually
+from proxy.conftest import read_all
 from servers import Tcp, Web, echo, greet_first, serving
 
 
@@ -299,9 +302,10 @@ def test_a_tls_client_that_hides_its_host_in_small_pieces_is_cut_off_too(proxy):
         )
         with running.connect() as client:
             exchange(client, connect_request(f"localhost:{there.port}"))
-            for at in range(0, len(pieces), 100):
-                client.sendall(pieces[at : at + 100])
-            assert client.recv(99) == b""
+            with contextlib.suppress(OSError):  # it is cut off before the end
+                for at in range(0, len(pieces), 100):
+                    client.sendall(pieces[at : at + 100])
+            assert read_all(client) == b""
 
 
 @pytest.mark.parametrize("name", [None, "localhost"])
@@ -461,20 +465,22 @@ def test_the_end_does_not_wait_for_those_who_say_nothing(proxy):
             exchange(tunnel, connect_request(f"127.0.0.1:{there.port}"))
             running.proxy.stop(patience_s=0.1)
             running._stopped = ()
-        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fumehood-prox")] == []
+            # While both clients are still there.
+            assert eventually(lambda: not any(each.name.startswith("fumehood-prox") for each in threading.enumerate()))
 
 
 def test_a_slow_client_is_given_up(proxy, monkeypatch):
     monkeypatch.setattr(serving_module, "_GREETING_S", 0.2)
     with proxy("*").connect() as client:
-        client.sendall(b"\x05\x01")
-        assert client.recv(1) == b""
+        with contextlib.suppress(OSError):  # it may have been given up already
+            client.sendall(b"\x05\x01")
+        assert read_all(client) == b""
 
 
 def test_curl_by_socks_and_by_http(proxy):
     with serving(Web()) as web:
         running = proxy(f"127.0.0.1:{web.port}")
         for scheme, more in (("socks5h", []), ("socks5", []), ("http", []), ("http", ["-p"])):
-            line = ["curl", "-sS", "-m", "20", "--noproxy", "", "-x", f"{scheme}://127.0.0.1:{running.port}", *more]
+            line = ["curl", "-sS", "-m", "100", "--noproxy", "", "-x", f"{scheme}://127.0.0.1:{running.port}", *more]
             done = subprocess.run([*line, f"http://127.0.0.1:{web.port}/"], capture_output=True, check=False)
             assert (done.returncode, done.stdout) == (0, b"hello\n"), done.stderr

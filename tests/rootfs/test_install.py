@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from conftest import command_line
 from fumehood.rootfs import installed as trees_here
 from fumehood.rootfs.packages import packages_of
 from mirror import Mirror, minirootfs, tarball
+from patience import eventually
 from trees import VERSION
 
 pytestmark = pytest.mark.namespaces
@@ -227,14 +227,12 @@ def test_a_killed_install_leaves_nothing_half_made(
     # Its packages never come: the installer waits for them with the tree half made.
     mirror.files["/v3.20/main/APKINDEX"] = b""
     slow = minirootfs(VERSION)
-    held = tarball(("sbin/apk", b"#!/bin/sh\ntouch /var/tmp/waiting; exec sleep 100\n", 0o755))
+    held = tarball(("sbin/apk", b"#!/bin/sh\ntouch /var/tmp/waiting; exec sleep 1000\n", 0o755))
     mirror.offer(VERSION, _joined(slow, held))
     process = subprocess.Popen(
         [*command_line(), "rootfs", "install", "--mirror", mirror.url], cwd=project, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 30
-    while not list(roots.glob(".new-*/var/tmp/waiting")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert eventually(lambda: list(roots.glob(".new-*/var/tmp/waiting")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert [name[:5] for name in visible(roots)] == [".new-"]
@@ -286,7 +284,7 @@ def test_a_root_that_a_command_runs_in_is_not_removed(
 ) -> None:
     mirror.offer(VERSION)
     assert install("--tier", "0").returncode == 0
-    command = [*command_line(), "run", "--root", "alpine", "--", "echo begun; exec sleep 100"]
+    command = [*command_line(), "run", "--root", "alpine", "--", "echo begun; exec sleep 1000"]
     with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"begun\n"

@@ -8,8 +8,9 @@ import pytest
 from fumehood.core import permission as p
 from fumehood.errors import BadRequest
 from fumehood.service.ask import Callback, ask_all, channels
+from patience import LONG_S
 
-LONG = 30.0  # an answer that is waited for this long fails the test
+LONG = LONG_S
 
 
 def question(**changed):

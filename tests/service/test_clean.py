@@ -13,6 +13,7 @@ from fumehood.service import files, layers
 from fumehood.service.clean import Freed, clean
 from fumehood.service.differences import differences
 from fumehood.service.store import Store
+from patience import LONG_S
 
 DAY = 86_400
 on_real_layers = pytest.mark.namespaces
@@ -219,7 +220,7 @@ def test_nothing_is_removed_while_a_project_is_being_changed(
         assert kept(store) == {run.run}
         # What the other process does meanwhile counts: here, it undid the run.
         sandbox._store.database.rows("UPDATE runs SET state = 'undone' WHERE id = ?", (run.run,))
-    thread.join(10)
+    thread.join(LONG_S)
     assert ended.is_set()
     assert kept(store) == {run.run}
 
@@ -231,7 +232,7 @@ def test_two_cleanings_wait_for_each_other(store: Store) -> None:
         thread.start()
         thread.join(0.3)
         assert thread.is_alive()
-    thread.join(10)
+    thread.join(LONG_S)
     assert not thread.is_alive()
 
 
@@ -350,7 +351,7 @@ def test_a_program_that_does_not_end_cleans_beside_its_runs(sandbox: Sandbox, pr
     gone.mkdir()
     aged(store, 2)
     sandbox.run("true")
-    until = time.monotonic() + 20
+    until = time.monotonic() + LONG_S
     while gone.exists():
         assert time.monotonic() < until
         time.sleep(0.02)

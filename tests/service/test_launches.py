@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from fumehood import LaunchFailed, Policy, Sandbox
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.launcher import shared
+from patience import eventually
 from processes import LONG, left_over
 
 pytestmark = pytest.mark.namespaces
@@ -94,16 +96,17 @@ def test_what_is_mounted_between_two_runs_is_seen_and_not_kept_busy(sandbox, tes
     finally:
         subprocess.run(["umount", top], check=True)
     assert sandbox.run(f"ls {top}").stdout == ""
-    until = time.monotonic() + 5
-    while (busy := holding(str(top))) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not busy
+    assert eventually(lambda: not holding(str(top)))
 
 
 def holding(point):
     """The processes of the launcher that still have something mounted at a path."""
-    children = Path(f"/proc/{shared()._process.pid}/task/{shared()._process.pid}/children").read_text().split()
-    return [child for child in children if point in Path(f"/proc/{child}/mountinfo").read_text()]
+    found = []
+    for child in Path(f"/proc/{shared()._process.pid}/task/{shared()._process.pid}/children").read_text().split():
+        with suppress(OSError):  # it has just ended
+            if point in Path(f"/proc/{child}/mountinfo").read_text():
+                found.append(child)
+    return found
 
 
 def test_other_ways_of_launching_take_turns(home, project):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 import fumehood
 from fumehood import BadRequest, FumehoodError, LaunchFailed, Policy, Refused, Sandbox
 from fumehood.linux import launcher
+from patience import LONG_S, eventually, with_enough_time
 from processes import LONG, left_over, processes
 
 SOURCE = Path(fumehood.__file__).parent.parent
@@ -101,7 +101,7 @@ def test_standard_input_is_what_was_given(sandbox, project, given):
 
 @sandboxed
 def test_without_standard_input_there_is_nothing_to_read(sandbox, project):
-    run = sandbox.run("cat; [ -t 0 ] || echo not a terminal", timeout=20)
+    run = sandbox.run("cat; [ -t 0 ] || echo not a terminal", timeout=LONG_S)
     assert run.stdout == "not a terminal\n"
 
 
@@ -119,20 +119,26 @@ def test_an_input_that_is_not_read_holds_nothing_up_and_leaves_nothing_open(sand
     sandbox.run("true")
     gc.collect()
     before = descriptors()
-    run = sandbox.run(command, stdin=bytes(1 << 20), timeout=0.3 if "sleep" in command else 20)
+    run = sandbox.run(command, stdin=bytes(1 << 20), timeout=0.3 if "sleep" in command else LONG_S)
     assert run.timed_out == ("sleep" in command)
-    assert descriptors() == before
+    assert nothing_more_is_open(before)
 
 
 def descriptors():
-    return {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_open(fd)}
+    found = {(fd, opened(fd)) for fd in os.listdir("/proc/self/fd")}
+    return {(fd, to) for fd, to in found if not to.startswith("/proc/")}
 
 
-def is_open(fd):
+def opened(fd):
     try:
-        return not os.readlink(f"/proc/self/fd/{fd}").startswith("/proc/")
+        return os.readlink(f"/proc/self/fd/{fd}")
     except FileNotFoundError:
-        return False
+        return "/proc/"  # the listing itself
+
+
+def nothing_more_is_open(before):
+    """What earlier tests left to their threads may be closed meanwhile; a leak stays."""
+    return eventually(lambda: not descriptors() - before)
 
 
 @sandboxed
@@ -232,7 +238,8 @@ def test_output_is_told_as_it_comes_and_no_character_is_ever_cut(sandbox, projec
         told.append((stream, text))
         go.write_text("go")
 
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", WRITER.format(go=str(go))], on_output=on_output, timeout=20)
+    command = [sys.executable, "-I", "-S", "-c", WRITER.format(go=str(go))]
+    run = sandbox.run(command, on_output=on_output, timeout=LONG_S)
     assert [text for stream, text in told if stream == "stdout"] == ["x", "☃y\ufffd"]
     assert [text for stream, text in told if stream == "stderr"] == ["𝄞"]
     assert (run.stdout, run.stderr) == ("x☃y\ufffd", "𝄞")
@@ -266,7 +273,7 @@ def test_changes_are_told_while_the_command_runs(sandbox, project, test_director
         told.append((what, path))
         go.write_text("go")
 
-    run = sandbox.run(f"echo x > f; until [ -s {go} ]; do sleep 0.01; done", on_change=on_change, timeout=20)
+    run = sandbox.run(f"echo x > f; until [ -s {go} ]; do sleep 0.01; done", on_change=on_change, timeout=LONG_S)
     assert not run.timed_out
     assert told == [("added", f"{project}/f")]
 
@@ -291,13 +298,11 @@ def test_a_listener_that_fails_ends_the_command_and_nothing_is_applied(sandbox, 
 
 @sandboxed
 def test_the_time_limit_ends_everything_and_keeps_what_was_printed(sandbox, project):
-    began = time.monotonic()
-    run = sandbox.run(
-        "trap '' TERM INT HUP; echo before; echo err >&2; echo x > f;"
-        f" (trap '' TERM; sleep {LONG}.12) & setsid sleep {LONG}.12 & sleep {LONG}.12",
-        timeout=0.5,
+    line = (
+        "trap '' TERM INT HUP; echo x > f; echo before; echo err >&2;"
+        f" (trap '' TERM; sleep {LONG}.12) & setsid sleep {LONG}.12 & sleep {LONG}.12"
     )
-    assert time.monotonic() - began < 10
+    run = with_enough_time(lambda limit: sandbox.run(line, timeout=limit), lambda run: run.stderr)
     assert (run.exit_code, run.timed_out, run.stdout, run.stderr) == (124, True, "before\n", "err\n")
     assert not left_over(f"{LONG}.12", patience_s=0.0)
     assert run.state == "applied"
@@ -306,7 +311,7 @@ def test_the_time_limit_ends_everything_and_keeps_what_was_printed(sandbox, proj
 
 @sandboxed
 def test_a_time_limit_that_is_not_reached_changes_nothing(sandbox, project):
-    run = sandbox.run("echo x", timeout=60)
+    run = sandbox.run("echo x", timeout=LONG_S)
     assert (run.exit_code, run.timed_out, run.stdout) == (0, False, "x\n")
 
 
@@ -322,7 +327,7 @@ def test_a_time_limit_that_is_not_reached_changes_nothing(sandbox, project):
     ids=["keeps the pipe open", "closes its output", "has a session of its own", "ignores signals"],
 )
 def test_a_background_child_dies_with_the_run(sandbox, project, command):
-    run = sandbox.run(command, timeout=30)
+    run = sandbox.run(command, timeout=LONG_S)
     assert not run.timed_out
     assert (run.exit_code, run.stdout) == (0, "done\n")
     assert not left_over(f"{LONG}.13", patience_s=0.0)
@@ -330,7 +335,7 @@ def test_a_background_child_dies_with_the_run(sandbox, project, command):
 
 @sandboxed
 def test_a_command_that_closes_its_output_is_waited_for(sandbox, project):
-    run = sandbox.run("echo first; exec >&- 2>&-; sleep 0.1; touch late; exit 7", timeout=30)
+    run = sandbox.run("echo first; exec >&- 2>&-; sleep 0.1; touch late; exit 7", timeout=LONG_S)
     assert (run.exit_code, run.stdout) == (7, "first\n")
     assert (project / "late").exists()
     assert sandbox.run(f"exec >&- 2>&-; sleep {LONG}.14", timeout=0.3).timed_out
@@ -346,7 +351,7 @@ def test_no_descriptor_is_left_open_by_runs_and_undos(sandbox, project):
         run = sandbox.run(f"mkdir d; echo {number} > d/f; mkfifo d/fifo; head -c 100000 /dev/zero", stdin="x")
         sandbox.undo(run)
     gc.collect()
-    assert descriptors() == before
+    assert nothing_more_is_open(before)
 
 
 @sandboxed
@@ -448,7 +453,7 @@ def test_fifty_mebibytes_of_output_stay_out_of_memory(home, project):
         """,
         project,
     )
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=LONG_S)
     first, grown = out.splitlines()
     assert first == f"{50 << 20} True True end", err
     assert int(grown) < 10_000
@@ -486,7 +491,7 @@ def test_a_program_may_fork_after_using_the_library(home, project):
         """,
         project,
     )
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=LONG_S)
     assert out.splitlines() == ["applied", "applied", "0 ['child', 'first', 'parent'] 4"], err
 
 

@@ -1,12 +1,12 @@
 """Bombs go off in the hood, small ones: the run ends, the report says why, and the host goes on."""
 
 import sys
-import time
 
 import pytest
 
 from fumehood import Sandbox
 from fumehood.core.policy import Limits, Policy
+from patience import LONG_S
 from processes import LONG, processes
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.alone]
@@ -39,7 +39,7 @@ def test_a_fork_bomb_ends_with_the_run(limited, project):
     (project / bomb).write_text(f"#!/bin/sh\n# fumehood-bomb\nsleep 60 &\n./{bomb} &\n./{bomb} &\nwait\n")
     (project / bomb).chmod(0o755)
 
-    run = limited(processes=64).run(f"./{bomb}", timeout=60)
+    run = limited(processes=64).run(f"./{bomb}", timeout=LONG_S)
 
     assert details(run) == ["processes: 64"]
     assert not run.timed_out
@@ -51,7 +51,7 @@ def test_a_fork_bomb_ends_with_the_run(limited, project):
 def test_threads_count_as_processes(limited):
     code = "import threading, time; [threading.Thread(target=time.sleep, args=(60,)).start() for _ in range(80)]"
 
-    run = limited(processes=50).run([PYTHON, "-c", code], timeout=60)
+    run = limited(processes=50).run([PYTHON, "-c", code], timeout=LONG_S)
 
     assert details(run) == ["processes: 50"]
 
@@ -59,7 +59,7 @@ def test_threads_count_as_processes(limited):
 def test_a_memory_bomb_ends_with_the_run(limited):
     code = "import time\nheld = []\nwhile True:\n    held.append(bytearray(4 << 20)); time.sleep(0.004)"
 
-    run = limited(memory=200 * MIB).run([PYTHON, "-c", code], timeout=60)
+    run = limited(memory=200 * MIB).run([PYTHON, "-c", code], timeout=LONG_S)
 
     assert details(run) == ["memory: 200 MiB"]
     assert run.exit_code == 137
@@ -69,7 +69,7 @@ def test_memory_of_many_small_processes_is_added_up(limited):
     code = "import time; held = bytearray(30 << 20); time.sleep(60)"
 
     run = limited(memory=200 * MIB).run(
-        f"for n in 1 2 3 4 5 6 7 8 9 10; do '{PYTHON}' -c '{code}' & done; wait", timeout=60
+        f"for n in 1 2 3 4 5 6 7 8 9 10; do '{PYTHON}' -c '{code}' & done; wait", timeout=LONG_S
     )
 
     assert details(run) == ["memory: 200 MiB"]
@@ -79,7 +79,7 @@ def test_memory_that_processes_share_counts_once(limited):
     code = "import os, time\nheld = bytearray(60 << 20)\n[os.fork() or time.sleep(0.5) for _ in range(1)]\n"
     code += "for _ in range(5):\n    if os.fork() == 0: time.sleep(0.5); os._exit(0)\ntime.sleep(0.5)"
 
-    run = limited(memory=200 * MIB).run([PYTHON, "-c", code], timeout=60)
+    run = limited(memory=200 * MIB).run([PYTHON, "-c", code], timeout=LONG_S)
 
     assert details(run) == []
     assert run.exit_code == 0
@@ -87,7 +87,7 @@ def test_memory_that_processes_share_counts_once(limited):
 
 def test_a_file_in_its_tmp_is_memory(limited):
     run = limited(memory=100 * MIB).run(
-        "for n in 1 2 3 4 5 6 7 8; do head -c 20M /dev/zero > /tmp/$n; sleep 0.1; done", timeout=60
+        "for n in 1 2 3 4 5 6 7 8; do head -c 20M /dev/zero > /tmp/$n; done; sleep 60", timeout=LONG_S
     )
 
     assert details(run) == ["memory: 100 MiB"]
@@ -95,7 +95,7 @@ def test_a_file_in_its_tmp_is_memory(limited):
 
 def test_a_disk_filler_ends_with_the_run_and_what_it_wrote_is_held(limited, project):
     run = limited(written=50 * MIB).run(
-        "for n in $(seq 1000); do head -c 4M /dev/zero > fill.$n; sleep 0.02; done", timeout=60
+        "for n in $(seq 1000); do head -c 4M /dev/zero > fill.$n; sleep 0.02; done", timeout=LONG_S
     )
 
     assert details(run) == ["written: 50 MiB"]
@@ -108,27 +108,27 @@ def test_a_disk_filler_whose_file_has_no_name_is_found(limited):
     code = "import os, time\nfile = open('gone', 'wb', buffering=0)\nos.unlink('gone')\n"
     code += "while True:\n    file.write(bytes(4 << 20)); time.sleep(0.02)"
 
-    run = limited(written=50 * MIB).run([PYTHON, "-c", code], timeout=60)
+    run = limited(written=50 * MIB).run([PYTHON, "-c", code], timeout=LONG_S)
 
     assert details(run) == ["written: 50 MiB"]
 
 
 def test_a_hole_in_a_file_takes_no_room(limited, project):
-    run = limited(written=50 * MIB).run("truncate -s 1G hole; sleep 0.3", timeout=60)
+    run = limited(written=50 * MIB).run("truncate -s 1G hole; sleep 0.3", timeout=LONG_S)
 
     assert run.state == "applied"
     assert details(run) == []
 
 
 def test_a_file_can_grow_only_so_far(limited, project):
-    run = limited(file_size=1 * MIB).run("head -c 5M /dev/zero > big", timeout=60)
+    run = limited(file_size=1 * MIB).run("head -c 5M /dev/zero > big", timeout=LONG_S)
 
     assert run.exit_code not in (0, None)
     assert (project / "big").stat().st_size == 1 * MIB
 
 
 def test_cpu_time_of_all_processes_is_added_up(limited):
-    run = limited(cpu=1.0).run("for n in 1 2 3 4; do (while :; do :; done) & done; wait", timeout=60)
+    run = limited(cpu=1.0).run("for n in 1 2 3 4; do (while :; do :; done) & done; wait", timeout=LONG_S)
 
     assert details(run) == ["cpu: 1 seconds"]
 
@@ -136,20 +136,20 @@ def test_cpu_time_of_all_processes_is_added_up(limited):
 def test_open_files_are_limited(limited):
     code = "held = []\nwhile True: held.append(open('/dev/null'))"
 
-    run = limited(files=100).run([PYTHON, "-c", code], timeout=60)
+    run = limited(files=100).run([PYTHON, "-c", code], timeout=LONG_S)
 
     assert "Too many open files" in run.stderr
 
 
 def test_endless_output_is_cut_and_that_is_told(limited):
-    run = limited(Policy(output_limit=1 * MIB)).run("yes | head -c 20M", timeout=60)
+    run = limited(Policy(output_limit=1 * MIB)).run("yes | head -c 20M", timeout=LONG_S)
 
     assert run.exit_code == 0
     assert details(run) == ["output: 1 MiB"]
 
 
 def test_no_core_is_dumped_and_no_crash_handler_of_the_host_started(limited):
-    run = limited().run("ulimit -c; ulimit -Hc; cat /proc/self/limits", timeout=60)
+    run = limited().run("ulimit -c; ulimit -Hc; cat /proc/self/limits", timeout=LONG_S)
 
     line = next(line for line in run.stdout.splitlines() if line.startswith("Max core file size"))
     assert line.split()[4:6] == ["1", "1"]
@@ -160,23 +160,21 @@ def test_the_kernel_looks_here_first_when_memory_runs_out(limited):
 
 
 def test_a_background_child_ends_with_the_run(limited, project):
-    began = time.monotonic()
-    run = limited().run(f"sh -c 'sleep {LONG}.61; touch late' & echo started", timeout=30)
+    run = limited().run(f"sh -c 'sleep {LONG}.61; touch late' & echo started", timeout=LONG_S)
 
     assert run.stdout == "started\n"
-    assert time.monotonic() - began < 30
     assert not processes(f"{LONG}.61")
     assert not (project / "late").exists()
 
 
 def test_a_child_that_keeps_the_output_open_does_not_keep_the_run(limited):
-    run = limited().run("sleep 62 & exec echo done", timeout=30)
+    run = limited().run("sleep 62 & exec echo done", timeout=LONG_S)
 
     assert (run.stdout, run.timed_out) == ("done\n", False)
 
 
 def test_a_child_in_a_session_of_its_own_ends_with_the_run(limited):
-    run = limited().run(f"setsid sh -c 'trap \"\" HUP TERM INT; sleep {LONG}.63' & sleep 0.1", timeout=30)
+    run = limited().run(f"setsid sh -c 'trap \"\" HUP TERM INT; sleep {LONG}.63' & sleep 0.1", timeout=LONG_S)
 
     assert not run.timed_out
     assert not processes(f"{LONG}.63")

@@ -10,6 +10,7 @@ from fumehood.core import permission as p
 from fumehood.service.ask import channels
 from fumehood.service.permission import Permissions
 from fumehood.service.store import Store
+from patience import LONG_S
 from people import Person
 
 
@@ -119,15 +120,15 @@ def test_a_question_does_not_block_the_records(store):
 
     def slow(_question):
         seen.set()
-        assert done.wait(30)
+        assert done.wait(LONG_S)
         return True
 
     thread = threading.Thread(target=lambda: permissions(store, slow, {}).decide(question()))
     thread.start()
-    assert seen.wait(30)
+    assert seen.wait(LONG_S)
     store.grants.keep(("other", "", ""), p.ALLOW)
     done.set()
-    thread.join(30)
+    thread.join(LONG_S)
 
 
 def test_what_can_not_be_asked_is_refused_before_a_sandbox_is_made(home, project):

@@ -20,6 +20,7 @@ from conftest import need
 from fumehood import Policy, Sandbox
 from fumehood.service.scratch import sweep
 from fumehood.store.places import places
+from patience import LONG_S, with_enough_time
 
 pytestmark = pytest.mark.namespaces
 NPM_PACKAGE = '{"name": "%s", "version": "1.0.0", "dependencies": {%s}}'
@@ -321,7 +322,7 @@ def test_sweeping_leaves_what_is_new_or_in_use(home, hood, cache):
     (home / ".tool").mkdir()
     sandbox = hood("~/.tool")
     sh(sandbox, "echo kept > ~/.tool/a")
-    assert sweep(places(), before=time.time() - 60, leftovers_before=time.time() - 60) == (0, 0)
+    assert sweep(places(), before=time.time() - 3600, leftovers_before=time.time() - 3600) == (0, 0)
     (room,) = (cache / "scratch").glob("*/*")
     in_use = os.open(room, os.O_RDONLY)
     fcntl.flock(in_use, fcntl.LOCK_SH)
@@ -336,7 +337,7 @@ def test_what_is_written_to_scratch_counts_for_the_limit(home, hood, where):
     sandbox = hood("~/.tool", "CACHE=~/.none", **{"limits.written": 1 << 20})
     # What a kept cache held before is not the run's: only what is written after the first look counts.
     line = f"for n in $(seq 500); do head -c 1000000 /dev/zero > {where}/$n; sleep 0.05; done"
-    run = sandbox.run(["sh", "-c", line], timeout=50)
+    run = sandbox.run(["sh", "-c", line], timeout=LONG_S)
     assert not run.timed_out
     assert [each.what for each in run.blocked] == ["limit"]
 
@@ -348,10 +349,14 @@ def test_nothing_in_scratch_is_a_change(home, hood):
 
 
 def test_a_profile_s_settings_hold_for_its_commands_alone(hood):
-    sandbox = hood(timeout=0.3, **{"environment.set": (("PROFILED", "yes"),)})
-    run = sandbox.run(["sh", "-c", "echo $PROFILED; sleep 20"])
+    def profiled(limit):
+        return hood(timeout=limit, **{"environment.set": (("PROFILED", "yes"),)})
+
+    run = with_enough_time(
+        lambda limit: profiled(limit).run(["sh", "-c", "echo $PROFILED; sleep 1000"]), lambda run: run.stdout
+    )
     assert (run.timed_out, run.stdout) == (True, "yes\n")
-    run = sandbox.run("echo $PROFILED; sleep 0.5")
+    run = profiled(0.3).run("echo $PROFILED; sleep 0.5")
     assert (run.timed_out, run.stdout) == (False, "\n")
 
 
@@ -399,7 +404,7 @@ def server():
 
 def fetching(host):
     # By the proxy, though it is this machine's own.
-    return f"curl -sS -m 20 -f --noproxy '' http://{host}/"
+    return f"curl -sS -m 100 -f --noproxy '' http://{host}/"
 
 
 def test_a_profile_s_hosts_are_reached_by_its_commands_alone(hood, server):

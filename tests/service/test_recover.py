@@ -17,6 +17,7 @@ from fumehood.linux.nofollow import Loosened, open_top
 from fumehood.service.clean import clean
 from fumehood.service.recover import STOPPED_RUNNING
 from fumehood.service.store import Store
+from patience import LONG_S
 from snapshots import snapshot
 
 START = (
@@ -28,10 +29,10 @@ START = (
 def began(project: Path, command: str, capture: str = "") -> "subprocess.Popen[bytes]":
     """Start a run in a process of its own, and wait until its command says that it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", START, str(project), f"{command}; touch ready; sleep 30", capture]
+        [sys.executable, "-P", "-c", START, str(project), f"{command}; touch ready; sleep 1000", capture]
     )
     runs = Path(os.environ["XDG_STATE_HOME"], "fumehood/runs")
-    until = time.monotonic() + 20
+    until = time.monotonic() + LONG_S
     while not [*runs.glob("*/0/upper/ready"), *runs.glob("*/0/merged/ready")]:
         assert time.monotonic() < until, "the command did not start"
         assert process.poll() is None, "the command ended"

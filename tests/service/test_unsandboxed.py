@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from fumehood import BadRequest, Policy, Refused, Sandbox, Unavailable
 from fumehood.core import permission as p
 from fumehood.linux.probe import Host
 from fumehood.service.unsandboxed import UNCAPTURED, resolved
+from patience import eventually, with_enough_time
 from people import Person
 
 IS_ROOT = os.geteuid() == 0
@@ -216,12 +216,7 @@ def alive(mark):
 
 
 def gone(mark):
-    deadline = time.monotonic() + 20
-    while alive(mark):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return eventually(lambda: not alive(mark))
 
 
 @pytest.mark.namespaces  # again as an ordinary user
@@ -235,7 +230,8 @@ def test_what_it_started_ends_with_it(bare):
 @pytest.mark.namespaces  # again as an ordinary user
 def test_a_time_limit_ends_it_and_all_it_started(bare):
     mark = f"{7000000 + os.getpid()}.2"
-    run = bare.run(f"(setsid sleep {mark} &); echo begun; sleep {mark}", timeout=0.5)
+    line = f"(setsid sleep {mark} &); echo begun; sleep {mark}"
+    run = with_enough_time(lambda limit: bare.run(line, timeout=limit), lambda run: run.stdout)
     assert (run.timed_out, run.exit_code) == (True, 124)
     assert run.stdout == "begun\n"
     assert gone(mark)

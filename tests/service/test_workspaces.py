@@ -126,7 +126,7 @@ def test_mount_points_can_not_be_replaced_in_the_layer(
 def test_only_one_command_at_a_time_writes_the_layer(cli: Cli, home: Path, project: Path, alpine: Path) -> None:
     writable(home)
     assert cli("run", "--", "echo 1 > /first").returncode == 0
-    command = [*command_line(), "run", "--", "echo begun; exec sleep 100"]
+    command = [*command_line(), "run", "--", "echo begun; exec sleep 1000"]
     with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"begun\n"

@@ -155,9 +155,10 @@ def _say_change(context: Context, run: Run, change: c.Change) -> None:
 def _key(*, is_conflict: bool) -> str:
     """Wait for a key that means something."""
     meant = ("f" if is_conflict else "a") + "dsAD" + _END
-    sys.stdout.write(f"{_CONFLICT if is_conflict else _ONE}   {_ALL} > ")
-    sys.stdout.flush()
     with Keys(0):
+        # Only now: what is typed from here on is an answer, and is not thrown away.
+        sys.stdout.write(f"{_CONFLICT if is_conflict else _ONE}   {_ALL} > ")
+        sys.stdout.flush()
         while True:
             key = os.read(0, 1).decode("latin-1") or "q"
             if key in meant:

@@ -1,0 +1,32 @@
+"""How long to wait for what must come: a busy machine may stand still for a while, and nothing here is timed."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Done = TypeVar("Done")
+
+LONG_S = 100.0  # what is waited for so long fails the test
+LIMITS_S = (0.5, 3.0, 15.0, 60.0)
+
+
+def eventually(is_so: Callable[[], object]) -> bool:
+    """Wait until something is so; tell whether it came to be."""
+    until = time.monotonic() + LONG_S
+    while not is_so():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def with_enough_time(run: Callable[[float], Done], has_begun: Callable[[Done], object]) -> Done:
+    """Run a command that goes on until its time limit, with limits that grow until it could begin within one.
+
+    A limit that ended it before that shows nothing.
+    """
+    for limit in LIMITS_S[:-1]:
+        done = run(limit)
+        if has_begun(done):
+            return done
+    return run(LIMITS_S[-1])
