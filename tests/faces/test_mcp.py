@@ -393,6 +393,21 @@ def test_the_server_ends_with_its_client_and_leaves_nothing_running(home: Path, 
     assert not left_over(f"{LONG}.1"), "it goes on"
 
 
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_calls_are_traced_only_where_somebody_collects_traces(monkeypatch: Any, is_collected: bool) -> None:
+    from opentelemetry import trace
+
+    from fumehood.faces.mcp.desk import Desk
+    from fumehood.faces.mcp.places import Workplaces
+    from fumehood.faces.mcp.server import build
+
+    provider = trace.NoOpTracerProvider() if is_collected else trace.ProxyTracerProvider()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    around = build(Desk(Workplaces(None, None)))._lowlevel_server.middleware
+    assert any("OpenTelemetry" in type(each).__name__ for each in around) is is_collected
+    assert any("RequestState" in type(each).__name__ for each in around)
+
+
 def test_without_the_extra_the_command_says_how_to_get_it(home: Path, project: Path) -> None:
     code = "import sys; sys.modules['mcp'] = None; from fumehood.faces.cli.main import main; sys.exit(main(['mcp']))"
     python = command_line()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hmac
 import os
 import secrets
@@ -38,6 +39,7 @@ def serve(project: str | None, session: str | None, http: int | None, *, own_tmp
     if project is not None and not os.path.isdir(project):
         raise BadRequest(f"the project {project} does not exist", hint="make it first, or name another project")
     server = build(desk)
+    gc.freeze()  # all that was loaded stays; looking through it again and again would hold up calls
     try:
         if http is None:
             server.run()

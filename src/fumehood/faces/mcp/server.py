@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
+from opentelemetry import trace
 
 from fumehood import __version__
 from fumehood.core import tool as described
@@ -45,7 +46,14 @@ _TOOLS = (
 
 
 class Server(MCPServer[Any]):
-    """The SDK's server, with our own standard streams."""
+    """The SDK's server, with our own standard streams, and without traces that nobody collects."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            around = self._lowlevel_server.middleware
+            # By its name: the module that has it is the SDK's own.
+            around[:] = [each for each in around if type(each).__name__ != "OpenTelemetryMiddleware"]
 
     async def run_stdio_async(self) -> None:
         """Serve the one client that started us, until it leaves."""
