@@ -30,6 +30,7 @@ class Suite:
     passed: int
     differ: int = 0
     python: Callable[[], Path] = provide.frameworks
+    before: Callable[[], Path] | None = None  # a directory whose packages come before that Python's
     file: str = ""  # where it is not called after the suite
 
     @property
@@ -41,7 +42,7 @@ class Suite:
 SUITES = {
     "deepagents": Suite("LangChain's `SandboxIntegrationTests`, deepagents", "deepagents", 86),
     "deepagents-0.7": Suite(
-        "the same, deepagents", "deepagents", 79, differ=7, python=provide.newer_deepagents, file="deepagents"
+        "the same, deepagents", "deepagents", 79, differ=7, before=provide.newer_deepagents, file="deepagents"
     ),
     "inspect": Suite("Inspect's `self_check`", "inspect_ai", 43, differ=1),
     "examples": Suite("the examples, each with its real framework and a scripted model", "", 5),
@@ -74,7 +75,7 @@ def main() -> int:
 
 def row(suite: Suite, python: Path, passed: int, differ: int, failed: int) -> str:
     """Write a line of the table."""
-    version = installed_version(python, suite.package) if suite.package else ""
+    version = installed_version(python, suite) if suite.package else ""
     told = f"{suite.title} {version}".rstrip()
     return f"| {told} | {passed} of {passed + differ + failed} | {differ} |"
 
@@ -99,7 +100,8 @@ def run(python: Path, name: str, folder: Path) -> tuple[int, int, int]:
     home.mkdir()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("FUMEHOOD", "PYTHON", "XDG_"))}
     environment = kept | {
-        "HOME": str(home), "PYTHONPATH": str(folder / "packages"), "PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8",
+        "HOME": str(home), "PYTHONPATH": paths(SUITES[name], folder / "packages"), "LANG": "C.UTF-8",
+        "PYTHONPYCACHEPREFIX": str(python.parent.parent / "pycache"),
         "FUMEHOOD_SUITE_DIR": str(folder), "FUMEHOOD_SUITE_EXAMPLES": str(CHECKOUT / "examples"),
     }  # fmt: skip
     report = folder / f"{name}.xml"
@@ -118,10 +120,17 @@ def run(python: Path, name: str, folder: Path) -> tuple[int, int, int]:
     return len(cases) - failed - len(skipped), differ, failed + len(skipped) - differ
 
 
-def installed_version(python: Path, package: str) -> str:
+def paths(suite: Suite, *packages: Path) -> str:
+    """Return where a suite's Python looks first."""
+    return os.pathsep.join(map(str, [*packages, *([suite.before()] if suite.before is not None else [])]))
+
+
+def installed_version(python: Path, suite: Suite) -> str:
     """Return the version that was tried."""
-    code = f"import importlib.metadata as m; print(m.version({package!r}))"
-    return subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    code = f"import importlib.metadata as m; print(m.version({suite.package!r}))"
+    environment = os.environ | {"PYTHONPATH": paths(suite)}
+    line = [python, "-P", "-c", code]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":
