@@ -369,8 +369,8 @@ def hand_over(base: Path, account: Account) -> None:
             os.chown(path, account.uid, account.gid, follow_symlinks=False)
 
 
-def end_processes_of(uid: int, grace_s: float = 3) -> list[str]:
-    """Name and end what the account's tests left running, after a moment of grace."""
+def end_processes_of(uid: int, grace_s: float = 60) -> list[str]:
+    """Name and end what the account's tests left running, after some grace."""
     deadline = time.monotonic() + grace_s
     while (left := processes_of(uid)) and time.monotonic() < deadline:
         time.sleep(0.1)

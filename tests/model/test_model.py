@@ -4,7 +4,7 @@ import pytest
 from hypothesis import settings
 from machine import Machine
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(900)]
 
 
 class TestStories(Machine.TestCase):

@@ -25,7 +25,7 @@ OVERLAY_SINCE, DISABLE_USERNS_SINCE = (0, 11), (0, 8)
 _OUT_OF_REACH = frozenset({"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/sbin"})
 _STORES = ("/nix/store/", "/gnu/store/", "/run/wrappers/", "/home/linuxbrew/.linuxbrew/")
 _FLATPAK, _IN_FLATPAK = "/.flatpak-info", "/app/bin"  # where /app can only be read
-_TRIAL_SECONDS = 20.0
+_TRIAL_SECONDS = 60.0
 
 # Leaves one of each mark that a layer is read by: new content, a whiteout, an opaque directory.
 _EXERCISE = 'cd "$1" && echo new > changed && rm gone && rm -r dir && mkdir dir && echo new > dir/new'

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _PREFIX, _OPAQUE_FILE = ".wh.", ".wh..wh..opq"
 _OPAQUE_MARKS = ("user.fuseoverlayfs.opaque", "trusted.overlay.opaque")
-_START_S, _END_S, _BUSY_S = 10.0, 0.5, 1.0
+# To start may take long where the machine is busy; one that dies meanwhile is noticed at once.
+_START_S, _END_S, _BUSY_S = 60.0, 0.5, 1.0
 _SPECIAL = stat.S_ISUID | stat.S_ISGID
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 
