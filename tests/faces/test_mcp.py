@@ -109,9 +109,10 @@ def test_the_network_is_asked_for(home: Path, project: Path, era: str) -> None:
 def test_a_client_that_cannot_ask_gets_a_clean_denial(home: Path, project: Path, era: str) -> None:
     async def test() -> None:
         async with Client(stdio("--project", str(project)), mode=era) as client:
-            denied = await client.call_tool("run_command", {"command": "touch x", "network": True})
-            assert denied.is_error
-            assert "nobody was there to ask" in text(denied)
+            for network in (True, "true", 1):  # the SDK takes each for a yes
+                denied = await client.call_tool("run_command", {"command": "touch x", "network": network})
+                assert denied.is_error
+                assert "nobody was there to ask" in text(denied)
             assert not (project / "x").exists()
 
     asked(test)
@@ -288,6 +289,8 @@ def test_errors_say_what_to_do(home: Path, project: Path) -> None:
             for name, call, words in (
                 ("run_command", {"command": ""}, "ERROR: the command is empty"),
                 ("run_command", {"command": "true", "working_dir": "/nonexistent"}, "ERROR: Working directory"),
+                ("run_command", {"command": "true", "timeout": -1}, "Error executing tool run_command: 1 validation"),
+                ("run_command", {"command": 5}, "Error executing tool run_command: 1 validation"),
                 ("undo", {"run": "01XXXX"}, "ERROR: there is no run"),
                 ("diff", {"run": "nonsense"}, "ERROR: there is no run"),
             ):

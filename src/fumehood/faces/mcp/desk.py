@@ -69,10 +69,15 @@ class Place:
         return self.desk.workplaces.sandbox(self._directories, working_dir)
 
 
-async def place(ctx: Context[Any, Any], found: Annotated[Any, Resolve(roots)]) -> Place:
-    """Find out where the client works."""
+def here(ctx: Context[Any, Any], found: Any = None) -> Place:
+    """Return where the client works, by what it tells or has told."""
     desk = desk_of(ctx)
     return Place(desk, desk.workplaces.remember(ctx, found))
+
+
+async def place(ctx: Context[Any, Any], found: Annotated[Any, Resolve(roots)]) -> Place:
+    """Find out where the client works."""
+    return here(ctx, found)
 
 
 Where = Annotated[Place, Resolve(place)]
@@ -97,6 +102,23 @@ async def consent(ctx: Context[Any, Any], where: Where, run: str) -> Any:
     except FumehoodError:
         return None
     return elicitation(question) if can_elicit(ctx) else None
+
+
+def needs_nobody(ctx: Context[Any, Any], arguments: dict[str, Any]) -> bool:
+    """Tell whether neither the client nor the person need be asked anything before a command, as most are.
+
+    The SDK's resolvers would find that out too, but take longer to do so than all else that a call is.
+    """
+    command, working_dir = arguments.get("command"), arguments.get("working_dir")
+    if not isinstance(command, str) or not isinstance(working_dir, str | None):
+        return False
+    if arguments.get("network") not in (None, False) or not desk_of(ctx).workplaces.knows_roots(ctx):
+        return False
+    try:
+        sandbox = here(ctx).sandbox(working_dir)
+        return not sandbox.questions(command, cwd=working_dir or sandbox.project)
+    except FumehoodError:
+        return False  # the tool itself says what is wrong
 
 
 Permission = Annotated[ElicitationResult[Any], Resolve(permission)]

@@ -5,17 +5,21 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from opentelemetry import trace
 
 from fumehood import __version__
 from fumehood.core import tool as described
 from fumehood.faces.mcp import running, settling
+from fumehood.faces.mcp.desk import needs_nobody
 from fumehood.faces.mcp.wire import standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from mcp.types import CallToolResult, InputRequiredResult
 
     from fumehood.faces.mcp.desk import Desk
 
@@ -32,6 +36,7 @@ captured, judged and applied to the project, and can be undone.
 _READING = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 _CHANGING = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False)
 _RUNNING = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
+_RUN = running.run_command.__name__
 _TOOLS = (
     (running.start_command, "Start a command", _RUNNING),
     (running.poll_command, "Look at a started command", _READING),
@@ -50,10 +55,20 @@ class Server(MCPServer[Any]):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._unasked = Tool.from_function(running.run_unasked, name=_RUN)
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             around = self._lowlevel_server.middleware
             # By its name: the module that has it is the SDK's own.
             around[:] = [each for each in around if type(each).__name__ != "OpenTelemetryMiddleware"]
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool; most commands need nobody's word, and pass by what would ask for it."""
+        if name == _RUN and context is not None and needs_nobody(context, arguments):
+            done: CallToolResult = await self._unasked.run(arguments, context, convert_result=True)
+            return done
+        return await super().call_tool(name, arguments, context)
 
     async def run_stdio_async(self) -> None:
         """Serve the one client that started us, until it leaves."""
