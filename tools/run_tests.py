@@ -168,8 +168,10 @@ class Place:
         if self.account is not None:
             return self.account.environment() | {"PYTHONUNBUFFERED": "1"}
         own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        # The interpreter itself: a version manager's stand-in, a script, takes a tenth of a second to find it.
+        path = f"{sys.base_prefix}/bin:{os.environ.get('PATH', os.defpath)}"
         # Not in the checkout: it may be read-only, and in the hood every file left in it is a change to review.
-        return own | {"PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": f"{sys.prefix}/pycache"}
+        return own | {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": f"{sys.prefix}/pycache"}
 
 
 class Running:
