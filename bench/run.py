@@ -25,6 +25,7 @@ from measures import MEASURES, Figure  # noqa: E402
 from network import network  # noqa: E402
 from peers import peers  # noqa: E402
 
+_HEADINGS = ("what", "---")
 EVERY = {**MEASURES, "hook": hook, "mcp": mcp, "network": network, "peers": peers}
 
 
@@ -52,18 +53,26 @@ def main() -> int:
         subprocess.run(["chmod", "-R", "u+rwx", scratch], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(scratch, ignore_errors=True)
     if options.write:
-        write(figures)
+        write(figures, whole=not options.only)
     return 0 if all(figure.is_kept for figure in figures) else 1
 
 
-def write(figures: list[Figure]) -> None:
+def write(figures: list[Figure], *, whole: bool) -> None:
     """Replace the table in the documentation."""
     page = HERE.parent / "docs" / "benchmarks.md"
     begin, end = "<!-- figures -->\n", "<!-- end of figures -->\n"
-    text = page.read_text()
-    head, tail = text.partition(begin)[0], text.partition(end)[2]
-    table = [f"{machine()}\n\n", "| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"]
-    page.write_text(head + begin + "".join(table) + "".join(figure.row() for figure in figures) + end + tail)
+    head, _, rest = page.read_text().partition(begin)
+    before, _, tail = rest.partition(end)
+    rows = {_what(row): row for row in before.splitlines(keepends=True) if row.startswith("|")}
+    new = {_what(row): row for row in (figure.row() for figure in figures)}
+    # Measured alone, a figure takes its own row's place.
+    kept = {} if whole else {what: row for what, row in rows.items() if what not in _HEADINGS}
+    table = f"{machine()}\n\n| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"
+    page.write_text(head + begin + table + "".join((kept | new).values()) + end + tail)
+
+
+def _what(row: str) -> str:
+    return row.split("|")[1].strip()
 
 
 def machine() -> str:
