@@ -25,7 +25,6 @@ from measures import MEASURES, Figure  # noqa: E402
 from network import network  # noqa: E402
 from peers import peers  # noqa: E402
 
-_HEADINGS = ("what", "---")
 EVERY = {**MEASURES, "hook": hook, "mcp": mcp, "network": network, "peers": peers}
 
 
@@ -61,14 +60,13 @@ def write(figures: list[Figure], *, whole: bool) -> None:
     """Replace the table in the documentation."""
     page = HERE.parent / "docs" / "benchmarks.md"
     begin, end = "<!-- figures -->\n", "<!-- end of figures -->\n"
+    ruled = "| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"
     head, _, rest = page.read_text().partition(begin)
     before, _, tail = rest.partition(end)
-    rows = {_what(row): row for row in before.splitlines(keepends=True) if row.startswith("|")}
-    new = {_what(row): row for row in (figure.row() for figure in figures)}
     # Measured alone, a figure takes its own row's place.
-    kept = {} if whole else {what: row for what, row in rows.items() if what not in _HEADINGS}
-    table = f"{machine()}\n\n| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"
-    page.write_text(head + begin + table + "".join((kept | new).values()) + end + tail)
+    kept = [] if whole else before.partition(ruled)[2].splitlines(keepends=True)
+    rows = {_what(row): row for row in (*kept, *(figure.row() for figure in figures))}
+    page.write_text(f"{head}{begin}{machine()}\n\n{ruled}{''.join(rows.values())}{end}{tail}")
 
 
 def _what(row: str) -> str:

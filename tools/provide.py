@@ -83,7 +83,7 @@ def node_tools() -> Path:
         shutil.copy(PACKAGES, new)
         line = [npm, "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
         subprocess.run(line, cwd=new, check=True, stdout=sys.stderr)
-        new.rename(place)
+        _finish(new, place)
     return place / "node_modules"
 
 

@@ -11,17 +11,12 @@ from pydantic import Field
 
 from fumehood.core import tool as described
 from fumehood.faces.mcp import results as r
-from fumehood.faces.mcp.asking import who_answers
-from fumehood.faces.mcp.desk import Permission, Where, answering, desk_of, here, told
+from fumehood.faces.mcp.desk import NOT_ASKED, Permission, Where, answering, desk_of, here, told
 from fumehood.faces.mcp.jobs import Job
 from fumehood.faces.mcp.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fumehood import Sandbox
     from fumehood.core.report import Blocked, Run
-    from fumehood.service.ask import Ask
 
 _MOST_TEXT = 100_000
 _MOST_WAIT_S = 30.0
@@ -43,29 +38,20 @@ async def run_command(  # noqa: D103 - described by core/tool.py
     sandbox = where.sandbox(working_dir)
     cwd = working_dir or sandbox.project
     asks = answering(ctx, where, permission, lambda: sandbox.questions(command, cwd=cwd, network=network))
-    return await _ran(ctx, sandbox, asks, command, cwd=cwd, network=network, timeout=timeout)
+    async with Progress(ctx) as progress:
+        run = await sandbox.arun(
+            command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take
+        )
+    run.blocked = tuple(map(_with_our_hint, run.blocked))
+    return r.returned(run.for_model(), **r.report_of(run))
 
 
-@told
-async def run_unasked(  # noqa: D103 - the same, where `needs_nobody`
+async def run_unasked(
     ctx: Context[Any, Any], command: Command, working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
 ) -> CallToolResult:  # fmt: skip
-    where = here(ctx)
-    sandbox = where.sandbox(working_dir)
-    asks = who_answers(ctx, (), None, where.desk.others)
-    return await _ran(
-        ctx, sandbox, asks, command, cwd=working_dir or sandbox.project, network=network, timeout=timeout
-    )
-
-
-async def _ran(
-    ctx: Context[Any, Any], sandbox: "Sandbox", asks: "Sequence[Ask]", command: str, **options: Any
-) -> CallToolResult:
-    async with Progress(ctx) as progress:
-        run = await sandbox.arun(command, ask=asks, on_output=progress.take, **options)
-    run.blocked = tuple(map(_with_our_hint, run.blocked))
-    return r.returned(run.for_model(), **r.report_of(run))
+    """Run a command where `needs_nobody`; the SDK has nothing to find out for it."""
+    return await run_command(ctx, here(ctx), NOT_ASKED, command, working_dir, network, timeout)
 
 
 @told
