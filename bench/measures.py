@@ -82,26 +82,24 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def bubblewrap(project: Path) -> Callable[[], object]:
-    """An act that runs `true` in bubblewrap with the very flags of a run of ours, on the host's own root.
+    """An act that runs `true` in bubblewrap alone, as isolated as a run of ours, on the host's own root.
 
     What we do besides (overlays, views, the guard) is left out.
     """
-    from unittest import mock
+    from fumehood.linux.bwrap import sandbox
+    from fumehood.linux.probe import host
+    from fumehood.linux.seccomp import filter_for
+    from fumehood.store.places import places
 
-    from fumehood import Sandbox
-    from fumehood.linux.backdrop import SHOWN
-    from fumehood.service import running
-
-    with Sandbox(project) as sandbox, mock.patch.object(running, "Plan", wraps=running.Plan) as plan:
-        sandbox.run("true")
-    told = plan.call_args.kwargs
+    at = places()
+    able = host(at.cache, at.state)
+    assert able.bwrap is not None
     filter_ = os.memfd_create("filter")
-    os.write(filter_, told["filter"])
+    os.write(filter_, filter_for(at.cache, unix_sockets=True))
     status = os.open(os.devnull, os.O_WRONLY)
-    numbers = {"--seccomp": str(filter_), "--json-status-fd": str(status)}
-    flags = list(told["arguments"])[: told["arguments"].index("--")]
-    pairs = zip(["", *flags], flags, strict=False)
-    line = [numbers.get(before, "/" if flag == SHOWN else flag) for before, flag in pairs]
+    line = sandbox(able.bwrap, disable_userns=able.disable_userns)
+    line += ["--bind", str(project), str(project), "--chdir", str(project)]
+    line += ["--seccomp", str(filter_), "--json-status-fd", str(status)]
 
     def act() -> None:
         os.lseek(filter_, 0, os.SEEK_SET)
@@ -143,20 +141,26 @@ def warm(room: Path) -> Iterator[Figure]:
 
 
 def hardening(room: Path) -> Iterator[Figure]:
-    """What views, masks, filter and guard cost a run over the launch without them."""
+    """What views, masks, filter and guard cost a run over the launch without them; only root can bind all of `/`."""
     from unittest import mock
 
     from fumehood import Sandbox
+    from fumehood.linux.mounts import Bind, Devices, Proc, Tmpfs
     from fumehood.service import running
-    from fumehood.service.backdrops import Behind
+    from fumehood.service.surroundings import Seen
 
+    if os.geteuid() != 0:
+        return
     project = project_in(room)
-    bare = Behind(masked=(f"{os.environ['HOME']}/.local/state/fumehood",))
+    bare = (Bind(target="/", source="/"), Devices(target="/dev"), Proc(target="/proc"), Tmpfs(target="/tmp"))
     with Sandbox(project) as sandbox:
 
         def without() -> None:
+            def seen(self: running.Execution, *_arguments: object) -> Seen:
+                return Seen(mounts=(*bare, *self._capture.mounts), ahead=2, look=0, is_cut=True)
+
             with (
-                mock.patch.object(running.Execution, "_behind", return_value=bare),
+                mock.patch.object(running.Execution, "_seen", seen),
                 mock.patch.object(running, "filter_for", return_value=b""),
                 mock.patch.object(running, "guard", return_value=b""),
             ):

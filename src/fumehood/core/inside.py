@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fumehood.core.spec import Bound
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
@@ -64,8 +63,8 @@ def outside(path: str, places: Mapping[str, str]) -> str:
     return path
 
 
-def skills(given: Iterable[Mapping[str, object]]) -> tuple[Bound, ...]:
-    """Say where skill directories appear: /skills/<name>, the name being the directory's own unless one is given."""
+def skills(given: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
+    """Return each skill's directory and where it appears: /skills/<name>, its own unless one is given."""
     found: dict[str, str] = {}
     for each in given:
         source = str(each["path"]).rstrip("/")
@@ -75,4 +74,4 @@ def skills(given: Iterable[Mapping[str, object]]) -> tuple[Bound, ...]:
         if name in found:
             raise BadRequest(f"two skills are called {name}", hint='give one of them another: name = "…"')
         found[name] = source
-    return tuple(Bound(source=source, target=f"{SKILLS}/{name}") for name, source in found.items())
+    return tuple((source, f"{SKILLS}/{name}") for name, source in found.items())

@@ -151,14 +151,6 @@ PROC: tuple[tuple[str, str], ...] = (
     ("/proc/sched_debug", "what others do, by name"),
     ("/proc/latency_stats", "what others wait for"),
 )
-# What root may write there without any capability, because it owns the files; bubblewrap does the same to irq and bus.
-PROC_READ_ONLY: tuple[tuple[str, str], ...] = (
-    ("/proc/sys", "the kernel's settings: core_pattern names a program that the host's root runs"),
-    ("/proc/fs", "settings of file systems"),
-    ("/proc/acpi", "the machine's controls"),
-    ("/proc/mtrr", "the machine's controls"),
-    ("/proc/sysrq-trigger", "orders to the kernel"),
-)
 
 # Entries of `/` that are made anew for each command, or left empty.
 UNSEEN = frozenset({"/boot", "/dev", "/lost+found", "/proc", "/run", "/sys", "/tmp"})  # noqa: S108 - the host's

@@ -8,10 +8,10 @@ copy:   a copied tree, compared with the project afterwards
 
 from __future__ import annotations
 
-from fumehood.core.spec import Bound
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
-from fumehood.linux.overlay import Overlay, mounts_inside
+from fumehood.linux.mounts import Bind, Layered, Operation
+from fumehood.linux.overlay import mounts_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,30 +68,15 @@ class Capture:
         self._targets = targets or {}  # where roots appear, if not at their own paths
 
     @property
-    def overlays(self) -> tuple[Overlay, ...]:
-        """What the launcher mounts."""
-        if self.way != KERNEL:
-            return ()
-        return tuple(
-            Overlay(root=each.root, lowers=each.lowers, upper=each.upper, work=each.work) for each in self.layers
-        )
+    def mounts(self) -> list[Operation]:
+        """How each root is shown, so that what is written there goes to its layer."""
+        return [self._mount(each) for each in self.layers]
 
-    @property
-    def bubblewrap_overlays(self) -> tuple[tuple[str, tuple[str, ...], str, str], ...]:
-        """What bubblewrap mounts itself."""
-        if self.way != BWRAP:
-            return ()
-        return tuple((self._target(each), each.lowers, each.upper, each.work) for each in self.layers)
-
-    @property
-    def bounds(self) -> tuple[Bound, ...]:
-        """What bubblewrap binds: the launcher's overlay lies at the root's own path, others apart from it."""
-        if self.way == BWRAP:
-            return ()
-        return tuple(
-            Bound(source=each.root if self.way == KERNEL else each.merged, target=self._target(each))
-            for each in self.layers
-        )
+    def _mount(self, layer: Layer) -> Operation:
+        target, why = self._target(layer), "a root"
+        if self.way in (KERNEL, BWRAP):
+            return Layered(target=target, lowers=layer.lowers, upper=layer.upper, work=layer.work, why=why)
+        return Bind(target=target, source=layer.merged, is_writable=True, why=why)
 
     @property
     def targets(self) -> tuple[tuple[str, str], ...]:

@@ -1,29 +1,35 @@
-"""Start one sandbox: namespaces and overlays of our own, then bubblewrap in them."""
+"""Start one sandbox: namespaces and mounts of our own, then bubblewrap in them."""
 
 from __future__ import annotations
 
 import os
 
 from fumehood.core.value import Value
-from fumehood.linux import backdrop, landlock, libc, overlay
+from fumehood.linux import landlock, libc, overlay, site
 from fumehood.linux.limits import set_limits
 from fumehood.linux.memory import provide
+from fumehood.linux.mounts import DATA_FD
+from fumehood.linux.site import Site
+from fumehood.linux.spec import FILTER_FD, GUARD_FD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import NoReturn
 
+    from fumehood.linux.mounts import Operation
+    from fumehood.linux.process import Running
+
+    Starter = Callable[["Plan", "Given"], Running]
     # Standard input, output and error; and the channel that listeners are handed out by, where there are any.
     Given = tuple[int, int, int] | tuple[int, int, int, int]
 
-STATUS_FD = 3
 _REPORT_FD = 4
-FILTER_FD, GUARD_FD = 5, 6
 _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT, _END = 9, 2, 15
-BACKDROP = "mounting the backdrop"
+SHOWING = "showing the host"
 NONE = b"n"
+_TRIES = 5  # a host that starts containers may mount several times in the same moment
 
 
 def given_of(descriptors: list[int]) -> Given:
@@ -41,39 +47,54 @@ class Owner(Value):
 
 
 class Plan(Value):
-    """Everything a fresh process must do to become the sandboxed command."""
+    """Everything a fresh process must do to become the sandboxed command.
+
+    The first `ahead` mounts show the host and are the same for the next command, as long as `look` is: the number of
+    the look at the host that they come from.
+    """
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
-    overlays: tuple[overlay.Overlay, ...] = ()
+    mounts: tuple[Operation, ...] = ()  # what the launcher does; else bubblewrap's arguments have them
+    ahead: int = 0
+    look: int = 0
+    texts: tuple[bytes, ...] = ()  # for bubblewrap to read from DATA_FD and the following
     privileged: bool = False
     owner: Owner | None = None
-    tree: str = ""  # shown at backdrop.STAND to an owner who can't reach it where it lies
     limits: tuple[tuple[int, int], ...] = ()
     listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
     resolvers: tuple[str, ...] = ()  # addresses inside where names are asked for
     keeps_channel: bool = False  # the listeners are made inside, and handed out by it from there
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
-    backdrop: backdrop.Mounts | None = None
     bare: str = ""  # the directory of a command that has no sandbox around it
     filter: bytes = b""  # of system calls, for bubblewrap to read from FILTER_FD
     guarded: bool = False  # the program that confines writing is at GUARD_FD
 
-
     @property
     def entered(self) -> bytes:
-        """One byte for the namespaces of ours that it is launched in: none, by privilege or as a user, with views."""
-        if not (self.overlays or self.listen or self.backdrop):
+        """One byte for the namespaces of ours that it is launched in: none, by privilege or as a user, with mounts."""
+        if not (self.mounts or self.listen):
             return NONE
         kind = b"p" if self.privileged else b"u"
-        return kind.upper() if self.backdrop else kind
+        return kind.upper() if self.ahead else kind
+
+    @property
+    def shows_host(self) -> tuple[Operation, ...]:
+        """The mounts that show the host."""
+        return self.mounts[: self.ahead]
 
 
 class Ready(Value):
     """What a process did ahead of being told what to become."""
 
     entered: bytes
-    backdrop: backdrop.Mounts | None = None
+    site: Site | None = None
+    mounts: tuple[Operation, ...] = ()
+    look: int = 0
+
+    def has(self, plan: Plan) -> bool:
+        """Tell whether the host is shown as a plan wants it."""
+        return self.site is not None and self.look == plan.look and self.mounts == plan.shows_host
 
 
 class Exit(Value):
@@ -91,14 +112,21 @@ def made_ready(plan: Plan) -> Ready | None:
         overlay.enter_namespaces(privileged=plan.privileged)
     except OSError:
         os._exit(125)
-    if plan.backdrop is not None:
-        try:
-            backdrop.mount(plan.backdrop)
-        except OSError:
-            # The host is not as it was then; the next plan knows better.
-            backdrop.unmount()
-            return Ready(entered=plan.entered)
-    return Ready(entered=plan.entered, backdrop=plan.backdrop)
+    if not plan.ahead:
+        return Ready(entered=plan.entered)
+    try:
+        shown = Site(_owner_of(plan))
+        for operation in plan.shows_host:
+            operation.do(shown)
+    except OSError:
+        # The host is not as it was then; the next plan knows better.
+        site.close()
+        return Ready(entered=plan.entered)
+    return Ready(entered=plan.entered, site=shown, mounts=plan.shows_host, look=plan.look)
+
+
+def _owner_of(plan: Plan) -> tuple[int, int] | None:
+    return None if plan.owner is None else (plan.owner.user, plan.owner.group)
 
 
 def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | None = None) -> NoReturn:
@@ -108,8 +136,8 @@ def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | No
         channel = _arrange_descriptors(given, status, report)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
-        for step, act in _acts(plan, channel, ready):  # noqa: B007 - told below, if it fails
-            act()
+        for step in _steps(plan, channel, ready):  # noqa: B007 - told below, if it fails
+            pass
         step = f"starting {plan.arguments[0]}"
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
         libc.default_signals()
@@ -130,6 +158,8 @@ def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | No
             provide(plan.filter, FILTER_FD)
         if plan.guarded:
             provide(landlock.guard(), GUARD_FD, executable=True)
+        for number, text in enumerate(plan.texts):
+            provide(text, DATA_FD + number)
         os.execve(plan.arguments[0], plan.arguments, plan.environment)
     except OSError as error:
         about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
@@ -138,38 +168,47 @@ def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | No
         os._exit(125)
 
 
-def _acts(plan: Plan, channel: int, ready: Ready | None) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Tell one by one what is done before bubblewrap is started, with the words to say so if it fails."""
-    network = bool(plan.listen)
-    if ready is not None and network:
-        yield "making a network", overlay.enter_network
-    elif ready is None and plan.entered != NONE:
-        yield (
-            "making namespaces", lambda: overlay.enter_namespaces(privileged=plan.privileged, network=network)
-        )  # fmt: skip
-    if plan.backdrop is not None and (ready is None or ready.backdrop != plan.backdrop):
-        behind = plan.backdrop
-        if ready is not None and ready.backdrop is not None:
-            # Not over it: whoever removes a directory takes what is mounted on it away, from everybody.
-            yield "unmounting another backdrop", backdrop.unmount
-        # Before the roots: a view shows what is below them, not them. Before the listeners: this may be tried again.
-        yield BACKDROP, lambda: backdrop.mount(behind)
+def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
+    """Do one by one what comes before bubblewrap; each step is named before it is done, to be told if it fails."""
+    if ready is None and plan.entered != NONE:
+        yield "making namespaces"
+        overlay.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen))
+    elif plan.listen:
+        yield "making a network"
+        overlay.enter_network()
+    yield SHOWING
+    shown = _shown_host(plan, ready)
+    if shown is not None:
+        for operation in plan.mounts[plan.ahead :]:
+            yield f"mounting {operation.target}"
+            operation.do(shown)
     if plan.listen:
         from fumehood.linux.nets import send_listeners
 
-        yield "listening for the proxy", lambda: send_listeners(channel, plan.listen, plan.resolvers)
-    for each in plan.overlays:
-        yield f"mounting an overlay over {each.root}", lambda each=each: overlay.mount(each)  # type: ignore[misc]
-    if plan.tree:
-        tree, stand = os.fsencode(plan.tree), backdrop.STAND.encode()
-        yield f"binding {plan.tree}", lambda: libc.mount(tree, stand, None, libc.MS_BIND, None)
-    counted = bool(plan.overlays or plan.listen) and not plan.privileged
-    yield "setting limits", lambda: set_limits(plan.limits, count_processes=counted)
+        yield "listening for the proxy"
+        send_listeners(channel, plan.listen, plan.resolvers)
+    yield "setting limits"
+    set_limits(plan.limits, count_processes=plan.entered != NONE and not plan.privileged)
     if plan.owner is not None:
-        owner = plan.owner
-        yield f"becoming user {owner.user}", lambda: _turn_into(owner)
+        yield f"becoming user {plan.owner.user}"
+        _turn_into(plan.owner)
     if plan.scoped:
-        yield "keeping abstract sockets out of reach", landlock.forbid_outer_sockets
+        yield "keeping abstract sockets out of reach"
+        landlock.forbid_outer_sockets()
+
+
+def _shown_host(plan: Plan, ready: Ready | None) -> Site | None:
+    """Put together what shows the host, unless that was done ahead."""
+    if not plan.mounts:
+        return None
+    if ready is not None and ready.has(plan):
+        return ready.site
+    if ready is not None and ready.site is not None:
+        site.close()
+    shown = Site(_owner_of(plan))
+    for operation in plan.shows_host:
+        operation.do(shown)
+    return shown
 
 
 def _turn_into(owner: Owner) -> None:
@@ -362,3 +401,66 @@ def start(plan: Plan, given: Given) -> Sandbox:
     os.close(status_write)
     os.close(report_write)
     return Sandbox(process, status_read, report_read)
+
+
+def started(start: Starter, plan: Plan, given: Given, look_again: Callable[[Plan], Plan]) -> Running:
+    """Start a sandbox, once more where the host's mounts changed just then: what was looked over was no longer so."""
+    return Retried(start, plan, given, look_again) if plan.ahead else start(plan, given)
+
+
+class Retried:
+    """A sandbox that is started again where the host could not be shown as it was thought to be.
+
+    The command's descriptors are kept until it has ended: pipes that looked ended would be closed on our side.
+    """
+
+    def __init__(self, start: Starter, plan: Plan, given: Given, look_again: Callable[[Plan], Plan]) -> None:
+        self._start = start
+        self._plan = plan
+        self._look_again = look_again
+        self._tries = _TRIES
+        self._kept = [os.dup(fd) for fd in given]
+        try:
+            self._running = start(plan, given)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+        return self._running.fileno()
+
+    def advance(self) -> Exit | None:
+        """Take note; return how it ended, unless it has yet to begin."""
+        ended = self._running.advance()
+        if ended is None:
+            return None
+        self._tries -= 1
+        if self._tries and ended.status is None and ended.failure.startswith(SHOWING):
+            try:
+                self._plan = self._look_again(self._plan)
+                self._running = self._start(self._plan, given_of(self._kept))
+            except BaseException:
+                self._let_go()
+                raise
+            return None
+        self._let_go()
+        return ended
+
+    def _let_go(self) -> None:
+        for fd in self._kept:
+            os.close(fd)
+        self._kept = []
+
+    def init(self) -> int | None:
+        """The first process inside, once it is known."""
+        return self._running.init()
+
+    def kill(self) -> None:
+        """End everything inside, and do not begin again."""
+        self._tries = 1
+        self._running.kill()
+
+    def interrupt(self) -> None:
+        """Send what Ctrl-C would."""
+        self._running.interrupt()

@@ -16,9 +16,7 @@ import sys
 import threading
 
 from fumehood.errors import LaunchFailed
-from fumehood.linux import landlock, launch, libc
-from fumehood.linux.backdrop import Mounts
-from fumehood.linux.overlay import Overlay
+from fumehood.linux import landlock, launch, libc, mounts
 
 _KILL, _INTERRUPT, _WHO = b"k", b"i", b"w"
 _SIGKILL = 9
@@ -144,31 +142,22 @@ def shared() -> Launcher:
 
 def _packed(plan: launch.Plan) -> bytes:
     """Write a plan down, for the same interpreter at the other end."""
-    owner, behind = plan.owner, plan.backdrop
-    return marshal.dumps(
-        {
-            **plan.fields(),
-            "overlays": tuple(each.fields() for each in plan.overlays),
-            "owner": None if owner is None else owner.fields(),
-            "backdrop": None if behind is None else behind.fields(),
-        }
-    )
+    owner = None if plan.owner is None else plan.owner.fields()
+    return marshal.dumps({**plan.fields(), "mounts": mounts.packed(plan.mounts), "owner": owner})
 
 
 def _unpacked(message: bytes) -> launch.Plan:
     fields = marshal.loads(message)  # noqa: S302 - our own
-    owner, behind = fields["owner"], fields["backdrop"]
-    fields["overlays"] = tuple(Overlay(**each) for each in fields["overlays"])
+    owner = fields["owner"]
+    fields["mounts"] = mounts.unpacked(fields["mounts"])
     fields["owner"] = None if owner is None else launch.Owner(**owner)
-    fields["backdrop"] = None if behind is None else Mounts(**behind)
     return launch.Plan(**fields)
 
 
 _REHEARSAL = _packed(
     launch.Plan(
         arguments=("x",) * 60, environment={f"NAME_{n}": "value" for n in range(40)},
-        overlays=(Overlay(root="/", lowers=("/",), upper="/", work="/"),),
-        backdrop=Mounts(directory="/", views=(("/", 0),) * 8, bound=()), limits=((0, 1),) * 5, filter=b"x" * 2000,
+        mounts=(mounts.View(target="/", sources=("/",)),) * 20, limits=((0, 1),) * 5, filter=b"x" * 2000,
     )
 )  # fmt: skip
 

@@ -162,8 +162,19 @@ def _tmpfs_of(init: int) -> list[str]:
         fields = before.split()
         if after.startswith(b"tmpfs ") and b"rw" in fields[5].split(b","):
             path = fields[4].decode("unicode_escape").encode("latin-1")
-            found[fields[2]] = f"/proc/{init}/root{os.fsdecode(path)}"
+            place = f"/proc/{init}/root{os.fsdecode(path)}"
+            # Another may lie over it: for a moment of bubblewrap's start, two things are `/`.
+            if _device(place) == fields[2]:
+                found[fields[2]] = place
     return list(found.values())
+
+
+def _device(path: str) -> bytes:
+    try:
+        number = os.stat(path).st_dev
+    except OSError:
+        return b""
+    return b"%d:%d" % (os.major(number), os.minor(number))
 
 
 def _used(path: str) -> int:

@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.spec import Bound
+from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, remove_tree, set_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fumehood.core.spec import Tree
-
 RESOLVER, HOSTS = "etc/resolv.conf", "etc/hosts"
 _MOST = 1 << 16
 
 
-def bound_names(tree: Tree) -> tuple[Bound, ...]:
-    """Return what is mounted for it: only on plain files, since bubblewrap would follow a link."""
-    top = open_top(tree.path)
+def bound_names(tree: str) -> tuple[Bind, ...]:
+    """Return what is mounted for it in a tree: only on plain files, since bubblewrap would follow a link."""
+    top = open_top(tree)
     try:
         found = [name for name in (RESOLVER, HOSTS) if os.path.isfile(f"/{name}") and has_plain_file(top, name)]
     finally:
         os.close(top)
-    return tuple(Bound(source=os.path.realpath(f"/{name}"), target=f"/{name}") for name in found)
+    return tuple(Bind(source=os.path.realpath(f"/{name}"), target=f"/{name}") for name in found)
 
 
 def told_names(trees: Sequence[str]) -> str:

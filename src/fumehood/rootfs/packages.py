@@ -10,7 +10,6 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from fumehood.core.spec import Tree
 from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree, set_mode
 from fumehood.rootfs.names import bound_names
@@ -173,8 +172,8 @@ def _complaint(said: Sequence[str]) -> str:
 def _arguments(host: Host, tree: str, proxy: str) -> list[str]:
     arguments = [*_ISOLATION, *(["--disable-userns"] if host.disable_userns else [])]
     arguments += ["--bind", tree, "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP]
-    for bound in bound_names(Tree(path=tree)):
-        arguments += ["--ro-bind", bound.source, bound.target]
+    for bind in bound_names(tree):
+        arguments += bind.arguments([])
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TMPDIR": _TMP, "LANG": "C.UTF-8"}
     arguments.append("--clearenv")
     for name, value in {**environment, **_network(os.environ, proxy)}.items():

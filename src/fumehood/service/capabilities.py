@@ -58,7 +58,7 @@ def _network(policy: Policy) -> str:
 
 def _key(world: World, hood: Hood) -> str:
     """Return a name that changes when the answer would."""
-    parts = [_FORMAT, os.geteuid(), hood.policy.capture, *hood.project.roots, world.layer, world.readonly]
+    parts = [_FORMAT, os.geteuid(), hood.policy.capture, *hood.project.roots, world.layer, world.skills]
     parts += [world.playground is not None]
     parts += _identities(world)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.connection import Connection
     from fumehood.core.network import Network
-    from fumehood.linux.again import Starter
-    from fumehood.linux.launch import Plan
+    from fumehood.linux.launch import Plan, Starter
     from fumehood.linux.output import Sink
     from fumehood.linux.process import Running
     from fumehood.proxy.server import Proxy

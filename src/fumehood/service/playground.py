@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.spec import Bound, Shelf
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
-from fumehood.linux.capture import KERNEL
+from fumehood.linux.mounts import Bind
 from fumehood.store.places import home as user_home
 
 TYPE_CHECKING = False
@@ -18,52 +17,24 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
 
 PLAYGROUND = "playground"  # as a working directory it means the playground
-_MOST_ENTRIES = 2000  # of a home that has to be put together entry by entry
-
-
-class Mounts(Value):
-    """What is done so that a command sees the playground: a place the backdrop must have, and what bubblewrap does."""
-
-    points: tuple[str, ...] = ()
-    home: Shelf | None = None
-    bounds: tuple[Bound, ...] = ()
 
 
 class Playground(Value):
-    """Where the playground lies, and where a command sees it; `home` is named where it lacks the mount point.
-
-    The real home is left alone. The views of the host that the launcher mounts have the mount point; without them,
-    bubblewrap puts the top of the home together entry by entry.
-    """
+    """Where the playground lies, and where a command sees it."""
 
     source: str
     target: str
-    home: str = ""
 
-    def mounts(self, way: str) -> Mounts:
-        """Return how to show it with a way of capturing."""
-        bounds = (Bound(source=self.source, target=self.target),)
-        if way == KERNEL:
-            return Mounts(points=(self.target,), bounds=bounds)
-        if self.target == self.source:
-            return Mounts()  # our own directories are masked, and bubblewrap can't make a place in what is masked
-        return Mounts(home=self._shelf() if self.home else None, bounds=bounds)
-
-    def _shelf(self) -> Shelf:
-        with os.scandir(self.home) as listing:
-            entries = [(entry.name, os.readlink(entry.path) if entry.is_symlink() else "") for entry in listing]
-        if len(entries) > _MOST_ENTRIES:
-            raise FumehoodError(
-                f"the playground can't be shown: {self.home} has {len(entries)} entries",
-                hint=f"mkdir {self.home}/{PLAYGROUND}, or playground = false in the configuration",
-            )
-        return Shelf(path=self.home, entries=tuple(sorted(entries)))
+    def mount(self) -> Bind:
+        """Return how it is shown."""
+        return Bind(target=self.target, source=self.source, is_writable=True, why="the playground")
 
 
-def playground(places: Places, home: str, roots: Sequence[str]) -> Playground:
+def playground(places: Places, home: str, roots: Sequence[str], *, makes_points: bool) -> Playground:
     """Return the playground as a command on the host's own system sees it: `playground` in the home.
 
-    Where that is in the way of a root, or is something else already, it is seen where it lies.
+    Where that is in the way of a root, is something else already, or lacks the mount point and none can be made
+    (`makes_points`), it is seen where it lies.
     """
     source = made(places)
     home = os.path.realpath(home)
@@ -72,10 +43,10 @@ def playground(places: Places, home: str, roots: Sequence[str]) -> Playground:
     if home == "/" or not os.path.isdir(home) or any(_overlap(target, root) for root in (*roots, places.data)):
         return plain
     try:
-        found = os.lstat(target)
+        there = os.lstat(target)
     except FileNotFoundError:
-        return Playground(source=source, target=target, home=home)
-    return Playground(source=source, target=target) if stat.S_ISDIR(found.st_mode) else plain
+        return Playground(source=source, target=target) if makes_points else plain
+    return Playground(source=source, target=target) if stat.S_ISDIR(there.st_mode) else plain
 
 
 def is_there(places: Places) -> bool:

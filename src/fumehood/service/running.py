@@ -6,43 +6,37 @@ import os
 import time
 
 from fumehood.core.environment import apart
-from fumehood.core.spec import Spec, bubblewrap_arguments
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
-from fumehood.linux.again import started
-from fumehood.linux.backdrop import STAND
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.landlock import guard
-from fumehood.linux.launch import FILTER_FD, GUARD_FD, Owner, Plan
+from fumehood.linux.launch import Owner, Plan, started
 from fumehood.linux.limits import resource_limits
+from fumehood.linux.mounts import is_bubblewraps
 from fumehood.linux.output import Stream
 from fumehood.linux.process import Attendance, Outcome
 from fumehood.linux.seccomp import filter_for
+from fumehood.linux.spec import Spec, bubblewrap_arguments
 from fumehood.linux.stdio import CLOSED, on_terminal, piped
-from fumehood.service.playground import Mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.core.policy import Limits
-    from fumehood.core.spec import Bound
-    from fumehood.linux.again import Starter
-    from fumehood.linux.backdrop import Mounts as Backing
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.capture import Layer
-    from fumehood.linux.launch import Given
+    from fumehood.linux.launch import Given, Starter
     from fumehood.linux.output import Sink
-    from fumehood.linux.overlay import Overlay
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Guard, Running, Watched
     from fumehood.linux.stdio import Stdio
     from fumehood.linux.terminal import Terminal
     from fumehood.service.ask import Ask
-    from fumehood.service.backdrops import Backdrops, Behind
     from fumehood.service.network import Access
     from fumehood.service.scratch import Scratch
     from fumehood.service.session import Seat
+    from fumehood.service.surroundings import Seen, Surroundings
     from fumehood.service.world import World
 
 
@@ -76,14 +70,14 @@ class Execution:
         self._start = start
         self._besides: tuple[str, ...] = ()  # what the command may write and fill besides its layers
         self._limits = limits
-        self._renew: Callable[[], Backing | None] = lambda: None  # finds out once more what is behind the roots
+        self._look_again: Callable[[], Seen]
 
     def run(
         self,
         command: tuple[str, ...],
         world: World,
         cwd: str,
-        backdrops: Backdrops,
+        surroundings: Surroundings,
         outputs: tuple[Stream, Stream],
         timeout: float | None,
         wishes: Wishes,
@@ -92,7 +86,7 @@ class Execution:
     ) -> Ended:
         """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
         try:
-            plan = self._planned(command, world, cwd, backdrops, seat, access)
+            plan = self._planned(command, world, cwd, surroundings, seat, access)
             ended = self._captured(plan, outputs, timeout, wishes, access)
         finally:
             if world.scratch is not None:
@@ -114,104 +108,73 @@ class Execution:
         return ended
 
     def _planned(
-        self, command: tuple[str, ...], world: World, cwd: str, backdrops: Backdrops, seat: Seat | None,
+        self, command: tuple[str, ...], world: World, cwd: str, surroundings: Surroundings, seat: Seat | None,
         access: Access | None,
     ) -> Plan:  # fmt: skip
         """Put together all that a launch needs."""
-        capture = self._capture
-        bwrap = self._bubblewrap()
-        owner = self._owner()
-        tree, environment = world.tree, world.environment
+        bwrap, owner = self._bubblewrap(), self._owner(world)
+        user = os.geteuid() if owner is None else owner.user
+        environment = world.environment
         listens_inside = False
         if access is not None:
             environment = {**environment, **access.environment(environment)}
             listens_inside = bool(access.listen) and not self._host.makes_namespaces
             if listens_inside:
                 command = _listening_inside(access, command, world)
-        user = os.geteuid() if owner is None else owner.user
-        ground = Mounts() if world.playground is None else world.playground.mounts(capture.way)
-        behind = self._behind(backdrops, world, user, ground.points)
-
-        def renew() -> Backing | None:
-            backdrops.forget()
-            return self._behind(backdrops, world, user, ground.points).mounts
-
-        self._renew = renew
-        # What is not seen through an overlay may hold sockets that lead out.
-        shown = None if tree is None else self._tree_views(world)
-        is_cut = (behind.mounts if tree is None else shown) is not None
-        refused = filter_for(backdrops.cache, unix_sockets=is_cut)
-        hidden, pinned = self._hidden(backdrops.in_roots, behind.inside)
-        stand = "" if tree is None or owner is None else tree.path
-        if owner is not None and tree is not None and tree.guarded:
-            raise LaunchFailed(
-                f"a project of user {owner.user} can't have a root layer of root's", hint="run fumehood as that user"
-            )
         scratch = world.scratch
         if scratch is not None:
-            environment = {**environment, **self._made(scratch, backdrops, world, user, owner)}
+            environment = {**environment, **self._made(scratch, surroundings, world, user, owner)}
             self._besides = tuple(scratch.directories)
+        seen = self._seen(world, surroundings, user, seat, access)
+        self._look_again = lambda: self._seen(world, surroundings.again(), user, seat, access)
+        refused = filter_for(surroundings.cache, unix_sockets=seen.is_cut)
         environment, variables = apart(environment)
-        spec = Spec(
-            command=command, cwd=cwd, variables=variables, bounds=(*ground.bounds, *capture.bounds), base=behind.base,
-            masked=behind.masked, veiled=hidden, pinned=pinned,
-            emptied=behind.emptied, frozen=behind.frozen, overlays=capture.bubblewrap_overlays,
-            tree=tree.replace(path=STAND) if tree is not None and stand else tree, readonly=world.readonly,
-            names=world.names() if access is not None and access.shares else (),
-            network_made=access is not None and not listens_inside, home=ground.home,
-            disable_userns=self._host.disable_userns,
-            binds=seat.binds if seat else (),
-            tmp=(seat.tmp if seat else "") or (scratch.tmp if scratch else ""),
-            scratch=tuple(scratch.binds) if scratch else (),
-            scratch_overlays=tuple(scratch.bubblewrap_overlays) if scratch else (),
-            filter_fd=FILTER_FD if refused else 0, guard_fd=GUARD_FD if guard() else 0,
+        arguments, texts = bubblewrap_arguments(
+            Spec(
+                command=command, cwd=cwd, mounts=seen.mounts, by_launcher=self._launcher_mounts,
+                network_made=access is not None and not listens_inside, disable_userns=self._host.disable_userns,
+                is_root=world.tree is not None and world.tree.is_writable,
+                variables=variables, has_filter=bool(refused), has_guard=bool(guard()),
+            )
         )  # fmt: skip
-        return Plan(
-            arguments=(bwrap.path, *bubblewrap_arguments(spec)), environment=environment,
-            overlays=(*(shown or ()), *capture.overlays, *world.overlays, *(scratch.overlays if scratch else ())),
-            privileged=self._host.privileged, owner=owner, tree=stand,
+        plan = Plan(
+            arguments=(bwrap.path, *arguments), environment=environment, texts=texts,
+            privileged=self._host.privileged, owner=owner,
             listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
             resolvers=() if access is None or listens_inside else access.resolvers,
             scoped=access is not None and access.shares,
-            backdrop=behind.mounts,
-            limits=resource_limits(self._limits),
-            filter=refused, guarded=bool(guard()),
+            limits=resource_limits(self._limits), filter=refused, guarded=bool(guard()),
+        )  # fmt: skip
+        return self._with_mounts(plan, seen)
+
+    @property
+    def _launcher_mounts(self) -> bool:
+        """Whether our own launcher mounts what the command sees; else bubblewrap does, and less can be hidden."""
+        return self._host.makes_namespaces and self._capture.way != BWRAP
+
+    def _seen(
+        self, world: World, surroundings: Surroundings, user: int, seat: Seat | None, access: Access | None
+    ) -> Seen:
+        return surroundings.seen(
+            world, self._capture, user, seat, by_launcher=self._launcher_mounts, privileged=self._host.privileged,
+            shares_network=access is not None and access.shares,
         )  # fmt: skip
 
-    def _tree_views(self, world: World) -> tuple[Overlay, ...] | None:
-        from fumehood.service.cutting import views
-
-        return views(world, self._capture)
-
-    def _hidden(
-        self, names: Sequence[str], inside: Sequence[str]
-    ) -> tuple[tuple[tuple[str, bool], ...], tuple[Bound, ...]]:
-        """Return what is hidden inside the roots; most have nothing to hide."""
-        if not names and not inside:
-            return (), ()
-        from fumehood.service.veils import veiled
-
-        return veiled(self._capture, names, inside)
-
-    def _behind(self, backdrops: Backdrops, world: World, user: int, points: tuple[str, ...]) -> Behind:
-        """Choose what is seen behind the roots, by what the launcher can do here."""
-        as_root = user == 0
-        roots = [layer.root for layer in self._capture.layers]
-        homes = backdrops.homes(user, world.home)
-        if world.tree is not None:  # nothing of the host is there but the roots
-            return backdrops.tree(homes, roots, as_root=as_root)
-        if self._capture.way == KERNEL:
-            return backdrops.views(homes, (*roots, *points), as_root=as_root, privileged=self._host.privileged)
-        return backdrops.plain(homes, roots, as_root=as_root)
+    def _with_mounts(self, plan: Plan, seen: Seen) -> Plan:
+        """Return a plan with what the launcher mounts."""
+        if not self._launcher_mounts:
+            return plan
+        mounts = tuple(each for each in seen.mounts if not is_bubblewraps(each))
+        return plan.replace(mounts=mounts, ahead=seen.ahead, look=seen.look)
 
     def _made(
-        self, scratch: Scratch, backdrops: Backdrops, world: World, user: int, owner: Owner | None
+        self, scratch: Scratch, surroundings: Surroundings, world: World, user: int, owner: Owner | None
     ) -> dict[str, str]:
         """Make a run's scratch ready; return what the command is told of it."""
         from fumehood.service.scratch import Conditions
 
-        homes = backdrops.homes(user, world.home)
-        hidden = backdrops.masks(homes, as_root=user == 0).hidden
+        homes = surroundings.homes(user, world.home)
+        hidden = surroundings.masks(homes, as_root=user == 0).hidden
         roots = (layer.root for layer in self._capture.layers)
         try:
             scratch.make(
@@ -231,7 +194,7 @@ class Execution:
             raise LaunchFailed("there is no bubblewrap that works here", hint="fumehood doctor")
         return found
 
-    def _owner(self) -> Owner | None:
+    def _owner(self, world: World) -> Owner | None:
         """Whom root runs as on somebody else's project: that person."""
         project = self._capture.layers[0].root
         owner = owner_of(project)
@@ -239,6 +202,10 @@ class Execution:
             raise LaunchFailed(
                 f"{project} belongs to user {owner.user}, and root can't run commands as them here",
                 hint="run fumehood as that user",
+            )
+        if owner is not None and world.tree is not None and world.tree.guarded:
+            raise LaunchFailed(
+                f"a project of user {owner.user} can't have a root layer of root's", hint="run fumehood as that user"
             )
         return owner
 
@@ -284,7 +251,8 @@ class Execution:
         return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
     def _begun(self, plan: Plan, given: Given) -> Running:
-        return started(self._start, plan, given, self._renew)
+        # Where the host turns out to be another than was seen, it is looked over again.
+        return started(self._start, plan, given, lambda plan: self._with_mounts(plan, self._look_again()))
 
     def _guard(self, init: int) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""

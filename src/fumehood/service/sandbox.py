@@ -21,11 +21,11 @@ from fumehood.linux.output import INLINE, HeldBack, Stream
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
 from fumehood.service import layers as layering
-from fumehood.service.backdrops import Backdrops
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Ended, Execution, Wishes, owner_of
 from fumehood.service.settle import FAILED, REFUSED, settle
+from fumehood.service.surroundings import Surroundings
 from fumehood.service.world import around
 from fumehood.store.audit import DECIDED
 from fumehood.store.ids import new_id
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from fumehood.core.network import Network
     from fumehood.core.permission import Question
     from fumehood.core.profile import Profile
-    from fumehood.linux.again import Starter
     from fumehood.linux.capture import Layer
+    from fumehood.linux.launch import Starter
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
     from fumehood.service.network import Access
@@ -64,7 +64,7 @@ class Hood:
         self.permissions = Permissions(store.grants) if permissions is None else permissions
         self.start = start
         self._host: Host | None = None
-        self._backdrops = Backdrops(store.places, policy)
+        self._surroundings = Surroundings(store.places, policy)
         self._profiles: tuple[Profile, ...] = ()
 
     def run(self, request: Request, wishes: Wishes) -> Run:
@@ -140,6 +140,7 @@ class Hood:
             self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
             owner_of(self.project.path), self.project.id,
             plays=PLAYGROUND in request.cwd or PLAYGROUND in shown(command),
+            makes_points=self._found().makes_namespaces and self.policy.capture != capturing.BWRAP,
         )  # fmt: skip
 
     def _profiled(self, world: World, run: str) -> World:
@@ -171,7 +172,7 @@ class Hood:
                 execution = Execution(self._host, capture, self.start, self.policy.limits)
                 with world.entered(way) as world:
                     execution.run(
-                        arguments(script, world.shell), world, world.cwd(self.project.path), self._backdrops,
+                        arguments(script, world.shell), world, world.cwd(self.project.path), self._surroundings,
                         (out, err), timeout, Wishes(),
                     )  # fmt: skip
             finally:
@@ -273,7 +274,7 @@ class Hood:
         ]
         timeout = self.policy.timeout if request.timeout is None else request.timeout
         ended = execution.run(
-            command, world, world.cwd(run.cwd), self._backdrops, (streams[0], streams[1]), timeout, wishes, seat,
+            command, world, world.cwd(run.cwd), self._surroundings, (streams[0], streams[1]), timeout, wishes, seat,
             access,
         )
         if errors is not None:

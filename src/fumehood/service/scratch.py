@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 
 from fumehood.core.masks import HOMES, UNSEEN
-from fumehood.core.spec import Bound
 from fumehood.core.value import Value
 from fumehood.linux.capture import BWRAP, KERNEL
+from fumehood.linux.mounts import Bind, Layered
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
-from fumehood.linux.overlay import Overlay, mounts_inside
+from fumehood.linux.overlay import mounts_inside
 
 try:
     from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fumehood.core.profile import Profile
+    from fumehood.linux.mounts import Operation
     from fumehood.store.places import Places
 
 INSIDE = "/dev/scratch"  # made by bubblewrap for each run, so no command can have put a link there
@@ -101,9 +102,7 @@ class Scratch:
         self.directories: list[str] = []  # where what is written goes
         self.tmp = ""  # the project's own /tmp, where it keeps one
         self.variables: dict[str, str] = {}
-        self.binds: list[Bound] = []
-        self.overlays: list[Overlay] = []
-        self.bubblewrap_overlays: list[tuple[str, tuple[str, ...], str, str]] = []
+        self.mounts: list[Operation] = []
 
     def make(self, conditions: Conditions) -> None:
         """Make the directories ready; a command that is run again has them made again."""
@@ -137,7 +136,7 @@ class Scratch:
         if keep not in self._elsewhere:
             source = self._directory(_ELSEWHERE, keep, alone=False)[0]
             target = INSIDE if keep else f"{INSIDE}-once"
-            self.binds.append(Bound(source=source, target=target))
+            self.mounts.append(Bind(target=target, source=source, is_writable=True, why="its caches"))
             self._elsewhere[keep] = target, os.open(source, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
             self._held.append(self._elsewhere[keep][1])
         target, above = self._elsewhere[keep]
@@ -153,13 +152,10 @@ class Scratch:
         layered = self._conditions.way in (KERNEL, BWRAP) and not mounts_inside(path) and self._same_file_system()
         upper, work = self._directory(name if layered else f"{name}-bare", keep, alone=layered)
         os.chmod(upper, os.stat(path).st_mode & 0o777)
-        if not layered:
-            self.binds.append(Bound(source=upper, target=path))
-        elif self._conditions.way == BWRAP:
-            self.bubblewrap_overlays.append((path, (path,), upper, work))
+        if layered:
+            self.mounts.append(Layered(target=path, lowers=(path,), upper=upper, work=work, why="a cache"))
         else:
-            self.overlays.append(Overlay(root=path, lowers=(path,), upper=upper, work=work))
-            self.binds.append(Bound(source=path, target=path))
+            self.mounts.append(Bind(target=path, source=upper, is_writable=True, why="a cache"))
 
     def _is_free(self, path: str) -> bool:
         """Tell whether a directory may be covered: the command sees it, and nothing in it is captured, hidden or ours.

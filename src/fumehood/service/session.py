@@ -6,8 +6,8 @@ import os
 import time
 
 from fumehood.core import session as told
-from fumehood.core.spec import Bound
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
+from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service.playground import is_directory
 from fumehood.service.running import owner_of
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.core.session import Session
+    from fumehood.linux.mounts import Operation
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
@@ -71,9 +72,12 @@ class Seat:
         return {**self.session.variables, told.VARIABLE: f"{told.TOLD}/{told.ENVIRONMENT}"}
 
     @property
-    def binds(self) -> tuple[Bound, ...]:
+    def mounts(self) -> list[Operation]:
         """What the sandbox shows of the session."""
-        return tuple(Bound(source=self._pipe(name), target=f"{told.TOLD}/{name}") for name in self._pipes)
+        return [
+            Bind(target=f"{told.TOLD}/{name}", source=self._pipe(name), is_writable=True, why="its session")
+            for name in self._pipes
+        ]
 
     def __enter__(self) -> Seat:
         if self._owner is not None:

@@ -8,11 +8,9 @@ from fumehood.core import inside
 from fumehood.core.environment import inherited
 from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
-from fumehood.core.spec import Tree
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import BWRAP, KERNEL
-from fumehood.linux.overlay import Overlay
 from fumehood.service.playground import PLAYGROUND, Playground, is_there, made, playground
 from fumehood.store.places import home
 
@@ -21,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.core.policy import Policy
-    from fumehood.core.spec import Bound
     from fumehood.linux.launch import Owner
+    from fumehood.linux.mounts import Operation
     from fumehood.rootfs.installed import InUse
     from fumehood.rootfs.layer import RootLayer
+    from fumehood.rootfs.tree import Tree
     from fumehood.service.scratch import Scratch
     from fumehood.store.places import Places
 
@@ -39,11 +38,10 @@ class World(Value):
     dropped: tuple[str, ...] = ()
     tree: Tree | None = None
     targets: dict[str, str] = {}  # noqa: RUF012 - never changed
-    readonly: tuple[Bound, ...] = ()
+    skills: tuple[tuple[str, str], ...] = ()  # each one's directory, and where it appears
     host_shell: str = SHELL
     base: str = ""  # the name of the tree, where it is an installed one
     layer: str = ""  # the directory of the project's own layer over it
-    overlays: tuple[Overlay, ...] = ()  # what the launcher mounts besides the roots
     blocked: tuple[Blocked, ...] = ()
     scratch: Scratch | None = None
     playground: Playground | None = None
@@ -62,15 +60,15 @@ class World(Value):
         """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
         return Entered(self, way)
 
-    def names(self) -> tuple[Bound, ...]:
+    def names(self) -> Sequence[Operation]:
         """Let a command that shares the host's network find hosts; returns the files mounted for that."""
         if self.tree is None:
             return ()
         from fumehood.rootfs.names import bound_names, write_names
 
         if not self.tree.guarded:
-            return bound_names(self.tree)
-        if self.tree.writable:
+            return bound_names(self.tree.path)
+        if self.tree.is_writable:
             # What a command left there may be a link: nothing is mounted on it.
             write_names(f"{self.layer}/upper")
         return ()
@@ -141,12 +139,8 @@ class Entered:
         taken = self._layer.take(world.base)
         upper, work = (taken.upper, taken.work) if taken.writable else ("", "")
         lowers = (tree.path,) if taken.writable else (taken.upper, tree.path)
-        tree = tree.replace(writable=taken.writable, guarded=inside.MOUNT_POINTS)
-        blocked = () if taken.writable else (_BUSY,)
-        if self._way == BWRAP:
-            return world.replace(tree=tree.replace(overlay=(lowers, upper, work)), blocked=blocked)
-        mounted = Overlay(root=tree.path, lowers=lowers, upper=upper, work=work)
-        return world.replace(tree=tree, overlays=(mounted,), blocked=blocked)
+        tree = tree.replace(lowers=lowers, upper=upper, work=work, guarded=inside.MOUNT_POINTS)
+        return world.replace(tree=tree, blocked=() if taken.writable else (_BUSY,))
 
 
 _BUSY = Blocked(
@@ -156,12 +150,12 @@ _BUSY = Blocked(
 
 def around(
     places: Places, policy: Policy, root: str, roots: Sequence[str], owner: Owner | None = None, project: int = 0,
-    *, plays: bool = False,
+    *, plays: bool = False, makes_points: bool = True,
 ) -> World:  # fmt: skip
     """Choose what surrounds a command: `root` is host, alpine, an installed tree's name, or a directory.
 
     `plays` says that the command is going to use the playground. Root's is out of reach for an owner whom root works
-    for.
+    for. `makes_points` tells that mount points can be made where the host has none.
     """
     is_shown = policy.playground and owner is None and (plays or is_there(places))
     if root in ("", HOST):
@@ -170,21 +164,22 @@ def around(
         environment |= dict(wishes.set)
         if owner is not None:
             environment |= home_of(owner)
-        found = playground(places, environment.get("HOME") or home(), roots) if is_shown else None
+        base = environment.get("HOME") or home()
+        found = playground(places, base, roots, makes_points=makes_points) if is_shown else None
         return World(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=found
         )
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
     skills = inside.skills(policy.skills)
-    for skill in skills:
-        if not os.path.isdir(skill.source):
-            raise BadRequest(f"the skill {skill.source} is no directory", hint="mend [[skill]] in the configuration")
+    for source, _ in skills:
+        if not os.path.isdir(source):
+            raise BadRequest(f"the skill {source} is not a directory", hint="mend [[skill]] in the configuration")
     environment = {**inside.ENVIRONMENT, **dict(policy.environment.set)}
     found = Playground(source=made(places), target=inside.PLAYGROUND) if is_shown else None
     return World(
         environment=environment, home=home() if owner is None else home_of(owner)["HOME"],
-        tree=tree, targets=inside.targets(roots), readonly=skills, base=base, layer=layer,
+        tree=tree, targets=inside.targets(roots), skills=skills, base=base, layer=layer,
         playground=found,
     )  # fmt: skip
 

@@ -10,30 +10,26 @@ from pathlib import Path
 import pytest
 
 from fumehood import Policy, Sandbox
-from fumehood.core.masks import HOMES, UNSEEN, Masks
-from fumehood.linux.overlay import mount_table
-from fumehood.linux.survey import Needs, is_current, survey
+from fumehood.linux.hostview import HostView, Sight, is_current, look_over
+from fumehood.linux.mounts import Tmpfs, View
 from patience import LONG_S, eventually
 
 pytestmark = pytest.mark.namespaces
 
 
-def found(masks: Masks, *points: str, home: Path, locked: bool = True):
-    return survey(masks, Needs(homes=(str(home),), points=points, locked=locked))
+def looked_over(*hidden: str, home: Path, points: tuple[str, ...] = ()) -> HostView:
+    return look_over(Sight(homes=(str(home),), points=points, hidden=hidden))
 
 
-def cover_of(backdrop, path: Path) -> dict[str, str]:
-    around = [view for view in backdrop.views if str(path).startswith(view.path + "/")]
-    view = max(around, key=lambda view: len(view.path))
-    top = Path(view.path or "/")
-    return {str(top / below): kind for kind, below, _ in view.cover}
+def hidden_in(view: HostView) -> set[str]:
+    """Every path that is hidden by a view."""
+    views = [each for each in view.operations if isinstance(each, View)]
+    return {f"{each.target}/{name}" for each in views for name in each.hidden}
 
 
 def test_a_mask_hides_a_name_that_does_not_exist_yet(home, test_directory):
-    backdrop, _ = found(Masks(hidden=(f"{home}/.netrc", f"{home}/no/such/file")), home=home)
-    cover = cover_of(backdrop, home / "x")
-    assert cover[f"{home}/.netrc"] == "hide"
-    assert cover[f"{home}/no"] == "hide"
+    hidden = hidden_in(looked_over(f"{home}/.netrc", f"{home}/no/such/file", home=home))
+    assert {f"{home}/.netrc", f"{home}/no"} <= hidden
 
 
 def test_a_mask_hides_what_a_link_leads_to(home, test_directory):
@@ -41,22 +37,19 @@ def test_a_mask_hides_what_a_link_leads_to(home, test_directory):
     (home / ".ssh").symlink_to(test_directory / "keys")
     (home / "dotfiles").mkdir()
     (home / ".conf").symlink_to("dotfiles")
-    backdrop, _ = found(Masks(hidden=(f"{home}/.ssh", f"{home}/.conf/gh")), home=home)
-    cover = cover_of(backdrop, home / "x")
-    assert cover[str(test_directory / "keys")] == cover[f"{home}/.ssh"] == cover[f"{home}/dotfiles/gh"] == "hide"
+    hidden = hidden_in(looked_over(f"{home}/.ssh", f"{home}/.conf/gh", home=home))
+    assert {str(test_directory / "keys"), f"{home}/.ssh", f"{home}/dotfiles/gh"} <= hidden
 
 
 def test_a_mount_point_inside_a_mask_is_made_and_the_rest_stays_hidden(home):
     (home / "hidden" / "deep").mkdir(parents=True)
-    backdrop, _ = found(Masks(hidden=(f"{home}/hidden",)), f"{home}/hidden/deep", home=home)
-    cover = cover_of(backdrop, home / "x")
-    assert cover[f"{home}/hidden"] == "opaque"
-    assert cover[f"{home}/hidden/deep"] == "directory"
+    view = looked_over(f"{home}/hidden", home=home, points=(f"{home}/hidden/deep",))
+    assert Tmpfs(target=f"{home}/hidden", is_sealed=True, why="masked") in view.operations
 
 
-def test_a_survey_holds_until_something_it_looked_at_changes(home):
+def test_a_look_at_the_host_holds_until_something_it_looked_at_changes(home):
     os.utime(home, (1, 1))  # long ago, or what is made next could bear the same time
-    _, watched = found(Masks(hidden=(f"{home}/.ssh",)), home=home)
+    watched = looked_over(f"{home}/.ssh", home=home).watched
     # Others may be at work in the directories above.
     mine = {path: times for path, times in watched.items() if path.startswith(str(home))}
     assert mine
@@ -114,15 +107,6 @@ def test_the_project_may_lie_inside_a_mask(home):
         run = sandbox.run("echo x > f; ls ..")
     assert run.stdout.split() == ["extension"]
     assert (project / "f").read_text() == "x\n"
-
-
-def test_a_backdrop_that_was_tampered_with_is_made_again(sandbox, home, project):
-    (home / ".netrc").write_text("secret")
-    assert sandbox.run(f"cat {home}/.netrc").exit_code != 0
-    prepared = next(iter(sandbox._hood._backdrops._known.values()))[2]
-    for cover in Path(prepared.mounts.directory, "cover").rglob(".netrc"):
-        cover.unlink()
-    assert sandbox.run(f"cat {home}/.netrc").exit_code != 0
 
 
 def test_the_commands_own_sockets_work_and_the_hosts_do_not(sandbox, project, test_directory):
@@ -205,13 +189,13 @@ def test_a_file_system_that_does_not_answer_holds_nothing_up(sandbox, dead_mount
     assert (run.exit_code, run.stdout) == (0, "")
 
 
-def test_a_directory_that_went_away_since_the_survey_is_no_trouble(sandbox, home, project):
+def test_a_directory_that_went_away_since_the_host_was_looked_over_is_no_trouble(sandbox, home, project):
     assert sandbox.run("true").exit_code == 0
-    hood = sandbox._hood._backdrops
-    key, (table, watched, prepared) = next(iter(hood._known.items()))
-    mounts = prepared.mounts.replace(views=(*prepared.mounts.views, ("/no-such-directory", 0)))
-    hood._known[key] = table, watched, prepared.replace(mounts=mounts)
-    assert sandbox.run("true").exit_code == 0
+    views = sandbox._hood._surroundings._views
+    (sight, (table, view)) = next(iter(views._remembered.items()))
+    gone = View(target="/no-such-directory", sources=("/no-such-directory",))
+    views._remembered[sight] = table, view.replace(operations=(*view.operations, gone))
+    assert sandbox.run("ls -A /no-such-directory").exit_code == 0
 
 
 def test_the_next_process_finds_what_the_last_one_found_out_while_it_holds(cli, home, project):
@@ -222,30 +206,3 @@ def test_the_next_process_finds_what_the_last_one_found_out_while_it_holds(cli, 
     assert "secret" not in cli("run", "--", f"cat {home}/notes").stdout
     (home / ".netrc").unlink()
     assert cli("run", "--", f"cat {home}/notes").stdout == "secret"
-
-
-def whole(masks: Masks, *points: str, home: Path):
-    return survey(masks, Needs(homes=(str(home),), points=points, locked=False, whole=True))[0]
-
-
-def test_all_by_one_view_shows_no_other_home_and_nothing_of_the_kernels(home, project):
-    backdrop = whole(Masks(hidden=(f"{home}/.ssh", "/run/secret")), str(project), home=home)
-    assert backdrop.views[0].path == ""
-    cover = {f"/{below}": kind for kind, below, _ in backdrop.views[0].cover}
-    expected = {path: "opaque" for path in (*UNSEEN, *HOMES) if os.path.isdir(path) and path != str(home)}
-    assert expected == {path: kind for path, kind in cover.items() if kind == "opaque"}
-    assert "/run/secret" not in cover
-    assert cover_of(backdrop, home / "x")[f"{home}/.ssh"] == "hide"
-
-
-def test_all_by_one_view_has_a_place_for_a_root_that_is_not_shown(home):
-    backdrop = whole(Masks(hidden=()), "/run/some/project", home=home)
-    cover = cover_of(backdrop, Path("/run/some/project"))
-    assert (cover["/run"], cover["/run/some"], cover["/run/some/project"]) == ("opaque", "directory", "directory")
-
-
-def test_all_by_one_view_gives_other_file_systems_views_of_their_own(home):
-    backdrop = whole(Masks(hidden=()), home=home)
-    points = {os.fsdecode(point) for point, _ in mount_table()}
-    assert {view.path for view in backdrop.views[1:]} <= points | {str(home)}
-    assert not [view for view in backdrop.views if view.path.startswith(("/proc", "/sys", "/dev", "/run"))]

@@ -6,8 +6,8 @@ import os
 import stat
 
 from fumehood.core.masks import is_below
-from fumehood.core.spec import Bound
 from fumehood.linux.capture import COPY
+from fumehood.linux.mounts import Bind, Mask
 from fumehood.linux.nofollow import open_top
 
 TYPE_CHECKING = False
@@ -15,26 +15,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fumehood.linux.capture import Capture, Layer
+    from fumehood.linux.mounts import Operation
     from fumehood.linux.stack import Stack
 
 
-def veiled(
-    capture: Capture, names: Sequence[str], inside: Sequence[str]
-) -> tuple[tuple[tuple[str, bool], ...], tuple[Bound, ...]]:
-    """Return what is hidden in the roots, as the command would see it, and the directories that are held in place.
+def masks_in_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]) -> list[Operation]:
+    """Return what hides masked things in the roots.
 
     `names` are masked below every root, `inside` are masked paths of the host that lie in a root. Behind a link, what
     it leads to is hidden, not the link: a command could have planted that.
     """
-    found: list[tuple[str, bool]] = []
-    held: dict[str, Bound] = {}
+    hiding: list[Operation] = []
+    held: dict[str, Operation] = {}
     for layer, (root, target) in zip(capture.layers, capture.targets, strict=True):
         below = [path[len(root) + 1 :] for path in inside if is_below(path, root)]
         for name, is_directory in _there(layer, dict.fromkeys((*names, *below))):
-            found.append((f"{target}/{name}", is_directory))
+            hiding.append(Mask(target=f"{target}/{name}", is_directory=is_directory, why="masked"))
             if capture.way == COPY:
-                held |= {each: Bound(source=f"{layer.merged}/{each}", target=f"{target}/{each}") for each in _way(name)}
-    return tuple(found), tuple(held.values())
+                for each in _way(name):
+                    source = f"{layer.merged}/{each}"
+                    held[source] = Bind(target=f"{target}/{each}", source=source, is_writable=True, why="held in place")
+    return [*held.values(), *hiding]
 
 
 def _way(name: str) -> list[str]:
@@ -52,17 +53,17 @@ def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
 
     tops = [open_top(path) for path in layer.lowers]
     stack = Stack(tops)
-    found = []
+    seen = []
     try:
         for name in names:
             mode = _mode(stack, name)
             if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-                found.append((name, stat.S_ISDIR(mode)))
+                seen.append((name, stat.S_ISDIR(mode)))
     finally:
         stack.restore()
         for top in tops:
             os.close(top)
-    return found
+    return seen
 
 
 def _mode(stack: Stack, name: str) -> int:

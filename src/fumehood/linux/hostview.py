@@ -1,0 +1,393 @@
+"""What a command sees of the host besides its roots: the system, the tools of the home, and nothing else of it.
+
+The host is looked over once, and the answer kept as a list of mount operations for as long as nothing that it was read
+from has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+
+from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below
+from fumehood.core.value import Value
+from fumehood.linux import cache
+from fumehood.linux.mounts import Bind, Devices, Folder, Link, Mask, Operation, Text, Tmpfs, View, packed, unpacked
+from fumehood.linux.overlay import mount_table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Watched = dict[str, tuple[int, int]]
+
+FORMAT = "1"  # to be changed with how the host is shown: what was kept before is then looked for again
+# Asking a server that is gone may take for ever, so these are shown only where a command can't do without.
+_REMOTE = frozenset({"afs", "autofs", "ceph", "cifs", "nfs", "nfs4", "smb3", "smbfs", "ncpfs", "davfs", "glusterfs"})
+# Can't be overlaid, and can't hold a socket either.
+_SOCKETLESS = frozenset({"vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "iso9660", "udf", "hfs", "hfsplus"})
+# Views of the kernel itself.
+_PSEUDO = frozenset(
+    {
+        "bpf", "binfmt_misc", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
+        "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
+    }
+)  # fmt: skip
+_PEOPLE = 1000
+_SMALL = 16 << 10
+_NEEDED = ("/usr", "/etc", "/opt", "/var", "/nix", "/bin", "/lib")
+# What programs ask the machine's description for, given as plain files.
+_SYS = (
+    "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible", "/sys/devices/system/cpu/present",
+    "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "/sys/kernel/mm/transparent_hugepage/enabled",
+)  # fmt: skip
+# Links that programs are found through on some systems.
+_RUN = ("/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/shm")
+_UNLISTED = -1  # in place of a time: only what stands at the path matters, not what is in it
+
+
+class Sight(Value):
+    """What decides how much of the host a command sees.
+
+    `homes` are where the command's user is at home, by real path. `points` is where something else will be mounted:
+    the roots first of all. `hidden` are masked paths, `shown` those that a person unmasked.
+    """
+
+    homes: tuple[str, ...]
+    points: tuple[str, ...]
+    hidden: tuple[str, ...]
+    shown: tuple[str, ...] = ()
+    is_locked: bool = True  # in a user namespace, what has mounts inside can't be overlaid
+
+
+class HostView(Value):
+    """How the host is shown: operations, and what is masked and lies in a root, where no view can hide it."""
+
+    operations: tuple[Operation, ...]
+    inside: tuple[str, ...]
+    watched: Watched
+
+    @property
+    def look(self) -> int:
+        """A number that differs after another look at the host."""
+        return hash(tuple(self.watched.items()))
+
+
+class HostViews:
+    """Remembers how the host is shown, in memory and in the cache."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._remembered: dict[Sight, tuple[object, HostView]] = {}
+
+    def of(self, sight: Sight) -> HostView:
+        """Return how the host is shown."""
+        table = mount_table()
+        remembered = self._remembered.get(sight)
+        if remembered is None or remembered[0] is not table or not is_current(remembered[1].watched):
+            remembered = self._remembered[sight] = table, self._looked_over(sight)
+        return remembered[1]
+
+    def forget(self) -> None:
+        """Look everything over again for the next run: what was thought to be there is not."""
+        self._remembered.clear()
+
+    def _looked_over(self, sight: Sight) -> HostView:
+        """Look the host over, unless an earlier process did so and nothing has changed since."""
+        import marshal
+
+        asked = f"{FORMAT} {sight!r}".encode(errors="surrogateescape")
+        path = f"{self._directory}/hostview-{zlib.crc32(asked):08x}"
+        key = asked + repr(mount_table()).encode()
+        kept = cache.recalled(path)
+        # Its beginning tells that it is whole, ours and an answer to the same question.
+        if kept is not None and kept.startswith(key):
+            watched, rows, within = marshal.loads(kept[len(key) :])  # noqa: S302 - our own, and nobody else's
+            if is_current(watched):
+                return HostView(operations=unpacked(rows), inside=within, watched=watched)
+        view = look_over(sight)
+        cache.keep(path, key + marshal.dumps((view.watched, packed(view.operations), view.inside)))
+        return view
+
+
+def is_current(watched: Watched) -> bool:
+    """Tell whether everything that the host view was read from is as it was."""
+    return all(_identity(path, lists=before[0] != _UNLISTED) == before for path, before in watched.items())
+
+
+def look_over(sight: Sight) -> HostView:
+    """Look the host over, whatever is remembered."""
+    work = _Survey(sight)
+    for entry in work.listed("/"):
+        work.place(f"/{entry.name}", entry)
+    return work.finished()
+
+
+def _identity(path: str, *, lists: bool) -> tuple[int, int]:
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return (0 if lists else _UNLISTED, 0)
+    return (there.st_mtime_ns if lists else _UNLISTED, there.st_ino)
+
+
+class _Survey:
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+        self.watched: Watched = {}
+        self._mounts = {os.fsdecode(point): kind for point, kind in mount_table()}
+        self._shown = tuple(path for path in sight.shown if os.path.exists(path))
+        self._kept = (*sight.homes, *sight.points, *self._shown)
+        self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
+        self._operations: list[Operation] = []
+
+    def listed(self, path: str) -> list[os.DirEntry[str]]:
+        """List a directory, and remember that it was; one that may not be listed is empty."""
+        self._watch(path)
+        try:
+            with os.scandir(path) as entries:
+                return sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            return []
+
+    def _watch(self, path: str, *, lists: bool = True) -> None:
+        if lists or path not in self.watched:
+            self.watched[path] = _identity(path, lists=lists)
+
+    # --- what is hidden ---
+
+    def _other_homes(self) -> list[str]:
+        """Find the homes of people, from 1000 on, that are not in the directories known to hold homes."""
+        self._watch("/etc/passwd")
+        try:
+            with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as file:
+                accounts = [line.rstrip("\n").split(":") for line in file]
+        except OSError:
+            return []
+        homes = {one[5].rstrip("/") for one in accounts if len(one) > 6 and one[2].isdigit() and int(one[2]) >= _PEOPLE}
+        return [home for home in homes if home.startswith("/") and not self._is_needed(home)]
+
+    def _resolved(self, hidden: Iterable[str]) -> frozenset[str]:
+        """Find what names really mean: a secret behind a symbolic link is hidden where it lies, too."""
+        folders: dict[str, str] = {}
+        paths = set()
+        for path in hidden:
+            folder, _, name = path.rpartition("/")
+            if folder not in folders:
+                folders[folder] = self._real_folder(folder)
+            above = folders[folder]
+            if not os.path.isdir(above):
+                paths.add(self._first_missing(above))
+                continue
+            real = f"{above.rstrip('/')}/{name}"
+            self._watch(real, lists=False)
+            if os.path.islink(real):
+                target = os.path.realpath(real)
+                if not self._is_needed(target):
+                    paths.add(target)
+            paths.add(real)
+        return frozenset(path for path in paths if path != "/" and path not in self._kept)
+
+    def _real_folder(self, folder: str) -> str:
+        """Resolve a directory, and notice when one on its way becomes another."""
+        parts = folder.split("/")
+        for length in range(2, len(parts) + 1):
+            self._watch("/".join(parts[:length]), lists=False)
+        return os.path.realpath(folder or "/")
+
+    def _first_missing(self, folder: str) -> str:
+        """Return the first part of a path that does not exist: what is made there later is hidden with it."""
+        missing = folder
+        while not os.path.isdir(os.path.dirname(missing)):
+            missing = os.path.dirname(missing)
+        self._watch(missing, lists=False)
+        return missing
+
+    # --- what is shown ---
+
+    def place(self, path: str, entry: os.DirEntry[str]) -> None:
+        """Decide on one entry of a directory that is made anew."""
+        if path in UNSEEN:
+            self._add(Folder(target=path))
+        elif path in self._hidden:
+            if self._leads_to_kept(path):
+                self._add(Folder(target=path))
+        elif entry.is_symlink():
+            self._add(Link(target=path, to=os.readlink(path)))
+        elif entry.is_dir():
+            self._directory(path)
+        elif entry.is_file() and os.access(path, os.R_OK):
+            self._file(path, entry)
+
+    def _add(self, operation: Operation) -> None:
+        self._operations.append(operation)
+
+    def _file(self, path: str, entry: os.DirEntry[str]) -> None:
+        """Show a file: a small one as a copy, which costs no mount in every run."""
+        there = entry.stat()
+        if there.st_size <= _SMALL:
+            self._watch(path)
+            with open(path, "rb") as file:
+                self._add(Text(target=path, content=file.read(), mode=stat.S_IMODE(there.st_mode) & 0o755))
+        else:
+            self._add(Bind(target=path, source=path))
+
+    def _directory(self, path: str) -> None:
+        kind = self._mounts.get(path, "")
+        if kind in _SOCKETLESS:
+            self._add(Bind(target=path, source=path))
+        elif kind in _PSEUDO or (_is_remote(kind) and not self._is_needed(path)):
+            self._add(Folder(target=path))
+        elif path in HOMES and path not in self._sight.homes:
+            self._way_to_kept(path)
+        elif self._sight.is_locked and any(is_below(point, path) for point in self._mounts):
+            self._add(Folder(target=path))
+            for entry in self.listed(path):
+                self.place(f"{path}/{entry.name}", entry)
+        else:
+            self._view(path)
+
+    def _way_to_kept(self, path: str) -> None:
+        """Make a directory anew, with only those entries that lead to what is needed."""
+        self._add(Folder(target=path))
+        for entry in self.listed(path):
+            child = f"{path}/{entry.name}"
+            if child in self._sight.homes or child in self._shown:
+                self.place(child, entry)
+            elif self._leads_to_kept(child) and not entry.is_symlink():
+                self._way_to_kept(child)
+
+    def _view(self, path: str) -> None:
+        if not self.listed(path):
+            self._add(Folder(target=path))
+            return
+        self._add(View(target=path, sources=(path,)))
+        # Another file system inside is not seen through the view, and gets one of its own.
+        for point in sorted(self._mounts):
+            if is_below(point, path) and not _is_in(point, self._hidden) and not _is_in(point, UNSEEN):
+                self._inner(point)
+
+    def _inner(self, point: str) -> None:
+        kind = self._mounts[point]
+        if kind in _PSEUDO or (_is_remote(kind) and not self._is_needed(point)):
+            return
+        try:
+            is_directory = stat.S_ISDIR(os.lstat(point).st_mode)
+        except OSError:  # covered by another mount
+            return
+        if is_directory and kind not in _SOCKETLESS:
+            self._add(View(target=point, sources=(point,)))
+        else:
+            self._add(Bind(target=point, source=point))
+
+    # --- the whole ---
+
+    def finished(self) -> HostView:
+        """Hide what is masked in each view, and add what every command has."""
+        operations = self._with_masks()
+        operations += [Link(target=path, to=os.readlink(path)) for path in _RUN if os.path.islink(path)]
+        operations += _machine()
+        return HostView(
+            operations=(Tmpfs(target="/", is_sealed=True), *operations, Devices(target="/dev")),
+            inside=inside(sorted(self._hidden), self._sight.points), watched=self.watched,
+        )  # fmt: skip
+
+    def _with_masks(self) -> list[Operation]:
+        views = [each.target for each in self._operations if isinstance(each, View)]
+        hidden: dict[str, list[str]] = {view: [] for view in views}
+        opened: list[Operation] = []
+        for path in sorted(self._hidden):
+            around = max((view for view in views if is_below(path, view)), key=len, default=None)
+            if around is None:
+                continue
+            if self._leads_to_kept(path) and os.path.isdir(path):
+                # It holds something that is to be seen: an empty directory takes its place, with the way there.
+                opened.append(Tmpfs(target=path, is_sealed=True, why="masked"))
+            elif not any(is_below(path, f"{around}/{other}") for other in hidden[around]):
+                hidden[around].append(path[len(around) + 1 :])
+        points = self._missing_points(views)
+        operations = [
+            each.replace(hidden=tuple(hidden[each.target]), points=tuple(points[each.target]))
+            if isinstance(each, View) else each
+            for each in self._operations
+        ]  # fmt: skip
+        return [*operations, *opened, *(self._unmasked(path) for path in self._shown if self._is_unseen(path))]
+
+    def _missing_points(self, views: list[str]) -> dict[str, list[str]]:
+        """Find, for each view, the places in it that something is mounted on and that the host lacks."""
+        points: dict[str, list[str]] = {view: [] for view in views}
+        for path in self._sight.points:
+            around = max((view for view in views if is_below(path, view)), key=len, default=None)
+            if around is not None and not _is_in(path, self._hidden) and not os.path.lexists(path):
+                points[around].append(path[len(around) + 1 :])
+        return points
+
+    def _is_unseen(self, path: str) -> bool:
+        return _is_in(path, self._hidden) or _is_in(path, UNSEEN)
+
+    def _unmasked(self, path: str) -> Operation:
+        if os.path.isdir(path):
+            return View(target=path, sources=(path,), why="you unmasked it")
+        return Bind(target=path, source=path, why="you unmasked it")
+
+    def _leads_to_kept(self, path: str) -> bool:
+        return any(one == path or is_below(one, path) for one in self._kept)
+
+    def _is_needed(self, path: str) -> bool:
+        return any(one == path or is_below(one, path) for one in (*self._kept, *_NEEDED))
+
+
+def _is_in(path: str, places: Iterable[str]) -> bool:
+    return any(path == one or is_below(path, one) for one in places)
+
+
+def _is_remote(kind: str) -> bool:
+    return kind in _REMOTE or (kind.startswith("fuse") and kind not in _SOCKETLESS)
+
+
+def _machine() -> list[Operation]:
+    """Return the few files that describe the machine."""
+    operations: list[Operation] = []
+    for path in _SYS:
+        try:
+            with open(path, "rb") as file:
+                operations.append(Text(target=path, content=file.read(4096), mode=0o444))
+        except OSError:
+            continue
+    return operations
+
+
+def kernel_masks(*, as_root: bool) -> tuple[Operation, ...]:
+    """Return what is hidden in `/proc`: to root, whatever the kernel keeps from everybody else.
+
+    Others can't read it, and root in the sandbox could only because these files are root's.
+    """
+    closed = [path for path, _ in PROC if os.access(path, os.R_OK)]
+    if as_root:
+        closed += _kept_from_others("/proc")
+        for folder in _KERNEL_FOLDERS:
+            closed += _kept_from_others(folder)
+    return tuple(
+        Mask(target=path, is_directory=os.path.isdir(path), why="the kernel keeps it to root")
+        for path in dict.fromkeys(closed)
+    )
+
+
+_KERNEL_FOLDERS = ("/proc/tty", "/proc/driver", "/proc/fs", "/proc/bus", "/proc/sysvipc")
+
+
+def _kept_from_others(folder: str) -> list[str]:
+    """Return what lies in a directory of the kernel's and only its owner may read."""
+    paths = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.isdigit() or entry.is_symlink():
+                    continue
+                needed = 0o005 if entry.is_dir() else 0o004
+                if entry.stat().st_mode & needed != needed:
+                    paths.append(entry.path)
+    except OSError:
+        return []
+    return sorted(paths)

@@ -1,0 +1,230 @@
+"""Where a launch puts together what its command sees: a tmpfs of the launch's own mount namespace.
+
+It exists for nobody else, so nobody can remove it. Places are reached without following a link: what a command left
+in a layer must not decide where something is mounted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from fumehood.linux import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STAND = "/sys"  # there on every host, and of no use to bubblewrap
+ROOT = f"{STAND}/root"  # what bubblewrap shows as `/`
+NOTHING = f"{STAND}/nothing"
+_COVERS = f"{STAND}/cover"
+_EMPTY = f"{STAND}/empty"
+_PLACE = os.O_PATH | os.O_NOFOLLOW
+_BELOW = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS
+# As statvfs tells them, and as mount takes them: in a user namespace, none may be dropped.
+_LOCKED = (
+    (2, libc.MS_NOSUID), (4, libc.MS_NODEV), (8, libc.MS_NOEXEC), (1024, libc.MS_NOATIME), (2048, libc.MS_NODIRATIME),
+    (4096, libc.MS_RELATIME),
+)  # fmt: skip
+
+
+class Site:
+    """One launch's tree while it is being put together; `owner` is whom the command runs as, where that is another."""
+
+    empty = _EMPTY
+
+    def __init__(self, owner: tuple[int, int] | None = None) -> None:
+        self._owner = owner
+        self._own: set[int] = set()  # the devices of our own file systems: only there is anything made
+        self._covers = 0
+        libc.mount(b"tmpfs", STAND.encode(), b"tmpfs", libc.MS_NOSUID, b"mode=755,size=64m")
+        self._own.add(os.stat(STAND).st_dev)
+        for folder in (ROOT, _EMPTY, _COVERS):
+            os.mkdir(folder, 0o755)
+        os.close(os.open(NOTHING, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+
+    def named(self, path: str) -> str:
+        """Name a directory of the host by a descriptor: any byte may then stand in its path.
+
+        It stays open until this process becomes another program.
+        """
+        return f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)}"
+
+    def root(self) -> None:
+        """Have the root be a directory of this tmpfs, and a mount of its own to be sealed by itself."""
+        libc.mount(ROOT.encode(), ROOT.encode(), None, libc.MS_BIND, None)
+
+    def folder(self, target: str, mode: int = 0o755) -> None:
+        """Have a directory there."""
+        place = self._place(target, is_directory=True)
+        if mode != 0o755 and os.fstat(place).st_dev in self._own:
+            os.chmod(f"/proc/self/fd/{place}", mode)
+        os.close(place)
+
+    def link(self, target: str, to: str) -> None:
+        """Make a symbolic link, where nothing is yet."""
+        folder, name = self._around(target)
+        try:
+            os.symlink(to, name, dir_fd=folder)
+            self._belongs(folder, name)
+        except FileExistsError:
+            pass
+        finally:
+            os.close(folder)
+
+    def file(self, target: str, content: bytes, mode: int) -> None:
+        """Make a small file."""
+        folder, name = self._around(target)
+        try:
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            made = os.open(name, flags, 0o600, dir_fd=folder)
+            try:
+                os.write(made, content)
+                os.fchmod(made, mode)
+            finally:
+                os.close(made)
+            self._belongs(folder, name)
+        finally:
+            os.close(folder)
+
+    def tmpfs(self, target: str, mode: int, *, is_mine: bool = False) -> None:
+        """Mount a file system in memory, in which places can be made."""
+        options = f"mode={mode:o}"
+        if is_mine and self._owner is not None:
+            options += f",uid={self._owner[0]},gid={self._owner[1]}"
+        self.mount("tmpfs", target, "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, options)
+        place = self._place(target, is_directory=True)
+        self._own.add(os.fstat(place).st_dev)
+        os.close(place)
+
+    def mount(self, source: str, target: str, kind: str, flags: int, options: str) -> None:
+        """Mount a file system, on a directory that is made where it is missing."""
+        place = self._place(target, is_directory=True)
+        try:
+            name = f"/proc/self/fd/{place}".encode()
+            libc.mount(source.encode(), name, kind.encode(), flags, os.fsencode(options))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, target) from error
+        finally:
+            os.close(place)
+
+    def bind(self, source: str, target: str, flags: int) -> None:
+        """Show a file or directory of the host at a place, with these restrictions."""
+        from_ = os.open(source, os.O_PATH | os.O_CLOEXEC)
+        try:
+            is_directory = stat.S_ISDIR(os.fstat(from_).st_mode)
+            place = self._place(target, is_directory=is_directory)
+            try:
+                here, there = f"/proc/self/fd/{from_}".encode(), f"/proc/self/fd/{place}".encode()
+                libc.mount(here, there, None, libc.MS_BIND, None)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, target) from error
+            finally:
+                os.close(place)
+        finally:
+            os.close(from_)
+        self.restrict(target, flags)
+
+    def restrict(self, target: str, flags: int) -> None:
+        """Add restrictions to what is mounted at a place."""
+        place = self._place(target, is_directory=True)
+        try:
+            name = f"/proc/self/fd/{place}"
+            has = os.statvfs(name).f_flag
+            for told, flag in _LOCKED:
+                flags |= flag if has & told else 0
+            libc.mount(b"none", name.encode(), None, libc.MS_BIND | libc.MS_REMOUNT | flags, None)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, target) from error
+        finally:
+            os.close(place)
+
+    def cover(self, source: str, hidden: Sequence[str], points: Sequence[str]) -> str:
+        """Make what is laid over a view: whiteouts for names that are hidden, directories to mount something on."""
+        self._covers += 1
+        top = f"{_COVERS}/{self._covers}"
+        os.mkdir(top, 0o755)
+        _like(source, top)
+        for name in hidden:
+            self._cover_way(source, top, os.path.dirname(name))
+            os.mknod(f"{top}/{name}", stat.S_IFCHR | 0o600, 0)  # a whiteout, which needs no privilege
+        for name in points:
+            self._cover_way(source, top, name)
+        return top
+
+    def _cover_way(self, source: str, top: str, below: str) -> None:
+        """Have every directory on the way in a cover, looking like the host's own."""
+        parts = below.split("/") if below else []
+        for length in range(1, len(parts) + 1):
+            path = "/".join(parts[:length])
+            try:
+                os.mkdir(f"{top}/{path}", 0o755)
+            except FileExistsError:
+                continue
+            _like(f"{source}/{path}", f"{top}/{path}")
+
+    def _place(self, target: str, *, is_directory: bool) -> int:
+        """Open a place below the root, making it where it is missing and the directory around it is our own."""
+        root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return libc.openat2(root, _below(target), _PLACE, _BELOW)
+        except FileNotFoundError:
+            pass
+        finally:
+            os.close(root)
+        folder, name = self._around(target)
+        try:
+            if is_directory:
+                os.mkdir(name, 0o755, dir_fd=folder)
+            else:
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=folder))
+            self._belongs(folder, name)
+            return os.open(name, _PLACE | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def _around(self, target: str) -> tuple[int, str]:
+        """Open the directory around a place, which must be one of our own; return it and the place's name."""
+        above, _, name = target.rpartition("/")
+        folder = self._place(above or "/", is_directory=True)
+        if os.fstat(folder).st_dev not in self._own:
+            os.close(folder)
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), target)
+        return folder, name
+
+    def _belongs(self, folder: int, name: str) -> None:
+        """Give what was made to whom the directory around it belongs."""
+        around = os.fstat(folder)
+        if (around.st_uid, around.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(name, around.st_uid, around.st_gid, dir_fd=folder, follow_symlinks=False)
+
+
+def close() -> None:
+    """Take away what was put together, or begun to be, in this namespace of ours."""
+    try:
+        libc.umount(STAND.encode(), libc.MNT_DETACH)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # nothing of ours is there
+            raise
+
+
+def _below(target: str) -> bytes:
+    return os.fsencode(target.strip("/")) or b"."
+
+
+def _like(original: str, copy: str) -> None:
+    """Give a directory of ours the mode of the host's, and for root its owner."""
+    try:
+        there = os.lstat(original)
+    except OSError:
+        return
+    if os.geteuid() == 0:
+        try:
+            os.chown(copy, there.st_uid, there.st_gid)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # In a user namespace that has no name for its owner, whom it would not show either.
+    os.chmod(copy, stat.S_IMODE(there.st_mode) | stat.S_IRWXU)
