@@ -12,7 +12,16 @@ import pytest
 
 from conftest import need
 from fumehood.core.bpf import program
-from fumehood.core.syscalls import AARCH64, ARCHITECTURES, NO_UNIX_SOCKETS, NUMBERS, RULES, X86_64, number
+from fumehood.core.syscalls import (
+    AARCH64,
+    ARCHITECTURES,
+    NO_UNIX_SOCKETS,
+    NUMBERS,
+    PRETENDED_OWNERS,
+    RULES,
+    X86_64,
+    number,
+)
 from fumehood.linux import seccomp
 from fumehood.linux.seccomp import filter_for, machine
 
@@ -78,7 +87,7 @@ def test_without_views_the_command_gets_no_unix_socket_that_could_reach_the_host
 
 
 @pytest.mark.parametrize("name", [X86_64, AARCH64])
-@pytest.mark.parametrize("more", [(), NO_UNIX_SOCKETS])
+@pytest.mark.parametrize("more", [(), NO_UNIX_SOCKETS, PRETENDED_OWNERS, (*NO_UNIX_SOCKETS, *PRETENDED_OWNERS)])
 def test_a_program_is_well_formed_for_every_machine(name, more):
     text = program(name, more)
     lines = [struct.unpack("=HBBI", text[at : at + 8]) for at in range(0, len(text), 8)]
@@ -89,12 +98,90 @@ def test_a_program_is_well_formed_for_every_machine(name, more):
     assert lines[1][3] == ARCHITECTURES[name]
 
 
+ALLOW, DONE = 0x7FFF0000, 0x00050000  # what a program answers: go on; do nothing, and say that it is done
+
+
+def answer(text, name, call, arguments):
+    """What the kernel would be told for a call: the program is gone through as the kernel does."""
+    known = struct.pack("<iIQ6Q", call, ARCHITECTURES[name], 0, *(word & 2**64 - 1 for word in arguments))
+    lines = [struct.unpack("=HBBI", text[at : at + 8]) for at in range(0, len(text), 8)]
+    word = place = 0
+    while True:
+        code, yes, no, number_ = lines[place]
+        place += 1
+        if code == 0x06:
+            return number_
+        if code == 0x20:
+            word = struct.unpack_from("<I", known, number_)[0]
+        elif code == 0x54:
+            word &= number_
+        else:
+            holds = {0x15: word == number_, 0x35: word >= number_, 0x45: bool(word & number_)}[code]
+            place += yes if holds else no
+
+
+OWNERS = [
+    (0, 0, ALLOW), (-1, -1, ALLOW), (-1, 0, ALLOW), (0, -1, ALLOW), (0xFFFFFFFF, 0, ALLOW), (1 << 32, 0, ALLOW),
+    (1000, -1, DONE), (-1, 5, DONE), (0, 33, DONE), (33, 0, DONE), (33, 33, DONE), (0xFFFFFFFE, -1, DONE),
+    (7 << 32 | 0xFFFFFFFF, 1 << 40, ALLOW), (1 << 32 | 5, 0, DONE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "calls"), [(X86_64, {92, 93, 94, 260}), (AARCH64, {54, 55})])
+@pytest.mark.parametrize("besides", [(), NO_UNIX_SOCKETS])
+@pytest.mark.parametrize(("user", "group", "wanted"), OWNERS)
+def test_only_an_owner_other_than_root_is_pretended(name, calls, besides, user, group, wanted):
+    pretending, real = program(name, (*besides, *PRETENDED_OWNERS)), program(name, besides)
+    found = set()
+    for rule in PRETENDED_OWNERS:
+        for call in rule.calls:
+            at = number(call, name)
+            if at is None:
+                continue
+            arguments = [7] * 6
+            arguments[rule.when[0].index], arguments[rule.when[1].index] = user, group
+            assert answer(pretending, name, at, arguments) == wanted
+            assert answer(real, name, at, arguments) == ALLOW
+            found.add(at)
+    assert found == calls
+
+
+@pytest.mark.parametrize("name", [X86_64, AARCH64])
+def test_pretending_leaves_every_other_call_as_it_was(name):
+    pretending, real = program(name, PRETENDED_OWNERS), program(name)
+    owners = {number(call, name) for rule in PRETENDED_OWNERS for call in rule.calls}
+    for call in set(range(600)) - owners:
+        for word in (0, 1, 5, 1000, 0x7E020000, 0xFFFFFFFF):
+            arguments = [word] * 6
+            assert answer(pretending, name, call, arguments) == answer(real, name, call, arguments)
+
+
+@pytest.mark.skipif(machine() not in ARCHITECTURES, reason="no table for this machine")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only for root are changes of owner pretended")
+@pytest.mark.namespaces
+def test_every_call_that_changes_an_owner_is_pretended_by_the_kernel(sandbox):
+    lines = []
+    for rule in PRETENDED_OWNERS:
+        for call in rule.calls:
+            at = number(call, machine())
+            for ids in [(5, -1), (-1, 5), (0, 0)] if at is not None else []:
+                arguments = [-1] * 5  # no descriptor, and no address of a name: a real call fails
+                for argument, each in zip(rule.when, ids, strict=True):
+                    arguments[argument.index] = each
+                lines.append(" ".join(map(str, (at, *arguments))))
+    run = sandbox.run([sys.executable, "-I", "-S", "-c", CALL, *lines])
+    told = run.stdout.split()
+    assert len(told) == len(lines) >= 6
+    assert set(told[0::3]) | set(told[1::3]) == {"0"}
+    assert "0" not in told[2::3]
+
+
 def test_the_kernel_takes_the_program(tmp_path):
     # In a child, for there is no way back.
     child = os.fork()
     if child == 0:
         libc = ctypes.CDLL(None, use_errno=True)
-        text = filter_for(str(tmp_path), unix_sockets=False)
+        text = filter_for(str(tmp_path), unix_sockets=False, pretends_owners=True)
         kept = ctypes.create_string_buffer(text)
         head = struct.pack("HxxxxxxP", len(text) // 8, ctypes.addressof(kept))
         libc.prctl(38, 1, 0, 0, 0)
@@ -144,6 +231,18 @@ def test_a_filter_is_compiled_once_and_recalled_after_that(fresh, tmp_path, monk
     seccomp._programs.clear()
     monkeypatch.setattr(seccomp, "_compiled", None)
     assert filter_for(str(tmp_path), unix_sockets=True) == first
+
+
+def test_each_variant_of_the_filter_is_kept_under_its_own_name(fresh, tmp_path):
+    variants = [(sockets, owners) for sockets in (True, False) for owners in (True, False)]
+
+    def all_of_them():
+        return [filter_for(str(tmp_path), unix_sockets=sockets, pretends_owners=owners) for sockets, owners in variants]
+
+    first = all_of_them()
+    assert len(set(first)) == len(list(tmp_path.iterdir())) == 4
+    seccomp._programs.clear()
+    assert all_of_them() == first
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "open", "of other tables", "a link"])

@@ -1,4 +1,4 @@
-"""Write a table of refused system calls as a program for the kernel's filter.
+"""Write a table of system calls that are not made as a program for the kernel's filter.
 
 A program is a list of instructions of eight bytes: what to do, how far to jump if it holds and if not, and a number.
 Chosen over libseccomp's bindings: those on the index are unmaintained or need the C library and a compiler to install,

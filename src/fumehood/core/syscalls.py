@@ -1,4 +1,4 @@
-"""The system calls that no command needs and that attackers do: one table, with a reason for each.
+"""The system calls that no command needs and that attackers do, and those that are only pretended: with reasons.
 
 Everything not listed is allowed; a call that the kernel gained after this was written does not exist (ENOSYS), so
 that programs fall back to what they did before.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from fumehood.core.value import Value
 
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
+NO_ERROR = 0  # the call is not made, and the program is told that it was
 
 X86_64, AARCH64 = "x86_64", "aarch64"
 ARCHITECTURES = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
@@ -20,6 +21,7 @@ X32_BIT = 0x40000000  # the second ABI of x86_64: the same calls under other num
 _NEW_NAMESPACES = 0x7E020080
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+_ROOT, _UNCHANGED = 0, 0xFFFFFFFF  # ids that a change of owner means as they are
 _DATAGRAM, _RAW, _TYPE = 2, 3, 0xF  # among Unix sockets, the second is another name for the first
 
 
@@ -36,7 +38,7 @@ class Argument(Value):
 
 
 class Rule(Value):
-    """Calls that are refused: always, or when an argument says so."""
+    """Calls that are not made, but answered with `error`: always, or when any of the arguments says so."""
 
     calls: tuple[str, ...]
     error: int
@@ -85,14 +87,27 @@ NO_UNIX_SOCKETS: tuple[Rule, ...] = (
          when=(Argument(index=1, test="one of", values=(_DATAGRAM, _RAW), mask=_TYPE),)),
 )  # fmt: skip
 
+# For a command that is root inside, where no id but 0 is mapped: what asks for another owner succeeds and does nothing,
+# so that archives unpack. What asks for root, or for no change, is real, and so are its errors.
+PRETENDED_OWNERS: tuple[Rule, ...] = (
+    Rule(calls=("chown", "fchown", "lchown"), error=NO_ERROR, why="there is no other owner to be had",
+         when=(Argument(index=1, test="none of", values=(_ROOT, _UNCHANGED)),
+               Argument(index=2, test="none of", values=(_ROOT, _UNCHANGED)))),
+    Rule(calls=("fchownat",), error=NO_ERROR, why="there is no other owner to be had",
+         when=(Argument(index=2, test="none of", values=(_ROOT, _UNCHANGED)),
+               Argument(index=3, test="none of", values=(_ROOT, _UNCHANGED)))),
+)  # fmt: skip
+
 # On x86_64 and on aarch64; None where there is no such call.
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
-    "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "clock_settime": (227, 112), "clone": (56, 220),
-    "clone3": (435, 435), "delete_module": (176, 106), "finit_module": (313, 273), "fsconfig": (431, 431),
+    "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chown": (92, None), "clock_settime": (227, 112),
+    "clone": (56, 220), "clone3": (435, 435), "delete_module": (176, 106), "fchown": (93, 55), "fchownat": (260, 54),
+    "finit_module": (313, 273), "fsconfig": (431, 431),
     "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433), "init_module": (175, 105),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioctl": (16, 29),
     "ioperm": (173, None), "iopl": (172, None), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
-    "keyctl": (250, 219), "lookup_dcookie": (212, 18), "mount": (165, 40), "mount_setattr": (442, 442),
+    "keyctl": (250, 219), "lchown": (94, None), "lookup_dcookie": (212, 18), "mount": (165, 40),
+    "mount_setattr": (442, 442),
     "move_mount": (429, 429), "nfsservctl": (180, 42), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
     "open_tree_attr": (467, 467), "perf_event_open": (298, 241), "pivot_root": (155, 41), "ptrace": (101, 117),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "reboot": (169, 142), "request_key": (249, 218),

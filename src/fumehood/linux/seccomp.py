@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 
-_programs: dict[bool, bytes] = {}
+_programs: dict[tuple[bool, bool], bytes] = {}
 _CORE = f"{os.path.dirname(os.path.dirname(__file__))}/core"
 _SOURCES = (f"{_CORE}/syscalls.py", f"{_CORE}/bpf.py")
 
@@ -22,26 +22,33 @@ def is_known() -> bool:
     return machine() in ARCHITECTURES
 
 
-def filter_for(cache: str, *, unix_sockets: bool) -> bytes:
-    """Return the filter for commands here, or nothing where the machine's calls are not known."""
-    known = _programs.get(unix_sockets)
+def filter_for(cache: str, *, unix_sockets: bool, pretends_owners: bool = False) -> bytes:
+    """Return the filter for commands here, or nothing where the machine's calls are not known.
+
+    `pretends_owners` is for a command that is root inside: giving a file to anybody else does nothing and succeeds.
+    """
+    known = _programs.get((unix_sockets, pretends_owners))
     if known is None:
-        path = f"{cache}/filter-{machine()}{'' if unix_sockets else '-no-unix'}"
+        variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
+        path = f"{cache}/filter-{machine()}{variant}"
         made_from = _made_from()
         known = _recalled(path, made_from)
         if known is None:
-            known = _compiled(unix_sockets=unix_sockets)
+            known = _compiled(unix_sockets=unix_sockets, pretends_owners=pretends_owners)
             if made_from:
                 _keep(path, made_from, known)
-        _programs[unix_sockets] = known
+        _programs[unix_sockets, pretends_owners] = known
     return known
 
 
-def _compiled(*, unix_sockets: bool) -> bytes:
+def _compiled(*, unix_sockets: bool, pretends_owners: bool) -> bytes:
     from fumehood.core.bpf import program
-    from fumehood.core.syscalls import NO_UNIX_SOCKETS
+    from fumehood.core.syscalls import NO_UNIX_SOCKETS, PRETENDED_OWNERS
 
-    return program(machine(), () if unix_sockets else NO_UNIX_SOCKETS) if is_known() else b""
+    if not is_known():
+        return b""
+    more = (() if unix_sockets else NO_UNIX_SOCKETS) + (PRETENDED_OWNERS if pretends_owners else ())
+    return program(machine(), more)
 
 
 def _made_from() -> bytes:
