@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from fumehood.core.policy import PRETEND, REFUSE
 from fumehood.core.report import printable
 
 if TYPE_CHECKING:
@@ -30,8 +31,13 @@ TOOLS = tuple(
     )
 )  # fmt: skip
 GROUPS = {"shells": SHELLS, "runtimes": RUNTIMES, "managers": MANAGERS, "tools": TOOLS}
-_PLACES = ("/workspace", "/tmp", "/playground", "/", "/usr", "/etc", "/home")  # noqa: S108 - as the command sees them
+_TMP = "/tmp"  # noqa: S108 - as the command sees it, like the others
+_PLACES = ("/workspace", _TMP, "/playground", "/", "/usr", "/etc", "/home")
 _LIMITS = {"memory_kib": "-v", "processes": "-u", "files": "-n", "cpu_s": "-t", "file_size_blocks": "-f"}
+_OWNERS = {
+    PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and says that it is done.",
+    REFUSE: "Owners are not changed: giving a file to another user or group fails.",
+}
 BUSYBOX = "(busybox)"
 _VERSION = re.compile(r"\d+(?:\.\d+)+[0-9A-Za-z.+_-]*")
 
@@ -42,6 +48,8 @@ def script() -> str:
         "say() { printf '%s\\t%s\\n' \"$1\" \"$2\"; }",
         # Root's `test -w` says yes to everything in some shells, so writing is tried.
         'try() { (: > "$1/.fumehood-$$") 2>/dev/null && rm -f "$1/.fumehood-$$" && say writable "$1"; }',
+        # No id but the command's own is there, so what succeeds is pretended.
+        'own() { : > "$1" && { chown 1:1 "$1" && say ownership pretend || say ownership refuse; }; rm -f "$1"; }',
         'first() { case $(readlink -f "$(command -v "$1")") in */busybox) echo "(busybox)"; return ;; esac',
         '"$@" </dev/null 2>&1 | grep -m 1 "[0-9][.][0-9]"; }',
         'say os "$(. /etc/os-release 2>/dev/null; echo "$PRETTY_NAME")"',
@@ -54,6 +62,7 @@ def script() -> str:
         for program, _, flag in programs:
             lines.append(f'command -v {program} >/dev/null 2>&1 && say {group}:{program} "$(first {program} {flag})"')
     lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', *_PLACES)]
+    lines.append(f'own "{_TMP}/.fumehood-$$" 2>/dev/null')
     lines += [f'say limit:{name} "$(ulimit {flag} 2>/dev/null)"' for name, flag in _LIMITS.items()]
     return "\n".join([*lines, "true"])
 
@@ -93,6 +102,8 @@ def as_text(told: Mapping[str, Any]) -> str:
         f"Network: {told['network']}.",
         f"Limits: {_limits(told)}.",
     ]
+    if told["uid"] == 0 and told.get("ownership") in _OWNERS:
+        lines.insert(2, _OWNERS[told["ownership"]])
     if told.get("tree"):
         lines.insert(2, "`pip install` puts packages into /workspace/.packages, where Python finds them.")
     # A root that commands can write tells them what they please.
@@ -102,7 +113,7 @@ def as_text(told: Mapping[str, Any]) -> str:
 def _places(told: Mapping[str, Any]) -> str:
     notes = {
         told["cwd"]: "the project; every change is recorded and can be undone",
-        "/tmp": "empty at the start of each command" if told.get("fresh_tmp", True) else "kept",  # noqa: S108
+        _TMP: "empty at the start of each command" if told.get("fresh_tmp", True) else "kept",
         "/": "packages that are installed there stay for this project",
         "/playground": "scratch space that is kept",
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core import kinds as k
-from fumehood.core.policy import Policy
+from fumehood.core.policy import PRETEND, REFUSE, Policy
 from fumehood.core.value import Value
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ KEYS: tuple[Key, ...] = (
     _key("root", k.ROOT, "The system that a command sees: `host`, `alpine`, or another root tree's name or path."),
     _key("tmp", k.choice("fresh", "project"), "`/tmp`: empty for each run, or kept for the project."),
     _key("playground", k.FLAG, "Show commands a writable directory of their own at `~/playground`."),
+    _key("ownership", k.choice(PRETEND, REFUSE),
+         "When a command that runs as root gives a file to anybody else: `pretend` does nothing and says that it is "
+         "done, so that archives unpack; `refuse` fails. Owners are not changed either way."),
     _key("ask_timeout", k.AMOUNT, "Seconds that a question to a person waits for an answer; then it is a no."),
     _key("network", k.choice("none", "ask", "full"),
          "`none`; `ask`: run offline, then ask for the hosts it needed; `full`: the host's network."),

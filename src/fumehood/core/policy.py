@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+PRETEND, REFUSE = "pretend", "refuse"  # what becomes of giving a file to another owner
 EVERYWHERE = ""  # the name of the settings that hold for every project
 
 
@@ -70,6 +71,7 @@ class Policy(Value):
     root: str = "host"
     tmp: str = "fresh"
     playground: bool = True
+    ownership: str = PRETEND
     ask_timeout: float = 120.0
     network: str = "none"
     hosts: tuple[str, ...] = ()

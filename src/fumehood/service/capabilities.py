@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fumehood.service.sandbox import Hood
     from fumehood.service.world import World
 
-_FORMAT = 1
+_FORMAT = 2
 _PATIENCE_S = 60.0
 _MOST_KEPT = 50
 
@@ -59,7 +59,7 @@ def _network(policy: Policy) -> str:
 def _key(world: World, hood: Hood) -> str:
     """Return a name that changes when the answer would."""
     parts = [_FORMAT, os.geteuid(), hood.policy.capture, *hood.project.roots, world.layer, world.skills]
-    parts += [world.playground is not None]
+    parts += [world.playground is not None, world.ownership]
     parts += _identities(world)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -127,7 +127,9 @@ class Execution:
             self._besides = tuple(scratch.directories)
         seen = self._seen(world, surroundings, user, seat, access)
         self._look_again = lambda: self._seen(world, surroundings.again(), user, seat, access)
-        refused = filter_for(surroundings.cache, unix_sockets=seen.is_cut)
+        refused = filter_for(
+            surroundings.cache, unix_sockets=seen.is_cut, pretends_owners=world.pretends_owners(user)
+        )
         environment, variables = apart(environment)
         arguments, texts = bubblewrap_arguments(
             Spec(

@@ -6,6 +6,7 @@ import os
 
 from fumehood.core import inside
 from fumehood.core.environment import inherited
+from fumehood.core.policy import PRETEND
 from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
 from fumehood.core.value import Value
@@ -45,6 +46,7 @@ class World(Value):
     blocked: tuple[Blocked, ...] = ()
     scratch: Scratch | None = None
     playground: Playground | None = None
+    ownership: str = PRETEND
 
     @property
     def shell(self) -> str:
@@ -55,6 +57,11 @@ class World(Value):
     def remedy(self) -> str:
         """What lets commands write more than they may here, said at the end of a sentence."""
         return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
+
+    def pretends_owners(self, user: int) -> bool:
+        """Say whether giving a file to another owner does nothing and succeeds: only for who is root inside."""
+        is_root_inside = user == 0 or (self.tree is not None and self.tree.writable)
+        return is_root_inside and self.ownership == PRETEND
 
     def entered(self, way: str) -> Entered:
         """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
@@ -167,7 +174,8 @@ def around(
         base = environment.get("HOME") or home()
         found = playground(places, base, roots, makes_points=makes_points) if is_shown else None
         return World(
-            environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=found
+            environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=found,
+            ownership=policy.ownership,
         )
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
@@ -180,7 +188,7 @@ def around(
     return World(
         environment=environment, home=home() if owner is None else home_of(owner)["HOME"],
         tree=tree, targets=inside.targets(roots), skills=skills, base=base, layer=layer,
-        playground=found,
+        playground=found, ownership=policy.ownership,
     )  # fmt: skip
 
 
