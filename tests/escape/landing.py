@@ -1,7 +1,9 @@
 """Attacks by what a command leaves: while it is taken over, and after it landed."""
 
+import io
 import os
 import stat
+import tarfile
 from pathlib import Path
 
 from escape.attacks import FAILS, LANDED, TAKING_OVER, Case, Plot, attack, has_program, python
@@ -63,7 +65,24 @@ def leaves_a_socket(case: Case) -> Plot:
 @attack(TAKING_OVER)
 def leaves_a_set_uid_program(case: Case) -> Plot:
     """Leaves a program that runs as the person, whoever starts it."""
-    return Plot("cp /bin/true t; chmod 4755 t", check=lambda: _is(case.project / "t", lambda mode: bool(mode & 0o6000)))
+    return Plot("cp /bin/true t; chmod 4755 t", check=lambda: _has_set_id(case.project / "t"))
+
+
+@attack(TAKING_OVER, needs=has_program("tar"))
+def unpacks_a_set_uid_program(case: Case) -> Plot:
+    """Unpacks an archive with a set-uid program of another owner, which here would be this user's."""
+    with tarfile.open(case.project / "a.tar", "w") as archive:
+        entry = tarfile.TarInfo("t")
+        entry.uid, entry.gid, entry.mode, entry.size = 1001, 1001, 0o6755, 2
+        archive.addfile(entry, io.BytesIO(b"x\n"))
+    return Plot("tar -xpf a.tar", check=lambda: _has_set_id(case.project / "t"))
+
+
+@attack(TAKING_OVER, as_root=FAILS, root_only=True)
+def set_uid_program_that_was_given_away(case: Case) -> Plot:
+    """Gives away a set-uid program: the kernel would take the bit, a pretended change of owner does not."""
+    command = "cp /bin/true t; chmod 6755 t; chown 1001:1001 t; :"
+    return Plot(command, check=lambda: _has_set_id(case.project / "t"))
 
 
 @attack(TAKING_OVER, plain=FAILS, as_root=None)
@@ -211,6 +230,10 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def _has_set_id(path: Path) -> bool:
+    return _is(path, lambda mode: bool(mode & 0o6000))
 
 
 def _is(path: Path, kind: object) -> bool:
