@@ -1,7 +1,11 @@
-"""Choose the environment a command gets: the person's own, less what looks like a secret, by its name or its value."""
+"""Choose the environment a command gets: the person's own, less what looks like a secret.
+
+Names are judged here, values in `credentials.py`.
+"""
 
 from __future__ import annotations
 
+from fumehood.core.credentials import SWITCHES, holds_secret
 from fumehood.core.proxied import SETTINGS
 
 TYPE_CHECKING = False
@@ -11,41 +15,41 @@ if TYPE_CHECKING:
 # Parts of names that tell a secret, wherever they stand between underscores.
 _SECRET_WORDS = frozenset(
     {
-        "ACCESSKEY", "APIKEY", "APITOKEN", "AUTH", "AUTHTOKEN", "BEARER", "COOKIE", "CRED", "CREDENTIAL",
-        "CREDENTIALS", "CREDS", "DSN", "JWT", "KEY", "KEYS", "OAUTH", "PASS", "PASSPHRASE", "PASSWD",
-        "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PSK", "PWD0", "SECRET", "SECRETKEY", "SECRETS",
+        "ACCESSKEY", "APIKEY", "APITOKEN", "AUTH", "AUTHORIZATION", "AUTHTOKEN", "BEARER", "COOKIE", "CRED",
+        "CREDENTIAL", "CREDENTIALS", "CREDS", "DSN", "JWT", "KEY", "KEYS", "MNEMONIC", "OAUTH", "PASS", "PASSCODE",
+        "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PSK", "SECRET", "SECRETKEY", "SECRETS",
         "TOKEN", "TOKENS", "WEBHOOK",
     }
 )  # fmt: skip
+# Of these, the ones that also name a switch (USE_AUTH=1) or an amount (MAX_TOKENS=4096).
+_SWITCHED = frozenset({"AUTH", "COOKIE", "JWT", "KEY", "OAUTH", "PRIVATE", "WEBHOOK"})
+_COUNTED = frozenset({"KEYS", "TOKENS"})
 # Endings of names written without underscores: PGPASSWORD, GITHUBTOKEN.
 _SECRET_ENDS = ("APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "CREDENTIALS", "ACCESSKEY")
+# Endings of single words: SSHPASS, MYSQL_PWD, DB_PW. The second also names a directory, as OLDPWD does.
+_SECRET_WORD_ENDS, _DIRECTORY = ("PASS", "PWD", "PW"), "PWD"
+_OTHER_WORDS = frozenset({"BYPASS", "COMPASS"})
+_CARRIERS = ("HEADER", "HEADERS", "STR", "STRING")  # EXTRA_HEADERS, CONNECTION_STRING
 # Ways to talk to something outside, or leftovers of the host's session. Of git's settings in variables the values may
 # be secret and the keys look so: all of them go, because git refuses to work with a part.
 _SECRET_STARTS = (
-    "AWS_", "AZURE_", "ARM_CLIENT", "BW_", "CLOUDSDK_", "DBUS_", "DIGITALOCEAN_", "DOCKER_", "FUMEHOOD_",
-    "GNOME_KEYRING", "GOOGLE_APPLICATION", "GPG_", "KUBE", "OP_SERVICE", "OP_SESSION", "SSH_", "SUDO_ASKPASS", "VAULT_",
-    "GIT_ASKPASS", "XAUTHORITY", "XDG_RUNTIME_DIR", "XDG_SESSION", "WAYLAND_", "I3SOCK", "SWAYSOCK", "TMUX",
-    "VSCODE_IPC", "VSCODE_GIT", "CONTAINER_HOST", "PULSE_SERVER", "PODMAN_", "NIX_REMOTE", "SESSION_MANAGER",
-    "GIT_CONFIG_COUNT", "GIT_CONFIG_VALUE_", "GIT_CONFIG_PARAMETERS",
+    "ARM_CLIENT", "BW_", "DBUS_", "FUMEHOOD_", "GNOME_KEYRING", "GOOGLE_APPLICATION", "GPG_", "KUBE", "OP_SERVICE",
+    "OP_SESSION", "SSH_", "SUDO_ASKPASS", "GIT_ASKPASS", "XAUTHORITY", "XDG_RUNTIME_DIR", "XDG_SESSION", "WAYLAND_",
+    "I3SOCK", "SWAYSOCK", "TMUX", "VSCODE_IPC", "VSCODE_GIT", "CONTAINER_HOST", "PULSE_SERVER", "PODMAN_",
+    "NIX_REMOTE", "SESSION_MANAGER", "GIT_CONFIG_COUNT", "GIT_CONFIG_VALUE_", "GIT_CONFIG_PARAMETERS",
 )  # fmt: skip
+# Of a service where one has an account, only what is clearly harmless passes: switches, amounts, where it is, and
+# whose certificates are trusted.
+_SERVICES = ("AWS_", "AZURE_", "CLOUDSDK_", "DIGITALOCEAN_", "DOCKER_", "VAULT_")
+_WHERE = frozenset({"LOCATION", "REGION", "ZONE"})
+_AUTHORITIES = frozenset({"CA", "CABUNDLE", "CACERT", "CACERTS", "CAFILE", "CAINFO", "CAPATH"})
+_NOT_PUBLIC = (_SECRET_WORDS - {"AUTH", "PRIVATE"}) | {"CLIENT"}
 _NOT_SECRET = frozenset(
     {"SSH_TTY", "TERM_SESSION_ID", "XDG_SESSION_TYPE", "DESKTOP_SESSION", "GDMSESSION", "KEYBOARD_KEY", "FUMEHOOD"}
 )
-# How the secrets of well-known services begin, and the least they are long.
-_SHAPES: tuple[tuple[str, int], ...] = (
-    ("sk-", 20), ("sk_live_", 16), ("sk_test_", 16), ("rk_live_", 16), ("pk_live_", 16), ("whsec_", 16),
-    ("ghp_", 30), ("gho_", 30), ("ghu_", 30), ("ghs_", 30), ("ghr_", 30), ("github_pat_", 30), ("glpat-", 20),
-    ("gldt-", 20), ("AKIA", 20), ("ASIA", 20), ("AIza", 35), ("ya29.", 20), ("xoxb-", 20), ("xoxp-", 20),
-    ("xoxa-", 20), ("xapp-", 20), ("npm_", 30), ("pypi-", 30), ("hf_", 20), ("dop_v1_", 30), ("shpat_", 20),
-    ("SG.", 30), ("key-", 32), ("hvs.", 20), ("dckr_pat_", 20), ("figd_", 20), ("lin_api_", 20), ("tvly-", 20),
-    ("gsk_", 20), ("AGE-SECRET-KEY-", 30), ("-----BEGIN ", 20), ("Bearer ", 20), ("Basic ", 12), ("PMAK-", 20),
-    ("ntn_", 30), ("r8_", 30), ("xai-", 20), ("pplx-", 20), ("csk-", 20), ("fw_", 20), ("nvapi-", 20),
-)  # fmt: skip
-_STARTS = tuple(start for start, _ in _SHAPES)
-_SHORTEST = 12
 _judged: dict[tuple[str, str], bool] = {}  # the same few dozen come with every run
-# A proxy that can't be reached from inside is of no use there, and may have a password in it.
-_GONE = frozenset({"TMPDIR", "TMP", "TEMP", "OLDPWD", "PWD"}) | SETTINGS
+# Another place inside. A proxy that can't be reached from inside is of no use there, and may have a password in it.
+_GONE = frozenset({"TMPDIR", "TMP", "TEMP", "PWD"}) | SETTINGS
 
 
 def inherited(
@@ -80,40 +84,47 @@ def looks_secret(name: str, value: str = "") -> bool:
     """Tell whether a variable's name or value says that it is nobody else's business."""
     known = _judged.get((name, value))
     if known is None:
-        known = _judged[name, value] = _named_secret(name) or _shaped_secret(value)
+        known = _judged[name, value] = _named_secret(name, value) or holds_secret(value)
     return known
 
 
-def _named_secret(name: str) -> bool:
+def _named_secret(name: str, value: str) -> bool:
     upper = name.upper()
-    if upper in _NOT_SECRET:
+    if upper.startswith(_SECRET_STARTS) or upper.endswith(_SECRET_ENDS):
+        return upper not in _NOT_SECRET
+    words = upper.replace("-", "_").replace(".", "_").split("_")
+    if upper in _NOT_SECRET or _names_authorities(words, value):
         return False
-    words = upper.replace("-", "_").split("_")
-    return (
-        upper.startswith(_SECRET_STARTS) or upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(words)
-    )
+    if not _SECRET_WORDS.isdisjoint(words):
+        return not _is_setting(_SECRET_WORDS.intersection(words), value)
+    if upper.startswith(_SERVICES):
+        return not (words[-1] in _WHERE or value.lower() in SWITCHES or _is_amount(value))
+    if any(word.endswith(_SECRET_WORD_ENDS) and word not in _OTHER_WORDS for word in words):
+        return not (upper.endswith(_DIRECTORY) and value.startswith("/"))
+    return upper.endswith(_CARRIERS) and _carries_secret(upper, value)
 
 
-def _shaped_secret(value: str) -> bool:
-    if len(value) < _SHORTEST:
-        return False
-    if value.startswith(_STARTS) and " " not in value[8:]:
-        return any(value.startswith(start) and len(value) >= least for start, least in _SHAPES)
-    return _is_token(value) or _has_password(value) or value.startswith("-----BEGIN ")
+def _names_authorities(words: list[str], value: str) -> bool:
+    """Return whether a variable says, by a path, whose certificates are trusted."""
+    return value.startswith("/") and not _AUTHORITIES.isdisjoint(words) and _NOT_PUBLIC.isdisjoint(words)
 
 
-def _is_token(value: str) -> bool:
-    """A JSON web token: three parts, the first of which says what it is."""
-    return value.startswith("eyJ") and value.count(".") == 2 and " " not in value
+def _is_setting(secret_words: frozenset[str], value: str) -> bool:
+    """Tell a switch or an amount from a secret, where the name leaves it open."""
+    if _SWITCHED.issuperset(secret_words):
+        return bool(value) and value.lower() in SWITCHES
+    return _COUNTED.issuperset(secret_words) and _is_amount(value)
 
 
-def _has_password(value: str) -> bool:
-    """An address that has a password in it: scheme://user:password@host."""
-    _, found, rest = value.partition("://")
-    if not found:
-        return False
-    who, at, _ = rest.partition("/")[0].rpartition("@")
-    return bool(at) and ":" in who and not who.endswith(":")
+def _is_amount(value: str) -> bool:
+    return value.isdecimal() and len(value) <= 7
+
+
+def _carries_secret(upper: str, value: str) -> bool:
+    """Headers do, wherever there is one; a connection may, where its value is not of a form that can be judged."""
+    if upper.endswith(("HEADER", "HEADERS")):
+        return ("=" in value or ":" in value) and not value.startswith("/")
+    return "CONN" in upper and "=" not in value and "://" not in value
 
 
 # What the C library acts on before a program's own first line: it loads code, or writes files. The same as it forgets
