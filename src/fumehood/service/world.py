@@ -60,7 +60,7 @@ class World(Value):
 
     def pretends_owners(self, user: int) -> bool:
         """Say whether giving a file to another owner does nothing and succeeds: only for who is root inside."""
-        is_root_inside = user == 0 or (self.tree is not None and self.tree.writable)
+        is_root_inside = user == 0 or (self.tree is not None and self.tree.is_writable)
         return is_root_inside and self.ownership == PRETEND
 
     def entered(self, way: str) -> Entered:
