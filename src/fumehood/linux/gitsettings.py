@@ -1,0 +1,206 @@
+"""Git's settings for a command that does not see the home: one flat file, made from the person's own.
+
+Kept are settings of git itself whose values hold no secret and name nothing in the home that is out of sight. Another
+program's section may hold anything, so it is left out. Signing is off: the keys are not in sight, and every commit
+would fail.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.concern import words
+from fumehood.core.environment import looks_secret
+from fumehood.core.gitconfig import split_key
+from fumehood.core.secret_values import announces_secret, may_hold_secret
+from fumehood.core.value import Value
+from fumehood.linux.git_includes import INCLUDE, Configuration, expanded, global_files
+from fumehood.linux.settings_files import Unreadable, Watch, is_in, leads_through
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fumehood.core.gitconfig import Entry
+    from fumehood.linux.settings_files import Identity
+
+# A variable that leads git past the file that is made here: a command must not get it.
+REPLACED_VARIABLES = ("GIT_CONFIG_GLOBAL",)
+NAME = ".gitconfig"
+
+# Sections of git's own, and of git-lfs, which is part of it in practice.
+SECTIONS = words(
+    """
+    add advice alias am apply attr author bitmappseudomerge blame branch bundle checkout clean clone color column
+    commit commitgraph committer completion core diff difftool extensions fastimport feature fetch filter format fsck
+    fsmonitor gc grep gui guitool help hook http i18n index init interactive lfs log lsrefs mailinfo mailmap
+    maintenance merge mergetool notes pack pager pretty promisor protocol pull push rebase receive reftable remote
+    remotes repack replay rerere revert safe sequence showbranch sideband sparse splitindex ssh stash status submodule
+    tag tar trace2 trailer transfer uploadarchive uploadpack uploadpackfilter url user versionsort worktree
+    """
+)
+# Of these, what a person's own desk has: editors, keys, proxies, hooks of theirs for every repository.
+_PERSONAL = words(
+    """
+    core.askpass core.editor core.gitproxy core.hookspath core.pager core.sshcommand sequence.editor
+    commit.gpgsign tag.gpgsign tag.forcesignannotated push.gpgsign user.signingkey log.showsignature
+    merge.verifysignatures receive.certnonceseed remote.*.proxy remote.*.proxyauthmethod
+    """
+)
+_HTTP = words(
+    """
+    followredirects keepalivecount keepaliveidle keepaliveinterval lowspeedlimit lowspeedtime maxrequests maxretries
+    maxretrytime minsessions noepsv pinnedpubkey postbuffer retryafter schannelcheckrevoke schannelusesslcainfo
+    sslbackend sslcainfo sslcapath sslcipherlist ssltry sslverify sslversion useragent version
+    """
+)
+_PEOPLE = words("user author committer branch")  # whose values are names: Pat and Key are such
+_SWITCHES = words("true false yes no on off 1 0")
+_OFF = words("false no off 0")
+_LISTS = (("core.excludesfile", "ignore"), ("core.attributesfile", "attributes"))
+_JUDGED_LATER = frozenset(("safe.directory", *(key for key, _ in _LISTS)))
+_BETWEEN = "\"'`=:;,()|&<>!{}\t\n\r"
+
+
+class Settings(Value):
+    """A flat `.gitconfig`, what was left out of it, and the files that go beside it, by their names in the home.
+
+    Bytes that are no UTF-8 are surrogates in the texts, as `os.fsencode` takes them.
+    """
+
+    text: str
+    dropped_keys: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+    unread: tuple[tuple[str, str], ...]  # files of which nothing is used, and why
+    watched: Mapping[str, Identity]
+
+
+def flat_git_settings(
+    home: str, xdg_config_home: str, environment: Mapping[str, str], project: str, in_sight: Sequence[str] = ()
+) -> Settings:
+    """Make a command's git settings from the person's; `in_sight` are directories it sees besides the project.
+
+    All roots must be among them: what commands can write there is never read as if the person had written it.
+    """
+    watch = Watch()
+    config_home = xdg_config_home or f"{home}/.config"
+    visible = tuple({path: None for each in (project, *in_sight) for path in (each, os.path.realpath(each))})
+    configuration = Configuration(home, environment, project, visible, watch)
+    configuration.read(global_files(home, config_home, environment, project))
+    judge = _Judge(home, visible)
+    dropped = judge.dropped(configuration.entries)
+    pointers = dict(_LISTS)
+    kept = [
+        (key, value) for key, value in configuration.entries
+        if key not in dropped and key not in pointers and judge.is_own_directory(key, value)
+    ]  # fmt: skip
+    files: list[tuple[str, str]] = []
+    for key, name in _LISTS:
+        values = [value for own, value in configuration.entries if own == key]
+        named = (values[-1] or "") if values else f"{config_home}/git/{name}"
+        copied = _copied(named, home, visible, watch)
+        if copied is not None:
+            files.append((f".config/git/{name}", copied))
+            kept.append((key, f"~/.config/git/{name}"))
+        elif values and judge.is_reachable(named):
+            kept.append((key, named))
+    kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
+    return Settings(
+        text="".join(map(_written, kept)), dropped_keys=tuple(sorted(dropped)), files=tuple(files),
+        unread=tuple(configuration.unread), watched=watch.identities,
+    )  # fmt: skip
+
+
+class _Judge:
+    """Decides which settings a command gets."""
+
+    def __init__(self, home: str, visible: Sequence[str]) -> None:
+        self._home = home
+        self._homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
+        self._visible = visible
+
+    def dropped(self, entries: Sequence[Entry]) -> set[str]:
+        """Return the keys that are left out: with one of a driver, a remote or a hook go all others of it.
+
+        A filter that is required and has no program any more would make every commit fail.
+        """
+        keys = {key for key, value in entries if key != INCLUDE and not self._is_kept(key, value)}
+        broken = {split_key(key)[:2] for key in keys if split_key(key)[1] is not None and not key.startswith("http.")}
+        return keys | {key for key, _ in entries if split_key(key)[:2] in broken}
+
+    def _is_kept(self, key: str, value: str | None) -> bool:
+        section, subsection, name = split_key(key)
+        if section not in SECTIONS or key in _PERSONAL or f"{section}.*.{name}" in _PERSONAL:
+            return False
+        # A trailer's key is the word it begins with.
+        if (looks_secret(name) and section != "trailer") or may_hold_secret(subsection or ""):
+            return False
+        if section == "http" and name not in _HTTP:
+            return False
+        return key in _JUDGED_LATER or self._is_plain(section, name, value)
+
+    def _is_plain(self, section: str, name: str, value: str | None) -> bool:
+        """Tell whether a value holds no secret, and runs or reads nothing of the home that is out of sight."""
+        text = value or ""
+        if section in _PEOPLE:
+            return not may_hold_secret(text)
+        if section == "pager":
+            return value is None or text.lower() in _SWITCHES
+        if (section, name) == ("core", "fsmonitor"):
+            return text.lower() in _OFF
+        is_address = section in ("url", "remote") or name.endswith(("url", "uri"))
+        is_secret = may_hold_secret(text) if is_address else announces_secret(text)
+        return not is_secret and all(map(self.is_reachable, _paths_in(text)))
+
+    def is_reachable(self, path: str) -> bool:
+        """Tell whether a path is outside the home, or in sight there."""
+        whole = os.path.normpath(expanded(path, self._home) or "/") if path.startswith("~") else path
+        return not is_in(whole, self._homes) or is_in(whole, self._visible)
+
+    def is_own_directory(self, key: str, value: str | None) -> bool:
+        """Tell whether a setting is other than a directory that git may trust and the command does not see."""
+        if key != "safe.directory" or not value or value in ("*", "."):
+            return True
+        path = (expanded(value, self._home) or value).rstrip("/")
+        if path.endswith("/*"):
+            above = path[:-2]
+            return is_in(above, self._visible) or any(is_in(each, (above,)) for each in self._visible)
+        return is_in(path, self._visible)
+
+
+def _paths_in(text: str) -> Iterator[str]:
+    """Yield what may be a path of the home in a value: `~/…`, `$HOME/…`, or a whole one."""
+    text = text.replace("${HOME}", "$HOME").replace("$HOME", "~")
+    for letter in _BETWEEN:
+        text = text.replace(letter, " ")
+    for word in text.split(" "):
+        if word == "~" or word.startswith("/") or (word.startswith("~") and "/" in word):
+            yield word
+
+
+def _copied(named: str, home: str, visible: Sequence[str], watch: Watch) -> str | None:
+    """Return a list of patterns that the command would not see, without its comments; None: nothing to copy."""
+    path = expanded(named, home) or ""
+    if not path.startswith("/") or leads_through(path, visible) or not is_in(path, (home, os.path.realpath(home))):
+        return None
+    try:
+        data = watch.read(path)
+    except Unreadable:
+        return None
+    if data is None:
+        return None
+    lines = data.decode("utf-8", "surrogateescape").split("\n")
+    return "".join(f"{line}\n" for line in lines if line.strip() and not line.startswith("#"))
+
+
+def _written(entry: Entry) -> str:
+    key, value = entry
+    section, subsection, name = split_key(key)
+    inner = "" if subsection is None else ' "' + subsection.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"[{section}{inner}]\n\t{name}" + ("\n" if value is None else f" = {_quoted(value)}\n")
+
+
+def _quoted(value: str) -> str:
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t"), ("\b", "\\b")):
+        value = value.replace(plain, escaped)
+    return f'"{value}"'

@@ -1,0 +1,107 @@
+"""Read a person's settings files, and remember how each was: what is made of them holds while they stay so."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Identity = tuple[int, int] | None
+
+LARGEST = 1 << 20
+_MOST_LINKS = 40  # on the way along one path: the kernel's own limit
+
+
+class Unreadable(Exception):
+    """A settings file that is there and can't be used; the message says why."""
+
+
+class Watch:
+    """Every file that was looked at, with its time of change and inode, or None where there was none."""
+
+    def __init__(self) -> None:
+        self.identities: dict[str, Identity] = {}
+
+    def look(self, path: str) -> Identity:
+        """Remember how a file is, before it is read: a change that comes meanwhile is then noticed later."""
+        return self.identities.setdefault(path, identity_of(path))
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's content, or None where there is none; a device, like /dev/null, is none either."""
+        if self.look(path) is None:
+            return None
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise Unreadable(os.strerror(error.errno or 0)) from error
+        return content(file)
+
+
+def content(file: int) -> bytes | None:
+    """Return what an open file holds if it is a regular one, and close it."""
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return None
+        data = bytearray()
+        while len(data) <= LARGEST and (piece := os.read(file, LARGEST)):
+            data += piece
+    except OSError as error:
+        raise Unreadable(os.strerror(error.errno or 0)) from error
+    finally:
+        os.close(file)
+    if len(data) > LARGEST:
+        raise Unreadable(f"larger than {LARGEST >> 10} KiB")
+    return bytes(data)
+
+
+def identity_of(path: str) -> Identity:
+    """Return what tells one version of a file from the next; follows links, as its readers do.
+
+    A directory's time does not count: nothing is read from it, and it changes with every file that is made there.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # a NUL in it
+        return None
+    return 0 if stat.S_ISDIR(status.st_mode) else status.st_mtime_ns, status.st_ino
+
+
+def is_unchanged(watched: Mapping[str, Identity]) -> bool:
+    """Tell whether every file is as it was."""
+    return all(identity_of(path) == identity for path, identity in watched.items())
+
+
+def is_in(path: str, directories: Iterable[str]) -> bool:
+    """Tell whether a path is one of some directories, or lies in one."""
+    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
+
+
+def leads_through(path: str, directories: Sequence[str]) -> bool:
+    """Tell whether a path lies in one of some directories, or a link on its way leads there or on from there.
+
+    What commands can write is among them: a link that one made may lead to anything of the person's.
+    """
+    done, names, links = "/", path.split("/"), 0
+    while names and links <= _MOST_LINKS:
+        name = names.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            done = os.path.dirname(done)
+            continue
+        done = os.path.join(done, name)
+        if is_in(done, directories):
+            return True
+        try:
+            target = os.readlink(done)
+        except (OSError, ValueError):
+            continue
+        links += 1
+        done = "/" if target.startswith("/") else os.path.dirname(done)
+        names = target.split("/") + names
+    return False
