@@ -465,6 +465,17 @@ def test_files_in_sight_are_left_to_the_commands_own_git(person: Person) -> None
     assert 'abbrev = "5"' not in made.text
 
 
+def test_a_project_that_holds_the_persons_own_settings_is_read_by_git_itself(person: Person) -> None:
+    person.write({"work/app/gitconfig": PERSON, "work/app/ignore": "*.log\n"})
+    (person.home / ".gitconfig").symlink_to("work/app/gitconfig")
+    (person.home / ".config/git").mkdir(parents=True)
+    (person.home / ".config/git/ignore").symlink_to(person.project / "ignore")
+    made = person.check()
+    assert "ada@example.org" not in made.text
+    assert made.files == ()
+    assert person.git("config", "core.excludesFile", home=person.bare) == f"{person.project}/ignore\n"
+
+
 LINKS: dict[str, Callable[[Person], None]] = {
     "a link in the project": lambda person: (person.project / "shared.inc").symlink_to("../../private.inc"),
     "a linked folder": lambda person: (person.project / "inner").symlink_to("../.."),

@@ -12,7 +12,7 @@ import os
 from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.wildmatch import matches
 from fumehood.linux.nofollow import open_below, open_top
-from fumehood.linux.settings_files import LARGEST, Unreadable, Watch, content, is_in, leads_through
+from fumehood.linux.settings_files import LARGEST, Unreadable, Watch, content, is_in, seen_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,8 +75,10 @@ class Configuration:
 
     def _file(self, path: str, around: tuple[str, ...], *, conditions: bool = True) -> list[Entry]:
         """Return what one file says, and what it includes; `around` are the files that include it."""
-        if leads_through(path, self._in_sight):
-            return [(INCLUDE, path)]
+        seen = seen_at(path, self._in_sight)
+        if seen is not None:
+            self._watch.look(path)
+            return [(INCLUDE, seen)]
         try:
             return self._parsed(path, (*around, path), conditions=conditions)
         except Unreadable as error:

@@ -12,14 +12,14 @@ import os
 from fumehood.core.concern import words
 from fumehood.core.environment import looks_secret
 from fumehood.core.gitconfig import split_key
-from fumehood.core.secret_values import announces_secret, may_hold_secret
+from fumehood.core.setting_values import announces_secret, may_hold_secret, paths_below
 from fumehood.core.value import Value
 from fumehood.linux.git_includes import INCLUDE, Configuration, expanded, global_files
-from fumehood.linux.settings_files import Unreadable, Watch, is_in, leads_through
+from fumehood.linux.settings_files import Unreadable, Watch, is_in, seen_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fumehood.core.gitconfig import Entry
     from fumehood.linux.settings_files import Identity
@@ -59,7 +59,6 @@ _SWITCHES = words("true false yes no on off 1 0")
 _OFF = words("false no off 0")
 _LISTS = (("core.excludesfile", "ignore"), ("core.attributesfile", "attributes"))
 _JUDGED_LATER = frozenset(("safe.directory", *(key for key, _ in _LISTS)))
-_BETWEEN = "\"'`=:;,()|&<>!{}\t\n\r"
 
 
 class Settings(Value):
@@ -97,13 +96,12 @@ def flat_git_settings(
     files: list[tuple[str, str]] = []
     for key, name in _LISTS:
         values = [value for own, value in configuration.entries if own == key]
-        named = (values[-1] or "") if values else f"{config_home}/git/{name}"
-        copied = _copied(named, home, visible, watch)
+        default = f"{config_home}/git/{name}"
+        place, copied = _pattern_list((values[-1] or "") if values else default, name, home, visible, watch)
         if copied is not None:
             files.append((f".config/git/{name}", copied))
-            kept.append((key, f"~/.config/git/{name}"))
-        elif values and judge.is_reachable(named):
-            kept.append((key, named))
+        if values or place not in ("", default):
+            kept.append((key, place))
     kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
     return Settings(
         text="".join(map(_written, kept)), dropped_keys=tuple(sorted(dropped)), files=tuple(files),
@@ -150,12 +148,11 @@ class _Judge:
             return text.lower() in _OFF
         is_address = section in ("url", "remote") or name.endswith(("url", "uri"))
         is_secret = may_hold_secret(text) if is_address else announces_secret(text)
-        return not is_secret and all(map(self.is_reachable, _paths_in(text)))
+        return not is_secret and self._is_in_sight(text)
 
-    def is_reachable(self, path: str) -> bool:
-        """Tell whether a path is outside the home, or in sight there."""
-        whole = os.path.normpath(expanded(path, self._home) or "/") if path.startswith("~") else path
-        return not is_in(whole, self._homes) or is_in(whole, self._visible)
+    def _is_in_sight(self, text: str) -> bool:
+        """Tell whether a command sees what a text names of the home."""
+        return all(is_in(os.path.normpath(path), self._visible) for path in paths_below(text, self._homes))
 
     def is_own_directory(self, key: str, value: str | None) -> bool:
         """Tell whether a setting is other than a directory that git may trust and the command does not see."""
@@ -168,29 +165,26 @@ class _Judge:
         return is_in(path, self._visible)
 
 
-def _paths_in(text: str) -> Iterator[str]:
-    """Yield what may be a path of the home in a value: `~/…`, `$HOME/…`, or a whole one."""
-    text = text.replace("${HOME}", "$HOME").replace("$HOME", "~")
-    for letter in _BETWEEN:
-        text = text.replace(letter, " ")
-    for word in text.split(" "):
-        if word == "~" or word.startswith("/") or (word.startswith("~") and "/" in word):
-            yield word
+def _pattern_list(named: str, name: str, home: str, visible: Sequence[str], watch: Watch) -> tuple[str, str | None]:
+    """Return what a command's setting for a list of patterns is, and its text where it must be copied.
 
-
-def _copied(named: str, home: str, visible: Sequence[str], watch: Watch) -> str | None:
-    """Return a list of patterns that the command would not see, without its comments; None: nothing to copy."""
+    Comments are not copied, and without a file the setting is "", which is none.
+    """
     path = expanded(named, home) or ""
-    if not path.startswith("/") or leads_through(path, visible) or not is_in(path, (home, os.path.realpath(home))):
-        return None
+    if not path.startswith("/"):
+        return path, None  # found from the directory that git is in
+    watch.look(path)
+    seen = seen_at(path, visible)
+    if seen is not None or not is_in(path, (home, os.path.realpath(home))):
+        return seen or path, None
     try:
         data = watch.read(path)
     except Unreadable:
-        return None
+        data = None
     if data is None:
-        return None
+        return "", None
     lines = data.decode("utf-8", "surrogateescape").split("\n")
-    return "".join(f"{line}\n" for line in lines if line.strip() and not line.startswith("#"))
+    return f"~/.config/git/{name}", "".join(f"{line}\n" for line in lines if line.strip() and line[0] != "#")
 
 
 def _written(entry: Entry) -> str:

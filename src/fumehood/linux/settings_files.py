@@ -81,10 +81,10 @@ def is_in(path: str, directories: Iterable[str]) -> bool:
     return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
 
 
-def leads_through(path: str, directories: Sequence[str]) -> bool:
-    """Tell whether a path lies in one of some directories, or a link on its way leads there or on from there.
+def seen_at(path: str, directories: Sequence[str]) -> str | None:
+    """Return where a path comes into one of some directories, by itself or by a link on its way, or None.
 
-    What commands can write is among them: a link that one made may lead to anything of the person's.
+    What commands can write is among them: from there a link that one made may lead to anything of the person's.
     """
     done, names, links = "/", path.split("/"), 0
     while names and links <= _MOST_LINKS:
@@ -96,7 +96,7 @@ def leads_through(path: str, directories: Sequence[str]) -> bool:
             continue
         done = os.path.join(done, name)
         if is_in(done, directories):
-            return True
+            return os.path.join(done, *names)
         try:
             target = os.readlink(done)
         except (OSError, ValueError):
@@ -104,4 +104,4 @@ def leads_through(path: str, directories: Sequence[str]) -> bool:
         links += 1
         done = "/" if target.startswith("/") else os.path.dirname(done)
         names = target.split("/") + names
-    return False
+    return None

@@ -1,6 +1,6 @@
-"""Tell whether a setting's text may hold a secret: an address with a password, a token, a word that announces one.
+"""Tell what a setting's text holds: an address with a password, a token, a word that announces one, a path of the home.
 
-A guess that errs on the side of yes: what is taken for a secret is left out of what a command sees.
+Guesses that err on the side of yes: what is taken for a secret is left out of what a command sees.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from fumehood.core.environment import looks_secret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # A user without a password in these is a name, like git@; elsewhere it may be a token.
 _NAMED_USERS = ("ssh", "git+ssh", "ssh+git", "svn+ssh", "sftp", "rsync")
@@ -17,6 +17,7 @@ _IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234
 _IN_SCHEMES = _IN_WORDS - frozenset("_~")
 _ENDS = frozenset(" \t\r\n\"'`<>,|;(){}")  # what no address has in it, where a text has several
 _LONGEST_SCHEME, _LONGEST_ADDRESS = 16, 2048
+_BETWEEN_PATHS = "\"'`=:;,()|&<>!{}\t\n\r"
 _HEADERS = ("authorization", "bearer ", "basic ", "-----begin ")
 _RANDOM_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _SHORTEST_RANDOM, _SURELY_RANDOM = 16, 32
@@ -39,7 +40,7 @@ def has_credentials(address: str) -> bool:
     """Tell whether an address has a user or password, or a part that looks like a token."""
     scheme, _, rest = address.partition("://")
     user, host, path = _parts(rest)
-    if user is not None and (":" in user or scheme.rpartition("|")[2].lower() not in _NAMED_USERS):
+    if user is not None and (":" in user or scheme.lower() not in _NAMED_USERS):
         return True
     port = host.rpartition("]")[2].partition(":")[2]
     if port and not port.isdigit() and not port.startswith("$"):
@@ -98,6 +99,18 @@ def is_random(word: str) -> bool:
     kinds = ["0" if letter.isdigit() else "A" if letter.isupper() else "a" for letter in letters]
     changes = sum(kinds[at] != kinds[at - 1] for at in range(1, len(kinds)))
     return changes * 3 >= len(letters)
+
+
+def paths_below(text: str, homes: Sequence[str]) -> Iterator[str]:
+    """Yield each path of a home that a text names: a whole one, or `~/…`, `$HOME/…`; another's, `~user/…`, as it is."""
+    text = text.replace("${HOME}", "~").replace("$HOME", "~")
+    for letter in _BETWEEN_PATHS:
+        text = text.replace(letter, " ")
+    for word in text.split(" "):
+        if word == "~" or word.startswith("~/"):
+            yield homes[0] + word[1:]
+        elif (word.startswith("~") and "/" in word) or any(f"{word}/".startswith(f"{home}/") for home in homes):
+            yield word
 
 
 def _parts(rest: str) -> tuple[str | None, str, str]:
