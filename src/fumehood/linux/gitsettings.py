@@ -68,7 +68,7 @@ class Settings(Value):
     """
 
     text: str
-    dropped_keys: tuple[str, ...]
+    dropped_keys: tuple[str, ...]  # as `named` has them
     files: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, str], ...]  # files of which nothing is used, and why
     watched: Mapping[str, Identity]
@@ -104,7 +104,7 @@ def flat_git_settings(
             kept.append((key, place))
     kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
     return Settings(
-        text="".join(map(_written, kept)), dropped_keys=tuple(sorted(dropped)), files=tuple(files),
+        text="".join(map(_written, kept)), dropped_keys=tuple(sorted(set(map(named, dropped)))), files=tuple(files),
         unread=tuple(configuration.unread), watched=watch.identities,
     )  # fmt: skip
 
@@ -165,12 +165,19 @@ class _Judge:
         return is_in(path, self._visible)
 
 
-def _pattern_list(named: str, name: str, home: str, visible: Sequence[str], watch: Watch) -> tuple[str, str | None]:
+def named(key: str) -> str:
+    """Return a key as it may be told to anybody: what stands in quotes in it can hold a secret."""
+    section, subsection, name = split_key(key)
+    is_plain = section in SECTIONS and not may_hold_secret(subsection or "")
+    return key if subsection is None or is_plain else f"{section}.….{name}"
+
+
+def _pattern_list(value: str, name: str, home: str, visible: Sequence[str], watch: Watch) -> tuple[str, str | None]:
     """Return what a command's setting for a list of patterns is, and its text where it must be copied.
 
     Comments are not copied, and without a file the setting is "", which is none.
     """
-    path = expanded(named, home) or ""
+    path = expanded(value, home) or ""
     if not path.startswith("/"):
         return path, None  # found from the directory that git is in
     watch.look(path)

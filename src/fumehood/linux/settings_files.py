@@ -76,6 +76,15 @@ def is_unchanged(watched: Mapping[str, Identity]) -> bool:
     return all(identity_of(path) == identity for path, identity in watched.items())
 
 
+def is_own_file(path: str, owner: int) -> bool:
+    """Tell whether a path is a regular file of that owner's, and not a link to one."""
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == owner
+
+
 def is_in(path: str, directories: Iterable[str]) -> bool:
     """Tell whether a path is one of some directories, or lies in one."""
     return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
