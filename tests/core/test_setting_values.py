@@ -8,14 +8,16 @@ SECRET = [
     "https://ada:pw@example.org/", "https://token@example.org/", "see https://a,https://ada:pw@b", "ssh://ada:pw@h/x",
     "https://ada:p/w@example.org", "https://ada:p,w@example.org", "git+https://ada:pw@h", "HTTPS://ADA:PW@H",
     "https://h/x?token=abc", "https://h/x?private_token=1", "https://h/kNrHqzPpkEjYmE6S/simple",
-    "https://h/8f14e45f-ceea-467f-a9f3-0e1d2c3b4a5f/x", "Authorization: x", "bearer abc", "-----BEGIN X",
-    "x ghp_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa y", "a=AKIAIOSFODNN7EXAMPLE", "https://h/https://a:b@c",
+    "https://h/8f14e45f-ceea-467f-a9f3-0e1d2c3b4a5f/x", "Authorization: x", "bearer abcdef", "-----BEGIN X",
+    "x ghp_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa y", "a=AKIAIOSFODNN7EXAMPLE",
+    "https://hooks.example.org/services/T0/B0/aBcDeFgHiJkLmNoPqRsTuVwX", "https://h/https://a:b@c",
 ]  # fmt: skip
 PLAIN = [
     "", "https://example.org/simple", "https://example.org:8443/auth/token-service", "git@github.com:a/b",
     "ssh://git@example.org/x", "file:///srv/x", "https://registry.npmjs.org/@scope/x", "a word", "https://[::1]:80/x",
     "https://h/MyCompanyRepo2024Releases", "https://$HOST:$PORT/x", "https://h/artifactory/api/pypi/pypi-remote/simple",
-    "Pat Key", "1234567+pat@users.noreply.github.com", "+refs/heads/*:refs/remotes/a/*",
+    "Pat Key", "Ada Basic", "https://h/MyCompanyArtifactoryRepo", "https://h/a-rather-long-name-of-a-repository",
+    "1234567+pat@users.noreply.github.com", "+refs/heads/*:refs/remotes/a/*",
 ]  # fmt: skip
 
 

@@ -18,7 +18,9 @@ _IN_SCHEMES = _IN_WORDS - frozenset("_~")
 _ENDS = frozenset(" \t\r\n\"'`<>,|;(){}")  # what no address has in it, where a text has several
 _LONGEST_SCHEME, _LONGEST_ADDRESS = 16, 2048
 _BETWEEN_PATHS = "\"'`=:;,()|&<>!{}\t\n\r"
-_HEADERS = ("authorization", "bearer ", "basic ", "-----begin ")
+_HEADERS = ("authorization", "-----begin ")
+_SCHEMES = ("bearer ", "basic ")  # of a header, before a token of at least so many letters
+_SHORTEST_TOKEN = 6
 _RANDOM_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _SHORTEST_RANDOM, _SURELY_RANDOM = 16, 32
 
@@ -26,9 +28,14 @@ _SHORTEST_RANDOM, _SURELY_RANDOM = 16, 32
 def may_hold_secret(text: str) -> bool:
     """Tell whether a text has a token of a known shape in it, or an address with credentials."""
     lowered = text.lower()
-    if any(header in lowered for header in _HEADERS):
+    if any(header in lowered for header in _HEADERS) or any(_precedes_token(scheme, lowered) for scheme in _SCHEMES):
         return True
     return any(looks_secret("", word) for word in words_of(text)) or any(map(has_credentials, addresses_in(text)))
+
+
+def _precedes_token(scheme: str, text: str) -> bool:
+    following = text.partition(scheme)[2].split(maxsplit=1)[:1]
+    return any(len(word) >= _SHORTEST_TOKEN for word in following)
 
 
 def announces_secret(text: str) -> bool:
@@ -92,9 +99,7 @@ def is_random(word: str) -> bool:
     letters = word.replace("-", "").replace("_", "")
     if len(letters) < _SHORTEST_RANDOM or not _RANDOM_LETTERS.issuperset(letters):
         return False
-    if letters.isdigit() or letters.isalpha():
-        return False
-    if len(letters) >= _SURELY_RANDOM and letters == word:
+    if len(letters) >= _SURELY_RANDOM and letters == word and not letters.isdigit() and not letters.isalpha():
         return True
     kinds = ["0" if letter.isdigit() else "A" if letter.isupper() else "a" for letter in letters]
     changes = sum(kinds[at] != kinds[at - 1] for at in range(1, len(kinds)))
