@@ -1,12 +1,14 @@
 """The promises by every way of capturing: where views can't be mounted, other means must keep them."""
 
 import json
+import os
 import socket
 
 import pytest
 
 from conftest import fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
+from fumehood.linux import landlock
 from fumehood.linux.probe import host
 from fumehood.store.places import places
 from trees import add_python, make_tree
@@ -113,6 +115,44 @@ def test_sockets_in_a_root_tree_and_in_a_skill_are_out_of_reach(way, home, proje
     assert (run.stdout, run.stderr) == (refused * 3, "")
     assert (listed.stdout, "Read-only" in listed.stderr) == ("hows\n", True)
     assert sorted(path.name for path in skill.iterdir()) == ["SKILL.md", "s"]
+
+
+# Each line tells how a try ended: of reaching the host, then of what programs do in their own directories.
+SHARES = """
+import os, socket, sys
+def tried(name, act):
+    try: act(); print(name, "done")
+    except OSError as error: print(name, error.strerror)
+os.makedirs("a/d"); os.makedirs("b"); open("a/f", "w").close(); open("a/g", "w").close()
+tried("connect", lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[1].replace("@", "\\0")))
+tried("rename", lambda: os.rename("a/f", "b/f"))
+tried("rename of a directory", lambda: os.rename("a/d", "b/d"))
+tried("link", lambda: os.link("a/g", "b/g"))
+"""
+MOVED = ["rename done", "rename of a directory done", "link done"]
+
+
+def shared_network(way, project, root):
+    """What a command that shares the host's network says of a socket there, and of moving files of its own."""
+    name = f"\0fumehood-test-{os.getpid()}-{os.urandom(4).hex()}"
+    with serving(name), Sandbox(project, policy=Policy(capture=way, network="full")) as sandbox:
+        run = sandbox.run(["python3", "-c", SHARES, name.replace("\0", "@")], root=root)
+    assert run.stderr == ""
+    connected, *moved = run.stdout.splitlines()
+    return connected, moved
+
+
+@pytest.mark.parametrize("place", ["host", "tree"])
+@pytest.mark.parametrize("guarded", [True, False], ids=["guard", "no guard"])
+def test_with_the_whole_network_a_command_moves_its_files_and_reaches_no_socket(
+    way, place, guarded, project, python_tree, monkeypatch, need
+):
+    need(landlock.can_scope(), "this kernel's Landlock has no scopes")
+    if not guarded:
+        monkeypatch.setattr(landlock, "_guard", b"")
+    connected, moved = shared_network(way, project, python_tree if place == "tree" else None)
+    assert connected == "connect Operation not permitted"
+    assert moved == MOVED
 
 
 def test_what_is_masked_inside_a_root_stays_hidden_by_every_way(way, home, test_directory):

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from conftest import need
-from fumehood.linux import landlock
+from fumehood.core.network import FULL, Network
+from fumehood.errors import Unavailable
+from fumehood.linux import inforce, landlock
 from fumehood.linux.guards import GUARDS, SOURCE
 from fumehood.linux.memory import provide
+from fumehood.service.network import Access
 from patience import LONG_S
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -70,6 +73,34 @@ def test_processes_outside_get_no_signal(program, test_directory):
         assert victim.poll() is None
         victim.send_signal(signal.SIGKILL)
     assert "not permitted" in done.stderr
+
+
+@pytest.mark.parametrize("network_shared", [True, False])
+@pytest.mark.parametrize("has_program", [True, False])
+@pytest.mark.parametrize("version", [-1, 0, 1, 2, 3, 5, 6, 7, 99])
+def test_a_command_has_one_ruleset_that_lets_files_be_moved(version, has_program, network_shared):
+    chosen = landlock.ruleset(version, has_program=has_program, network_shared=network_shared)
+    # The first version always denies moving to another directory; scopes come with the sixth.
+    if has_program and version >= 2:
+        assert chosen == landlock.GUARD
+    else:
+        assert chosen == (landlock.SCOPE if network_shared and version >= 6 else landlock.NONE)
+
+
+def test_on_a_kernel_with_the_first_landlock_there_is_no_guard(monkeypatch):
+    monkeypatch.setattr(landlock, "_guard", None)
+    monkeypatch.setattr(landlock, "version", lambda: 1)
+    assert landlock.guard() == b""
+    said = inforce.guarding()
+    assert not said.works
+    assert "Linux 5.19" in said.detail
+
+
+@pytest.mark.parametrize("version", [0, 1, 5])
+def test_the_whole_network_is_refused_where_landlock_has_no_scopes(version, monkeypatch):
+    monkeypatch.setattr(landlock, "version", lambda: version)
+    with pytest.raises(Unavailable, match=r"Linux 6\.12"):
+        Access(Network(mode=FULL))
 
 
 def test_the_status_of_the_command_is_its_own(program, test_directory):

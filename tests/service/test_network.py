@@ -13,6 +13,7 @@ from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
+from fumehood.linux.landlock import can_scope
 from fumehood.linux.probe import Host
 from fumehood.service.store import Store
 from patience import LONG_S, eventually, with_enough_time
@@ -213,6 +214,17 @@ def test_the_whole_network_by_policy_is_not_asked_for(home, project, web, person
     with Sandbox(project, Policy(network="full"), ask=person) as box:
         assert box.run(FETCH.format(place=f"127.0.0.1:{web.port}")).stdout == "hello\n"
     assert person.asked == []
+
+
+def test_git_moves_files_with_the_whole_network_too(home, project):
+    need(can_scope(), "this kernel's Landlock has no scopes")
+    author = "-c user.name=a -c user.email=a@b"
+    with Sandbox(project, Policy(network="full")) as box:
+        run = box.run(
+            f"git init -q && mkdir old new && echo x > old/f && git add . && git {author} commit -qm one"
+            " && git mv old/f new/g && ln new/g h && git status --short"
+        )
+    assert (run.exit_code, run.stdout) == (0, "R  old/f -> new/g\n?? h\n"), run.output
 
 
 # Ask, then replay: by names that go by the proxy, since this machine's own ports are not tried there.

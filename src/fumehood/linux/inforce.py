@@ -60,6 +60,9 @@ def guarding() -> Ability:
         return Ability(name=name, works=True, detail=f"in force: writing{scopes}, by Landlock")
     if landlock.version() < 1:
         return Ability(name=name, works=False, detail="not in force: there is no Landlock here")
+    if landlock.version() < landlock.MOVING_SINCE:
+        detail = "not in force: before Linux 5.19, Landlock would deny moving files to another directory"
+        return Ability(name=name, works=False, detail=detail)
     detail = f"not in force: no program for {seccomp.machine()}, or none can be run from memory (vm.memfd_noexec)"
     return Ability(name=name, works=False, detail=detail)
 

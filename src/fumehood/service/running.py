@@ -9,7 +9,7 @@ from fumehood.core.environment import apart
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.landlock import guard
+from fumehood.linux.landlock import guard, is_scoped_by_launcher
 from fumehood.linux.launch import Owner, Plan, started
 from fumehood.linux.limits import resource_limits
 from fumehood.linux.mounts import is_bubblewraps
@@ -144,7 +144,7 @@ class Execution:
             privileged=self._host.privileged, owner=owner,
             listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
             resolvers=() if access is None or listens_inside else access.resolvers,
-            scoped=access is not None and access.shares,
+            scoped=is_scoped_by_launcher(network_shared=access is not None and access.shares),
             limits=resource_limits(self._limits), filter=refused, guarded=bool(guard()),
         )  # fmt: skip
         return self._with_mounts(plan, seen)
