@@ -31,16 +31,81 @@ def fork_bomb(case: Case) -> Plot:
     return _holding(case, 'for n in $(seq 120); do sleep 100 >/dev/null & all="$all $!"; done', "kill $all")
 
 
-@attack(RUNNING)
-def memory_bomb(case: Case) -> Plot:
-    """Takes more memory than it may."""
+def _taking_memory(case: Case, take: str, release: str = "") -> Plot:
+    """Take a quarter of a gigabyte where a tenth is allowed, hold it, and tell that nobody minded."""
     _limits(case, 'limits.memory = "100 MiB"\n')
     (case.project / "go").touch()
     code = (
-        "import os, time\nheld = b'x' * (250 << 20)\nprint('holding', flush=True)\n"
-        f"while not os.path.getsize('go'): time.sleep(0.02)\nprint('{case.token}')"
+        "import ctypes, mmap, os, resource, socket, time\nheld = []\n"
+        f"{take}\nprint('holding', flush=True)\n"
+        f"while not os.path.getsize('go'): time.sleep(0.02)\n{release}\nprint('{case.token}')"
     )
     return Plot(python(code), meanwhile=case.go, patience_s=NOTICED_S)
+
+
+@attack(RUNNING)
+def memory_bomb(case: Case) -> Plot:
+    """Takes more memory than it may."""
+    return _taking_memory(case, "held = b'x' * (250 << 20)")
+
+
+@attack(RUNNING)
+def memory_bomb_by_system_v(case: Case) -> Plot:
+    """Takes more memory than it may in System V segments that no process maps."""
+    take = (
+        "libc = ctypes.CDLL(None); libc.shmat.restype = ctypes.c_void_p; libc.shmdt.argtypes = [ctypes.c_void_p]\n"
+        "for n in range(10):\n"
+        "    held.append(libc.shmget(0, 25 << 20, 0o1600)); place = libc.shmat(held[n], None, 0)\n"
+        "    ctypes.memset(place, 1, 25 << 20); libc.shmdt(place)"
+    )
+    return _taking_memory(case, take, "for each in held: libc.shmctl(each, 0, None)")
+
+
+@attack(RUNNING)
+def memory_bomb_by_a_file_in_memory(case: Case) -> Plot:
+    """Takes more memory than it may in a file in memory that no process maps."""
+    return _taking_memory(
+        case, "held = os.memfd_create('bomb')\nfor n in range(250): os.write(held, bytes(1 << 20))"
+    )
+
+
+@attack(RUNNING)
+def memory_bomb_by_sockets(case: Case) -> Plot:
+    """Takes more memory than it may by sending what nobody reads."""
+    take = (
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\nsent = 0\n"
+        "while sent < 250 << 20:\n"
+        "    pair = socket.socketpair(); held.append(pair); pair[0].setblocking(False)\n"
+        "    try:\n        while True: sent += pair[0].send(bytes(65536))\n"
+        "    except BlockingIOError: pass"
+    )
+    return _taking_memory(case, take)
+
+
+@attack(RUNNING)
+def memory_bomb_by_page_tables(case: Case) -> Plot:
+    """Takes more memory than it may by reading a page here and there, so that the kernel keeps tables of them."""
+    take = (
+        "held = mmap.mmap(-1, 125 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000); held.madvise(15)\n"
+        "for at in range(0, len(held), 2 << 20): held[at]"
+    )
+    return _taking_memory(case, take)
+
+
+@attack(RUNNING)
+def memory_bomb_by_empty_files(case: Case) -> Plot:
+    """Takes more memory than it may by empty files in its /dev/shm."""
+    take = "os.mkdir('/dev/shm/bomb')\nfor n in range(250_000): os.mknod(f'/dev/shm/bomb/{n}')"
+    return _taking_memory(case, take)
+
+
+@attack(RUNNING, plain=None)
+def memory_that_is_secret(case: Case) -> str:
+    """Makes memory that even the kernel does not count, by memfd_secret."""
+    return python(
+        "import ctypes\nfd = ctypes.CDLL(None).syscall(447, 0)\nprint('ESCAPED' if fd >= 0 else 'refused')"
+    )
 
 
 @attack(RUNNING)
@@ -55,6 +120,13 @@ def disk_filler_without_a_name(case: Case) -> Plot:
     """Fills the disk with a file that has no name any more."""
     _limits(case, 'limits.written = "20 MiB"\n')
     return _holding(case, "exec 3> fill && rm fill && head -c 60M /dev/zero >&3", "exec 3>&-")
+
+
+@attack(RUNNING)
+def disk_filler_of_empty_files(case: Case) -> Plot:
+    """Takes a disk's entries by empty files, which have no size."""
+    _limits(case, 'limits.written = "10 MiB"\n')
+    return _holding(case, "mkdir many && seq 30000 | (cd many && xargs touch)", "rm -r many")
 
 
 @attack(RUNNING)

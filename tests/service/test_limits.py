@@ -1,11 +1,13 @@
 """Bombs go off in the hood, small ones: the run ends, the report says why, and the host goes on."""
 
+import os
 import sys
 
 import pytest
 
 from fumehood import Sandbox
 from fumehood.core.policy import Limits, Policy
+from fumehood.linux import libc
 from patience import LONG_S
 from processes import LONG, processes
 
@@ -111,6 +113,36 @@ def test_a_disk_filler_whose_file_has_no_name_is_found(limited):
     run = limited(written=50 * MIB).run([PYTHON, "-c", code], timeout=LONG_S)
 
     assert details(run) == ["written: 50 MiB"]
+
+
+def test_empty_files_take_room_too(limited, project):
+    code = "import os, time\n"
+    code += "for n in range(100_000): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))\ntime.sleep(30)"
+
+    run = limited(written=20 * MIB).run([PYTHON, "-c", code], timeout=LONG_S)
+
+    assert details(run) == ["written: 20 MiB"]
+    assert run.state == "held"
+    assert list(project.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+def test_the_last_entries_of_a_disk_are_not_for_commands(limited, project, test_directory, monkeypatch):
+    disk = test_directory / "disk"
+    disk.mkdir()
+    libc.mount(b"none", os.fsencode(disk), b"tmpfs", 0, b"nr_inodes=10000,mode=700")
+    monkeypatch.setenv("XDG_STATE_HOME", str(disk))
+    code = "import os, time\nfor n in range(9_900): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))\ntime.sleep(30)"
+    try:
+        sandbox = limited()
+        run = sandbox.run([PYTHON, "-c", code], timeout=LONG_S)
+        sandbox.close()
+    finally:
+        libc.umount(os.fsencode(disk), libc.MNT_DETACH)
+
+    (detail,) = details(run)
+    assert detail.startswith("written: the disk has room for only "), run.output
+    assert run.state == "held"
 
 
 def test_a_hole_in_a_file_takes_no_room(limited, project):

@@ -40,6 +40,22 @@ def disk_full(left: int) -> Blocked:
     )  # fmt: skip
 
 
+def disk_crowded(left: int) -> Blocked:
+    """Tell that a run was ended because it would have taken the last entries of the disk that its layers are on."""
+    return Blocked(
+        what="limit", detail=f"written: the disk has room for only {left} more files",
+        hint=f"{_EFFECTS[WRITTEN]}; fumehood clean frees what is no longer needed",
+    )  # fmt: skip
+
+
+def machine_full(left: int) -> Blocked:
+    """Tell that a run was ended because the machine's memory came to its end, whoever had taken it."""
+    return Blocked(
+        what="limit", detail=f"memory: the machine has only {size_told(left)} left",
+        hint=f"{_EFFECTS[MEMORY]}; close other programs, or run fewer commands at once",
+    )  # fmt: skip
+
+
 def is_of(blocked: Blocked, name: str) -> bool:
     """Tell whether it was this limit."""
     return blocked.what == "limit" and blocked.detail.startswith(f"{name.replace('_', ' ')}:")

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
 MS_PRIVATE, MS_REC, MS_BIND, MS_REMOUNT, MNT_DETACH = 1 << 18, 0x4000, 0x1000, 32, 2
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME = 1, 2, 4, 8, 1024, 2048, 1 << 21
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
@@ -47,6 +47,11 @@ def _check(result: int, subject: bytes | str = "") -> int:
 def unshare(flags: int) -> None:
     """Move this process into new namespaces."""
     _check(_libc.unshare(flags), "unshare")
+
+
+def setns(namespace: int, kind: int) -> None:
+    """Move this process into a namespace that a descriptor names."""
+    _check(_libc.setns(namespace, kind), "setns")
 
 
 def mount(source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None) -> None:

@@ -8,6 +8,7 @@ import time
 
 from fumehood.core import limits as told
 from fumehood.linux.nofollow import open_below, open_top
+from fumehood.linux.usage import ENTRY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _BLOCK = 512
 _BUDGET_S = 0.01  # spent on a layer at one look; a large one takes several
 _REST_S, _SHARE = 2.0, 50  # between two measurements: so long, or so many times what the last one took
 _LARGEST_RESERVE = 1 << 30
+_RESERVED = 50  # of all that a disk has, the last fiftieth is not for commands
 _LISTING = os.O_RDONLY | os.O_DIRECTORY
 
 
@@ -26,7 +28,8 @@ class Room:
     """What the layers of one run take on their disk; `empty` tells that they were so at the beginning.
 
     What is free on the disk is asked each time, and costs nothing. Only where so much of it went that the run may
-    have reached its limit, and now and then, are the layers themselves measured.
+    have reached its limit, and now and then, are the layers themselves measured: the blocks of each entry, and the
+    entry itself, of which a disk has only so many.
     """
 
     def __init__(self, places: Sequence[str], limit: int, *, empty: bool) -> None:
@@ -34,32 +37,48 @@ class Room:
         self._limit = limit
         self._before: int | None = 0 if empty else None
         self._measured = 0
-        self._free = self._left()
-        found = os.fstatvfs(self._tops[0])
-        reserve = min(_LARGEST_RESERVE, found.f_blocks * found.f_frsize // 50)
-        # A disk that was nearly full before is the person's affair.
+        disk = os.fstatvfs(self._tops[0])
+        self._free, self._free_entries = self._left(disk)
+        reserve = min(_LARGEST_RESERVE, disk.f_blocks * disk.f_frsize // _RESERVED)
+        # A disk that was nearly full before is the person's affair. Some have no fixed number of entries: they say 0.
         self._reserve = reserve if self._free > reserve else 0
+        entries = disk.f_files // _RESERVED
+        self._reserved_entries = entries if self._free_entries > entries else 0
         self._walk: Iterator[int] | None = None
         self._sum = 0
-        self._began = self._spent = 0.0
+        self._spent = 0.0
         self._next = 0.0
 
-    def look(self, unlinked: Callable[[], int]) -> Blocked | None:
-        """Go on measuring where there is need; return the limit that was reached."""
-        free = self._left()
+    def look(self, unlinked: Callable[[], int | None]) -> Blocked | None:
+        """Go on measuring where there is need; return the limit that was reached.
+
+        `unlinked` counts files without a name; where that needs several looks, it returns None meanwhile.
+        """
+        free, entries = self._left(os.fstatvfs(self._tops[0]))
         if free < self._reserve:
             return told.disk_full(free)
-        if not self._limit:
-            return None
-        gone = self._free - free
+        if entries < self._reserved_entries:
+            return told.disk_crowded(entries)
+        if self._limit and self._is_reached(free, entries, unlinked):
+            return told.hit(told.WRITTEN, self._limit)
+        return None
+
+    def _is_reached(self, free: int, entries: int, unlinked: Callable[[], int | None]) -> bool:
+        gone = max(0, self._free - free) + max(0, self._free_entries - entries) * ENTRY
         if self._walk is None and (self._measured + gone >= self._limit or time.monotonic() >= self._next):
             self._walk, self._sum, self._spent = self._sizes(), 0, 0.0
-        if self._walk is None or not self._step(self._walk):
-            return None
+        if self._walk is None:
+            return False
+        if not self._step(self._walk):
+            # So much it is at least, whatever the rest may be.
+            return self._before is not None and self._sum - self._before >= self._limit
         if self._measured + gone >= self._limit:
-            self._measured += unlinked()
-        self._free = free
-        return told.hit(told.WRITTEN, self._limit) if self._measured >= self._limit else None
+            nameless = unlinked()
+            if nameless is None:
+                return False
+            self._measured += nameless
+        self._free, self._free_entries = free, entries
+        return self._measured >= self._limit
 
     def close(self) -> None:
         """Let go of the layers."""
@@ -67,9 +86,9 @@ class Room:
         for top in self._tops:
             os.close(top)
 
-    def _left(self) -> int:
-        found = os.fstatvfs(self._tops[0])
-        return found.f_bavail * found.f_frsize
+    @staticmethod
+    def _left(disk: os.statvfs_result) -> tuple[int, int]:
+        return disk.f_bavail * disk.f_frsize, disk.f_favail
 
     def _step(self, walk: Iterator[int]) -> bool:
         """Measure for a moment; tell whether all is measured."""
@@ -89,7 +108,7 @@ class Room:
         return True
 
     def _sizes(self) -> Iterator[int]:
-        """Yield what each directory's own entries take: a file with several names once, a hole nothing."""
+        """Yield what each entry takes: a file with several names once, a hole nothing."""
         linked: set[tuple[int, int]] = set()
         for top in self._tops:
             waiting = [""]
@@ -100,13 +119,14 @@ class Room:
                 except OSError:
                     continue  # gone, or closed to its owner for now
                 try:
-                    yield _entries(directory, here, waiting, linked)
+                    yield from _entries(directory, here, waiting, linked)
                 finally:
                     os.close(directory)
 
 
-def _entries(directory: int, here: str, waiting: list[str], linked: set[tuple[int, int]]) -> int:
-    size = 0
+def _entries(
+    directory: int, here: str, waiting: list[str], linked: set[tuple[int, int]]
+) -> Iterator[int]:
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
@@ -119,5 +139,4 @@ def _entries(directory: int, here: str, waiting: list[str], linked: set[tuple[in
                 continue
             elif found.st_nlink > 1:
                 linked.add((found.st_dev, found.st_ino))
-            size += found.st_blocks * _BLOCK
-    return size
+            yield found.st_blocks * _BLOCK + ENTRY

@@ -1,0 +1,310 @@
+"""Count what the processes of a sandbox use, as /proc tells it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fumehood.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+ENTRY = 1024  # bytes that an inode with its name takes, about, in memory as on a disk
+_BLOCK = 512
+_PIPE = 2 * os.sysconf("SC_PAGE_SIZE")  # where a user has 64 MiB of them, the kernel gives a pipe no more
+_BUDGET_S = 0.02  # spent on open files at one look
+_READING = os.O_RDONLY | os.O_CLOEXEC
+
+
+class NotYet(Exception):
+    """The sandbox is still being set up."""
+
+
+class Tally(Value):
+    """What is quickly counted of all processes; pages are those in memory, a file's on disk too."""
+
+    tasks: int
+    pages: int
+    ticks: int
+
+
+class Processes:
+    """The processes of one sandbox; `init` is the first."""
+
+    def __init__(self, init: int) -> None:
+        self._init = init
+        self._inside = _inside_of(init)
+
+    def close(self) -> None:
+        """Let go of the sandbox's /proc."""
+        if self._inside is not None:
+            os.close(self._inside)
+
+    def tally(self) -> Tally:
+        """Add up threads, resident pages and clock ticks of all that lives, and ticks of what it waited for."""
+        tasks = pages = ticks = 0
+        for directory, name in self._all():
+            fields = _stat(directory, f"{name}/stat")
+            if fields:
+                tasks += int(fields[17])
+                pages += int(fields[21])
+                ticks += sum(map(int, fields[11:15]))
+        return Tally(tasks=tasks, pages=pages, ticks=ticks)
+
+    def tables_and_swapped(self) -> tuple[int, int]:
+        """Count the tables of pages, which may be large where the pages are not, and what was swapped out."""
+        tables = swapped = 0
+        for directory, name in self._all():
+            text = read(directory, f"{name}/status")
+            tables += _kilobytes(text, b"\nVmPTE:")
+            swapped += _kilobytes(text, b"\nVmSwap:")
+        return tables, swapped
+
+    def own_and_mapped(self) -> tuple[int, int]:
+        """Count memory that is the processes' own, and files in memory that they map; what they share counts once."""
+        own = mapped = 0
+        for directory, name in self._all():
+            text = read(directory, f"{name}/smaps_rollup")
+            own += _kilobytes(text, b"\nPss_Anon:") + _kilobytes(text, b"\nSwapPss:")
+            mapped += _kilobytes(text, b"\nPss_Shmem:")
+        return own, mapped
+
+    def only_mapped(self, device: int, counted: Container[int]) -> int:
+        """Count files in memory without a name that are mapped, and neither open nor System V's.
+
+        `device` is where the kernel has such files, `counted` are the inodes there that are open.
+        """
+        place = b"%02x:%02x" % (os.major(device), os.minor(device))
+        size = 0
+        for directory, name in self._all():
+            is_such = False
+            for line in read(directory, f"{name}/smaps").splitlines():
+                if not line[:1].isupper():  # not a number of the last mapping, but an address: of the next
+                    fields = line.split(None, 5)
+                    is_such = (
+                        fields[3] == place and int(fields[4]) not in counted and not fields[5].startswith(b"/SYSV")
+                    )
+                elif is_such and line.startswith(b"Pss:"):
+                    size += int(line.split()[1]) * 1024
+        return size
+
+    def descriptors(self) -> Iterator[tuple[int | None, str, str]]:
+        """Yield where each open descriptor of each process is, and what it leads to."""
+        for directory, name in self._all():
+            try:
+                for each in _listed(directory, f"{name}/fd"):
+                    path = f"{name}/fd/{each}"
+                    yield directory, path, os.readlink(path, dir_fd=directory)
+            except OSError:
+                continue  # it has just ended
+
+    def _all(self) -> list[tuple[int | None, str]]:
+        """Return where to read of each process: its own /proc shows only what is inside."""
+        if self._inside is not None:
+            return [(self._inside, name) for name in os.listdir(self._inside) if name.isdigit()]
+        return [(None, f"/proc/{pid}") for pid in descendants(self._init)]
+
+
+class OpenFiles:
+    """What open descriptors lead to and no name does: files in memory and on disks, sockets, pipes.
+
+    There may be many, so that each look goes on where the last one stopped.
+    """
+
+    def __init__(self, processes: Processes, tmpfs: Tmpfs) -> None:
+        self._processes = processes
+        self._tmpfs = tmpfs
+        self.device = _device_of_memory()
+        self._walk: Iterator[tuple[int | None, str, str]] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.sockets: set[int] = set()  # by inode, as the others
+        self.memory: dict[int, int] = {}
+        self._disk: dict[tuple[int, int], int] = {}
+        self._pipes: set[str] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether a round has begun and not ended."""
+        return self._walk is not None
+
+    def look(self) -> None:
+        """Look at some of them; when a round is through, the next begins, which finds all anew."""
+        if self._walk is None:
+            self._begin()
+            self._walk = self._processes.descriptors()
+        until = time.monotonic() + _BUDGET_S
+        for directory, path, target in self._walk:
+            self._note(directory, path, target)
+            if time.monotonic() > until:
+                return
+        self._walk = None
+
+    def in_memory(self) -> int:
+        """Count the memory of what this round has found, but for what waits in sockets."""
+        return sum(self.memory.values()) + len(self._pipes) * _PIPE + len(self.sockets) * ENTRY
+
+    def on_disk(self) -> int:
+        """Count what the files that this round has found take on a disk."""
+        return sum(self._disk.values())
+
+    def _note(self, directory: int | None, path: str, target: str) -> None:
+        if target.startswith("socket:["):
+            self.sockets.add(int(target[8:-1]))
+        elif target.startswith("pipe:["):
+            self._pipes.add(target)
+        elif target.endswith(" (deleted)"):  # else it is not asked: whoever serves the file may be slow to answer
+            try:
+                seen = os.stat(path, dir_fd=directory)
+            except OSError:
+                return  # just closed
+            size = 0 if seen.st_nlink else seen.st_blocks * _BLOCK + ENTRY
+            if seen.st_dev == self.device:
+                self.memory[seen.st_ino] = size
+            elif seen.st_dev not in self._tmpfs.devices:
+                self._disk[seen.st_dev, seen.st_ino] = size
+
+
+class Tmpfs:
+    """The writable file systems in memory that a sandbox has for itself."""
+
+    def __init__(self, init: int) -> None:
+        # What the host has mounted too is not the sandbox's alone. What is written there is measured as a layer.
+        outside = {device for device, _, _ in _tmpfs_mounts("self")}
+        found = {
+            device: path for device, path, is_writable in _tmpfs_mounts(init) if is_writable and device not in outside
+        }
+        self._places = [f"/proc/{init}/root{path}" for path in found.values()]
+        self.devices = frozenset(found)
+
+    def used(self) -> int:
+        """Count what is in them: blocks, and an entry for each file, which may have none."""
+        return sum(map(_used, self._places))
+
+
+def _tmpfs_mounts(process: int | str) -> Iterator[tuple[int, str, bool]]:
+    for line in read(None, f"/proc/{process}/mountinfo").splitlines():
+        if b" - tmpfs " in line:
+            fields = line.split()
+            major, _, minor = fields[2].partition(b":")
+            path = os.fsdecode(fields[4].decode("unicode_escape").encode("latin-1"))
+            yield os.makedev(int(major), int(minor)), path, b"rw" in fields[5].split(b",")
+
+
+def _used(path: str) -> int:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 0  # gone with the sandbox
+    return (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * ENTRY
+
+
+class Machine:
+    """What the whole machine's memory is used for, read once."""
+
+    def __init__(self) -> None:
+        self._text = b"\n" + read(None, "/proc/meminfo")
+
+    @property
+    def total(self) -> int:
+        """All there is."""
+        return self._of("MemTotal")
+
+    @property
+    def left(self) -> int:
+        """What can still be had, on a disk too."""
+        return self._of("MemAvailable") + self._of("SwapFree")
+
+    @property
+    def hidden(self) -> int:
+        """What is in use and seen in no process: files in memory, tables, the kernel's own, what was swapped out."""
+        files = self._of("Buffers") + self._of("Cached") - self._of("Shmem") + self._of("SwapCached")
+        seen = self._of("MemFree") + files + self._of("AnonPages") + self._of("SReclaimable")
+        return max(0, self.total - seen) + self._of("SwapTotal") - self._of("SwapFree")
+
+    def _of(self, name: str) -> int:
+        return _kilobytes(self._text, b"\n%s:" % name.encode())
+
+
+def descendants(init: int) -> list[int]:
+    """Return a process and all that descends from it, as the host numbers them."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _stat(None, f"/proc/{name}/stat")
+            if fields:
+                parents[int(name)] = int(fields[1])
+    found = [init] if init in parents else []
+    for each in found:
+        found += [pid for pid, parent in parents.items() if parent == each]
+    return found
+
+
+def _inside_of(init: int) -> int | None:
+    """Open the sandbox's own /proc; a bubblewrap with the set-uid bit does not let us."""
+    try:
+        found = os.open(f"/proc/{init}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return None
+    except (FileNotFoundError, ProcessLookupError):
+        raise NotYet from None
+    try:
+        # Before bubblewrap has changed its root, this is the host's, with all that runs there.
+        if os.path.samestat(os.stat("1/ns/pid", dir_fd=found), os.stat(f"/proc/{init}/ns/pid")):
+            return found
+    except OSError:
+        pass
+    os.close(found)
+    raise NotYet
+
+
+def _device_of_memory() -> int:
+    """Return the device on which the kernel has files in memory that were never given a name."""
+    made = os.memfd_create("fumehood", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(made).st_dev
+    finally:
+        os.close(made)
+
+
+def _listed(directory: int | None, path: str) -> list[str]:
+    listing = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return os.listdir(listing)
+    finally:
+        os.close(listing)
+
+
+def read(directory: int | None, path: str) -> bytes:
+    """Read a file of /proc; of a process that has ended there is none."""
+    try:
+        fd = os.open(path, _READING, dir_fd=directory)
+    except OSError:
+        return b""
+    try:
+        return read_all(fd)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def read_all(fd: int) -> bytes:
+    """Read to the end."""
+    text = b""
+    while piece := os.read(fd, 1 << 16):
+        text += piece
+    return text
+
+
+def _stat(directory: int | None, path: str) -> list[bytes]:
+    """Return the fields after a process's name, which may hold anything."""
+    return read(directory, path).rpartition(b")")[2].split()
+
+
+def _kilobytes(text: bytes, key: bytes) -> int:
+    number = text.partition(key)[2].split(None, 1)[:1]
+    return int(number[0]) * 1024 if number else 0
