@@ -77,6 +77,7 @@ def memory_bomb_by_sockets(case: Case) -> Plot:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\nsent = 0\n"
         "while sent < 250 << 20:\n"
         "    pair = socket.socketpair(); held.append(pair); pair[0].setblocking(False)\n"
+        "    pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)\n"
         "    try:\n        while True: sent += pair[0].send(bytes(65536))\n"
         "    except BlockingIOError: pass"
     )
@@ -87,8 +88,9 @@ def memory_bomb_by_sockets(case: Case) -> Plot:
 def memory_bomb_by_page_tables(case: Case) -> Plot:
     """Takes more memory than it may by reading a page here and there, so that the kernel keeps tables of them."""
     take = (
-        "held = mmap.mmap(-1, 125 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000); held.madvise(15)\n"
-        "for at in range(0, len(held), 2 << 20): held[at]"
+        "page = mmap.PAGESIZE; reach = page * page // 8; flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000\n"
+        "held = mmap.mmap(-1, (250 << 20) // page * reach, flags=flags); held.madvise(15)\n"
+        "for at in range(0, len(held), reach): held[at]"
     )
     return _taking_memory(case, take)
 

@@ -32,6 +32,7 @@ hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 held = []
 def fill(sender):
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     sender.setblocking(False)
     sent = 0
     try:
@@ -88,9 +89,10 @@ for _ in range(TAKEN // 16384):
 for n in range(TAKEN // 1024): os.close(os.open(f"/tmp/{n}", os.O_CREAT | os.O_WRONLY))
 """,
     "tables of pages that were only read": """
-held.append(mmap.mmap(-1, TAKEN // 4096 * (2 * MIB), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000))
+reach = mmap.PAGESIZE * mmap.PAGESIZE // 8  # of one table
+held.append(mmap.mmap(-1, TAKEN // mmap.PAGESIZE * reach, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000))
 held[0].madvise(15)
-for at in range(0, len(held[0]), 2 * MIB): held[0][at]
+for at in range(0, len(held[0]), reach): held[0][at]
 """,
 }
 
