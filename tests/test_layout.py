@@ -16,7 +16,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCES = CHECKOUT / "src"
 PACKAGE = SOURCES / "fumehood"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_LINES = 450
+MAX_LINES = 600
 
 # docs/design.md, section 4: each may import itself and what stands before it. The public names ("") are the
 # service's, shown to the faces and to users.

@@ -1,7 +1,6 @@
 """What real tools say when they meet a mask, a socket or a limit, and what is made of it."""
 
 import shutil
-import sys
 
 import pytest
 
@@ -97,7 +96,7 @@ def test_real_tools_meet_the_sandbox_and_it_is_told(home, project, tool):
 def test_a_limit_that_refuses_without_ending_the_run_is_told(home, project):
     code = "held = []\nwhile True: held.append(open('/dev/null'))"
     with Sandbox(project, Policy(limits=Limits(files=100, file_size=1 << 20))) as sandbox:
-        run = sandbox.run([sys.executable, "-c", code])
+        run = sandbox.run(["python3", "-c", code])
         assert [each.detail for each in run.blocked] == ["files: 100"]
         run = sandbox.run("head -c 5M /dev/zero > big")
         assert [each.detail for each in run.blocked] == ["file size: 1 MiB"]

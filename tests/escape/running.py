@@ -32,6 +32,10 @@ for _name, _path, _words in (
     ("keyring", ".local/share/keyrings/login.keyring", "Reads a keyring"),
     ("history", ".bash_history", "Reads the shell's history"),
     ("agent_login", ".claude/.credentials.json", "Reads an agent's own login"),
+    ("key_by_another_name", ".ssh-old/id_rsa.bak", "Reads a key that was put aside"),
+    ("token_of_an_unknown_tool", ".config/some-new-tool/token", "Reads the token of a tool that nobody has heard of"),
+    ("notes", "Documents/passwords.txt", "Reads a person's documents"),
+    ("other_project", "src/other/.env", "Reads another project's secrets"),
 ):
     _reads(_name, _path, _words)
 
@@ -112,6 +116,38 @@ def other_home(case: Case) -> str:
 def password_hashes(case: Case) -> str:
     """Reads /etc/shadow, as root."""
     return "grep -q : /etc/shadow && echo ESCAPED"
+
+
+@attack(RUNNING)
+def secret_shown_to_the_next_command(case: Case) -> Plot:
+    """Plants a virtual environment whose Python lies beside a secret, to have that in sight next time."""
+    secret = case.secret(case.home / "private/lib/secret")
+    (case.home / "private/bin").mkdir()
+    plant = f"mkdir -p .venv/bin; echo home = {case.home}/private/bin > .venv/pyvenv.cfg"
+    plant += f"; ln -s {secret} .venv/bin/python; ln -s {case.home}/private .venv/lib"
+    return Plot(plant, then=f"cat {secret} .venv/bin/python .venv/lib/lib/secret")
+
+
+@attack(RUNNING, root_only=True)
+def mode_of_a_device(case: Case) -> Plot:
+    """Changes the mode of a device, for the whole machine, as root."""
+    before = os.stat("/dev/full").st_ctime_ns
+    return Plot("chmod 666 /dev/full", check=lambda: os.stat("/dev/full").st_ctime_ns != before)
+
+
+@attack(RUNNING, root_only=True)
+def mode_in_proc(case: Case) -> Plot:
+    """Changes the mode of one of the kernel's files, for the whole machine, as root."""
+    file = Path("/proc/filesystems")
+    before = file.stat().st_mode
+    case.stack.callback(file.chmod, before & 0o777)
+    return Plot(f"chmod 440 {file}", check=lambda: file.stat().st_mode != before)
+
+
+@attack(RUNNING, root_only=True)
+def memory_of_the_kernel(case: Case) -> str:
+    """Reads how the kernel uses memory, which it tells only root."""
+    return "head -c 64 /proc/slabinfo | grep -q slabinfo && echo ESCAPED"
 
 
 @attack(RUNNING)

@@ -230,7 +230,7 @@ def test_modes_links_and_empty_directories_are_taken_over_and_come_back(
 ) -> None:
     on_host(before)
     old = snapshot(project)
-    run = sandbox.run(f"{command}; {sys.executable} -S {Path(snapshot.__code__.co_filename)} . > /dev/null; true")
+    run = sandbox.run(f"{command}; python3 -S {Path(snapshot.__code__.co_filename)} . > /dev/null; true")
     assert run.state == "applied", run.changes
     back = sandbox.undo(run)
     assert without_links(snapshot(project)) == without_links(old)

@@ -417,7 +417,7 @@ def test_a_tree_may_be_deeper_than_a_path_can_tell(way: str, hood: Sandbox, proj
     # fuse-overlayfs names everything by its path, and fails where that is longer than 4096 bytes.
     depth = 18 if way == "fuse" else 40
     subprocess.run([sys.executable, "-c", DEEP, "old", str(depth)], cwd=project, check=True)
-    run = hood.run([sys.executable, "-c", DEEP, "new", str(depth)], apply="hold")
+    run = hood.run(["python3", "-c", DEEP, "new", str(depth)], apply="hold")
     assert run.exit_code == 0, run.stderr
     levels = ["/".join(["d" * 200] * level) for level in range(1, depth + 1)]
     expected = [(f"{level}/new", "added", "file") for level in levels]
@@ -428,7 +428,7 @@ def test_fifos_and_sockets_are_reported_and_not_taken_over(hood: Sandbox, projec
     shell("echo a > a; mkdir d", project)
     # Without opening one: not every way of capturing lets a command do that.
     make = f"import os; os.mknod('d/socket', {stat.S_IFSOCK | 0o600})"
-    run = hood.run(f"mkfifo fifo; rm a; mkfifo a; {sys.executable} -c \"{make}\"; mkdir e; mkfifo e/f; echo b > e/b")
+    run = hood.run(f"mkfifo fifo; rm a; mkfifo a; python3 -c \"{make}\"; mkdir e; mkfifo e/f; echo b > e/b")
     verdicts = sorted((each.path, each.change, each.kind, each.verdict) for each in run.changes)
     assert verdicts == [
         ("a", "type", "fifo", "unsupported"),
@@ -459,7 +459,7 @@ def test_the_projects_own_sockets_can_not_be_connected_to(hood: Sandbox, project
         listening.bind(str(project / "socket"))
         listening.listen()
         connect = "import socket; socket.socket(socket.AF_UNIX).connect('socket')"
-        run = hood.run([sys.executable, "-c", connect])
+        run = hood.run(["python3", "-c", connect])
     assert ("ConnectionRefusedError" if run.capture == "kernel" else "PermissionError") in run.stderr
 
 
@@ -506,7 +506,7 @@ except OSError as error:
 
 def test_a_command_can_not_forge_the_marks_of_an_overlay(hood: Sandbox, project: Path) -> None:
     shell("mkdir d; echo a > d/a; echo b > d/b; : > d/empty; touch -d 2001-02-03 d/empty", project)
-    run = hood.run([sys.executable, "-c", FORGE], apply="hold")
+    run = hood.run(["python3", "-c", FORGE], apply="hold")
     assert run.exit_code == 0, run.stderr
     assert changes_of(run) == [("d/empty", "modified", "file"), ("new", "added", "directory")]
     hood.apply(run)

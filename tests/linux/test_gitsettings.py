@@ -551,9 +551,9 @@ def test_every_file_that_was_looked_at_is_watched(person: Person) -> None:
         assert not is_unchanged(before), path
 
 
-def test_without_any_configuration_only_signing_is_said(person: Person) -> None:
+def test_without_any_configuration_there_is_none(person: Person) -> None:
     made = person.check()
-    assert person.read_by_git(person.bare) == [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
+    assert person.read_by_git(person.bare) == []
     assert (made.dropped_keys, made.files, made.unread) == ((), (), ())
 
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -130,7 +129,7 @@ def test_what_a_command_writes_by_is_all_there(sandbox, project, home):
         "if os.geteuid(): open('/proc/self/comm', 'w').write('x')\n"  # to root, it is read-only
         "open('/dev/stdout', 'w').write('fine\\n')\n"
     )
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", code])
+    run = sandbox.run(["python3", "-I", "-S", "-c", code])
     assert (run.stdout, run.stderr, run.exit_code) == ("fine\n", "", 0)
 
 

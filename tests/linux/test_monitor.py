@@ -8,7 +8,6 @@ import select
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE
@@ -246,7 +245,7 @@ def test_whatever_a_command_does_meanwhile_the_lists_end_up_true(hood: Hood, see
     before = {str(path.relative_to(hood.project)) for path in hood.project.rglob("*")}
     hood.monitor.start()
     (hood.base / "random_work.py").write_text(RANDOM_WORK)
-    output = hood.order(f"exec {sys.executable} -I ../random_work.py {seed} 3000")
+    output = hood.order(f"exec python3 -I ../random_work.py {seed} 3000")
     while output.fileno() not in select.select([hood.monitor.fileno(), output.fileno()], [], [])[0]:
         hood.monitor.drain()
     after = set(output.read().splitlines())

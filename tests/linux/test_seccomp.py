@@ -6,7 +6,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 
 import pytest
 
@@ -49,13 +48,13 @@ def test_every_rule_of_the_table_refuses_with_its_own_error(sandbox):
                 arguments[argument.index] = 40 if argument.test == "none of" else argument.values[0]
             lines.append(" ".join(map(str, (found, *arguments))))
             wanted.append((call, rule.error))
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", CALL, *lines])
+    run = sandbox.run(["python3", "-I", "-S", "-c", CALL, *lines])
     assert list(zip([call for call, _ in wanted], map(int, run.stdout.split()), strict=True)) == wanted
 
 
 @pytest.mark.namespaces
 def test_a_call_that_is_not_known_yet_does_not_exist(sandbox):
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", CALL, "499"])
+    run = sandbox.run(["python3", "-I", "-S", "-c", CALL, "499"])
     assert run.stdout == "38\n"
 
 
@@ -169,7 +168,7 @@ def test_every_call_that_changes_an_owner_is_pretended_by_the_kernel(sandbox):
                 for argument, each in zip(rule.when, ids, strict=True):
                     arguments[argument.index] = each
                 lines.append(" ".join(map(str, (at, *arguments))))
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", CALL, *lines])
+    run = sandbox.run(["python3", "-I", "-S", "-c", CALL, *lines])
     told = run.stdout.split()
     assert len(told) == len(lines) >= 6
     assert set(told[0::3]) | set(told[1::3]) == {"0"}

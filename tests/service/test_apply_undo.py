@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.namespaces
 
 IS_ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can do this")
-PYTHON = f"{sys.executable} -I -S -c"
+PYTHON = "python3 -I -S -c"
 
 
 @pytest.fixture(params=["one file system", "two file systems"])
@@ -267,7 +266,7 @@ def test_any_name_is_applied_and_undone(sandbox, project, name):
         "open(b'dir/' + name, 'ab').write(b'new'); os.mkdir(b'new'); os.mkdir(b'new/' + name);"
         "open(b'new/' + name + b'/' + name, 'wb').write(b'new')"
     )
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", code])
+    run = sandbox.run(["python3", "-I", "-S", "-c", code])
     assert run.state == "applied", run.output
     assert os.fsencode(run.changes[0].path) in (name, b"dir/" + name)
     assert os.path.exists(top + b"/new/" + name + b"/" + name)
@@ -304,7 +303,7 @@ def chain(request, project):
 def test_a_new_tree_deeper_than_a_path_can_say_is_applied_and_undone(sandbox, project, chain):
     name, depth = chain
     code = deep(str(project), name, depth, "os.close(os.open('file', os.O_CREAT, dir_fd=here))", make=True)
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", code])
+    run = sandbox.run(["python3", "-I", "-S", "-c", code])
     assert run.state == "applied", run.output
     assert len(run.changes) == depth + 1
     back = sandbox.undo(run)
@@ -318,7 +317,7 @@ def test_changes_at_the_end_of_a_deep_tree_are_applied_and_undone(sandbox, proje
     write = "os.close(os.open('old', os.O_CREAT, dir_fd=here))"
     exec(deep(str(project), name, depth, write, make=True), {})
     act = "os.close(os.open('new', os.O_CREAT, dir_fd=here)); os.unlink('old', dir_fd=here)"
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", deep(str(project), name, depth, act, make=False)])
+    run = sandbox.run(["python3", "-I", "-S", "-c", deep(str(project), name, depth, act, make=False)])
     assert run.state == "applied", run.output
     found = []
     look = "listing = os.open('.', os.O_RDONLY, dir_fd=here); found.append(os.listdir(listing)); os.close(listing)"
@@ -533,7 +532,7 @@ def test_what_was_held_and_thrown_away_does_not_hinder_the_undo(sandbox, project
 
 def test_a_deep_tree_with_one_held_link_is_judged_in_reasonable_time(sandbox, project):
     code = deep(str(project), "d", 1500, "os.symlink('/etc', 'out', dir_fd=here)", make=True)
-    run = sandbox.run([sys.executable, "-I", "-S", "-c", code])
+    run = sandbox.run(["python3", "-I", "-S", "-c", code])
     assert {change.verdict for change in run.changes} == {"held"}
     assert os.listdir(project) == []
 

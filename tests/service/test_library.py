@@ -238,7 +238,7 @@ def test_output_is_told_as_it_comes_and_no_character_is_ever_cut(sandbox, projec
         told.append((stream, text))
         go.write_text("go")
 
-    command = [sys.executable, "-I", "-S", "-c", WRITER.format(go=str(go))]
+    command = ["python3", "-I", "-S", "-c", WRITER.format(go=str(go))]
     run = sandbox.run(command, on_output=on_output, timeout=LONG_S)
     assert [text for stream, text in told if stream == "stdout"] == ["x", "☃y\ufffd"]
     assert [text for stream, text in told if stream == "stderr"] == ["𝄞"]

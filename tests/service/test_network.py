@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import socket
-import sys
 import threading
 
 import pytest
@@ -189,7 +188,7 @@ def test_pip_installs_through_the_proxy(box, project):
     except OSError as error:
         pytest.skip(f"the package index can't be reached: {error}")
     command = (
-        f"{sys.executable} -m pip --isolated install -q --no-deps --no-cache-dir --disable-pip-version-check"
+        "python3 -m pip --isolated install -q --no-deps --no-cache-dir --disable-pip-version-check"
         " --retries 5 --timeout 60 --target packages --index-url https://pypi.org/simple six==1.17.0"
     )
     certificates = os.environ.get("PIP_CERT", "")

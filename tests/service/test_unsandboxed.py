@@ -333,7 +333,7 @@ def test_inside_another_bubblewrap_it_is_nested(home, project, need):
     outer = ["bwrap", "--unshare-user", "--dev-bind", "/", "/"]
     probe = subprocess.run([*outer, "--", "true"], capture_output=True, text=True, check=False)
     need(probe.returncode == 0, f"bwrap: {probe.stderr}")
-    line = [*outer, "--", *command_line(), "run", "--json", "--", "echo x > f; touch ~/no"]
+    line = [*outer, "--", *command_line(), "run", "--json", "--", "echo x > f; touch /usr/no"]
     done = subprocess.run(line, cwd=project, capture_output=True, text=True, check=False, start_new_session=True)
     assert '"sandboxed": true' in done.stdout, done.stderr
     assert "Read-only file system" in done.stdout

@@ -62,6 +62,7 @@ def script() -> str:
         for program, _, flag in programs:
             lines.append(f'command -v {program} >/dev/null 2>&1 && say {group}:{program} "$(first {program} {flag})"')
     lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', *_PLACES)]
+    lines.append('say home_has "$(ls -A "$HOME" 2>/dev/null | head -n 60 | tr "\\n" " ")"')
     lines.append(f'own "{_TMP}/.fumehood-$$" 2>/dev/null')
     lines += [f'say limit:{name} "$(ulimit {flag} 2>/dev/null)"' for name, flag in _LIMITS.items()]
     return "\n".join([*lines, "true"])
@@ -102,6 +103,11 @@ def as_text(told: Mapping[str, Any]) -> str:
         f"Network: {told['network']}.",
         f"Limits: {_limits(told)}.",
     ]
+    if told.get("home_is_hidden"):
+        lines.insert(
+            2, f"Of the home ({told['home']}) only tools are in sight: {told['home_has'] or 'none'}. "
+            "It can be written, and is thrown away with each command."
+        )  # fmt: skip
     if told["uid"] == 0 and told.get("ownership") in _OWNERS:
         lines.insert(2, _OWNERS[told["ownership"]])
     if told.get("tree"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core import kinds as k
-from fumehood.core.policy import PRETEND, REFUSE, Policy
+from fumehood.core.policy import HIDDEN, PRETEND, REFUSE, VISIBLE, Policy
 from fumehood.core.value import Value
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ KEYS: tuple[Key, ...] = (
     _key("hosts", k.HOSTS, "Hosts that commands may reach without asking: `host[:port]`, `*.example.org`."),
     _key("hold", k.TEXTS, "Globs of paths whose changes wait for a person.", "rules.hold"),
     _key("flag", k.TEXTS, "Globs of paths whose changes are applied and flagged.", "rules.flag"),
+    _key("home", k.choice(HIDDEN, VISIBLE),
+         "`hidden`: of the home, a command sees the tools and nothing else, and what it writes there is thrown away; "
+         "`visible`: all of it that is not masked, read-only."),
+    _key("show", k.PATHS, "Files and directories of the home that commands see too, less what is masked in them."),
     _key("mask", k.MASKS, "Files and directories that commands can't see, besides ours; "
          "a relative path, such as `.env`, is meant below every root."),
     _key("unmask", k.MASKS, "Paths that we hide by default and commands may see."),

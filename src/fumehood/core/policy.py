@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PRETEND, REFUSE = "pretend", "refuse"  # what becomes of giving a file to another owner
+HIDDEN, VISIBLE = "hidden", "visible"  # the home
 EVERYWHERE = ""  # the name of the settings that hold for every project
 
 
@@ -76,6 +77,8 @@ class Policy(Value):
     network: str = "none"
     hosts: tuple[str, ...] = ()
     rules: Rules = Rules()
+    home: str = HIDDEN
+    show: tuple[str, ...] = ()
     mask: tuple[str, ...] = ()
     unmask: tuple[str, ...] = ()
     environment: Environment = Environment()

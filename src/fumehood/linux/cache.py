@@ -46,5 +46,17 @@ def keep(path: str, content: bytes) -> None:
         return
 
 
+def forget(directory: str, prefix: str, before: float) -> None:
+    """Remove what was kept under names that begin so, and was last written before a time."""
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(prefix)]
+    except OSError:
+        return
+    for name in names:
+        path = f"{directory}/{name}"
+        if os.lstat(path).st_mtime < before:
+            os.unlink(path)
+
+
 def _sum(content: bytes) -> bytes:
     return b"%08x" % zlib.crc32(content)

@@ -102,7 +102,8 @@ def flat_git_settings(
             files.append((f".config/git/{name}", copied))
         if values or place not in ("", default):
             kept.append((key, place))
-    kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
+    if kept or dropped:
+        kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
     return Settings(
         text="".join(map(_written, kept)), dropped_keys=tuple(sorted(set(map(named, dropped)))), files=tuple(files),
         unread=tuple(configuration.unread), watched=watch.identities,

@@ -23,7 +23,7 @@ _MOST_SHOWN = 256
 _MOST_FOLDERS = 400  # of one root, or of a collection of environments
 _MOST_PROGRAMS = 1000  # followed in all
 _USUAL_ENVIRONMENTS = (".venv", "venv", "env")
-_OF_TASKS = frozenset({".direnv", ".hatch", ".nox", ".tox", ".venvs"})  # have an environment for each of some tasks
+_OF_TASKS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # have an environment for each of some tasks
 _NOT_LOOKED_INTO = frozenset({".git", "node_modules"})
 _LONG_SHEBANG = b"'''exec' "  # how pip writes one that is longer than the kernel reads
 
@@ -157,11 +157,13 @@ class _Search:
             self._show_base(place)
 
     def _environments_in(self, root: str) -> list[str]:
-        """Return the virtual environments at most two levels below a root."""
-        folders = [f"{root}/{name}" for name in dict.fromkeys((*_USUAL_ENVIRONMENTS, *self._folders_in(root)))]
-        for folder in folders[:]:
-            inner = self._folders_in(folder) if os.path.basename(folder) in _OF_TASKS else _USUAL_ENVIRONMENTS
-            folders += [f"{folder}/{name}" for name in inner]
+        """Return the virtual environments in a root, at their usual places.
+
+        The root itself is not listed: every file that a command makes there would cost another search.
+        """
+        folders = [f"{root}/{name}" for name in _USUAL_ENVIRONMENTS]
+        for name in _OF_TASKS:
+            folders += [f"{root}/{name}/{inner}" for inner in self._folders_in(f"{root}/{name}")]
         return [folder for folder in folders[:_MOST_FOLDERS] if self._disk.exists(f"{folder}/pyvenv.cfg")]
 
     def _folders_in(self, path: str) -> Sequence[str]:

@@ -13,15 +13,19 @@ import zlib
 from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below
 from fumehood.core.value import Value
 from fumehood.linux import cache
+from fumehood.linux.lookup import is_current
 from fumehood.linux.mounts import Bind, Devices, Folder, Link, Mask, Operation, Text, Tmpfs, View, packed, unpacked
 from fumehood.linux.overlay import mount_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from fumehood.linux.hometools import InSight
 
     Watched = dict[str, tuple[int, int]]
 
+KEPT = "hostview-"  # how the names begin of what is kept in the cache
 FORMAT = "1"  # to be changed with how the host is shown: what was kept before is then looked for again
 # Asking a server that is gone may take for ever, so these are shown only where a command can't do without.
 _REMOTE = frozenset({"afs", "autofs", "ceph", "cifs", "nfs", "nfs4", "smb3", "smbfs", "ncpfs", "davfs", "glusterfs"})
@@ -44,20 +48,42 @@ _SYS = (
 )  # fmt: skip
 # Links that programs are found through on some systems.
 _RUN = ("/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/shm")
-_UNLISTED = -1  # in place of a time: only what stands at the path matters, not what is in it
+
+
+# Variables that say where settings are.
+_SETTINGS = (
+    "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "PIP_CONFIG_FILE", "UV_CONFIG_FILE", "UV_NO_CONFIG", "GOENV",
+    "npm_config_userconfig", "NPM_CONFIG_USERCONFIG", "YARN_RC_FILENAME", "CARGO_HOME",
+)  # fmt: skip
+
+
+def relevant_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables on which it depends what of a home is shown."""
+    from fumehood.core.toolhomes import relevant
+
+    settings = {name: environment[name] for name in _SETTINGS if environment.get(name)}
+    return tuple({**dict(relevant(environment)), **settings}.items())
+
+
+_NEVER = (1, 1)  # in place of a time and an inode: no file has these
 
 
 class Sight(Value):
     """What decides how much of the host a command sees.
 
-    `homes` are where the command's user is at home, by real path. `points` is where something else will be mounted:
-    the roots first of all. `hidden` are masked paths, `shown` those that a person unmasked.
+    `homes` are where the command's user is at home, by real path, the one that HOME names first. `points` is where
+    something else will be mounted: the roots first of all. `hidden` are masked paths, `shown` those that a person
+    unmasked, `added` what else of the homes a person shows. `variables` are the person's own that tell where tools
+    are; none where the homes are visible.
     """
 
     homes: tuple[str, ...]
     points: tuple[str, ...]
     hidden: tuple[str, ...]
     shown: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    is_home_hidden: bool = False
     is_locked: bool = True  # in a user namespace, what has mounts inside can't be overlaid
 
 
@@ -67,11 +93,16 @@ class HostView(Value):
     operations: tuple[Operation, ...]
     inside: tuple[str, ...]
     watched: Watched
+    links: dict[str, str]  # where each of some paths leads to, if it is a link; else ""
 
     @property
     def look(self) -> int:
         """A number that differs after another look at the host."""
-        return hash(tuple(self.watched.items()))
+        return hash((*self.watched.items(), *self.links.items()))
+
+    def holds(self) -> bool:
+        """Tell whether everything that it was read from is as it was."""
+        return is_current(self.watched) and all(_link(path) == to for path, to in self.links.items())
 
 
 class HostViews:
@@ -85,7 +116,7 @@ class HostViews:
         """Return how the host is shown."""
         table = mount_table()
         remembered = self._remembered.get(sight)
-        if remembered is None or remembered[0] is not table or not is_current(remembered[1].watched):
+        if remembered is None or remembered[0] is not table or not remembered[1].holds():
             remembered = self._remembered[sight] = table, self._looked_over(sight)
         return remembered[1]
 
@@ -98,22 +129,19 @@ class HostViews:
         import marshal
 
         asked = f"{FORMAT} {sight!r}".encode(errors="surrogateescape")
-        path = f"{self._directory}/hostview-{zlib.crc32(asked):08x}"
+        path = f"{self._directory}/{KEPT}{zlib.crc32(asked):08x}"
         key = asked + repr(mount_table()).encode()
         kept = cache.recalled(path)
         # Its beginning tells that it is whole, ours and an answer to the same question.
         if kept is not None and kept.startswith(key):
-            watched, rows, within = marshal.loads(kept[len(key) :])  # noqa: S302 - our own, and nobody else's
-            if is_current(watched):
-                return HostView(operations=unpacked(rows), inside=within, watched=watched)
+            rows, fields = marshal.loads(kept[len(key) :])  # noqa: S302 - our own, and nobody else's
+            view = HostView(operations=unpacked(rows), **fields)
+            if view.holds():
+                return view
         view = look_over(sight)
-        cache.keep(path, key + marshal.dumps((view.watched, packed(view.operations), view.inside)))
+        fields = {name: value for name, value in view.fields().items() if name != "operations"}
+        cache.keep(path, key + marshal.dumps((packed(view.operations), fields)))
         return view
-
-
-def is_current(watched: Watched) -> bool:
-    """Tell whether everything that the host view was read from is as it was."""
-    return all(_identity(path, lists=before[0] != _UNLISTED) == before for path, before in watched.items())
 
 
 def look_over(sight: Sight) -> HostView:
@@ -121,24 +149,35 @@ def look_over(sight: Sight) -> HostView:
     work = _Survey(sight)
     for entry in work.listed("/"):
         work.place(f"/{entry.name}", entry)
+    if sight.is_home_hidden:
+        work.furnish_homes()
     return work.finished()
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def _identity(path: str, *, lists: bool) -> tuple[int, int]:
     try:
         there = os.lstat(path)
     except OSError:
-        return (0 if lists else _UNLISTED, 0)
-    return (there.st_mtime_ns if lists else _UNLISTED, there.st_ino)
+        return (0, 0)
+    return (there.st_ctime_ns if lists else 0, there.st_ino)
 
 
 class _Survey:
     def __init__(self, sight: Sight) -> None:
         self._sight = sight
         self.watched: Watched = {}
+        self._links: dict[str, str] = {}
         self._mounts = {os.fsdecode(point): kind for point, kind in mount_table()}
         self._shown = tuple(path for path in sight.shown if os.path.exists(path))
-        self._kept = (*sight.homes, *sight.points, *self._shown)
+        self._hidden_homes = self._found_homes() if sight.is_home_hidden else ()
+        self._kept = (*sight.homes, *sight.points, *self._shown, *sight.added)
         self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
         self._operations: list[Operation] = []
 
@@ -155,6 +194,11 @@ class _Survey:
         if lists or path not in self.watched:
             self.watched[path] = _identity(path, lists=lists)
 
+    def _watch_file(self, path: str, *, is_as_read: bool) -> None:
+        """Remember a file that was read, and where links lead to it; one that changed meanwhile is looked at again."""
+        real = f"{self._real_folder(os.path.dirname(path)).rstrip('/')}/{os.path.basename(path)}"
+        for each in dict.fromkeys((path, os.path.realpath(real))):
+            self.watched[each] = _identity(each, lists=not os.path.isdir(each)) if is_as_read else _NEVER
     # --- what is hidden ---
 
     def _other_homes(self) -> list[str]:
@@ -181,20 +225,26 @@ class _Survey:
                 paths.add(self._first_missing(above))
                 continue
             real = f"{above.rstrip('/')}/{name}"
-            self._watch(real, lists=False)
-            if os.path.islink(real):
+            if self._leads(real):
                 target = os.path.realpath(real)
                 if not self._is_needed(target):
                     paths.add(target)
             paths.add(real)
-        return frozenset(path for path in paths if path != "/" and path not in self._kept)
+        never = ("/", *self._sight.homes, *self._sight.points, *self._shown)
+        return frozenset(path for path in paths if path not in never)
 
     def _real_folder(self, folder: str) -> str:
         """Resolve a directory, and notice when one on its way becomes another."""
         parts = folder.split("/")
         for length in range(2, len(parts) + 1):
-            self._watch("/".join(parts[:length]), lists=False)
+            self._leads("/".join(parts[:length]))
         return os.path.realpath(folder or "/")
+
+    def _leads(self, path: str) -> str:
+        """Return where a link leads to, and remember; what else stands there may change as it likes."""
+        if path not in self._links:
+            self._links[path] = _link(path)
+        return self._links[path]
 
     def _first_missing(self, folder: str) -> str:
         """Return the first part of a path that does not exist: what is made there later is hidden with it."""
@@ -203,6 +253,81 @@ class _Survey:
             missing = os.path.dirname(missing)
         self._watch(missing, lists=False)
         return missing
+
+    # --- the homes ---
+
+    def _found_homes(self) -> tuple[str, ...]:
+        """Return the homes that are there and no root's own, those inside of others last."""
+        homes = [home for home in self._sight.homes if home != "/" and os.path.isdir(home)]
+        roots = self._sight.points
+        return tuple(sorted((home for home in homes if not _is_in(home, roots)), key=len))
+
+    def furnish_homes(self) -> None:
+        """Put an empty home in the place of each, with the tools in it and settings that hold no secret."""
+        for home in self._hidden_homes:
+            self._add(
+                Tmpfs(
+                    target=home, mode=stat.S_IMODE(os.stat(home).st_mode) | stat.S_IRWXU, is_mine=True,
+                    why="the home: tools only; what is written here is thrown away",
+                )
+            )  # fmt: skip
+        from fumehood.linux.hometools import tools_in_sight
+
+        tools = tools_in_sight(
+            self._hidden_homes, dict(self._sight.variables), self._sight.points, hidden=self._sight.hidden
+        )
+        self.watched |= tools.watched
+        self._hidden |= {path for path, _ in tools.masked}
+        for path, to, why in tools.links:
+            self._add(Link(target=path, to=to, why=why))
+        for path, why in tools.folders:
+            self._show(path, why)
+        for path in self._sight.added:
+            self._show_added(path)
+        self._add_settings(tools)
+
+    def _show(self, path: str, why: str) -> None:
+        """Show a directory or a single file of a home, if no root shows it anyway."""
+        if _is_in(path, self._sight.points):
+            return
+        if os.path.isdir(path):
+            self._directory(path, why)
+        else:
+            self._add(Bind(target=path, source=path, why=why))
+
+    def _show_added(self, path: str) -> None:
+        """Show what a person added; never what is masked by name."""
+        real = os.path.realpath(path)
+        self._watch(path, lists=False)
+        if not os.path.exists(real) or _is_in(real, self._hidden) or not self._is_unseen(real):
+            return
+        self._show(real, "you show it")
+        if real != path and not os.path.islink(os.path.dirname(path)):
+            self._add(Link(target=path, to=real, why="you show it"))
+
+    def _add_settings(self, tools: InSight) -> None:
+        """Write the settings of git and of package managers into the home, less what is secret in them."""
+        home, variables = self._sight.homes[0], dict(self._sight.variables)
+        if home not in self._hidden_homes:
+            return
+        from fumehood.linux.gitsettings import NAME, flat_git_settings
+        from fumehood.linux.packagesettings import package_settings
+        from fumehood.linux.settings_files import identity_of
+
+        roots = self._sight.points
+        git = flat_git_settings(
+            home, variables.get("XDG_CONFIG_HOME", ""), variables, roots[0] if roots else "",
+            in_sight=(*roots, *(path for path, _ in tools.folders)),
+        )  # fmt: skip
+        packages = package_settings(home, variables, roots)
+        texts = {NAME: git.text, **dict(git.files)}
+        texts |= {each.path: each.text for each in packages.files}
+        for path, identity in (*git.watched.items(), *packages.watched.items()):
+            self._watch_file(path, is_as_read=identity_of(path) == identity)
+        for name, text in texts.items():
+            target = f"{home}/{name}"
+            if text and not any(_is_in(target, (path,)) for path, _ in tools.folders):
+                self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
 
     # --- what is shown ---
 
@@ -233,10 +358,12 @@ class _Survey:
         else:
             self._add(Bind(target=path, source=path))
 
-    def _directory(self, path: str) -> None:
+    def _directory(self, path: str, why: str = "") -> None:
         kind = self._mounts.get(path, "")
-        if kind in _SOCKETLESS:
-            self._add(Bind(target=path, source=path))
+        if path in self._hidden_homes:
+            self._add(Folder(target=path))
+        elif kind in _SOCKETLESS:
+            self._add(Bind(target=path, source=path, why=why))
         elif kind in _PSEUDO or (_is_remote(kind) and not self._is_needed(path)):
             self._add(Folder(target=path))
         elif path in HOMES and path not in self._sight.homes:
@@ -246,7 +373,7 @@ class _Survey:
             for entry in self.listed(path):
                 self.place(f"{path}/{entry.name}", entry)
         else:
-            self._view(path)
+            self._view(path, why)
 
     def _way_to_kept(self, path: str) -> None:
         """Make a directory anew, with only those entries that lead to what is needed."""
@@ -258,11 +385,11 @@ class _Survey:
             elif self._leads_to_kept(child) and not entry.is_symlink():
                 self._way_to_kept(child)
 
-    def _view(self, path: str) -> None:
+    def _view(self, path: str, why: str) -> None:
         if not self.listed(path):
             self._add(Folder(target=path))
             return
-        self._add(View(target=path, sources=(path,)))
+        self._add(View(target=path, sources=(path,), why=why))
         # Another file system inside is not seen through the view, and gets one of its own.
         for point in sorted(self._mounts):
             if is_below(point, path) and not _is_in(point, self._hidden) and not _is_in(point, UNSEEN):
@@ -290,7 +417,7 @@ class _Survey:
         operations += _machine()
         return HostView(
             operations=(Tmpfs(target="/", is_sealed=True), *operations, Devices(target="/dev")),
-            inside=inside(sorted(self._hidden), self._sight.points), watched=self.watched,
+            inside=inside(sorted(self._hidden), self._sight.points), watched=self.watched, links=self._links,
         )  # fmt: skip
 
     def _with_masks(self) -> list[Operation]:
@@ -298,7 +425,7 @@ class _Survey:
         hidden: dict[str, list[str]] = {view: [] for view in views}
         opened: list[Operation] = []
         for path in sorted(self._hidden):
-            around = max((view for view in views if is_below(path, view)), key=len, default=None)
+            around = self._view_of(path, views)
             if around is None:
                 continue
             if self._leads_to_kept(path) and os.path.isdir(path):
@@ -318,13 +445,20 @@ class _Survey:
         """Find, for each view, the places in it that something is mounted on and that the host lacks."""
         points: dict[str, list[str]] = {view: [] for view in views}
         for path in self._sight.points:
-            around = max((view for view in views if is_below(path, view)), key=len, default=None)
+            around = self._view_of(path, views)
             if around is not None and not _is_in(path, self._hidden) and not os.path.lexists(path):
                 points[around].append(path[len(around) + 1 :])
         return points
 
+    def _view_of(self, path: str, views: list[str]) -> str | None:
+        """Return the view that shows a path, or would; a hidden home covers the view around it."""
+        around = max((view for view in views if is_below(path, view)), key=len, default=None)
+        home = max((home for home in self._hidden_homes if _is_in(path, (home,))), key=len, default=None)
+        return around if around is None or home is None or is_below(around, home) else None
+
     def _is_unseen(self, path: str) -> bool:
-        return _is_in(path, self._hidden) or _is_in(path, UNSEEN)
+        is_others = _is_in(path, HOMES) and not _is_in(path, self._sight.homes)
+        return is_others or any(_is_in(path, places) for places in (self._hidden, UNSEEN, self._hidden_homes))
 
     def _unmasked(self, path: str) -> Operation:
         if os.path.isdir(path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import os
+import sys
 
 from fumehood.core.value import Value
 from fumehood.linux import landlock, libc, overlay, site
@@ -29,6 +31,7 @@ _HIGHEST_FD = 1 << 20
 _KILL, _INTERRUPT, _END = 9, 2, 15
 SHOWING = "showing the host"
 NONE = b"n"
+_HANDED_OUT = b"!"
 _TRIES = 5  # a host that starts containers may mount several times in the same moment
 
 
@@ -58,6 +61,7 @@ class Plan(Value):
     mounts: tuple[Operation, ...] = ()  # what the launcher does; else bubblewrap's arguments have them
     ahead: int = 0
     look: int = 0
+    home: str = ""  # a directory that is thrown away: what is left in it can be looked at when the command has ended
     texts: tuple[bytes, ...] = ()  # for bubblewrap to read from DATA_FD and the following
     privileged: bool = False
     owner: Owner | None = None
@@ -98,10 +102,14 @@ class Ready(Value):
 
 
 class Exit(Value):
-    """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox."""
+    """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
+
+    `home` is a descriptor of the home that is thrown away with the last one of it; -1 where there is none.
+    """
 
     status: int | None
     failure: str = ""
+    home: int = -1
 
 
 def made_ready(plan: Plan) -> Ready | None:
@@ -182,6 +190,9 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
         for operation in plan.mounts[plan.ahead :]:
             yield f"mounting {operation.target}"
             operation.do(shown)
+        if plan.home:
+            yield f"keeping {plan.home}"
+            _hand_out(shown.opened(plan.home))
     if plan.listen:
         from fumehood.linux.nets import send_listeners
 
@@ -195,6 +206,15 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
     if plan.scoped:
         yield "keeping abstract sockets out of reach"
         landlock.forbid_outer_sockets()
+
+
+def _hand_out(directory: int) -> None:
+    """Give a descriptor to whoever waits for the report."""
+    report = _socket.socket(fileno=os.dup(_REPORT_FD))
+    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, directory.to_bytes(4, sys.byteorder))
+    report.sendmsg([_HANDED_OUT], [rights])
+    report.close()
+    os.close(directory)
 
 
 def _shown_host(plan: Plan, ready: Ready | None) -> Site | None:
@@ -314,15 +334,28 @@ class Sandbox:
                     return None
             except ChildProcessError:
                 pass  # bubblewrap reaped it itself
-        report = os.read(self._report, 4096).decode(errors="surrogateescape")
+        report, home = self._read_report()
         os.close(self._reading)
-        os.close(self._report)
         if self._killed:
-            return Exit(status=128 + _KILL)
+            return Exit(status=128 + _KILL, home=home)
         if self._signal and not report:
             # Not by us: by the kernel, for want of memory, or by a person.
-            return Exit(status=128 + self._signal)
-        return Exit(status=None if report else self._status.exit_code, failure=report.partition("\0")[0])
+            return Exit(status=128 + self._signal, home=home)
+        return Exit(status=None if report else self._status.exit_code, failure=report.partition("\0")[0], home=home)
+
+    def _read_report(self) -> tuple[str, int]:
+        """Return what failed before bubblewrap was started, and a descriptor of the home, if one was handed out."""
+        report, home = b"", -1
+        connection = _socket.socket(fileno=self._report)
+        while True:
+            data, received, *_ = connection.recvmsg(4096, _socket.CMSG_SPACE(4))
+            for _, _, rights in received:
+                home = int.from_bytes(rights, sys.byteorder)
+                os.set_inheritable(home, False)
+            if not data:
+                connection.close()
+                return report.decode(errors="surrogateescape"), home
+            report += b"" if data == _HANDED_OUT else data
 
     def hold(self) -> None:
         """Keep its mounts for a while: their end takes time that whoever waits for the command need not wait.
@@ -394,13 +427,19 @@ def start(plan: Plan, given: Given) -> Sandbox:
     """Fork a sandbox from this process, which must have one thread only and outlive it."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     status_read, status_write = os.pipe()
-    report_read, report_write = os.pipe()
+    report, report_end = report_pair()
     process = os.fork()
     if process == 0:
-        become(plan, given, status_write, report_write)
+        become(plan, given, status_write, report_end)
     os.close(status_write)
-    os.close(report_write)
-    return Sandbox(process, status_read, report_read)
+    os.close(report_end)
+    return Sandbox(process, status_read, report)
+
+
+def report_pair() -> tuple[int, int]:
+    """Return the two ends that a launch reports by, ours first; without `socket`, which takes long to load."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    return ours.detach(), theirs.detach()
 
 
 def started(start: Starter, plan: Plan, given: Given, look_again: Callable[[Plan], Plan]) -> Running:

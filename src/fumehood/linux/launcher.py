@@ -91,16 +91,16 @@ class Remote:
     def advance(self) -> launch.Exit | None:
         """Take in what the launcher says: which process is the first inside, or how the sandbox ended."""
         try:
-            message = self._channel.recv(1 << 16)
+            message, descriptors, *_ = socket.recv_fds(self._channel, 1 << 16, 1)
         except ConnectionResetError:
             # It closed the channel without reading what it was asked last; what it said before that is still there.
-            message = self._channel.recv(1 << 16)
-        told: Any = marshal.loads(message) if message else (None, "the launcher is gone")  # noqa: S302 - our own
-        if isinstance(told, int):
-            self._init, self._asked = told or None, told != 0
+            message, descriptors, *_ = socket.recv_fds(self._channel, 1 << 16, 1)
+        event: Any = marshal.loads(message) if message else (None, "the launcher is gone")  # noqa: S302 - our own
+        if isinstance(event, int):
+            self._init, self._asked = event or None, event != 0
             return None
         self._channel.close()
-        return launch.Exit(status=told[0], failure=told[1])
+        return launch.Exit(status=event[0], failure=event[1], home=descriptors[0] if descriptors else -1)
 
     def init(self) -> int | None:
         """The first process inside; who asks too early gets the answer when it comes."""
@@ -197,7 +197,7 @@ class _Spare:
         self.entered = entered
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         status, status_end = os.pipe()
-        report, report_end = os.pipe()
+        report, report_end = launch.report_pair()
         self._told, waiting = socket.socketpair()
         process = os.fork()
         if process == 0:
@@ -339,7 +339,11 @@ class _Service:
         if channel.fileno() in self._channels:
             self._poll.unregister(channel.fileno())
             del self._channels[channel.fileno()]
-            channel.send(marshal.dumps((ended.status, ended.failure)))
+            socket.send_fds(
+                channel, [marshal.dumps((ended.status, ended.failure))], [ended.home] if ended.home >= 0 else []
+            )
         channel.close()
+        if ended.home >= 0:
+            os.close(ended.home)
         sandbox.release()
         self._provide_spare()

@@ -141,6 +141,14 @@ class Site:
         finally:
             os.close(place)
 
+    def opened(self, target: str) -> int:
+        """Open a directory as the command will see it."""
+        place = self._place(target, is_directory=True)
+        try:
+            return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        finally:
+            os.close(place)
+
     def cover(self, source: str, hidden: Sequence[str], points: Sequence[str]) -> str:
         """Make what is laid over a view: whiteouts for names that are hidden, directories to mount something on."""
         self._covers += 1

@@ -177,7 +177,9 @@ class Tmpfs:
         found = {
             device: path for device, path, is_writable in _tmpfs_mounts(init) if is_writable and device not in outside
         }
-        self._places = [f"/proc/{init}/root{path}" for path in found.values()]
+        places = {device: f"/proc/{init}/root{path}" for device, path in found.items()}
+        # Another may lie over it: for a moment of bubblewrap's start, two things are `/`.
+        self._places = [place for device, place in places.items() if _device(place) == device]
         self.devices = frozenset(found)
 
     def used(self) -> int:
@@ -192,6 +194,13 @@ def _tmpfs_mounts(process: int | str) -> Iterator[tuple[int, str, bool]]:
             major, _, minor = fields[2].partition(b":")
             path = os.fsdecode(fields[4].decode("unicode_escape").encode("latin-1"))
             yield os.makedev(int(major), int(minor)), path, b"rw" in fields[5].split(b",")
+
+
+def _device(path: str) -> int:
+    try:
+        return os.stat(path).st_dev
+    except OSError:
+        return 0
 
 
 def _used(path: str) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fumehood.core.capabilities import parsed, script
 from fumehood.core.network import FULL, NONE
+from fumehood.core.policy import HIDDEN
 from fumehood.errors import FumehoodError
 from fumehood.service.running import owner_of
 from fumehood.service.world import HOST, around
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fumehood.service.sandbox import Hood
     from fumehood.service.world import World
 
-_FORMAT = 2
+_FORMAT = 3
 _PATIENCE_S = 60.0
 _MOST_KEPT = 50
 
@@ -40,7 +41,8 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> dict[str
             raise FumehoodError("the sandbox told nothing of itself", hint="fumehood run -- true shows what is wrong")
         _remember(folder, path, told)
     name = world.base or (root if world.tree is not None else HOST)
-    return {**told, "root": name, "tree": world.tree is not None, **_by_policy(policy)}
+    is_hidden = world.tree is None and policy.home == HIDDEN
+    return {**told, "root": name, "tree": world.tree is not None, "home_is_hidden": is_hidden, **_by_policy(policy)}
 
 
 def _by_policy(policy: Policy) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def _network(policy: Policy) -> str:
 def _key(world: World, hood: Hood) -> str:
     """Return a name that changes when the answer would."""
     parts = [_FORMAT, os.geteuid(), hood.policy.capture, *hood.project.roots, world.layer, world.skills]
-    parts += [world.playground is not None, world.ownership]
+    parts += [world.playground is not None, world.ownership, hood.policy.home, hood.policy.show]
     parts += _identities(world)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -13,6 +13,8 @@ import time
 from fumehood.core.changes import WAITING
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.cache import forget
+from fumehood.linux.hostview import KEPT
 from fumehood.linux.nofollow import LISTING, entries, look, open_below, open_top
 from fumehood.service import layers as layering
 from fumehood.service.daily import clean_daily
@@ -83,6 +85,7 @@ def clean(
         catch_up_all(store)
         backups, size = clean_daily(store, min(days, backup_days), moment)
         freed = _Cleaning(store, days, budget, moment).all()
+        forget(store.places.cache, KEPT, moment - days * _DAY_S)
         caches, cached = sweep(store.places, moment - days * _DAY_S, moment - 2 * _DAY_S)
         leftovers = freed.leftovers + sweep_sessions(store, moment - days * _DAY_S)
         freed = freed.replace(backups=backups, caches=caches, bytes=freed.bytes + size + cached, leftovers=leftovers)

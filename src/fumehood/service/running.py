@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Limits
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.capture import Layer
-    from fumehood.linux.launch import Given, Starter
+    from fumehood.linux.launch import Exit, Given, Starter
     from fumehood.linux.output import Sink
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Guard, Running, Watched
@@ -47,6 +47,8 @@ class Ended(Value):
     stdout: Stream
     stderr: Stream
     duration_s: float
+    seen: Seen | None = None
+    left_at_home: tuple[str, ...] = ()  # what it wrote to its home, which is thrown away
 
 
 class Wishes(Value):
@@ -71,6 +73,7 @@ class Execution:
         self._besides: tuple[str, ...] = ()  # what the command may write and fill besides its layers
         self._limits = limits
         self._look_again: Callable[[], Seen]
+        self._seen_last: Seen | None = None
 
     def run(
         self,
@@ -88,11 +91,12 @@ class Execution:
         try:
             plan = self._planned(command, world, cwd, surroundings, seat, access)
             ended = self._captured(plan, outputs, timeout, wishes, access)
+            left_behind = _left_behind(plan, ended.outcome.exit)
         finally:
             if world.scratch is not None:
                 world.scratch.remove()
-        _check_launch(ended, cwd)
-        return ended
+        _check_launch(ended, cwd, self._seen_last)
+        return ended.replace(seen=self._seen_last, left_at_home=left_behind)
 
     def _captured(
         self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes, access: Access | None
@@ -113,7 +117,7 @@ class Execution:
     ) -> Plan:  # fmt: skip
         """Put together all that a launch needs."""
         bwrap, owner = self._bubblewrap(), self._owner(world)
-        user = os.geteuid() if owner is None else owner.user
+        user = self.user(owner)
         environment = world.environment
         listens_inside = False
         if access is not None:
@@ -125,7 +129,7 @@ class Execution:
         if scratch is not None:
             environment = {**environment, **self._made(scratch, surroundings, world, user, owner)}
             self._besides = tuple(scratch.directories)
-        seen = self._seen(world, surroundings, user, seat, access)
+        seen = self._seen_last = self._seen(world, surroundings, user, seat, access)
         self._look_again = lambda: self._seen(world, surroundings.again(), user, seat, access)
         refused = filter_for(
             surroundings.cache, unix_sockets=seen.is_cut, pretends_owners=world.pretends_owners(user)
@@ -149,6 +153,17 @@ class Execution:
         )  # fmt: skip
         return self._with_mounts(plan, seen)
 
+    def user(self, owner: Owner | None) -> int:
+        """Return whom the command runs as."""
+        return os.geteuid() if owner is None else owner.user
+
+    def would_see(self, world: World, surroundings: Surroundings) -> Seen:
+        """Return what a command without a session or a network would see."""
+        owner = self._owner(world)
+        if world.scratch is not None:
+            self._made(world.scratch, surroundings, world, self.user(owner), owner)
+        return self._seen(world, surroundings, self.user(owner), None, None)
+
     @property
     def _launcher_mounts(self) -> bool:
         """Whether our own launcher mounts what the command sees; else bubblewrap does, and less can be hidden."""
@@ -167,7 +182,7 @@ class Execution:
         if not self._launcher_mounts:
             return plan
         mounts = tuple(each for each in seen.mounts if not is_bubblewraps(each))
-        return plan.replace(mounts=mounts, ahead=seen.ahead, look=seen.look)
+        return plan.replace(mounts=mounts, ahead=seen.ahead, look=seen.look, home=seen.home)
 
     def _made(
         self, scratch: Scratch, surroundings: Surroundings, world: World, user: int, owner: Owner | None
@@ -268,6 +283,18 @@ class Execution:
             return None
 
 
+def _left_behind(plan: Plan, ended: Exit) -> tuple[str, ...]:
+    """Look at what a command left in its home, and let go of that."""
+    if ended.home < 0:
+        return ()
+    from fumehood.linux.leftovers import left_at_home
+
+    try:
+        return left_at_home(ended.home, plan.home, plan.mounts)
+    finally:
+        os.close(ended.home)
+
+
 def _listening_inside(access: Access, command: tuple[str, ...], world: World) -> tuple[str, ...]:
     """Have the listeners made inside the sandbox, where only bubblewrap can make the namespaces for them."""
     from fumehood.linux.nets import from_inside
@@ -296,7 +323,7 @@ def owner_of(project: str) -> Owner | None:
     return Owner(user=entry.pw_uid, group=entry.pw_gid, groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
-def _check_launch(ended: Ended, cwd: str) -> None:
+def _check_launch(ended: Ended, cwd: str, seen: Seen | None) -> None:
     """Tell the sandbox's own failure from the command's."""
     exit_ = ended.outcome.exit
     if exit_.status is not None:
@@ -305,5 +332,10 @@ def _check_launch(ended: Ended, cwd: str) -> None:
     if "Can't chdir to" in said:
         if said.endswith("Permission denied"):
             raise BadRequest(f"Working directory can't be entered: {cwd}", hint="check its permissions: ls -ld")
+        if seen is not None and seen.hides(cwd):
+            raise BadRequest(
+                f"Working directory is not in sight: {cwd}",
+                hint="of the home, commands see the tools only; add it to show (fumehood config path), or to the roots",
+            )
         raise BadRequest(f"Working directory does not exist: {cwd}", hint="it must exist as the command sees it")
     raise LaunchFailed(f"the sandbox did not start: {said}", hint="fumehood doctor says what is missing here")

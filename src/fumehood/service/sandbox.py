@@ -9,7 +9,7 @@ from fumehood.core.changes import HELD
 from fumehood.core.judge import APPLY, HOLD, judge
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
-from fumehood.core.policy import Policy
+from fumehood.core.policy import HIDDEN, Policy
 from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import refused_writes
 from fumehood.core.report import Blocked, Run
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 
+_MOST_NAMED = 3
+
+
 class Hood:
     """One project's sandbox: every command a transaction."""
 
@@ -64,18 +67,18 @@ class Hood:
         self.permissions = Permissions(store.grants) if permissions is None else permissions
         self.start = start
         self._host: Host | None = None
-        self._surroundings = Surroundings(store.places, policy)
+        self.surroundings = Surroundings(store.places, policy)
         self._profiles: tuple[Profile, ...] = ()
 
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
-        hood = self._for(checked(request.command))
+        hood = self.profiled(checked(request.command))
         try:
             return hood._run_claimed(request, wishes)
         finally:
             self._host = hood._host
 
-    def _for(self, command: str | tuple[str, ...]) -> Hood:
+    def profiled(self, command: str | tuple[str, ...]) -> Hood:
         """Return a hood whose policy has what the profiles of a command say; mostly that is this one."""
         profiles = matching(self.policy.profiles, command)
         if not profiles:
@@ -98,13 +101,12 @@ class Hood:
 
     def _run(self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None = None) -> Run:
         command = checked(request.command)
-        found = self._found()
+        found = self.host()
         if found.why_bare:
             from fumehood.service.unsandboxed import run_bare
 
             return run_bare(self, found, claim, request, wishes)
-        world = self._around(request, command)
-        world = self._profiled(_furnished(world, request, seat), claim.run)
+        world = self.world(request, claim.run, seat)
         network = decided(request.network, request.hosts, self.policy)
         run = self._known(claim.run, request, command, world, network)
         self._ask_first(run, network, wishes)
@@ -128,6 +130,7 @@ class Hood:
             run.found = layering.scanned(layers)
             run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network, world), *world.blocked)
             run.blocked += _met(run, self.policy, world, run.blocked)
+            run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
             mode = _mode(request, run)
             judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             if mode != request.mode:
@@ -135,15 +138,21 @@ class Hood:
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
         return run
 
+    def world(self, request: Request, run: str, seat: Seat | None = None) -> World:
+        """Return what surrounds a command."""
+        world = self._around(request, checked(request.command))
+        return self._with_profiles(_furnished(world, request, seat), run)
+
     def _around(self, request: Request, command: str | tuple[str, ...]) -> World:
         return around(
             self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
             owner_of(self.project.path), self.project.id,
             plays=PLAYGROUND in request.cwd or PLAYGROUND in shown(command),
-            makes_points=self._found().makes_namespaces and self.policy.capture != capturing.BWRAP,
+            makes_points=self.policy.home == HIDDEN
+            or (self.host().makes_namespaces and self.policy.capture != capturing.BWRAP),
         )  # fmt: skip
 
-    def _profiled(self, world: World, run: str) -> World:
+    def _with_profiles(self, world: World, run: str) -> World:
         """Add what the command's profiles give: variables, and directories to write."""
         if self._profiles:
             world = world.replace(environment={**defaults(self._profiles), **world.environment})
@@ -172,7 +181,7 @@ class Hood:
                 execution = Execution(self._host, capture, self.start, self.policy.limits)
                 with world.entered(way) as world:
                     execution.run(
-                        arguments(script, world.shell), world, world.cwd(self.project.path), self._surroundings,
+                        arguments(script, world.shell), world, world.cwd(self.project.path), self.surroundings,
                         (out, err), timeout, Wishes(),
                     )  # fmt: skip
             finally:
@@ -200,7 +209,7 @@ class Hood:
 
     def foreseen(self, request: Request) -> tuple[Question, ...]:
         """Return what a person would be asked before this request runs."""
-        command, found = checked(request.command), self._found()
+        command, found = checked(request.command), self.host()
         if found.why_bare:
             from fumehood.service.unsandboxed import foreseen
 
@@ -232,13 +241,13 @@ class Hood:
                 run, execution, command, world, request, wishes, seat, access
             ),
             renew=lambda: layering.renew(self.store.places, run.run, run.roots, run.capture, self._below(run)),
-            resolvers=resolvers_of(world) if self._found().makes_namespaces else (),
+            resolvers=resolvers_of(world) if self.host().makes_namespaces else (),
         )  # fmt: skip
 
     def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:
         """Record the run, and make its layers."""
         places = self.store.places
-        found = self._found()
+        found = self.host()
         run.capture = capturing.choose(found, self.policy.capture, run.roots)
         self.store.recover()
         claim.take()
@@ -248,7 +257,7 @@ class Hood:
         capture = capturing.Capture(run.capture, layers, world.targets)
         return layers, Execution(found, capture, self.start, self.policy.limits)
 
-    def _found(self) -> Host:
+    def host(self) -> Host:
         """Return what this host can do."""
         if self._host is None:
             self._host = host(self.store.places.cache, self.store.places.state)
@@ -274,7 +283,7 @@ class Hood:
         ]
         timeout = self.policy.timeout if request.timeout is None else request.timeout
         ended = execution.run(
-            command, world, world.cwd(run.cwd), self._surroundings, (streams[0], streams[1]), timeout, wishes, seat,
+            command, world, world.cwd(run.cwd), self.surroundings, (streams[0], streams[1]), timeout, wishes, seat,
             access,
         )
         if errors is not None:
@@ -336,7 +345,7 @@ def _furnished(world: World, request: Request, seat: Seat | None) -> World:
     added = {**(seat.variables if seat else {}), **dict(request.environment)}
     if added:
         world = world.replace(environment={**world.environment, **added})
-    return world.replace(host_shell=request.shell) if request.shell else world
+    return world.replace(host_shell=request.shell or world.host_shell, source=request.source)
 
 
 def _mounts_inside(run: Run) -> list[tuple[int, str]]:
@@ -377,6 +386,28 @@ def _met(run: Run, policy: Policy, world: World, known: tuple[Blocked, ...]) -> 
 
     found = suspected(run.stderr or run.stdout, run.exit_code, policy, world.environment.get("HOME", "/"))
     return tuple(each for each in found if each not in known and not (each.what == "limit" and known))
+
+
+def _unseen(run: Run, ended: Ended) -> tuple[Blocked, ...]:
+    """Say what a failed command missed of the home, by the paths that it named."""
+    if not run.exit_code or ended.seen is None or not ended.seen.home:
+        return ()
+    from fumehood.core.unseen import unseen_paths
+
+    paths = unseen_paths(run.stderr or run.stdout, (ended.seen.home,), ended.seen.hides)
+    named = {each.detail for each in run.blocked}
+    hint = "the home is not in sight; to show this, add it to show in the configuration (fumehood config path)"
+    return tuple(Blocked(what="hidden", detail=path, hint=hint) for path in paths if path not in named)
+
+
+def _thrown_away(ended: Ended) -> tuple[Blocked, ...]:
+    """Say what a command wrote to its home, which nobody keeps."""
+    if not ended.left_at_home:
+        return ()
+    named = ", ".join(f"~/{path}" for path in ended.left_at_home[:_MOST_NAMED])
+    more = len(ended.left_at_home) - _MOST_NAMED
+    detail = f"{named} and {more} more" if more > 0 else named
+    return (Blocked(what="home", detail=detail, hint="a command's home is its own and was thrown away with it"),)
 
 
 def _missing_roots(run: Run) -> tuple[Blocked, ...]:

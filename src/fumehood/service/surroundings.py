@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from fumehood.core.masks import Masks, inside, is_below, masks
+from fumehood.core.policy import HIDDEN
 from fumehood.core.value import Value
 from fumehood.linux.capture import KERNEL
-from fumehood.linux.hostview import HostViews, Sight, kernel_masks
-from fumehood.linux.mounts import Bind, Console, Devices, Proc, Tmpfs, View, sealed
+from fumehood.linux.hostview import HostViews, Sight, kernel_masks, relevant_variables
+from fumehood.linux.mounts import Bind, Console, Devices, Folder, Proc, Tmpfs, View, sealed
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.spec import TMP, check_tmp
 
@@ -32,6 +34,12 @@ class Seen(Value):
     ahead: int
     look: int
     is_cut: bool  # no socket of the host's can be connected to
+    home: str = ""  # a home that is thrown away at the end
+
+    def hides(self, path: str) -> bool:
+        """Tell whether a path of the host is out of sight because the home is."""
+        around = max((each for each in self.mounts if _holds(each.target, path)), key=lambda each: len(each.target))
+        return isinstance(around, (Tmpfs, Folder)) and os.path.lexists(path)
 
 
 class Surroundings:
@@ -65,11 +73,15 @@ class Surroundings:
         homes = self.homes(user, world.home)
         points = (*roots, *(() if world.playground is None else (world.playground.target,)))
         look = ahead = 0
+        home = ""
         is_cut = by_launcher and capture.way == KERNEL  # other ways show a root as it is, with its sockets
         base: list[Operation]
         if world.tree is None:
-            sight = self._sight(homes, points, as_root=user == 0, is_locked=not privileged or self._are_locked())
+            is_locked = not privileged or self._are_locked()
+            sight = self._sight(homes, points, as_root=user == 0, is_locked=is_locked, by_launcher=by_launcher)
             view = self._views.of(sight)
+            if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
+                home = sight.homes[0]
             base, look, masked = list(view.operations), view.look, view.inside
             ahead = len(base)
         else:
@@ -85,6 +97,7 @@ class Surroundings:
             *capture.mounts,
             *self._masks_in_roots(capture, masked),
             *(seat.mounts if seat else ()),
+            *_sourced(world.source, home),
             *(world.names() if shares_network else ()),
             *(_skill(source, target, is_cut=is_cut) for source, target in world.skills),
             Console(target="/dev/console"),
@@ -93,7 +106,7 @@ class Surroundings:
             check_tmp(tuple(own))
         kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel_masks(as_root=user == 0))
         mounts = sealed([*base, *kernel, _tmp(tmp), *own])
-        return Seen(mounts=tuple(mounts), ahead=ahead if by_launcher else 0, look=look, is_cut=is_cut)
+        return Seen(mounts=tuple(mounts), ahead=ahead if by_launcher else 0, look=look, is_cut=is_cut, home=home)
 
     # --- the host ---
 
@@ -118,12 +131,20 @@ class Surroundings:
         own = (self._places.state, self._places.data, self._places.config, f"{self._places.cache}/scratch")
         return masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
 
-    def _sight(self, homes: Sequence[str], points: tuple[str, ...], *, as_root: bool, is_locked: bool) -> Sight:
+    def _sight(
+        self, homes: Sequence[str], points: tuple[str, ...], *, as_root: bool, is_locked: bool, by_launcher: bool
+    ) -> Sight:
         masked = self.masks(homes, as_root=as_root)
         linked = [os.path.realpath(path) for root in points for path in self._links_in(root)]
+        is_hidden = self._policy.home == HIDDEN
+        # Where only bubblewrap can mount, our own Python may have to start in there first.
+        added = self._policy.show if by_launcher else (*self._policy.show, sys.base_prefix)
         return Sight(
-            homes=tuple(os.path.realpath(home) for home in homes), points=points,
-            hidden=(*masked.hidden, *linked), shown=masked.shown, is_locked=is_locked,
+            homes=tuple(dict.fromkeys(os.path.realpath(home) for home in homes)), points=points,
+            hidden=(*masked.hidden, *linked), shown=masked.shown, added=added,
+            # The person's own: a command may have had its session keep others.
+            variables=relevant_variables(os.environ) if is_hidden else (),
+            is_home_hidden=is_hidden, is_locked=is_locked,
         )  # fmt: skip
 
     def _are_locked(self) -> bool:
@@ -169,6 +190,18 @@ class Surroundings:
         from fumehood.linux.rootmasks import masks_in_roots
 
         return masks_in_roots(capture, self._in_roots, masked)
+
+
+def _holds(directory: str, path: str) -> bool:
+    return directory == path or is_below(path, directory)
+
+
+def _sourced(path: str, home: str) -> list[Operation]:
+    """Show the one file of a hidden home that the shell was told to read first."""
+    real = os.path.realpath(path) if path else ""
+    if not home or not is_below(real, home) or not os.path.isfile(real):
+        return []
+    return [Bind(target=real, source=real, why="the shell reads it first")]
 
 
 def _tmp(kept: str) -> Operation:

@@ -41,6 +41,7 @@ class World(Value):
     targets: dict[str, str] = {}  # noqa: RUF012 - never changed
     skills: tuple[tuple[str, str], ...] = ()  # each one's directory, and where it appears
     host_shell: str = SHELL
+    source: str = ""  # a file of the host's that this shell reads first
     base: str = ""  # the name of the tree, where it is an installed one
     layer: str = ""  # the directory of the project's own layer over it
     blocked: tuple[Blocked, ...] = ()

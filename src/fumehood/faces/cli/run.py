@@ -25,14 +25,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fumehood.core.policy import Policy
     from fumehood.core.report import Run
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
 
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
 
-Run a command in the hood. It sees the whole system read-only and the project writable; what it wrote is
-captured, judged and applied to the project, and can be undone. There is no network unless it is asked for.
+Run a command in the hood. It sees the system and your tools read-only, nothing else of your home, and the
+project, which it may write. What it wrote there is captured, judged and applied to the project, and can be
+undone. There is no network unless it is asked for.
 
 One argument is a shell line, several are a program and its arguments.
 
@@ -51,6 +53,7 @@ options:
   --own-tmp          in a session: a /tmp that its runs share
   --shell PATH       the shell that runs a shell line (default: /bin/sh)
   --source FILE      a file that this shell reads first; with * at its end, the newest that begins so
+  --explain          show what the command would see and may do, and run nothing
   --tty              give the command a terminal of its own, for programs that draw on one or ask
   --json             print one object that tells everything, and nothing else
   --quiet            say nothing about changes
@@ -65,7 +68,7 @@ examples:
 """
 
 # --brief and --keep-cwd are the hook's: what an agent must know and no more; a link to where the command ended.
-_FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty"}
+_FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty", "--explain"}
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
 _VALUES |= {"--session", "--shell", "--source", "--keep-cwd"}
 
@@ -130,6 +133,9 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(HELP)
             return 0
         as_json = "--json" in options.flags
+        if "--explain" in options.flags:
+            _explain(options, as_json)
+            return 0
         run, tidy = _run(options, as_json)
     except FumehoodError as error:
         if not as_json:
@@ -172,20 +178,39 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
-    """Run the command; returns the run, and what is to be done once it is told."""
-    store = Store(face=HOOK if "--brief" in options.flags else CLI)
-    session = options.last("--session") or ""
-    project = store.projects.open(_project(store, options, session))
+def _explain(options: Options, as_json: bool) -> None:
+    """Show what the command would see."""
+    from fumehood.service.explain import explained
+
+    store = Store(face=CLI)
+    project = store.projects.open(_project(store, options, ""))
     policy = store.policy_of(project)
-    root = options.last("--root") or policy.root
+    answer = explained(Hood(store, project, policy, start), _request(options, project, policy))
+    if as_json:
+        _print_object(answer)
+    else:
+        from fumehood.faces.cli.explain import tell_explained
+
+        tell_explained(answer)
+
+
+def _request(options: Options, project: Project, policy: Policy) -> Request:
     asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
-    request = Request(
+    return Request(
         command=options.asked, cwd=_directory(options, project), mode=policy.mode(asked),
-        timeout=_seconds(options.last("--timeout")), root=root, session=session, own_tmp="--own-tmp" in options.flags,
+        timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
+        session=options.last("--session") or "", own_tmp="--own-tmp" in options.flags,
         shell=_shell(options.last("--shell")), source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
     )  # fmt: skip
+
+
+def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
+    """Run the command; returns the run, and what is to be done once it is told."""
+    store = Store(face=HOOK if "--brief" in options.flags else CLI)
+    project = store.projects.open(_project(store, options, options.last("--session") or ""))
+    policy = store.policy_of(project)
+    request = _request(options, project, policy)
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
     asks = () if "--brief" in options.flags else _asks
     permissions = Permissions(store.grants, asks, patience_s=policy.ask_timeout)

@@ -1,0 +1,98 @@
+"""What a running command sees is its own: nobody else can take it away."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from fumehood import Policy, Sandbox
+from patience import LONG_S
+
+pytestmark = pytest.mark.namespaces
+
+SHARED = (Path("/dev/shm"), Path("/tmp"))
+
+
+def test_nothing_of_ours_lies_in_places_that_everybody_writes(home, project):
+    before = {entry for place in SHARED for entry in place.iterdir()}
+    with Sandbox(project) as sandbox:
+        sandbox.run("true")
+        made = {entry for place in SHARED for entry in place.iterdir()} - before
+        # Others are at work on this machine, too.
+        ours = [entry for entry in made if "fumehood" in entry.name and not entry.name.startswith("fumehood-tests")]
+        assert not ours
+
+
+@pytest.mark.parametrize("home_is", ["hidden", "visible"])
+def test_a_command_that_runs_keeps_what_it_sees_when_everything_that_can_be_removed_is(home, project, home_is):
+    (home / ".aws").mkdir()
+    (home / ".aws/credentials").write_text("secret")
+    (home / ".netrc").write_text("secret")
+    (project / "go").touch()
+    look = f"ls -d /usr/bin/env /etc/passwd; cat {home}/.aws/credentials {home}/.netrc"
+    runs = []
+    with Sandbox(project, policy=Policy(home=home_is)) as sandbox:
+        begun = threading.Event()
+
+        def run():
+            command = f"echo begun; until [ -s go ]; do sleep 0.02; done; {look}"
+            runs.append(sandbox.run(command, on_output=lambda *_: begun.set(), timeout=LONG_S))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert begun.wait(LONG_S)
+        for place in (*SHARED, home / ".cache"):
+            for entry in place.glob("fumehood*"):
+                if entry.stat().st_uid == os.geteuid() and not entry.name.startswith("fumehood-tests"):
+                    shutil.rmtree(entry, ignore_errors=True)
+        (project / "go").write_text("go")
+        thread.join(LONG_S)
+        after = sandbox.run(look)
+    for each in (*runs, after):
+        assert each.stdout.removeprefix("begun\n") == "/etc/passwd\n/usr/bin/env\n"
+        assert "secret" not in each.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root could change the machine's devices")
+def test_root_can_use_devices_and_not_change_them(sandbox):
+    names = ("null", "zero", "full", "random", "urandom", "tty")
+    before = {name: os.stat(f"/dev/{name}") for name in names}
+    run = sandbox.run(
+        "echo x > /dev/null; head -c 3 /dev/zero | wc -c; head -c 3 /dev/urandom | wc -c;"
+        "dd if=/dev/zero of=/dev/full count=1;"
+        "for name in null zero full random urandom; do chmod 600 /dev/$name; touch /dev/$name; done; chmod 600 /dev/tty"
+    )
+    assert run.stdout.split() == ["3", "3"]
+    assert "No space left on device" in run.stderr
+    assert run.stderr.count("Read-only file system") == 11
+    after = {name: os.stat(f"/dev/{name}") for name in names}
+    assert {name: each.st_ctime_ns for name, each in after.items()} == {
+        name: each.st_ctime_ns for name, each in before.items()
+    }
+
+
+def test_every_mount_is_restricted(sandbox, project):
+    """Only the project, the home and temporary places can be written; nowhere do set-uid bits or devices count."""
+    lines = [line.split() for line in sandbox.run("cat /proc/self/mountinfo").stdout.splitlines()]
+    options = {line[4]: set(line[5].split(",")) for line in lines}
+    assert all("nosuid" in each for each in options.values())
+    devices = {path for path, each in options.items() if "nodev" not in each}
+    assert devices == {"/dev/pts", *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))}
+    homes = {path for path in options if path in (os.environ["HOME"], os.path.expanduser("~root"))}
+    written = {path for path, each in options.items() if "rw" in each}
+    kernel = set() if os.geteuid() == 0 else {"/proc"}
+    assert written - homes == {str(project), "/tmp", "/dev/shm", "/dev/pts", *kernel}
+
+
+def test_a_terminal_works_in_there(sandbox):
+    code = "import os, pty; leader, follower = pty.openpty(); os.write(follower, b'x'); print(os.ttyname(follower))"
+    assert sandbox.run(["python3", "-c", code]).stdout == "/dev/pts/0\n"
+
+
+def test_a_link_in_a_kept_tmp_leads_no_mount_astray(home, project, test_directory):
+    with Sandbox(project, policy=Policy(tmp="project")) as sandbox:
+        sandbox.run(f"ln -s {test_directory} /tmp/link")
+        assert sandbox.run("ls -l /tmp/link").exit_code == 0
+    assert sorted(entry.name for entry in test_directory.iterdir()) == ["home", "project", "runtime"]
