@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 import zlib
 
 from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below
@@ -19,7 +20,7 @@ from fumehood.linux.overlay import mount_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fumehood.linux.hometools import InSight
 
@@ -65,6 +66,7 @@ def relevant_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str],
     return tuple({**dict(relevant(environment)), **settings}.items())
 
 
+_TICK_NS = 50_000_000  # file times may be coarser than this only on old kernels
 _NEVER = (1, 1)  # in place of a time and an inode: no file has these
 
 
@@ -100,6 +102,11 @@ class HostView(Value):
         """A number that differs after another look at the host."""
         return hash((*self.watched.items(), *self.links.items()))
 
+    @property
+    def newest(self) -> int:
+        """The latest time of change among what it was read from."""
+        return max((time for time, _ in self.watched.values()), default=0)
+
     def holds(self) -> bool:
         """Tell whether everything that it was read from is as it was."""
         return is_current(self.watched) and all(_link(path) == to for path, to in self.links.items())
@@ -108,8 +115,9 @@ class HostView(Value):
 class HostViews:
     """Remembers how the host is shown, in memory and in the cache."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, written: Callable[[], Sequence[str]] = tuple) -> None:
         self._directory = directory
+        self._written = written  # tells where else commands write: nothing there is believed
         self._remembered: dict[Sight, tuple[object, HostView]] = {}
 
     def of(self, sight: Sight) -> HostView:
@@ -118,7 +126,10 @@ class HostViews:
         remembered = self._remembered.get(sight)
         if remembered is None or remembered[0] is not table or not remembered[1].holds():
             remembered = self._remembered[sight] = table, self._looked_over(sight)
-        return remembered[1]
+        view = remembered[1]
+        if view.newest > time.time_ns() - _TICK_NS:
+            del self._remembered[sight]  # what changes in the same moment would bear the same time
+        return view
 
     def forget(self) -> None:
         """Look everything over again for the next run: what was thought to be there is not."""
@@ -138,15 +149,17 @@ class HostViews:
             view = HostView(operations=unpacked(rows), **fields)
             if view.holds():
                 return view
-        view = look_over(sight)
+        view = look_over(sight, self._written())
+        if view.newest > time.time_ns() - _TICK_NS:
+            return view
         fields = {name: value for name, value in view.fields().items() if name != "operations"}
         cache.keep(path, key + marshal.dumps((packed(view.operations), fields)))
         return view
 
 
-def look_over(sight: Sight) -> HostView:
-    """Look the host over, whatever is remembered."""
-    work = _Survey(sight)
+def look_over(sight: Sight, written: Sequence[str] = ()) -> HostView:
+    """Look the host over, whatever is remembered; `written` are places besides the roots that commands write."""
+    work = _Survey(sight, written)
     for entry in work.listed("/"):
         work.place(f"/{entry.name}", entry)
     if sight.is_home_hidden:
@@ -170,8 +183,9 @@ def _identity(path: str, *, lists: bool) -> tuple[int, int]:
 
 
 class _Survey:
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Sight, written: Sequence[str]) -> None:
         self._sight = sight
+        self._written = written
         self.watched: Watched = {}
         self._links: dict[str, str] = {}
         self._mounts = {os.fsdecode(point): kind for point, kind in mount_table()}
@@ -274,8 +288,9 @@ class _Survey:
         from fumehood.linux.hometools import tools_in_sight
 
         tools = tools_in_sight(
-            self._hidden_homes, dict(self._sight.variables), self._sight.points, hidden=self._sight.hidden
-        )
+            self._hidden_homes, dict(self._sight.variables), self._sight.points, written=self._written,
+            hidden=self._sight.hidden,
+        )  # fmt: skip
         self.watched |= tools.watched
         self._hidden |= {path for path, _ in tools.masked}
         for path, to, why in tools.links:
@@ -326,7 +341,9 @@ class _Survey:
             self._watch_file(path, is_as_read=identity_of(path) == identity)
         for name, text in texts.items():
             target = f"{home}/{name}"
-            if text and not any(_is_in(target, (path,)) for path, _ in tools.folders):
+            if _is_in(target, [path for path, _ in tools.folders]):
+                self._hidden |= {target}  # it would be shown as it is, with what is secret in it
+            elif text:
                 self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
 
     # --- what is shown ---

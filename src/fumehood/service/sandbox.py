@@ -67,7 +67,7 @@ class Hood:
         self.permissions = Permissions(store.grants) if permissions is None else permissions
         self.start = start
         self._host: Host | None = None
-        self.surroundings = Surroundings(store.places, policy)
+        self.surroundings = Surroundings(store.places, policy, store.projects.paths)
         self._profiles: tuple[Profile, ...] = ()
 
     def run(self, request: Request, wishes: Wishes) -> Run:

@@ -16,7 +16,7 @@ from fumehood.linux.spec import TMP, check_tmp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fumehood.core.policy import Policy
     from fumehood.linux.capture import Capture
@@ -45,10 +45,10 @@ class Seen(Value):
 class Surroundings:
     """Puts together what one project's commands see."""
 
-    def __init__(self, places: Places, policy: Policy) -> None:
+    def __init__(self, places: Places, policy: Policy, projects: Callable[[], Sequence[str]]) -> None:
         self._places = places
         self._policy = policy
-        self._views = HostViews(places.cache)
+        self._views = HostViews(places.cache, projects)
         self._kernel: dict[bool, tuple[Operation, ...]] = {}
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
         self._is_locked: bool | None = None

@@ -6,7 +6,7 @@ import os
 
 from fumehood.core import inside
 from fumehood.core.environment import inherited
-from fumehood.core.policy import PRETEND
+from fumehood.core.policy import HIDDEN, PRETEND
 from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
 from fumehood.core.value import Value
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
 
 HOST, ALPINE = "host", "alpine"
+_OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
 
 
 class World(Value):
@@ -169,6 +170,9 @@ def around(
     if root in ("", HOST):
         wishes = policy.environment
         environment, dropped = inherited(os.environ, wishes.keep, wishes.drop)
+        if policy.home == HIDDEN:
+            for name in _OF_GIT:
+                environment.pop(name, None)  # they lead git past the settings that are made for it
         environment |= dict(wishes.set)
         if owner is not None:
             environment |= home_of(owner)

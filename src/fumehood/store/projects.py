@@ -68,6 +68,10 @@ class Projects:
         ((path,),) = self.database.rows("SELECT path FROM projects WHERE id = ?", (number,))
         return os.fsdecode(path)
 
+    def paths(self) -> tuple[str, ...]:
+        """Return every registered project's directory: commands may have written there."""
+        return tuple(os.fsdecode(path) for (path,) in self.database.rows("SELECT path FROM projects"))
+
     def holding(self, directory: str) -> str:
         """Return the project that holds a directory.
 
