@@ -1,6 +1,7 @@
 """What a running command sees is its own: nobody else can take it away."""
 
 import os
+import pwd
 import shutil
 import threading
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_every_mount_is_restricted(sandbox, project):
     assert all("nosuid" in each for each in options.values())
     devices = {path for path, each in options.items() if "nodev" not in each}
     assert devices == {"/dev/pts", *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))}
-    homes = {path for path in options if path in (os.environ["HOME"], os.path.expanduser("~root"))}
+    homes = {os.environ["HOME"], pwd.getpwuid(os.geteuid()).pw_dir}
     written = {path for path, each in options.items() if "rw" in each}
     kernel = set() if os.geteuid() == 0 else {"/proc"}
     assert written - homes == {str(project), "/tmp", "/dev/shm", "/dev/pts", *kernel}
