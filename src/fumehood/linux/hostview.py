@@ -62,11 +62,13 @@ def relevant_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str],
     """Return the variables on which it depends what of a home is shown."""
     from fumehood.core.toolhomes import relevant
 
+    environment = dict(environment)  # the process's own is slow to ask
     settings = {name: environment[name] for name in _SETTINGS if environment.get(name)}
     return tuple({**dict(relevant(environment)), **settings}.items())
 
 
 _TICK_NS = 50_000_000  # file times may be coarser than this only on old kernels
+_AGAIN_S = 1.0
 _NEVER = (1, 1)  # in place of a time and an inode: no file has these
 
 
@@ -109,7 +111,11 @@ class HostView(Value):
 
     def holds(self) -> bool:
         """Tell whether everything that it was read from is as it was."""
-        return is_current(self.watched) and all(_link(path) == to for path, to in self.links.items())
+        return is_current(self.watched) and self.leads_as_before()
+
+    def leads_as_before(self) -> bool:
+        """Tell whether every link leads where it led."""
+        return all(_link(path) == to for path, to in self.links.items())
 
 
 class HostViews:
@@ -119,17 +125,26 @@ class HostViews:
         self._directory = directory
         self._written = written  # tells where else commands write: nothing there is believed
         self._remembered: dict[Sight, tuple[object, HostView]] = {}
+        self._links_seen = 0.0
 
     def of(self, sight: Sight) -> HostView:
         """Return how the host is shown."""
         table = mount_table()
         remembered = self._remembered.get(sight)
-        if remembered is None or remembered[0] is not table or not remembered[1].holds():
+        if remembered is None or remembered[0] is not table or not self._holds(remembered[1]):
             remembered = self._remembered[sight] = table, self._looked_over(sight)
         view = remembered[1]
         if view.newest > time.time_ns() - _TICK_NS:
             del self._remembered[sight]  # what changes in the same moment would bear the same time
         return view
+
+    def _holds(self, view: HostView) -> bool:
+        """Tell whether a view is still right; links, of which there are many, are looked at once in a while."""
+        now = time.monotonic()
+        if now - self._links_seen < _AGAIN_S:
+            return is_current(view.watched)
+        self._links_seen = now
+        return view.holds()
 
     def forget(self) -> None:
         """Look everything over again for the next run: what was thought to be there is not."""

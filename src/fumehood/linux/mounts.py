@@ -126,7 +126,7 @@ class Seal(Operation):
         return "can't be written any more"
 
     def do(self, site: Site) -> None:
-        site.restrict(self.target, _READ_ONLY)
+        site.restrict(self.target, libc.MS_RDONLY | libc.MS_NOSUID)
 
     def arguments(self, texts: list[bytes]) -> list[str]:
         return ["--remount-ro", self.target]
@@ -239,19 +239,20 @@ class Mask(Operation):
 
 
 class Devices(Operation):
-    """The few devices that every program needs.
+    """The few devices that every program needs, so that none of the host's can be changed.
 
-    Each is bound read-only: that forbids nothing to who writes to the device, but its mode is the host's and stays.
-    Bubblewrap's own options can't do that, since a read-only bind of its also forbids devices.
+    Root makes nodes of its own. Others bind the host's, each read-only: that forbids nothing to who writes to the
+    device, but its mode stays. Bubblewrap's own options can't do that: a read-only bind of its also forbids devices.
     """
 
     def describe(self) -> str:
         return f"{', '.join(_NODES)}, terminals and shared memory of its own"
 
     def do(self, site: Site) -> None:
-        site.tmpfs(self.target, 0o755)
+        site.tmpfs(self.target, 0o755, has_devices=True)
         for name in _NODES:
-            site.bind(f"/dev/{name}", f"{self.target}/{name}", libc.MS_RDONLY | libc.MS_NOSUID)
+            if not site.device(f"/dev/{name}", f"{self.target}/{name}"):
+                site.bind(f"/dev/{name}", f"{self.target}/{name}", libc.MS_RDONLY | libc.MS_NOSUID)
         for name, to in _DEVICE_LINKS:
             site.link(f"{self.target}/{name}", to)
         site.tmpfs(f"{self.target}/shm", 0o1777)

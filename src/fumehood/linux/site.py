@@ -21,8 +21,7 @@ ROOT = f"{STAND}/root"  # what bubblewrap shows as `/`
 NOTHING = f"{STAND}/nothing"
 _COVERS = f"{STAND}/cover"
 _EMPTY = f"{STAND}/empty"
-_PLACE = os.O_PATH | os.O_NOFOLLOW
-_BELOW = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # As statvfs tells them, and as mount takes them: in a user namespace, none may be dropped.
 _LOCKED = (
     (2, libc.MS_NOSUID), (4, libc.MS_NODEV), (8, libc.MS_NOEXEC), (1024, libc.MS_NOATIME), (2048, libc.MS_NODIRATIME),
@@ -38,8 +37,9 @@ class Site:
     def __init__(self, owner: tuple[int, int] | None = None) -> None:
         self._owner = owner
         self._own: set[int] = set()  # the devices of our own file systems: only there is anything made
+        self._folders: dict[str, int] = {}  # directories that were opened before, by path
         self._covers = 0
-        libc.mount(b"tmpfs", STAND.encode(), b"tmpfs", libc.MS_NOSUID, b"mode=755,size=64m")
+        libc.mount(b"tmpfs", STAND.encode(), b"tmpfs", libc.MS_NOSUID | libc.MS_NODEV, b"mode=755,size=64m")
         self._own.add(os.stat(STAND).st_dev)
         for folder in (ROOT, _EMPTY, _COVERS):
             os.mkdir(folder, 0o755)
@@ -55,6 +55,7 @@ class Site:
     def root(self) -> None:
         """Have the root be a directory of this tmpfs, and a mount of its own to be sealed by itself."""
         libc.mount(ROOT.encode(), ROOT.encode(), None, libc.MS_BIND, None)
+        self._covered("/")
 
     def folder(self, target: str, mode: int = 0o755) -> None:
         """Have a directory there."""
@@ -68,33 +69,40 @@ class Site:
         folder, name = self._around(target)
         try:
             os.symlink(to, name, dir_fd=folder)
-            self._belongs(folder, name)
         except FileExistsError:
-            pass
-        finally:
-            os.close(folder)
+            return
+        self._belongs(folder, name)
 
     def file(self, target: str, content: bytes, mode: int) -> None:
         """Make a small file."""
         folder, name = self._around(target)
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        made = os.open(name, flags, 0o600, dir_fd=folder)
         try:
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-            made = os.open(name, flags, 0o600, dir_fd=folder)
-            try:
-                os.write(made, content)
-                os.fchmod(made, mode)
-            finally:
-                os.close(made)
-            self._belongs(folder, name)
+            os.write(made, content)
+            os.fchmod(made, mode)
         finally:
-            os.close(folder)
+            os.close(made)
+        self._belongs(folder, name)
 
-    def tmpfs(self, target: str, mode: int, *, is_mine: bool = False) -> None:
+    def device(self, like: str, target: str) -> bool:
+        """Make a device node, if whoever launches may; tell whether it is there now."""
+        original = os.stat(like)
+        folder, name = self._around(target)
+        try:
+            os.mknod(name, stat.S_IFCHR | 0o600, original.st_rdev, dir_fd=folder)
+            os.chmod(name, stat.S_IMODE(original.st_mode), dir_fd=folder)
+        except PermissionError:
+            return False
+        return True
+
+    def tmpfs(self, target: str, mode: int, *, is_mine: bool = False, has_devices: bool = False) -> None:
         """Mount a file system in memory, in which places can be made."""
         options = f"mode={mode:o}"
         if is_mine and self._owner is not None:
             options += f",uid={self._owner[0]},gid={self._owner[1]}"
-        self.mount("tmpfs", target, "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, options)
+        flags = libc.MS_NOSUID | (0 if has_devices else libc.MS_NODEV)
+        self.mount("tmpfs", target, "tmpfs", flags, options)
         place = self._place(target, is_directory=True)
         self._own.add(os.fstat(place).st_dev)
         os.close(place)
@@ -109,6 +117,7 @@ class Site:
             raise OSError(error.errno, error.strerror, target) from error
         finally:
             os.close(place)
+        self._covered(target)
 
     def bind(self, source: str, target: str, flags: int) -> None:
         """Show a file or directory of the host at a place, with these restrictions."""
@@ -125,11 +134,12 @@ class Site:
                 os.close(place)
         finally:
             os.close(from_)
+        self._covered(target)
         self.restrict(target, flags)
 
     def restrict(self, target: str, flags: int) -> None:
         """Add restrictions to what is mounted at a place."""
-        place = self._place(target, is_directory=True)
+        place = self._place(target, is_directory=False)
         try:
             name = f"/proc/self/fd/{place}"
             has = os.statvfs(name).f_flag
@@ -175,32 +185,38 @@ class Site:
 
     def _place(self, target: str, *, is_directory: bool) -> int:
         """Open a place below the root, making it where it is missing and the directory around it is our own."""
-        root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if target == "/":
+            return os.open(ROOT, _PLACE | os.O_DIRECTORY)
+        folder, name = self._around(target, is_made=False)
         try:
-            return libc.openat2(root, _below(target), _PLACE, _BELOW)
+            return _opened(folder, name, is_directory=is_directory)
         except FileNotFoundError:
-            pass
-        finally:
-            os.close(root)
-        folder, name = self._around(target)
-        try:
-            if is_directory:
-                os.mkdir(name, 0o755, dir_fd=folder)
-            else:
-                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=folder))
-            self._belongs(folder, name)
-            return os.open(name, _PLACE | os.O_CLOEXEC, dir_fd=folder)
-        finally:
-            os.close(folder)
+            folder, name = self._around(target)
+        if is_directory:
+            os.mkdir(name, 0o755, dir_fd=folder)
+        else:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=folder))
+        self._belongs(folder, name)
+        return _opened(folder, name, is_directory=is_directory)
 
-    def _around(self, target: str) -> tuple[int, str]:
-        """Open the directory around a place, which must be one of our own; return it and the place's name."""
+    def _around(self, target: str, *, is_made: bool = True) -> tuple[int, str]:
+        """Open the directory around a place, and keep it open; return it and the place's name.
+
+        Where something is to be made in it, it must be one of our own.
+        """
         above, _, name = target.rpartition("/")
-        folder = self._place(above or "/", is_directory=True)
-        if os.fstat(folder).st_dev not in self._own:
-            os.close(folder)
+        folder = self._folders.get(above)
+        if folder is None:
+            folder = self._folders[above] = self._place(above or "/", is_directory=True)
+        if is_made and os.fstat(folder).st_dev not in self._own:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), target)
         return folder, name
+
+    def _covered(self, target: str) -> None:
+        """Forget directories that something was just mounted over."""
+        below = f"{target.rstrip('/')}/"
+        for path in [path for path in self._folders if f"{path}/".startswith(below)]:
+            os.close(self._folders.pop(path))
 
     def _belongs(self, folder: int, name: str) -> None:
         """Give what was made to whom the directory around it belongs."""
@@ -218,8 +234,13 @@ def close() -> None:
             raise
 
 
-def _below(target: str) -> bytes:
-    return os.fsencode(target.strip("/")) or b"."
+def _opened(folder: int, name: str, *, is_directory: bool) -> int:
+    """Open an entry of a directory, never through a link."""
+    place = os.open(name, _PLACE | (os.O_DIRECTORY if is_directory else 0), dir_fd=folder)
+    if not is_directory and stat.S_ISLNK(os.fstat(place).st_mode):
+        os.close(place)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+    return place
 
 
 def _like(original: str, copy: str) -> None:

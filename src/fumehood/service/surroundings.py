@@ -72,8 +72,7 @@ class Surroundings:
         roots = [layer.root for layer in capture.layers]
         homes = self.homes(user, world.home)
         points = (*roots, *(() if world.playground is None else (world.playground.target,)))
-        look = ahead = 0
-        home = ""
+        look, home = 0, ""
         is_cut = by_launcher and capture.way == KERNEL  # other ways show a root as it is, with its sockets
         base: list[Operation]
         if world.tree is None:
@@ -83,14 +82,16 @@ class Surroundings:
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
                 home = sight.homes[0]
             base, look, masked = list(view.operations), view.look, view.inside
-            ahead = len(base)
         else:
             is_cut = is_cut and self._can_cut(world, world.tree, capture)
             base = [*world.tree.mounts(is_cut=is_cut), Devices(target="/dev")]
             masked = inside(self._existing(homes, roots, as_root=user == 0), roots)
         scratch = world.scratch
         tmp = (seat.tmp if seat else "") or (scratch.tmp if scratch else "")
+        base += [] if tmp else [Tmpfs(target=TMP, mode=0o1777)]
+        ahead = len(base) if world.tree is None and by_launcher else 0
         own = [
+            *([Bind(target=TMP, source=tmp, is_writable=True, why="kept between commands")] if tmp else []),
             *(scratch.mounts if scratch else ()),
             *_shelves(world, capture),
             *(() if world.playground is None else (world.playground.mount(),)),
@@ -103,10 +104,10 @@ class Surroundings:
             Console(target="/dev/console"),
         ]
         if tmp:
-            check_tmp(tuple(own))
+            check_tmp(tuple(own))  # nothing else is mounted in there
         kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel_masks(as_root=user == 0))
-        mounts = sealed([*base, *kernel, _tmp(tmp), *own])
-        return Seen(mounts=tuple(mounts), ahead=ahead if by_launcher else 0, look=look, is_cut=is_cut, home=home)
+        mounts = sealed([*base, *kernel, *own])
+        return Seen(mounts=tuple(mounts), ahead=ahead, look=look, is_cut=is_cut, home=home)
 
     # --- the host ---
 
@@ -202,12 +203,6 @@ def _sourced(path: str, home: str) -> list[Operation]:
     if not home or not is_below(real, home) or not os.path.isfile(real):
         return []
     return [Bind(target=real, source=real, why="the shell reads it first")]
-
-
-def _tmp(kept: str) -> Operation:
-    if kept:
-        return Bind(target=TMP, source=kept, is_writable=True, why="kept between commands")
-    return Tmpfs(target=TMP, mode=0o1777)
 
 
 def _skill(source: str, target: str, *, is_cut: bool) -> Operation:
