@@ -61,9 +61,10 @@ def test_a_command_is_captured_and_undone(agent: Agent, fumehood: Callable[..., 
 
 def test_a_write_outside_is_refused_and_the_agent_is_told_why(agent: Agent, fumehood: Any, home: Path) -> None:
     fumehood("setup", "claude", "--yes")
-    (told,) = agent([bash("echo x >~/.bashrc"), {"text": "done"}])
+    (told,) = agent([bash("echo x >/usr/x; echo x >~/.bashrc; test -e /usr/x"), {"text": "done"}])
     assert "Read-only file system" in told
     assert "[fumehood] blocked write" in told
+    assert "[fumehood] not kept: ~/.bashrc" in told
     assert not (home / ".bashrc").exists()
 
 

@@ -85,9 +85,10 @@ def test_a_command_is_captured_and_undone(agent: Agent, connected: Any, fumehood
 
 def test_a_write_outside_is_refused_and_the_agent_is_told_why(agent: Agent, connected: Any, home: Path) -> None:
     connected()
-    (told,) = agent([shell("echo x >~/.bashrc"), {"text": "done"}])
+    (told,) = agent([shell("echo x >/usr/x; echo x >~/.bashrc; test -e /usr/x"), {"text": "done"}])
     assert "exited with code 1" in told
     assert "[fumehood] blocked write" in told
+    assert "[fumehood] not kept: ~/.bashrc" in told
     assert not (home / ".bashrc").exists()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fumehood import FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
 from fumehood.core.limits import OUTPUT, is_of
-from fumehood.core.report import joined, one_line, printable
+from fumehood.core.report import joined, one_line
 
 _SHOWN = 20
 
@@ -25,7 +25,7 @@ def is_cut(run: Run) -> bool:
 def notes(run: Run) -> str:
     """Write what was blocked and what did not reach the project, or nothing if all went through."""
     waiting = [change for change in run.found if change.verdict != APPLIED]
-    told = [printable(f"blocked {each.what}: {each.detail}. {each.hint}".rstrip()) for each in run.blocked]
+    told = [each.line for each in run.blocked]
     told += [one_line(change) for change in waiting[:_SHOWN]]
     if len(waiting) > _SHOWN:
         told.append(f"and {len(waiting) - _SHOWN} more changes that were not applied")

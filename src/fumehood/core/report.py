@@ -35,6 +35,20 @@ class Blocked(Value):
     detail: str
     hint: str = ""
 
+    @property
+    def headline(self) -> str:
+        """The first words about it."""
+        return _HEADLINES.get(self.what, f"blocked {self.what}")
+
+    @property
+    def line(self) -> str:
+        """All of it in one line, for people and models."""
+        return printable(f"{self.headline}: {self.detail}. {self.hint}".rstrip())
+
+
+HIDDEN_PATH, LEFT_AT_HOME = "hidden", "home"
+_HEADLINES = {HIDDEN_PATH: "not in sight", LEFT_AT_HOME: "not kept"}
+
 
 class Run:
     """One command from request to report; every field of the contract is an attribute."""
@@ -167,7 +181,7 @@ def model_text(run: Run) -> str:
     if not run.sandboxed:
         parts.append(f"NOT SANDBOXED: {printable(run.reason)}")
     parts += change_lines(run, _MODEL_CHANGES)
-    parts += [printable(f"Blocked {each.what}: {each.detail}. {each.hint}".rstrip()) for each in run.blocked]
+    parts += [each.line[:1].upper() + each.line[1:] for each in run.blocked]
     return "\n".join(part for part in parts if part)
 
 

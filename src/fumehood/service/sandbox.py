@@ -12,7 +12,7 @@ from fumehood.core.permission import network_question
 from fumehood.core.policy import HIDDEN, Policy
 from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import refused_writes
-from fumehood.core.report import Blocked, Run
+from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, checked, on_terminal, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
@@ -396,8 +396,13 @@ def _unseen(run: Run, ended: Ended) -> tuple[Blocked, ...]:
 
     paths = unseen_paths(run.stderr or run.stdout, (ended.seen.home,), ended.seen.hides)
     named = {each.detail for each in run.blocked}
-    hint = "the home is not in sight; to show this, add it to show in the configuration (fumehood config path)"
-    return tuple(Blocked(what="hidden", detail=path, hint=hint) for path in paths if path not in named)
+    return tuple(
+        Blocked(
+            what=HIDDEN_PATH, detail=path,
+            hint=f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)',
+        )
+        for path in paths if path not in named
+    )  # fmt: skip
 
 
 def _thrown_away(ended: Ended) -> tuple[Blocked, ...]:
@@ -407,7 +412,7 @@ def _thrown_away(ended: Ended) -> tuple[Blocked, ...]:
     named = ", ".join(f"~/{path}" for path in ended.left_at_home[:_MOST_NAMED])
     more = len(ended.left_at_home) - _MOST_NAMED
     detail = f"{named} and {more} more" if more > 0 else named
-    return (Blocked(what="home", detail=detail, hint="a command's home is its own and was thrown away with it"),)
+    return (Blocked(what=LEFT_AT_HOME, detail=detail, hint="a command's home is its own and is thrown away with it"),)
 
 
 def _missing_roots(run: Run) -> tuple[Blocked, ...]:

@@ -47,7 +47,8 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
         for line in lines(run, paint, most):
             stream.write(f"  {line}\n")
     for blocked in run.blocked:
-        stream.write(f"  {paint('blocked', 'red')} {blocked.what}: {printable(f'{blocked.detail}. {blocked.hint}')}\n")
+        rest = blocked.line.removeprefix(blocked.headline)
+        stream.write(f"  {paint(blocked.headline, 'red')}{rest}\n")
     if run.found and run.state in _NEXT and run.act == "run":
         stream.write(f"  {paint(_NEXT[run.state].format(run=short(run.run), apply=apply_line(run)), 'dim')}\n")
         conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
@@ -76,7 +77,7 @@ def tell_agent(run: Run, out: TextIO | None = None) -> None:
         said.append(f"{change.verdict}, not applied: {change.change} {path}: {printable(change.reason)}")
     if len(kept_back) > _MOST:
         said.append(f"and {len(kept_back) - _MOST} more; fumehood show {short(run.run)}")
-    said += [f"blocked {each.what}: {printable(f'{each.detail}. {each.hint}')}" for each in run.blocked]
+    said += [each.line for each in run.blocked]
     if kept_back:
         said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {short(run.run)}")
     if any(change.verdict == c.APPLIED for change in run.found):
