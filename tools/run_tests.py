@@ -5,6 +5,7 @@ To root and to an ordinary user the kernel is not the same: other mount options,
 
 import ctypes
 import fcntl
+import grp
 import os
 import pwd
 import re
@@ -40,8 +41,11 @@ SYSTEM_TOOLS = {
     "fuse-overlayfs": "fuse-overlayfs",
     "fusermount3": "fuse3",
     "git": "git",
+    "newgidmap": "uidmap",
     "strace": "strace",
 }
+# Where an ordinary user's tests find directories with files of root's in them; each is used once.
+MIXED, MIXED_PROJECTS = "FUMEHOOD_TESTS_MIXED", 40
 NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")
 # How to reach the package index is the machine's matter, not the user's.
 PASSED_ON = ("PIP_", "SSL_CERT", "REQUESTS_CA", "HTTP", "http", "NO_PROXY", "no_proxy", "FUMEHOOD_TESTS")
@@ -259,6 +263,7 @@ class Account:
     gid: int
     home: Path
     is_ours: bool
+    groups: tuple[int, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """What a fresh login would have, and the way to the package index."""
@@ -268,7 +273,7 @@ class Account:
 
     def switch(self) -> dict[str, Any]:
         """Arguments that make subprocess start something as this account."""
-        return {"user": self.uid, "group": self.gid, "extra_groups": [], "umask": 0o022}
+        return {"user": self.uid, "group": self.gid, "extra_groups": self.groups, "umask": 0o022}
 
 
 @contextmanager
@@ -282,6 +287,7 @@ def second_user() -> Iterator[tuple[Account, Path]]:
         copy = base / "checkout"
         shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
         hand_over(base, account)
+        mixed_projects(base / "mixed", account)
         yield account, copy
 
 
@@ -326,7 +332,12 @@ def ordinary_user(home: Path) -> Iterator[Account]:
         entry = entry_of(USER)
     home.mkdir(mode=0o700)
     uid, gid = (free_uid(),) * 2 if entry is None else (entry.pw_uid, entry.pw_gid)
-    account = Account(uid, gid, home, is_ours=made or entry is None)
+    groups = free_gids(2)
+    account = Account(uid, gid, home, is_ours=made or entry is None, groups=groups)
+    if made:
+        # One of the two: what can be mapped and what can't are both to be tried. It goes with the account.
+        line = ["usermod", "--add-subgids", f"{groups[0]}-{groups[0]}", USER]
+        subprocess.run(line, check=False, capture_output=True)
     try:
         yield account
     finally:
@@ -348,6 +359,42 @@ def free_uid() -> int:
     """The first uid from 61000 on that has no account: past what distributions hand out."""
     taken = {entry.pw_uid for entry in pwd.getpwall()}
     return next(uid for uid in range(61000, 65000) if uid not in taken)
+
+
+def free_gids(count: int) -> tuple[int, ...]:
+    """The first group numbers from 61500 on that are nobody's: a process can be in a group without a name."""
+    taken = {entry.gr_gid for entry in grp.getgrall()}
+    return tuple([gid for gid in range(61500, 65000) if gid not in taken][:count])
+
+
+def mixed_projects(place: Path, account: Account) -> None:
+    """Directories of the account's with things of root's in them, for tests to take one each."""
+    place.mkdir()
+    os.chown(place, account.uid, account.gid)
+    for number in range(MIXED_PROJECTS):
+        mixed_project(place / str(number), account)
+    os.environ[MIXED] = str(place)
+
+
+def mixed_project(top: Path, account: Account) -> None:
+    """One such directory: only root can leave this there."""
+    shared = account.groups[-1]
+    for path, owner, mode in (
+        (top, (account.uid, account.gid), 0o755),
+        (top / "readable", (0, 0), 0o644),
+        (top / "secret", (0, 0), 0o600),
+        (top / "empty", (0, 0), 0o755),
+        (top / "closed", (0, 0), 0o755),
+        (top / "closed/file", (0, 0), 0o644),
+        (top / "shared", (0, shared), 0o2775),
+        (top / "shared/file", (0, shared), 0o664),
+    ):
+        if path.name in ("readable", "secret", "file"):
+            path.write_text(f"{path.name} of root's\n")
+        else:
+            path.mkdir(parents=True)
+        os.chown(path, *owner)
+        path.chmod(mode)
 
 
 @contextmanager
