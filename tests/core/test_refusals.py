@@ -2,7 +2,7 @@
 
 import pytest
 
-from fumehood.core.refusals import refused_writes
+from fumehood.core.refusals import overflows, refused_writes
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,17 @@ def test_few_are_named_and_each_once() -> None:
     text = "".join(line.format(n) for n in (1, 1, 2, 3, 4, 5))
     assert [blocked.detail for blocked in refused_writes(text, ["/p"])] == ["/1", "/2", "/3"]
     assert refused_writes("cat: x: No such file or directory\n", ["/p"]) == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/bin/sh: 1: cannot create f: Value too large for defined data type",
+        "mv: can't rename 'r': Value too large for data type",
+        "OSError: [Errno 75] Value too large for defined data type: 'f'",
+        "Error: EOVERFLOW: value too large for defined data type, open 'f'",
+    ],
+)
+def test_what_an_overlay_could_not_copy_is_known_by_the_words_of_every_library(line: str) -> None:
+    assert overflows(f"before\n{line}\nafter\n") == line
+    assert overflows("cat: x: No such file or directory\n") == ""

@@ -8,8 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_OVERFLOW = ("Value too large for", "EOVERFLOW")  # as the C libraries and as Node say it
 _READ_ONLY = ("Read-only file system", "EROFS")  # as libc and as Node say it
-_MOST = 3  # paths named
+_MOST, _MOST_LINES = 3, 20  # paths named, complaints read
 _LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
 _QUOTES = "'\"`"
 
@@ -25,6 +26,14 @@ def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "") -> tuple
     writable = ", ".join(roots)
     hint = f"outside the project everything is read-only; a command may write {writable} and /tmp{remedy}"
     return tuple(Blocked(what="write", detail=path, hint=hint) for path in list(paths)[:_MOST])
+
+
+def overflows(output: str) -> str:
+    """Return the lines in which a command complains of what an overlay can't copy for want of an owner's number."""
+    if not any(words in output for words in _OVERFLOW):
+        return ""
+    lines = output[-_LOOKED_AT:].splitlines()
+    return "\n".join([line for line in lines if any(words in line for words in _OVERFLOW)][-_MOST_LINES:])
 
 
 def _path_in(line: str) -> str:

@@ -64,6 +64,7 @@ class Plan(Value):
     home: str = ""  # a directory that is thrown away: what is left in it can be looked at when the command has ended
     texts: tuple[bytes, ...] = ()  # for bubblewrap to read from DATA_FD and the following
     privileged: bool = False
+    groups: tuple[int, ...] = ()  # that our user namespace knows besides our own
     owner: Owner | None = None
     limits: tuple[tuple[int, int], ...] = ()
     listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
@@ -79,7 +80,7 @@ class Plan(Value):
         """One byte for the namespaces of ours that it is launched in: none, by privilege or as a user, with mounts."""
         if not (self.mounts or self.listen):
             return NONE
-        kind = b"p" if self.privileged else b"u"
+        kind = b"p" if self.privileged else b"g" if self.groups else b"u"
         return kind.upper() if self.ahead else kind
 
     @property
@@ -117,7 +118,7 @@ def made_ready(plan: Plan) -> Ready | None:
     if plan.entered == NONE:
         return None
     try:
-        overlay.enter_namespaces(privileged=plan.privileged)
+        overlay.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
     except OSError:
         os._exit(125)
     if not plan.ahead:
@@ -180,7 +181,7 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
     """Do one by one what comes before bubblewrap; each step is named before it is done, to be told if it fails."""
     if ready is None and plan.entered != NONE:
         yield "making namespaces"
-        overlay.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen))
+        overlay.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
     elif plan.listen:
         yield "making a network"
         overlay.enter_network()

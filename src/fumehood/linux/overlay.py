@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import select
 
 from fumehood.core.value import Value
 from fumehood.linux import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Overlay(Value):
@@ -22,26 +27,109 @@ class Overlay(Value):
     work: str = ""
 
 
-def enter_namespaces(*, privileged: bool, network: bool = False) -> None:
+def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[int, ...] = ()) -> None:
     """Move this process into a mount namespace of its own, and a user namespace where it has no privilege.
 
     On request, into an empty network namespace too.
 
-    User and group are mapped to themselves, so that everything keeps its owner.
+    Ids are mapped to themselves, so that everything keeps its owner: all that there are for a root that may do so;
+    else one's own, and `groups`, for which newgidmap must have the system's leave. The kernel's overlay can't change
+    what belongs to an id without a mapping.
     """
-    more = libc.CLONE_NEWNET if network else 0
+    more = libc.CLONE_NEWNS | (libc.CLONE_NEWNET if network else 0)
     if privileged:
-        libc.unshare(libc.CLONE_NEWNS | more)
+        libc.unshare(more)
     else:
-        user, group = os.getuid(), os.getgid()
-        libc.unshare(libc.CLONE_NEWUSER | libc.CLONE_NEWNS | more)
-        for name, text in (
-            ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"),
-        ):  # fmt: skip
-            file = os.open(f"/proc/self/{name}", os.O_WRONLY)
-            os.write(file, text.encode())
-            os.close(file)
+        _enter_user_namespace(more, groups)
     libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
+
+
+def _enter_user_namespace(more: int, groups: tuple[int, ...]) -> None:
+    user, group = os.getuid(), os.getgid()
+    own = {"uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    missing = tuple(own)
+    if user == 0:
+        missing = _unshared_while(libc.CLONE_NEWUSER | more, _map_every_id)
+    elif groups:
+        missing = _unshared_while(libc.CLONE_NEWUSER | more, lambda process: _map_groups(process, (group, *groups)))
+    else:
+        libc.unshare(libc.CLONE_NEWUSER | more)
+    if "gid_map" in missing:
+        _write("/proc/self/setgroups", "deny")
+    for name in missing:
+        _write(f"/proc/self/{name}", own[name])
+
+
+def _unshared_while(flags: int, map_ids: Callable[[int], tuple[str, ...]]) -> tuple[str, ...]:
+    """Enter namespaces while a child that stays outside maps ids into them; return the maps that it left out.
+
+    Once inside, a process may map nothing but itself.
+    """
+    process = os.getpid()
+    go_reading, go_writing = os.pipe()
+    answer_reading, answer_writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go_writing)
+        try:
+            if os.read(go_reading, 1):  # else there is nothing to map into
+                os.write(answer_writing, " ".join(map_ids(process)).encode())
+            os._exit(0)
+        except OSError as error:
+            os._exit(error.errno or errno.EPERM)
+        finally:
+            os._exit(errno.EPERM)
+    os.close(go_reading)
+    os.close(answer_writing)
+    try:
+        libc.unshare(flags)
+        os.write(go_writing, b".")
+    finally:
+        os.close(go_writing)
+        missing = os.read(answer_reading, 64).decode().split()
+        os.close(answer_reading)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        raise OSError(code, os.strerror(code), "mapping ids")
+    return tuple(missing)
+
+
+def _map_every_id(process: int) -> tuple[str, ...]:
+    """Map all ids of this namespace into that of a process; return the maps that the kernel refused."""
+    refused = []
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/self/{name}", encoding="ascii") as ours:
+            ranges = [line.split() for line in ours]
+        try:
+            _write(f"/proc/{process}/{name}", "\n".join(f"{first} {first} {count}" for first, _, count in ranges))
+        except PermissionError:
+            refused.append(name)
+    return tuple(refused)
+
+
+def _map_groups(process: int, groups: tuple[int, ...]) -> tuple[str, ...]:
+    """Have newgidmap map groups into the namespace of a process; its user is left to be mapped by itself."""
+    from fumehood.linux.bwrap import programs
+
+    quiet = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):  # the command's own
+        os.dup2(quiet, fd)
+    newgidmap = next(iter(programs("newgidmap")), "")
+    if not newgidmap:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "newgidmap")
+    ranges = [str(number) for group in groups for number in (group, group, 1)]
+    status = os.waitpid(os.posix_spawn(newgidmap, [newgidmap, str(process), *ranges], os.environ), 0)[1]
+    if status:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), "newgidmap")
+    return ("uid_map",)
+
+
+def _write(path: str, text: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
 
 
 def enter_network() -> None:

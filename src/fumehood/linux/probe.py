@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 CAPTURES = ("kernel", "bwrap", "fuse", "copy")
 """The four ways of capturing writes, best first."""
 
-_FORMAT = "1"
+_FORMAT = "2"
 _KEPT_CONTEXTS = 8
-_CAP_SYS_ADMIN = 21
+_CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN, _CAP_SETFCAP = 6, 7, 21, 31
+_SUBGID, _NEWGIDMAP = "/etc/subgid", "/usr/bin/newgidmap"
 _SYSCTLS = (
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
     "/proc/sys/kernel/unprivileged_userns_clone",
@@ -36,12 +37,16 @@ class Host(Value):
 
     `privileged`: an overlay can be mounted in a mount namespace alone, with no user namespace.
     `overlay_bwrap` is a bubblewrap whose own `--overlay` works, maybe another one than `bwrap`.
+    `every_id`: the namespace that our overlays are mounted in knows every user and group; else it knows our own, and
+    can know `groups` besides.
     """
 
     bwrap: Bwrap | None = None
     overlay_bwrap: Bwrap | None = None
     captures: tuple[str, ...] = ()
     privileged: bool = False
+    every_id: bool = False
+    groups: tuple[int, ...] = ()
     flatpak: bool = False
     container: str = ""
     nested: bool = False
@@ -99,7 +104,7 @@ def _context(options: list[tuple[str, str]], fuse: str, state_dir: str) -> str:
     parts = (
         read("/proc/sys/kernel/random/boot_id"),
         _FORMAT,
-        *(os.getresuid(), os.getegid()),
+        *(os.getresuid(), os.getegid(), os.getgroups(), _identity(_SUBGID), _identity(_NEWGIDMAP)),
         *(_namespace(kind) for kind in ("user", "mnt", "pid")),
         _privileges(),
         *(read(path) for path in _SYSCTLS),
@@ -179,9 +184,10 @@ def _blocks(path: str) -> list[str]:
 
 
 def _format(found: Host, options: list[tuple[str, str]]) -> str:
-    claims = ("privileged", "flatpak", "nested", "disable_userns")
+    claims = ("privileged", "every_id", "flatpak", "nested", "disable_userns")
     lines = [f"{name}={int(getattr(found, name))}" for name in claims]
     lines += [f"captures={' '.join(found.captures)}", f"container={found.container}"]
+    lines += [f"groups={' '.join(map(str, found.groups))}"]
     for name, value in (("bwrap", found.bwrap), ("overlay_bwrap", found.overlay_bwrap)):
         if value:
             place = options.index((value.origin, value.path))
@@ -205,6 +211,8 @@ def _parse(block: str, options: list[tuple[str, str]], fuse: str) -> Host:
         overlay_bwrap=_parse_bwrap(given.get("overlay_bwrap", ""), options),
         captures=tuple(given["captures"].split()),
         privileged=given["privileged"] == "1",
+        every_id=given["every_id"] == "1",
+        groups=tuple(map(int, given["groups"].split())),
         flatpak=given["flatpak"] == "1",
         nested=given["nested"] == "1",
         disable_userns=given["disable_userns"] == "1",
@@ -263,6 +271,8 @@ def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
     return found.replace(
         overlay_bwrap=overlay_bwrap,
         privileged=privileged,
+        every_id=privileged or may_map_every_id(),
+        groups=() if refusals["kernel"] or os.geteuid() == 0 else mapped_groups(),
         captures=tuple(name for name in CAPTURES if not refusals.get(name)),
         refusals=tuple((name, _one_line(reason)) for name, reason in refusals.items() if reason),
     )
@@ -306,16 +316,41 @@ def try_user_namespace() -> str:
     return _in_child("nothing", "/", False, ["/bin/sh", "-c", ":"])
 
 
-def _in_child(kind: str, base: str, privileged: bool, command: list[str]) -> str:
+def mapped_groups() -> tuple[int, ...]:
+    """Return which of our groups a namespace of ours can know besides the first: those that the system grants."""
+    groups = granted_groups()
+    refused = groups and _in_child("nothing", "/", False, ["/bin/sh", "-c", ":"], groups)
+    return () if refused else groups
+
+
+def granted_groups() -> tuple[int, ...]:
+    """Return which of our groups the system's table lets us map."""
+    import pwd
+
+    try:
+        names = {str(os.getuid()), pwd.getpwuid(os.getuid()).pw_name}
+    except KeyError:
+        return ()  # who has no account is granted nothing
+    granted = [line.split(":") for line in read(_SUBGID).splitlines()]
+    ranges = [
+        range(int(first), int(first) + int(count))
+        for name, first, count in (line for line in granted if len(line) == 3)
+        if name in names and first.isdigit() and count.isdigit()
+    ]
+    others = sorted({*os.getgroups()} - {os.getgid()})
+    return tuple(group for group in others if any(group in each for each in ranges))
+
+
+def _in_child(kind: str, base: str, privileged: bool, command: list[str], groups: tuple[int, ...] = ()) -> str:
     # A fresh interpreter, because only a single-threaded process may enter a user namespace.
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     # Bytecode lies where ours does: next to the sources, a command may have prepared some.
     kept = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
     child = [sys.executable, "-I", "-S", "-B", *kept, "-c", _CHILD, own]
-    return bubblewrap.attempt([*child, kind, base, str(int(privileged)), *command])
+    return bubblewrap.attempt([*child, kind, base, str(int(privileged)), ",".join(map(str, groups)), *command])
 
 
-def trial_child(kind: str, base: str, privileged: str, *command: str) -> NoReturn:
+def trial_child(kind: str, base: str, privileged: str, groups: str, *command: str) -> NoReturn:
     """Mount the layers at `base`, run a command, and exit as it did (runs in its own process)."""
     from fumehood.linux import overlay
 
@@ -323,7 +358,8 @@ def trial_child(kind: str, base: str, privileged: str, *command: str) -> NoRetur
     step = "making namespaces"
     try:
         if privileged == "1" or not is_fuse:
-            overlay.enter_namespaces(privileged=privileged == "1")
+            mapped = tuple(map(int, groups.split(","))) if groups else ()
+            overlay.enter_namespaces(privileged=privileged == "1", groups=mapped)
         step = "mounting"
         os.chdir(base)
         if kind == "kernel":
@@ -350,6 +386,12 @@ def _run(argv: list[str]) -> int:
 def may_mount() -> bool:
     """Tell whether this process is root with the capability to mount."""
     return os.geteuid() == 0 and has_capability(_CAP_SYS_ADMIN)
+
+
+def may_map_every_id() -> bool:
+    """Tell whether this process is a root that may give a new user namespace all the ids of its own."""
+    needed = (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)
+    return os.geteuid() == 0 and all(has_capability(each) for each in needed)
 
 
 def has_capability(number: int) -> bool:

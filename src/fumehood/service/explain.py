@@ -12,6 +12,7 @@ from fumehood.linux import capture as capturing
 from fumehood.linux.limits import memory_limit
 from fumehood.linux.mounts import Seal
 from fumehood.service import layers as layering
+from fumehood.service.owners import failed_on
 from fumehood.service.running import Execution, owner_of
 from fumehood.store.ids import new_id
 
@@ -39,7 +40,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     with layering.Claim(places, new_id()) as claim:
         claim.take()
         world = hood.world(request, claim.run)
-        way = capturing.choose(able, hood.policy.capture, project.roots)
+        way = capturing.choose(able, hood.policy.capture, project.roots, failed_on(places, project)).way
         try:
             layers = layering.make(places, claim.run, project.roots, way)
             execution = Execution(able, capturing.Capture(way, layers, world.targets), hood.start, hood.policy.limits)

@@ -145,7 +145,7 @@ class Execution:
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *arguments), environment=environment, texts=texts,
-            privileged=self._host.privileged, owner=owner,
+            privileged=self._host.privileged, groups=self._capture.groups, owner=owner,
             listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
             resolvers=() if access is None or listens_inside else access.resolvers,
             scoped=is_scoped_by_launcher(network_shared=access is not None and access.shares),

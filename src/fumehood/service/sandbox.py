@@ -21,6 +21,7 @@ from fumehood.linux.output import INLINE, HeldBack, Stream
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
 from fumehood.service import layers as layering
+from fumehood.service import owners
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Ended, Execution, Wishes, owner_of
@@ -129,13 +130,16 @@ class Hood:
         with InterruptsHeld():
             run.found = layering.scanned(layers)
             run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network, world), *world.blocked)
+            run.blocked += owners.refused(self.store.places, self.project, run, self.host(), self.policy.capture)
             run.blocked += _met(run, self.policy, world, run.blocked)
             run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
             mode = _mode(request, run)
             judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             if mode != request.mode:
                 _give_reason(run)
+            owners.hold_what_is_not_ours(run.found, layers)
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
+            owners.forget_what_was_moved(self.store.places, self.project, run)
         return run
 
     def world(self, request: Request, run: str, seat: Seat | None = None) -> World:
@@ -171,13 +175,14 @@ class Hood:
         world = around(places, self.policy, root or self.policy.root, self.project.roots, owner, self.project.id)
         if self._host is None:
             self._host = host(places.cache, places.state)
-        way = capturing.choose(self._host, self.policy.capture, self.project.roots)
+        choice = capturing.choose(self._host, self.policy.capture, self.project.roots)
+        way = choice.way
         with layering.Claim(places, new_id()) as claim:
             claim.take()
             out, err = (Stream(name, places.output(claim.run, name), INLINE) for name in ("stdout", "stderr"))
             try:
                 layers = layering.make(places, claim.run, self.project.roots, way)
-                capture = capturing.Capture(way, layers, world.targets)
+                capture = capturing.Capture(way, layers, world.targets, choice.groups)
                 execution = Execution(self._host, capture, self.start, self.policy.limits)
                 with world.entered(way) as world:
                     execution.run(
@@ -248,13 +253,14 @@ class Hood:
         """Record the run, and make its layers."""
         places = self.store.places
         found = self.host()
-        run.capture = capturing.choose(found, self.policy.capture, run.roots)
+        choice = capturing.choose(found, self.policy.capture, run.roots, owners.failed_on(places, self.project))
+        run.capture, run.reason = choice.way, choice.why
         self.store.recover()
         claim.take()
         run.below = tuple(self.store.history.held(self.project.id))
         self.store.history.begin(self.project.id, run, os.getpid())
         layers = layering.make(places, run.run, run.roots, run.capture, self._below(run))
-        capture = capturing.Capture(run.capture, layers, world.targets)
+        capture = capturing.Capture(run.capture, layers, world.targets, choice.groups)
         return layers, Execution(found, capture, self.start, self.policy.limits)
 
     def host(self) -> Host:

@@ -45,6 +45,10 @@ class Places(Value):
         """The directory of a session: its own /tmp, and what its commands tell us."""
         return f"{self.state}/sessions/{name}"
 
+    def strangers(self, project: int) -> str:
+        """The file that names what an overlay failed on in a project, for whose it was."""
+        return f"{self.state}/strangers-{project}"
+
     @property
     def layers(self) -> str:
         """Where the layers lie that projects have over shared root trees."""
