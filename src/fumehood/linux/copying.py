@@ -108,20 +108,27 @@ def copy_belongings(reading: int, writing: int, found: os.stat_result) -> None:
 def _copy_owner_and_attributes(reading: int, writing: int, found: os.stat_result) -> None:
     made = os.fstat(writing)
     if (found.st_uid, found.st_gid) != (made.st_uid, made.st_gid):
-        _copy_owner(writing, found)
+        give_owner(writing, found)
     for attribute in os.listxattr(reading):
         if not attribute.startswith(BOOKKEEPING):
             _copy_attribute(reading, writing, attribute)
 
 
-def _copy_owner(writing: int, found: os.stat_result) -> None:
+def give_owner(entry: int | str, found: os.stat_result, directory: int | None = None) -> None:
+    """Give an entry, by descriptor or by name, the owner and group of another; follows nothing.
+
+    Only root can give both. Others can give a group that they are in, and else leave their own.
+    """
+    by_name = isinstance(entry, str)
     if os.geteuid() == 0:
-        os.fchown(writing, found.st_uid, found.st_gid)
+        os.chown(entry, found.st_uid, found.st_gid, dir_fd=directory, follow_symlinks=not by_name)
         return
     try:
-        os.fchown(writing, -1, found.st_gid)
-    except PermissionError:
-        return  # a group that the person is not in
+        os.chown(entry, -1, found.st_gid, dir_fd=directory, follow_symlinks=not by_name)
+    except OSError as error:
+        # In a user namespace, a group without a mapping is no number at all.
+        if error.errno not in (errno.EPERM, errno.EINVAL):
+            raise
 
 
 def _copy_attribute(reading: int, writing: int, attribute: str) -> None:
@@ -187,12 +194,12 @@ def _copy_alone(source_dir: int, source: str, target_dir: int, target: str, foun
         return
     if stat.S_ISLNK(found.st_mode):
         os.symlink(os.readlink(source, dir_fd=source_dir), target, dir_fd=target_dir)
+        give_owner(target, found, target_dir)
     else:
         os.mknod(target, found.st_mode, found.st_rdev, dir_fd=target_dir)
+        give_owner(target, found, target_dir)
         # The umask has cut it. In a directory of ours: nobody can have put a symlink there.
         os.chmod(target, stat.S_IMODE(found.st_mode), dir_fd=target_dir)
-    if os.geteuid() == 0:
-        os.chown(target, found.st_uid, found.st_gid, dir_fd=target_dir, follow_symlinks=False)
     os.utime(
         target, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=target_dir, follow_symlinks=False
     )  # fmt: skip

@@ -18,6 +18,7 @@ from fumehood.linux.marks import set_opaque, unmark, whiteout
 from fumehood.linux.nofollow import Loosened, is_whiteout, look, open_below, open_top
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import may_mount
+from fumehood.linux.upper import attributes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fumehood.linux.capture import Layer
 
 _PREFIX, _OPAQUE_FILE = ".wh.", ".wh..wh..opq"
+_ORIGIN = "user.fuseoverlayfs.origin"
 _OPAQUE_MARKS = ("user.fuseoverlayfs.opaque", "trusted.overlay.opaque")
 # To start may take long where the machine is busy; one that dies meanwhile is noticed at once.
 _START_S, _END_S, _BUSY_S = 60.0, 0.5, 1.0
@@ -227,12 +229,16 @@ def _normalise_directory(opened: Loosened, path: str, lowers: Sequence[int]) -> 
             visible = []
         elif below:
             _restore_special_bits(opened, path, here, below[0])
+        passes_on = opened.modes.get(path, os.fstat(here).st_mode) & stat.S_ISGID
         for name in os.listdir(here):
             found = os.stat(name, dir_fd=here, follow_symlinks=False)
             hidden = _hidden_by(name, found)
             if hidden is not None:
                 _settle_whiteout(here, name, hidden, needed=bool(visible) and _exists(below, hidden))
-            elif stat.S_ISDIR(found.st_mode):
+                continue
+            if passes_on and _is_new(here, name, found, below if visible else []):
+                _pass_on(here, name, found)
+            if stat.S_ISDIR(found.st_mode):
                 inside.append((f"{path}/{name}" if path else name, [lower for lower, _ in visible]))
             else:
                 unmark(here, name)
@@ -247,6 +253,31 @@ def _restore_special_bits(opened: Loosened, path: str, here: int, lower: int) ->
     mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, lower))
     if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:
         opened.modes[path] = was
+
+
+def _is_new(directory: int, name: str, found: os.stat_result, below: Sequence[int]) -> bool:
+    """Tell whether the command made an entry: files that were copied up have a mark, and directories made anew."""
+    if stat.S_ISREG(found.st_mode):
+        return _ORIGIN not in attributes(directory, name)
+    if not _exists(below, name):
+        return True
+    return stat.S_ISDIR(found.st_mode) and not set(_OPAQUE_MARKS).isdisjoint(attributes(directory, name))
+
+
+def _pass_on(directory: int, name: str, found: os.stat_result) -> None:
+    """Give a new entry the group of a directory that passes its group on, which fuse-overlayfs forgets to do.
+
+    Had the command moved the entry there, it would have kept its own; that can't be told.
+    """
+    group = os.fstat(directory).st_gid
+    if found.st_gid != group:
+        try:
+            os.chown(name, -1, group, dir_fd=directory, follow_symlinks=False)
+        except PermissionError:
+            return  # not a group of ours
+    if not stat.S_ISLNK(found.st_mode):
+        inherited = stat.S_ISGID if stat.S_ISDIR(found.st_mode) else 0
+        os.chmod(name, stat.S_IMODE(found.st_mode) | inherited, dir_fd=directory)
 
 
 def _directory_in(lower: int, path: str) -> int | None:

@@ -118,10 +118,12 @@ def take_up(places: Places, run: str) -> int:
 
 
 def resemble(upper: str, root: str) -> None:
-    """Give a directory of ours the owner and the mode of the one it stands for."""
+    """Give a directory of ours the owner and the mode of the one it stands for, as far as we may."""
     found = os.stat(root)
-    if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
-        os.chown(upper, found.st_uid, found.st_gid)
+    if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+        from fumehood.linux.copying import give_owner
+
+        give_owner(upper, found)
     os.chmod(upper, found.st_mode & 0o7777)
 
 
