@@ -16,6 +16,8 @@ ADDED, MODIFIED, DELETED, MODE, TYPE = "added", "modified", "deleted", "mode", "
 APPLIED, HELD, CONFLICT, DISCARDED, UNSUPPORTED = "applied", "held", "conflict", "discarded", "unsupported"
 WAITING = (HELD, CONFLICT)  # for a person's word
 
+NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # flags: the new version is not whose the old one was
+
 ORIGIN, OTHERS = 1, 2
 
 LIVE_KINDS = (ABSENT, FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, DEVICE)

@@ -47,7 +47,7 @@ def judge(
             if change.root == root and f"{change.path}/".startswith(f"{path}/"):
                 change.verdict, change.reason = UNSUPPORTED, f"another file system is mounted at {path}"
         if found is not None:
-            change.flags = (found.flag,)
+            change.flags = (*change.flags, found.flag)
     if waiting is not None:
         from fumehood.core.dependence import hold_what_builds_on
 

@@ -6,7 +6,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.linux.nofollow import Loosened, is_whiteout, kind_of, stamp_of
+from fumehood.linux.nofollow import Loosened, is_whiteout, kind_of, split, stamp_of
 from fumehood.linux.stack import WHITEOUT, Stack, is_opaque
 
 TYPE_CHECKING = False
@@ -32,6 +32,7 @@ def scan(root: int, upper: int, *below: int) -> list[c.Change]:
         reading.top()
         while reading.merged:
             reading.directory(*reading.merged.pop())
+        reading.flag_moved()
     finally:
         reading.close()
     return c.by_path(reading.changes)
@@ -60,6 +61,8 @@ class _Scan:
         self.changes: list[c.Change] = []
         self.merged: list[tuple[str, bool]] = []  # and whether all the project has there is hidden
         self._in_upper = Loosened(upper)
+        self._owner = os.stat(upper).st_uid
+        self._others_gone: set[tuple[int, int]] = set()  # files of other owners that went, by size and time
 
     def top(self) -> None:
         """Look at the root itself, whose mode can change too, and begin."""
@@ -121,6 +124,7 @@ class _Scan:
                 self._add(
                     path, change, kind,
                     before=stamp_of(below), after=stamp_of(found), marked=_cleaned(upper, name, names),
+                    flags=_flags(found, below),
                 )  # fmt: skip
         else:
             self._new(path, change or c.ADDED, kind, found, below, _cleaned(upper, name, names))
@@ -163,6 +167,7 @@ class _Scan:
 
     def _removed(self, path: str, below: os.stat_result) -> None:
         before = stamp_of(below)
+        self._gone(below)
         self._add(path, c.DELETED, before.kind, before=before)
         if before.kind == c.DIRECTORY:
             self._lost_inside(path)
@@ -171,7 +176,28 @@ class _Scan:
         """Deletions are never left out of a report: list everything that goes with a directory."""
         for path, found in self.below.walk(top):
             before = stamp_of(found)
+            self._gone(found)
             self._add(path, c.DELETED, before.kind, before=before, within=top)
+
+    def _gone(self, below: os.stat_result) -> None:
+        if below.st_uid != self._owner and stat.S_ISREG(below.st_mode):
+            self._others_gone.add((below.st_size, below.st_mtime_ns))
+
+    def flag_moved(self) -> None:
+        """Flag what was another's file, of the same size and time, under a name that is gone: it has a new owner."""
+        if not self._others_gone:
+            return
+        for change in self.changes:
+            after = change.after
+            if after is None or change.change != c.ADDED or (after.size, after.modified_ns) not in self._others_gone:
+                continue
+            parent, name = split(change.path)
+            directory = self._in_upper.reach(parent)
+            try:
+                if os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid == self._owner:
+                    change.flags = (c.NEW_OWNER,)
+            finally:
+                os.close(directory)
 
     def _add(self, path: str, change: str, kind: str, **more: object) -> None:
         self.changes.append(c.Change(self.root, path, change, kind, **more))  # type: ignore[arg-type]
@@ -195,6 +221,13 @@ def _cleaned(directory: int, name: str, names: list[str]) -> int:
             return marked  # a read-only file: its mode must be opened up for it
         return 0
     return marked
+
+
+def _flags(found: os.stat_result, below: os.stat_result) -> tuple[str, ...]:
+    """Tell that the new version belongs to somebody else than the one it replaces."""
+    if found.st_uid != below.st_uid:
+        return (c.NEW_OWNER,)
+    return (c.NEW_GROUP,) if found.st_gid != below.st_gid else ()
 
 
 def _with_mode(live: os.stat_result, layer: os.stat_result) -> c.Stamp:
