@@ -10,8 +10,16 @@ import sys
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import inforce, probe
+from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, is_carried
 from fumehood.linux.inforce import Ability
 from fumehood.linux.probe import Host
+from fumehood.linux.strangers import everywhere, user_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.linux.strangers import Stranger
 
 _CAP_SETFCAP = 31
 _OVERLAY_SINCE = (5, 11)
@@ -59,7 +67,43 @@ def examine(state_dir: str, found: Host | None = None) -> list[Ability]:
     ]
 
 
+def examine_roots(found: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[Stranger] = ()) -> Ability:
+    """Tell how a project's writes are captured, and whose files are in the way of the best way there is.
+
+    `failed_on` are those that an earlier command could not change.
+    """
+    name, best = "this project", wanted or found.captures[0]
+    carries_all = best == COPY or (best == KERNEL and found.every_id)
+    strangers = [] if carries_all else [each for each in everywhere(roots) if not is_carried(found, best, each)]
+    if not strangers:
+        return Ability(name=name, works=True, detail="nothing in it is in the way of capturing", needed="info")
+    way = wanted or choose(found, "", roots, failed_on).way
+    then = f"commands are captured by {LABELS[way]}"
+    if wanted:
+        then = "the configuration asks for it all the same"
+    elif way == best:
+        then = "once a command has tried, the next is captured another way"
+    strangers.sort(key=lambda each: not each.may_write)
+    detail = f"{strangers[0].description}, which {LABELS[best]} can't change: {then}"
+    return Ability(name=name, works=False, detail=detail, fix=_mended(strangers), needed="info")
+
+
 # --- lines to type ---
+
+
+def _mended(strangers: Sequence[Stranger]) -> str:
+    """Give the lines that let the kernel's overlay carry groups of ours, and make the rest one's own."""
+    me, ours = user_name(os.geteuid()), {*os.getgroups()}
+    groups = sorted({each.group for each in strangers if each.user == os.geteuid()} & ours)
+    others = [each for each in strangers if each.user != os.geteuid() or each.group not in ours]
+    if groups or any(each.may_write for each in others):
+        others = [each for each in others if each.may_write]  # the rest is in the way of a rename alone
+    lines = [install("uidmap")] if groups and not bubblewrap.programs("newgidmap") else []
+    lines += [f"echo {me}:{group}:1 | {as_root('tee -a /etc/subgid')}" for group in groups]
+    if others:
+        paths = " ".join(shlex.quote(each.whole) for each in others)
+        lines.append(as_root(f"chown -R {me}:{os.getegid()} {paths}"))
+    return " && ".join(lines)
 
 
 def as_root(line: str) -> str:

@@ -6,9 +6,11 @@ import json
 
 from fumehood.core.report import printable
 from fumehood.linux import examine, inforce, probe
+from fumehood.linux.capture import LABELS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TextIO
 
 _GREEN, _RED, _YELLOW, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in (32, 31, 33, 2, 1, 0))
@@ -20,13 +22,20 @@ _MEANING = {
     "fuse": "fuse-overlayfs",
     "copy": "a copy of every root before each run (slow on big projects)",
 }
-_LABEL = {"kernel": "the kernel's overlay", "bwrap": "bubblewrap's --overlay", "fuse": "fuse-overlayfs"}
 
 
-def show(state_dir: str, cache_dir: str, *, as_json: bool, colour: bool, out: TextIO) -> int:
-    """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1."""
+def show(
+    state_dir: str, cache_dir: str, project: Callable[[probe.Host], inforce.Ability] | None = None,
+    *, as_json: bool, colour: bool, out: TextIO,
+) -> int:  # fmt: skip
+    """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1.
+
+    `project` looks at the project at hand, if there is one.
+    """
     found = probe.host(cache_dir, state_dir, fresh=True)
     abilities = examine.examine(state_dir, found)
+    if project is not None and not found.why_bare:
+        abilities.append(project(found))
     if as_json:
         json.dump(_as_object(found, abilities), out, indent=2)
         out.write("\n")
@@ -68,7 +77,7 @@ def _reason(found: probe.Host) -> str:
     if found.why_bare:
         return found.why_bare
     better = probe.CAPTURES[: probe.CAPTURES.index(_capture(found))]
-    lacking = [f"{_LABEL[name]} does not work here: {found.refusal(name)}" for name in better]
+    lacking = [f"{LABELS[name]} does not work here: {found.refusal(name)}" for name in better]
     return "; ".join(lacking) or "the best there is"
 
 
