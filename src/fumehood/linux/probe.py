@@ -353,6 +353,8 @@ def _in_child(kind: str, base: str, privileged: bool, command: list[str], groups
 def trial_child(kind: str, base: str, privileged: str, groups: str, *command: str) -> NoReturn:
     """Mount the layers at `base`, run a command, and exit as it did (runs in its own process)."""
     from fumehood.linux import overlay
+    from fumehood.linux.mounts import Devices
+    from fumehood.linux.site import Site
 
     is_fuse = kind.startswith("/")
     step = "making namespaces"
@@ -364,6 +366,8 @@ def trial_child(kind: str, base: str, privileged: str, groups: str, *command: st
         os.chdir(base)
         if kind == "kernel":
             overlay.mount(overlay.Overlay(root="lower", lowers=("lower",), upper="upper", work="work"))
+            step = "mounting devices"  # as every launch does: not all containers let it
+            Devices(target="/dev").do(Site())
         elif is_fuse and _run([kind, "-o", "lowerdir=lower,upperdir=upper,workdir=work", "merged"]):
             sys.exit(1)  # it has said why
         step = f"starting {command[0]}"
