@@ -8,18 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conftest import fresh_directory, remove_tree, scratch
+from faults.calls import EFFECT_OF, call_in, effect_in
 from fumehood import Sandbox
 from patience import LONG_S
 from snapshots import Snapshot, snapshot
 
 DRIVER = Path(__file__).parent / "faults/driver.py"
-# Whatever changes something on a disk, or says that it must be there.
-CALLS = (
-    "renameat2", "renameat", "rename", "linkat", "link", "unlinkat", "unlink", "mkdirat", "mkdir", "rmdir", "mknodat",
-    "mknod", "symlinkat", "fchmodat", "chmod", "fchmod", "removexattr", "lremovexattr", "setxattr", "fsetxattr",
-    "copy_file_range", "ftruncate", "utimensat", "fchownat", "fchown", "chown", "lchown", "pwrite64", "write", "fsync",
-    "fdatasync",
-)  # fmt: skip
 ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover")
 PART = ("plain", "tree", "gone", "locked")  # the rest is still held after that
 ERRORS = ("ENOSPC", "EACCES", "EIO")
@@ -66,6 +60,11 @@ class Point:
     number: int
     answer: str = "signal=KILL"
 
+    @property
+    def effect(self) -> str:
+        """What the call does, whatever it is called on this machine."""
+        return EFFECT_OF[self.call]
+
     def __str__(self) -> str:
         where = "two file systems" if self.staged else "one file system"
         return f"{self.act}, {where}, {self.call} {self.number}, {self.answer}"
@@ -104,15 +103,15 @@ class Scene:
             subprocess.run(["sh", "-ec", EDIT], cwd=self.project, check=True)
             self.before = snapshot(self.project)
         if self.act == "recover":
-            # Something to recover from: killed in the middle.
-            self.play("apply", run.run, Point("apply", False, "renameat2", 9))
+            # Something to recover from: killed in the middle of the swaps, which come after eleven moves.
+            self.play("apply", run.run, Point("apply", False, "renameat2", 20))
         return run.run
 
     def play(self, act: str, told: str, point: Point | None = None, log: str = "/dev/null") -> int:
         """Do the act in a process of its own, with a fault at the point; returns its exit status."""
         name = {"redo": "undo", "part": "apply"}.get(act, act)
         fault = [f"--inject={point.call}:{point.answer}:when={point.number}"] if point else []
-        trace = ["strace", "-o", log, f"--trace={','.join(f'?{call}' for call in CALLS)}", *fault]
+        trace = ["strace", "-o", log, f"--trace={','.join(f'?{call}' for call in EFFECT_OF)}", *fault]
         paths = PART if act == "part" else ()
         command = [*trace, sys.executable, "-P", str(DRIVER), name, str(self.project), told, *paths]
         done = subprocess.run(
@@ -137,13 +136,16 @@ def points(act: str, *, staged: bool, cache: Path) -> tuple[list[Point], Snapsho
         log = scene.top / "log"
         status = scene.play(act, scene.told(), log=str(log))
         assert status == 0, scene.said
-        counts = Counter(line.partition("(")[0] for line in log.read_text().splitlines())
-        after = snapshot(scene.project)
+        found = []
+        counts: Counter[str] = Counter()
+        for line in log.read_text().splitlines():
+            call = call_in(line)
+            counts[call] += 1
+            if effect_in(line):
+                found.append(Point(act, staged, call, counts[call]))
+        return found, snapshot(scene.project)
     finally:
         scene.close()
-    return [
-        Point(act, staged, call, number + 1) for call in CALLS for number in range(counts[call])
-    ], after
 
 
 def tried(point: Point, after: Snapshot, cache: Path) -> str:

@@ -1,7 +1,8 @@
 """Interrupt every act at every system call that touches a file: `sh tools/python tests/faults/sweep.py [WORD …]`.
 
 Words choose acts (run, apply, part, force, discard, undo, redo, recover), "one" or "two" file systems, and errors
-(ENOSPC, EACCES, EIO) in place of the kill. Prints what failed, and how many points of each were tried.
+(ENOSPC, EACCES, EIO) in place of the kill. Prints what failed, and how many points of each were tried. With "count",
+none is tried: it prints how many there are, and of what effect.
 """
 
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from faulty import ACTS, ERRORS, Point, points, tried
+from fumehood.linux.probe import host
 
 
 def attempt(point: Point, after: dict[str, list[object]], cache: Path) -> tuple[Point, str, str]:
@@ -36,19 +38,29 @@ def swept(act: str, *, staged: bool, answers: list[str], cache: Path, pool: Proc
     return results
 
 
+def counted(act: str, *, staged: bool, cache: Path) -> Counter[str]:
+    return Counter(point.effect for point in points(act, staged=staged, cache=cache)[0])
+
+
 def main(words: list[str]) -> int:
     acts = [act for act in ACTS if act in words] or list(ACTS)
     places = [word == "two" for word in ("one", "two") if word in words] or [False, True]
+    print(f"on {os.uname().machine}, as user {os.geteuid()}", flush=True)
     answers = [f"error={error}" for error in ERRORS if error in words] or ["signal=KILL"]
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(os.cpu_count()) as pool:
+        host(f"{cache}/fumehood", cache)  # no part of any act
         for act in acts:
             for staged in places:
-                results = swept(act, staged=staged, answers=answers, cache=Path(cache), pool=pool)
+                if "count" in words:
+                    results = counted(act, staged=staged, cache=Path(cache))
+                else:
+                    results = swept(act, staged=staged, answers=answers, cache=Path(cache), pool=pool)
                 total += results
-                told = ", ".join(f"{count} {became}" for became, count in sorted(results.items()))
-                print(f"{act}, {'two file systems' if staged else 'one file system'}: {told}", flush=True)
-    print(f"{total.total()} points tried, {total['wrong']} wrong")
+                details = ", ".join(f"{count} {each}" for each, count in sorted(results.items()))
+                where = "two file systems" if staged else "one file system"
+                print(f"{act}, {where}: {results.total()} points: {details}", flush=True)
+    print(f"{total.total()} points, {total['wrong']} wrong")
     return 1 if total["wrong"] else 0
 
 

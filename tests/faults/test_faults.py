@@ -5,11 +5,13 @@ A share of all points, spread evenly; `sh tools/python tests/faults/sweep.py` tr
 
 import os
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from conftest import need
+from faults.calls import EFFECTS
 from faulty import ACTS, ERRORS, Scene, points, tried
 from fumehood import Sandbox
 from snapshots import snapshot
@@ -17,11 +19,21 @@ from snapshots import snapshot
 pytestmark = pytest.mark.namespaces
 
 SHARE = 3  # points of each act that are tried here
+JOURNAL = {"create", "write", "flush", "remove"}
+STEPS = {"rename", "make a directory", "link"}
+COPYING = {"copy", "set a size", "set a mode", "set times", "symlink"}
+# What an act can't be done without, whatever the calls are named here; on two file systems, COPYING besides.
+NEEDED = {
+    "run": JOURNAL | STEPS | {"set a mode"}, "apply": JOURNAL | STEPS | {"set a mode", "make a node"},
+    "part": JOURNAL | STEPS, "force": JOURNAL | STEPS | {"set a mode"}, "undo": JOURNAL | STEPS | {"set a mode"},
+    "redo": JOURNAL | STEPS | {"set a mode"}, "discard": JOURNAL, "recover": JOURNAL | {"rename", "set a mode"},
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+@pytest.fixture
+def cache(probed):
+    """One for all scenes: to look at the host is no part of an act."""
+    return probed
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +50,34 @@ def spread(found, share):
     return found[step // 2 :: step]
 
 
+def test_every_effect_has_a_call_on_each_machine():
+    """The C library takes the one that a machine has, so each effect needs one that both have."""
+    assert all(calls.everywhere for calls in EFFECTS.values())
+    both = [call for calls in EFFECTS.values() for call in calls.everywhere]
+    more = [call for calls in EFFECTS.values() for call in calls.on_x86_64]
+    assert len({*both, *more}) == len(both) + len(more)
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_this_machine_has_the_calls_that_are_said_to_be_its_own(effect):
+    everywhere, on_x86_64 = EFFECTS[effect]
+    assert any(is_known_here(call) for call in everywhere)
+    for call in on_x86_64:
+        assert is_known_here(call) == (os.uname().machine == "x86_64"), call
+
+
+def is_known_here(call):
+    """Whether the kernel has a call of that name for programs of this machine, not only for its 32-bit ones."""
+    return subprocess.run(["strace", f"--trace={call}@64", "true"], capture_output=True, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("staged", [False, True], ids=["one file system", "two file systems"])
 @pytest.mark.parametrize("act", ACTS)
 def test_killed_at_any_call_the_project_is_before_or_after(act, staged, cache):
     need(not staged or os.path.isdir("/dev/shm"), "there is no second file system")
     found, after = points(act, staged=staged, cache=cache)
+    needed = NEEDED[act] | (COPYING if staged and NEEDED[act] >= STEPS else set())
+    assert needed <= {point.effect for point in found}
     for point in spread(found, SHARE):
         assert tried(point, after, cache) in ("before", "after"), point
 
@@ -50,8 +85,8 @@ def test_killed_at_any_call_the_project_is_before_or_after(act, staged, cache):
 @pytest.mark.parametrize("error", ERRORS)
 def test_where_the_disk_refuses_a_step_nothing_is_applied(error, cache):
     found, after = points("apply", staged=False, cache=cache)
-    swaps = [point for point in found if point.call in ("renameat2", "mkdirat", "fchmodat")]
-    for point in spread(swaps, SHARE):
+    steps = [point for point in found if point.effect in ("rename", "make a directory", "set a mode")]
+    for point in spread(steps, SHARE):
         tried(replace(point, answer=f"error={error}"), after, cache)
 
 
@@ -59,9 +94,9 @@ def test_a_step_that_failed_leaves_the_run_held_with_the_reason(cache):
     scene = Scene("apply", staged=False, cache=cache)
     try:
         found, _ = points("apply", staged=False, cache=cache)
-        swaps = [point for point in found if point.call == "renameat2"]
+        renames = [point for point in found if point.effect == "rename"]
         os.environ.update(scene.environment)
-        status = scene.play("apply", scene.run, replace(swaps[2], answer="error=ENOSPC"))
+        status = scene.play("apply", scene.run, replace(renames[2], answer="error=ENOSPC"))
         assert status != 0
         assert "nothing was applied: No space left on device" in scene.said
         with Sandbox(scene.project) as sandbox:
@@ -75,14 +110,12 @@ def test_a_step_that_failed_leaves_the_run_held_with_the_reason(cache):
 @pytest.mark.parametrize("now", ["edited", "gone", "directory gone"])
 @pytest.mark.parametrize("staged", [False, True], ids=["one file system", "two file systems"])
 def test_what_a_person_did_after_the_death_stays_and_the_original_is_kept(staged, now, cache):
-    if os.geteuid() != 0 and not staged:
-        pytest.skip("the last mode an ordinary user sets is that of a directory opened up, when all is recorded")
     scene = Scene("apply", staged=staged, cache=cache)
     try:
         found, _ = points("apply", staged=staged, cache=cache)
         os.environ.update(scene.environment)
-        # After the swaps: the mode of a directory is set, or what came out is copied home.
-        last = [point for point in found if point.call == ("copy_file_range" if staged else "fchmodat")][-1]
+        # After the swaps, what came out is copied home: all of it, or only what shares its inode with a live file.
+        last = [point for point in found if point.effect == "copy"][-1]
         original = (scene.project / "plain/one").read_bytes()
         scene.play("apply", scene.run, last)
         assert (scene.project / "plain/one").read_text() == "ONE\n", "killed too early for this test"
