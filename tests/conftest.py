@@ -16,6 +16,8 @@ import hypothesis
 import pytest
 
 from fumehood.linux import libc
+from fumehood.linux.probe import CAPTURES, Host, host
+from fumehood.store.places import places
 from patience import LONG_S
 
 if TYPE_CHECKING:
@@ -154,8 +156,6 @@ def test_directory() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache for all tests: what this host can do is found out once."""
-    from fumehood.linux.probe import host
-
     cache = tmp_path_factory.mktemp("cache")
     state = fresh_directory(scratch())
     host(str(cache / "fumehood"), str(state))
@@ -194,6 +194,19 @@ def home(test_directory: Path, probed: Path, monkeypatch: pytest.MonkeyPatch) ->
 def known_host(home: Path, probed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh home, but with one cache for all tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(probed))
+
+
+def need_way(way: str, here: Host) -> None:
+    """Skip or fail, as `need` does, where the host has no such way of capturing writes."""
+    need(way in here.captures, f"writes can't be captured by {way} here: {here.refusal(way) or here.why}")
+
+
+@pytest.fixture(params=CAPTURES)
+def way(request: pytest.FixtureRequest, known_host: None) -> str:
+    """Each way of capturing that the host has; a test of some of them names these, with `indirect=True`."""
+    way: str = request.param
+    need_way(way, host(places().cache, places().state))
+    return way
 
 
 @pytest.fixture

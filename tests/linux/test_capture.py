@@ -13,17 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from conftest import mounts_mentioning, need
+from conftest import mounts_mentioning
 from fumehood import FumehoodError, Policy, Run, Sandbox
 from fumehood.linux import copied, fuse
 from fumehood.linux.capture import Layer
-from fumehood.linux.probe import host
 from fumehood.store.places import places
 from patience import eventually
 
 pytestmark = pytest.mark.namespaces
 
-WAYS = ("kernel", "bwrap", "fuse", "copy")
 Open = Callable[[Path], Sandbox]
 Changes = list[tuple[str, str, str]]
 
@@ -242,15 +240,6 @@ SCENARIOS: dict[str, tuple[str, str, Changes]] = {
     ),
     "a file cut off": ("seq 10000 > a", "truncate -s 10 a", [("a", "modified", "file")]),
 }  # fmt: skip
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, known_host: None) -> str:
-    """Each way of capturing, where the host has it."""
-    found = host(places().cache, places().state)
-    way: str = request.param
-    need(way in found.captures, f"{way} does not work here: {found.refusal(way) or found.why}")
-    return way
 
 
 @pytest.fixture
