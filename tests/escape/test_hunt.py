@@ -196,7 +196,7 @@ def test_a_time_that_no_clock_has_does_not_stop_our_records(sandbox, cli, projec
     assert list(project.iterdir()) == []
 
 
-@pytest.mark.parametrize("way", ["kernel", "copy"])
+@pytest.mark.parametrize("way", ["kernel", "copy"], indirect=True)
 def test_a_session_that_is_told_of_another_home_uncovers_nothing(way, home, project, test_directory):
     (home / ".ssh").mkdir()
     (home / ".ssh/id_rsa").write_text("hunter2")

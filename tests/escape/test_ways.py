@@ -38,12 +38,6 @@ except OSError as error: print("no pair of its own", error)
 """
 
 
-@pytest.fixture(params=["kernel", "bwrap", "fuse", "copy"])
-def way(request, known_host, need):
-    need(request.param in host(places().cache, places().state).captures, f"there is no capture by {request.param}")
-    return request.param
-
-
 def serving(path, kind=socket.SOCK_STREAM):
     server = socket.socket(socket.AF_UNIX, kind)
     server.bind(str(path))

@@ -16,10 +16,8 @@ from fumehood import Policy, Sandbox
 from fumehood.core.policy import Rootfs
 from fumehood.errors import FumehoodError
 from fumehood.linux.landlock import can_scope
-from fumehood.linux.probe import host
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service.store import Store
-from fumehood.store.places import places
 
 pytestmark = pytest.mark.namespaces
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -89,13 +87,9 @@ def test_the_project_is_captured_under_a_writable_root_too(cli: Cli, home: Path,
     assert (project / "a").read_text() == "old"
 
 
-@pytest.mark.parametrize("way", ["kernel", "bwrap", "fuse", "copy"])
 def test_a_writable_root_works_or_is_refused_by_way_of_capturing(
-    way: str, home: Path, project: Path, alpine: Path, need: Callable[[bool, str], None]
+    way: str, home: Path, project: Path, alpine: Path
 ) -> None:
-    at = places()
-    found = host(at.cache, at.state)
-    need(way in found.captures, f"writes can't be captured by {way} here: {found.refusal(way)}")
     policy = Policy(capture=way, root="alpine", rootfs=Rootfs(writable=True))
     with Sandbox(project, policy=policy) as sandbox:
         if way in ("fuse", "copy"):
@@ -251,13 +245,7 @@ def test_a_layer_gets_the_resolver_without_following_what_is_there(
     assert "/etc was replaced" in cli("run", "--workspace", "net", "--", "true").stderr
 
 
-@pytest.mark.parametrize("way", ["kernel", "bwrap", "fuse", "copy"])
-def test_a_workspace_may_run_in_the_hosts_root(
-    way: str, cli: Cli, home: Path, need: Callable[[bool, str], None]
-) -> None:
-    at = places()
-    found = host(at.cache, at.state)
-    need(way in found.captures, f"writes can't be captured by {way} here: {found.refusal(way)}")
+def test_a_workspace_may_run_in_the_hosts_root(way: str, cli: Cli, home: Path) -> None:
     (home / ".config/fumehood").mkdir(exist_ok=True)
     (home / ".config/fumehood/config.toml").write_text(f'capture = "{way}"\n')
     assert cli("workspace", "create", "here", "--root", "host").returncode == 0
