@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fumehood.linux.bwrap import candidates
 from patience import LONG_S
 
 RUNNING = "While the command runs"
@@ -25,7 +26,7 @@ SECTIONS = (RUNNING, TAKING_OVER, LANDED)
 BESIDES = "Tested besides"  # sentences that hold, where there is nothing to compare with
 
 # What many a tool starts: nothing can be written, and there is no network. Without /dev not even git would run.
-PLAIN = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-net")
+PLAIN = (candidates()[0][1], "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-net")
 
 SUCCEEDS, FAILS = "succeeds", "fails"
 

@@ -13,6 +13,7 @@ from at_terminal import Terminal
 from conftest import command_line
 from fumehood import BadRequest, Policy, Refused, Sandbox, Unavailable
 from fumehood.core import permission as p
+from fumehood.linux.bwrap import candidates
 from fumehood.linux.probe import Host
 from fumehood.service.unsandboxed import UNCAPTURED, resolved
 from patience import eventually, with_enough_time
@@ -330,7 +331,7 @@ def test_the_person_at_the_terminal_is_asked_and_may_keep_the_answer(no_sandbox,
 @pytest.mark.namespaces
 def test_inside_another_bubblewrap_it_is_nested(home, project, need):
     """Where the outer one lets us make namespaces, the command is sandboxed inside it."""
-    outer = ["bwrap", "--unshare-user", "--dev-bind", "/", "/"]
+    outer = [candidates()[0][1], "--unshare-user", "--dev-bind", "/", "/"]
     probe = subprocess.run([*outer, "--", "true"], capture_output=True, text=True, check=False)
     need(probe.returncode == 0, f"bwrap: {probe.stderr}")
     line = [*outer, "--", *command_line(), "run", "--json", "--", "echo x > f; touch /usr/no"]
@@ -342,7 +343,7 @@ def test_inside_another_bubblewrap_it_is_nested(home, project, need):
 
 @pytest.mark.namespaces
 def test_where_another_bubblewrap_forbids_namespaces_nothing_runs_unasked(home, project, need):
-    outer = ["bwrap", "--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--proc", "/proc"]
+    outer = [candidates()[0][1], "--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--proc", "/proc"]
     probe = subprocess.run([*outer, "--", "true"], capture_output=True, text=True, check=False)
     need(probe.returncode == 0, f"bwrap: {probe.stderr}")
     line = [*outer, "--cap-drop", "ALL", "--", *command_line(), "run", "--", "touch ran"]
