@@ -34,15 +34,19 @@ HALVES = ("first half", "second half")  # of those together
 WORKERS = max(2, len(os.sched_getaffinity(0))) + 1  # much of a test is waiting
 GRACE_S = 15
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-# Program to look for, and the Debian package that has it.
+# Program to look for: the Debian package that has it, and what is not tried without it.
 SYSTEM_TOOLS = {
-    "busybox": "busybox-static",
-    "bwrap": "bubblewrap",
-    "fuse-overlayfs": "fuse-overlayfs",
-    "fusermount3": "fuse3",
-    "git": "git",
-    "newgidmap": "uidmap",
-    "strace": "strace",
+    "busybox": ("busybox-static", "attacks and commands in a root tree of their own"),
+    "bwrap": ("bubblewrap", "the system's own bubblewrap beside the bundled one"),
+    "chattr": ("e2fsprogs", "files that can't be changed"),
+    "curl": ("curl", "the network, with a program that everybody uses"),
+    "fuse-overlayfs": ("fuse-overlayfs", "capturing by FUSE"),
+    "fusermount3": ("fuse3", "capturing by FUSE, as an ordinary user"),
+    "git": ("git", "repositories"),
+    "newgidmap": ("uidmap", "files of another group, by the kernel's overlay"),
+    "openssl": ("openssl", "signed packages"),
+    "pgrep": ("procps", "that no process is left"),
+    "strace": ("strace", "being killed at any system call"),
 }
 # Where an ordinary user's tests find directories with files of root's in them; each is used once.
 MIXED, MIXED_PROJECTS = "FUMEHOOD_TESTS_MIXED", 40
@@ -68,9 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.default_int_handler)
     must_run = os.environ.get("FUMEHOOD_TESTS_MUST_RUN") == "1"
     is_root = os.geteuid() == 0
-    missing = [tool for tool in SYSTEM_TOOLS if shutil.which(tool) is None]
-    if missing:
-        provide(missing, install=must_run and is_root)
+    provide(is_root=is_root)
     obstacle = why_no_second_user() if is_root else None
     if obstacle is not None:
         print(f"root only, not again as an ordinary user: {obstacle}", flush=True)
@@ -143,19 +145,39 @@ def mounts_of_our_own() -> None:
         print(f"no mounts of our own: {os.strerror(ctypes.get_errno())}", flush=True)
 
 
-def provide(missing: Sequence[str], *, install: bool) -> None:
-    """Install the system's tools where we may, else name the line to type."""
-    packages = [SYSTEM_TOOLS[tool] for tool in missing]
-    if shutil.which("apt-get") is None:
-        print(f"not here: {', '.join(missing)}; some tests will be skipped", flush=True)
-    elif not install:
-        line = f"apt install {' '.join(packages)}"
-        print(f"not here: {', '.join(missing)}; to run every test, type: {line}", flush=True)
-    else:
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update", "-qq"], check=False, env=environment)
-        install_line = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
-        subprocess.run(install_line, check=False, env=environment, stdout=subprocess.DEVNULL)
+def provide(*, is_root: bool) -> None:
+    """Install what the tests need, as root with a package manager; else say what is missing, and what for."""
+    missing = [tool for tool in SYSTEM_TOOLS if shutil.which(tool) is None]
+    packages = [SYSTEM_TOOLS[tool][0] for tool in missing]
+    has_manager = shutil.which("apt-get") is not None
+    if missing and is_root and has_manager:
+        print(f"installing {' '.join(packages)}", flush=True)
+        complaint = install(packages)
+        if complaint:
+            print(f"this failed: {complaint}", flush=True)
+        missing = [tool for tool in missing if shutil.which(tool) is None]
+    for tool in missing:
+        package, purpose = SYSTEM_TOOLS[tool]
+        print(f"not here: {tool} (package {package}); not tried without it: {purpose}", flush=True)
+    if missing and has_manager and not is_root:
+        print(f"to run every test, type: sudo apt install {' '.join(packages)}", flush=True)
+
+
+def install(packages: Sequence[str]) -> str:
+    """Install packages; returns "" or the last line that the package manager said."""
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    wait_for_others = ["-o", "DPkg::Lock::Timeout=300"]
+    options = ["install", "-y", "-qq", "--no-install-recommends", *packages]
+    # A list of packages that can't be had anew may still do.
+    subprocess.run(["apt-get", *wait_for_others, "update", "-qq"], check=False, env=environment, capture_output=True)
+    done = subprocess.run(
+        ["apt-get", *wait_for_others, *options], check=False, env=environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, errors="replace",
+    )  # fmt: skip
+    if done.returncode == 0:
+        return ""
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return lines[-1] if lines else f"apt-get ended with {done.returncode}"
 
 
 @dataclass(frozen=True)
