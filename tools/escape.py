@@ -6,6 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from page import where_made
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs" / "security.md"
 BEGIN, END = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
@@ -50,7 +52,7 @@ def collected(folder: Path) -> Table:
 
 def rendered(table: Table) -> list[str]:
     """Write the table, section by section."""
-    lines = []
+    lines = [f"{where_made()}\n"]
     for section in SECTIONS:
         rows = sorted((words, ends) for (place, words), ends in table.items() if place == section)
         lines.append(f"\n### {section}: {len(rows)}\n\n")

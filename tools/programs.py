@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from page import where_made
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs" / "security.md"
 BEGIN, END = "<!-- programs -->\n", "<!-- end of programs -->\n"
@@ -72,7 +74,8 @@ def main(arguments: list[str]) -> int:
     for name, ended in rows:
         print(f"{name:60} {ended}")
     if PAGE.exists() and not any("not here" in ended for _, ended in rows):
-        table = "| program | in the hood |\n| --- | --- |\n" + "".join(f"| {name} | {ended} |\n" for name, ended in rows)
+        head = f"{where_made()}\n\n| program | in the hood |\n| --- | --- |\n"
+        table = head + "".join(f"| {name} | {ended} |\n" for name, ended in rows)
         text = PAGE.read_text()
         PAGE.write_text(text.partition(BEGIN)[0] + BEGIN + table + END + text.partition(END)[2])
     return sum(ended.startswith("fails") for _, ended in rows)

@@ -9,8 +9,6 @@ import pytest
 from conftest import fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
 from fumehood.linux import landlock
-from fumehood.linux.probe import host
-from fumehood.store.places import places
 from trees import add_python, make_tree
 
 pytestmark = pytest.mark.namespaces
