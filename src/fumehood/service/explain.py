@@ -40,7 +40,8 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     with layering.Claim(places, new_id()) as claim:
         claim.take()
         world = hood.world(request, claim.run)
-        way = capturing.choose(able, hood.policy.capture, project.roots, failed_on(places, project)).way
+        choice = capturing.choose(able, hood.policy.capture, project.roots, failed_on(places, project))
+        way = choice.way
         try:
             layers = layering.make(places, claim.run, project.roots, way)
             execution = Execution(able, capturing.Capture(way, layers, world.targets), hood.start, hood.policy.limits)
@@ -55,7 +56,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     return {
         "command": shown(checked(request.command)), "project": project.path,
         "cwd": world.starting(request.cwd, project.path), "shell": world.shell,
-        "capture": way, "capture_by": _WAYS[way], "network": network.mode, "hosts": list(network.hosts),
+        "capture": way, "capture_by": choice.why or _WAYS[way], "network": network.mode, "hosts": list(network.hosts),
         "user": None if owner is None else owner.user,
         "owners": OWNERS[world.pretends_owners(execution.user(owner))],
         "mounts": [
