@@ -105,9 +105,10 @@ class HostView(Value):
         return hash((*self.watched.items(), *self.links.items()))
 
     @property
-    def newest(self) -> int:
-        """The latest time of change among what it was read from."""
-        return max((time for time, _ in self.watched.values()), default=0)
+    def is_just_made(self) -> bool:
+        """Tell whether something it was read from changed just now: another change may bear the same time."""
+        now = time.time_ns()
+        return any(abs(now - changed) < _TICK_NS for changed, _ in self.watched.values())
 
     def holds(self) -> bool:
         """Tell whether everything that it was read from is as it was."""
@@ -134,8 +135,8 @@ class HostViews:
         if remembered is None or remembered[0] is not table or not self._holds(remembered[1]):
             remembered = self._remembered[sight] = table, self._looked_over(sight)
         view = remembered[1]
-        if view.newest > time.time_ns() - _TICK_NS:
-            del self._remembered[sight]  # what changes in the same moment would bear the same time
+        if view.is_just_made:
+            del self._remembered[sight]
         return view
 
     def _holds(self, view: HostView) -> bool:
@@ -165,7 +166,7 @@ class HostViews:
             if view.holds():
                 return view
         view = look_over(sight, self._written())
-        if view.newest > time.time_ns() - _TICK_NS:
+        if view.is_just_made:
             return view
         fields = {name: value for name, value in view.fields().items() if name != "operations"}
         cache.keep(path, key + marshal.dumps((packed(view.operations), fields)))
@@ -228,6 +229,7 @@ class _Survey:
         real = f"{self._real_folder(os.path.dirname(path)).rstrip('/')}/{os.path.basename(path)}"
         for each in dict.fromkeys((path, os.path.realpath(real))):
             self.watched[each] = _identity(each, lists=not os.path.isdir(each)) if is_as_read else _NEVER
+
     # --- what is hidden ---
 
     def _other_homes(self) -> list[str]:
