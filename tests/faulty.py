@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from conftest import fresh_directory, remove_tree, scratch
 from faults.calls import EFFECT_OF, call_in, effect_in
@@ -68,6 +69,16 @@ class Point:
     def __str__(self) -> str:
         where = "two file systems" if self.staged else "one file system"
         return f"{self.act}, {where}, {self.call} {self.number}, {self.answer}"
+
+
+class Outcome(NamedTuple):
+    """What a project became: "before" or "after"; and whether the fault was reached.
+
+    An act may make a call fewer than when its points were counted, and then nothing happens to it.
+    """
+
+    became: str
+    is_reached: bool
 
 
 class Scene:
@@ -148,15 +159,17 @@ def points(act: str, *, staged: bool, cache: Path) -> tuple[list[Point], Snapsho
         scene.close()
 
 
-def tried(point: Point, after: Snapshot, cache: Path) -> str:
-    """Interrupt an act at a point, start anew, and check that nothing is lost; returns which of both it became."""
+def tried(point: Point, after: Snapshot, cache: Path) -> Outcome:
+    """Interrupt an act at a point, start anew, and check that nothing is lost."""
     scene = Scene(point.act, staged=point.staged, cache=cache)
     try:
-        scene.play(point.act, scene.told(), point)
+        log = scene.top / "log"
+        scene.play(point.act, scene.told(), point, log=str(log))
+        is_reached = any(sign in log.read_text() for sign in ("+++ killed by SIGKILL", "(INJECTED)"))
         with Sandbox(scene.project) as sandbox:
             became = _checked(scene, after)
             _goes_on(scene, sandbox, became, after)
-        return became
+        return Outcome(became, is_reached)
     finally:
         scene.close()
 

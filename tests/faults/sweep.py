@@ -22,7 +22,8 @@ from fumehood.linux.probe import host
 def attempt(point: Point, after: dict[str, list[object]], cache: Path) -> tuple[Point, str, str]:
     """Try one point; returns it, what the project became, and what was wrong."""
     try:
-        return point, tried(point, after, cache), ""
+        became, is_reached = tried(point, after, cache)
+        return point, became if is_reached else "not reached", ""
     except Exception as error:  # noqa: BLE001 - reported with its point, and the sweep goes on
         return point, "wrong", f"{type(error).__name__}: {error}"
 

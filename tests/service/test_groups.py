@@ -148,7 +148,7 @@ def test_a_group_that_nobody_grants_is_captured_another_way_and_the_report_says_
 
 
 @as_user
-@pytest.mark.parametrize("way", ["fuse", "copy"])
+@pytest.mark.parametrize("way", ["fuse", "copy"], indirect=True)
 @pytest.mark.parametrize("apart", [False, True], ids=["one file system", "two file systems"])
 def test_every_way_keeps_groups_and_passes_them_on(request, project, open_with, way, apart):
     group = a_group(granted=False)
@@ -159,7 +159,7 @@ def test_every_way_keeps_groups_and_passes_them_on(request, project, open_with, 
 
 
 @as_user
-@pytest.mark.parametrize("way", ["", "fuse", "copy"])
+@pytest.mark.parametrize("way", ["", "fuse", "copy"], indirect=True)
 def test_a_project_that_passes_its_own_group_on_does_so_in_the_hood(project, open_with, way):
     group = a_group(granted=False)
     os.chown(project, -1, group)
@@ -240,7 +240,7 @@ def mixed(test_directory: Path) -> Iterator[Path]:
 
 
 @as_user
-@pytest.mark.parametrize("way", ["", "kernel", "copy"])
+@pytest.mark.parametrize("way", ["", "kernel", "copy"], indirect=True)
 def test_files_of_roots_can_be_removed_and_come_back_as_roots(mixed, open_with, way):
     before = owners(mixed)
     sandbox = open_with(mixed, way)
@@ -294,7 +294,7 @@ def test_a_directory_that_root_shares_with_a_group_can_be_written(mixed, open_wi
 
 
 @as_user
-@pytest.mark.parametrize("way", ["kernel", "copy"])
+@pytest.mark.parametrize("way", ["kernel", "copy"], indirect=True)
 def test_what_only_root_can_move_waits_and_nothing_else_does(mixed, open_with, way):
     run = open_with(mixed, way).run("rmdir empty; rm readable; echo x > x")
     assert run.exit_code == 0, run.output
@@ -494,17 +494,18 @@ def stranger(group: int, user: int | None = None, *, may_write: bool = True) -> 
     return Stranger(root="/p", path="f", user=os.getuid() if user is None else user, group=group, may_write=may_write)
 
 
+# What a machine can do, whose file it is, and the way that is chosen then.
+CHOICES = [
+    (("kernel", "bwrap", "fuse", "copy"), True, None, "kernel"),
+    (("bwrap", "fuse", "copy"), True, None, "fuse"),
+    (("kernel", "bwrap", "fuse", "copy"), False, None, "fuse"),
+    (("kernel", "copy"), False, None, "copy"),
+    (("kernel", "bwrap", "fuse", "copy"), True, 0, "copy"),
+]
+
+
 @as_user
-@pytest.mark.parametrize(
-    ("captures", "granted", "user", "way"),
-    [
-        (("kernel", "bwrap", "fuse", "copy"), True, None, "kernel"),
-        (("bwrap", "fuse", "copy"), True, None, "fuse"),
-        (("kernel", "bwrap", "fuse", "copy"), False, None, "fuse"),
-        (("kernel", "copy"), False, None, "copy"),
-        (("kernel", "bwrap", "fuse", "copy"), True, 0, "copy"),
-    ],
-)
+@pytest.mark.parametrize(("captures", "granted", "user", "way"), CHOICES)
 def test_the_first_way_that_can_carry_a_file_is_chosen(project, captures, granted, user, way):
     group = a_group(granted=False)
     machine = Host(captures=captures, groups=(group,) if granted else ())

@@ -40,7 +40,7 @@ def test_what_the_host_has_and_the_command_does_not_see_is_not_there(hood, home,
     state = home / ".local/state/fumehood/runs"
     for hidden in (other_filesystem, state):
         assert os.path.isdir(hidden)
-        with pytest.raises(BadRequest, match=f"{MISSING}{hidden}$"):
+        with pytest.raises(BadRequest, match=f"Working directory is not in sight: {hidden}$"):
             hood.run("true", cwd=hidden)
 
 

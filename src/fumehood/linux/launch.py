@@ -8,6 +8,7 @@ import sys
 
 from fumehood.core.value import Value
 from fumehood.linux import landlock, libc, overlay, site
+from fumehood.linux.bwrap import BUNDLED
 from fumehood.linux.limits import set_limits
 from fumehood.linux.memory import provide
 from fumehood.linux.mounts import DATA_FD
@@ -82,6 +83,12 @@ class Plan(Value):
             return NONE
         kind = b"p" if self.privileged else b"g" if self.groups else b"u"
         return kind.upper() if self.ahead else kind
+
+    @property
+    def lent(self) -> str:
+        """The directory of packages that bubblewrap and its libraries are in, where root starts it as somebody else."""
+        program = self.arguments[0]
+        return program.removesuffix(BUNDLED) if self.owner and self.mounts and program.endswith(BUNDLED) else ""
 
     @property
     def shows_host(self) -> tuple[Operation, ...]:
@@ -169,7 +176,10 @@ def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | No
             provide(landlock.guard(), GUARD_FD, executable=True)
         for number, text in enumerate(plan.texts):
             provide(text, DATA_FD + number)
-        os.execve(plan.arguments[0], plan.arguments, plan.environment)
+        program = plan.arguments[0]
+        if plan.lent:
+            program = site.LENT + program.removeprefix(plan.lent)
+        os.execve(program, plan.arguments, plan.environment)
     except OSError as error:
         about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
         os.write(_REPORT_FD, f"{step}: {error.strerror}{about}\0{error.errno}".encode(errors="surrogateescape"))
@@ -191,6 +201,9 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
         for operation in plan.mounts[plan.ahead :]:
             yield f"mounting {operation.target}"
             operation.do(shown)
+        if plan.lent:
+            yield f"lending {plan.lent}"
+            shown.lend(plan.lent)
         if plan.home:
             yield f"keeping {plan.home}"
             _hand_out(shown.opened(plan.home))

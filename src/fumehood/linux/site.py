@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STAND = "/sys"  # there on every host, and of no use to bubblewrap
 ROOT = f"{STAND}/root"  # what bubblewrap shows as `/`
 NOTHING = f"{STAND}/nothing"
+LENT = f"{STAND}/lent"  # where whoever root works for finds a bubblewrap that lies in root's home
 _COVERS = f"{STAND}/cover"
 _EMPTY = f"{STAND}/empty"
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -150,6 +151,11 @@ class Site:
             raise OSError(error.errno, error.strerror, target) from error
         finally:
             os.close(place)
+
+    def lend(self, folder: str) -> None:
+        """Have a directory where everybody can reach it, until bubblewrap has begun."""
+        os.mkdir(LENT, 0o755)
+        libc.mount(os.fsencode(folder), LENT.encode(), None, libc.MS_BIND, None)
 
     def opened(self, target: str) -> int:
         """Open a directory as the command will see it."""

@@ -335,7 +335,7 @@ def _check_launch(ended: Ended, cwd: str, seen: Seen | None) -> None:
         if seen is not None and seen.hides(cwd):
             raise BadRequest(
                 f"Working directory is not in sight: {cwd}",
-                hint="of the home, commands see the tools only; add it to show (fumehood config path), or to the roots",
+                hint="make it a root: fumehood roots add …; or read-only: add it to show in the configuration",
             )
         raise BadRequest(f"Working directory does not exist: {cwd}", hint="it must exist as the command sees it")
     raise LaunchFailed(f"the sandbox did not start: {said}", hint="fumehood doctor says what is missing here")
