@@ -83,6 +83,25 @@ def test_the_path_that_was_missed_is_found(said: str) -> None:
     assert paths == (() if expected is None else (f"{HOME}/{expected}",))
 
 
+def test_of_what_was_never_there_the_hidden_directory_is_named() -> None:
+    said = f"touch: cannot touch '{HOME}/src/lib/new': No such file or directory\n"
+    assert unseen_paths(said, [HOME], HIDDEN.__contains__) == (f"{HOME}/src/lib",)
+    assert unseen_paths(f"cat: {HOME}/x/new: No such file", [HOME], HIDDEN.__contains__) == ()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "cat: ../lib/x.py: No such file or directory", "Error: Cannot find module '../lib/x.py'",
+        "cat: ../../src/lib/x.py: No such file or directory", "sh: 1: cd: can't cd to ../lib/x.py",
+    ],
+)  # fmt: skip
+def test_a_path_that_leads_up_from_where_the_command_began_is_understood(said: str) -> None:
+    assert unseen_paths(said, [HOME], HIDDEN.__contains__, f"{HOME}/src/app") == (f"{HOME}/src/lib/x.py",)
+    assert unseen_paths(said, [HOME], HIDDEN.__contains__) == ()
+    assert unseen_paths(said, [HOME], HIDDEN.__contains__, "/srv/a/b") == ()
+
+
 def real(command: list[str]) -> str:
     need(shutil.which(command[0]) is not None, f"{command[0]} is not installed")
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}

@@ -400,7 +400,7 @@ def _unseen(run: Run, ended: Ended) -> tuple[Blocked, ...]:
         return ()
     from fumehood.core.unseen import unseen_paths
 
-    paths = unseen_paths(run.stderr or run.stdout, (ended.seen.home,), ended.seen.hides)
+    paths = unseen_paths(run.stderr or run.stdout, (ended.seen.home,), ended.seen.hides, run.cwd)
     named = {each.detail for each in run.blocked}
     return tuple(
         Blocked(
