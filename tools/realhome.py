@@ -173,12 +173,6 @@ def install_pipx(home: Home) -> None:
     home.run("pipx", "install", "-q", "pyflakes")
 
 
-def need_pipx(home: Home) -> None:
-    """Have nothing more than there is."""
-    if not (home.path / ".local/share/pipx/venvs/pyflakes").exists():
-        raise Missing("pipx has no program")
-
-
 def install_rust(home: Home) -> None:
     """Have rustup's programs and its stable toolchain, without manuals."""
     rustup, cargo = person("RUSTUP_HOME", ".rustup"), person("CARGO_HOME", ".cargo")
@@ -318,9 +312,6 @@ TOOLS: tuple[tuple[str, Callable[[Home], None], tuple[tuple[str, str], ...]], ..
     )),
     ("pipx: a program, its own settings", install_pipx, (
         ("pyflakes --version", "Python"), ("pipx --version", "."), ("pipx environment", "PIPX_HOME"),
-    )),
-    ("pipx list, uv tool list: take a lock beside the tools", need_pipx, (
-        ("pipx list", "pyflakes"), ("uv tool list --offline", "pipx"),
     )),
     ("Rust with rustup: cargo build and run", install_rust, (
         ("cargo --version", "cargo"), ("rustup show active-toolchain", "stable"), ("rustup which rustc", "rustc"),
