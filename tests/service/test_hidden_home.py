@@ -36,7 +36,7 @@ def test_nothing_is_there_but_what_leads_to_the_project(policy, home):
     for name in ("notes", ".netrc", "src/other/.env", "src/app/main.py", ".some-tool/token"):
         write(home / name, "x")
     with Sandbox(home / "src/app", policy=policy) as sandbox:
-        run = sandbox.run(f"cd {home} && find . -type f ! -path './.gitconfig'")
+        run = sandbox.run(f"cd {home} && find . -type f ! -name .gitconfig ! -name '.*profile'")
     assert run.stdout == "./src/app/main.py\n"
 
 
@@ -159,3 +159,22 @@ def test_a_file_that_is_replaced_in_the_home_costs_no_new_look(home, project):
         assert {path: seen for path, seen in after.watched.items() if path.startswith(top)} == {
             path: seen for path, seen in before.watched.items() if path.startswith(top)
         }
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_login_shell_finds_the_tools_of_the_home(policy, home, project, monkeypatch, shell):
+    write(home / ".local/bin/greet", "#!/bin/sh\necho hello\n", 0o755)
+    monkeypatch.setenv("PATH", f"{home}/.local/bin:{os.environ['PATH']}")
+    with Sandbox(project, policy=policy) as sandbox:
+        run = sandbox.run([shell, "-lc", "greet; echo $PATH"])
+    assert run.stdout == f"hello\n{os.environ['PATH']}\n", run.output
+
+
+def test_a_tool_of_the_home_that_can_not_be_changed_is_told_as_such(home, project, monkeypatch):
+    write(home / ".tool/lib/x", "x")
+    write(home / ".tool/bin/tool", f"#!/bin/sh\ntouch {home}/.tool/lib/x\n", 0o755)
+    monkeypatch.setenv("PATH", f"{home}/.tool/bin:{os.environ['PATH']}")
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("tool")
+    assert [(each.what, each.detail) for each in run.blocked] == [("write", f"{home}/.tool/lib/x")]
+    assert "tools of the home are read-only" in run.blocked[0].hint

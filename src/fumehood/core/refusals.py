@@ -15,8 +15,11 @@ _LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
 _QUOTES = "'\"`"
 
 
-def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "") -> tuple[Blocked, ...]:
-    """Name what a command could not write because it lies outside the roots, which are named as it sees them."""
+def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "", home: str = "") -> tuple[Blocked, ...]:
+    """Name what a command could not write because it lies outside the roots, which are named as it sees them.
+
+    `home` is a home that is out of sight but for its tools.
+    """
     if not any(words in stderr for words in _READ_ONLY):
         return ()
     paths: dict[str, None] = {}
@@ -25,7 +28,11 @@ def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "") -> tuple
             paths[_path_in(line)] = None
     writable = ", ".join(roots)
     hint = f"outside the project everything is read-only; a command may write {writable} and /tmp{remedy}"
-    return tuple(Blocked(what="write", detail=path, hint=hint) for path in list(paths)[:_MOST])
+    of_tools = "tools of the home are read-only to commands; install and update them outside the hood"
+    return tuple(
+        Blocked(what="write", detail=path, hint=of_tools if home and path.startswith(f"{home}/") else hint)
+        for path in list(paths)[:_MOST]
+    )
 
 
 def overflows(output: str) -> str:

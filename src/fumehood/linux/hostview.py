@@ -12,6 +12,7 @@ import time
 import zlib
 
 from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below
+from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.linux import cache
 from fumehood.linux.lookup import is_current
@@ -352,7 +353,7 @@ class _Survey:
             in_sight=(*roots, *(path for path, _ in tools.folders)),
         )  # fmt: skip
         packages = package_settings(home, variables, roots)
-        texts = {NAME: git.text, **dict(git.files)}
+        texts = {NAME: git.text, **dict(git.files), **self._profiles(variables.get("PATH", ""))}
         texts |= {each.path: each.text for each in packages.files}
         for path, identity in (*git.watched.items(), *packages.watched.items()):
             self._watch_file(path, is_as_read=identity_of(path) == identity)
@@ -362,6 +363,13 @@ class _Survey:
                 self._hidden |= {target}  # it would be shown as it is, with what is secret in it
             elif text:
                 self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
+
+    def _profiles(self, path: str) -> dict[str, str]:
+        """Return what a login shell reads last: the system's files set PATH anew, without the tools of the home."""
+        if not any(_is_in(folder, self._hidden_homes) for folder in path.split(":")):
+            return {}
+        text = f"PATH={quoted(path, always=True)}\nexport PATH\n"
+        return {".profile": text, ".zprofile": text}
 
     # --- what is shown ---
 

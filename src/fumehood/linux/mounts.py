@@ -145,8 +145,10 @@ class View(Operation):
     points: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        less = f", less {len(self.hidden)} masked names" if self.hidden else ""
-        return f"{' over '.join(self.sources)}, read-only{less}"
+        count = len(self.hidden)
+        less = f", less {count} masked name{'s' if count > 1 else ''}" if count else ""
+        where = "the host's own" if self.sources == (self.target,) else " over ".join(self.sources)
+        return f"{where}, read-only{less}"
 
     def do(self, site: Site) -> None:
         try:

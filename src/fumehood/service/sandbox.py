@@ -129,7 +129,7 @@ class Hood:
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
             run.found = layering.scanned(layers)
-            run.blocked = (*run.blocked, *self._limits_met(ended), *_missing(run, network, world), *world.blocked)
+            run.blocked += (*self._limits_met(ended), *_missing(run, network, world, ended), *world.blocked)
             run.blocked += owners.refused(self.store.places, self.project, run, self.host(), self.policy.capture)
             run.blocked += _met(run, self.policy, world, run.blocked)
             run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
@@ -371,9 +371,10 @@ def _refused(run: Run, error: Refused) -> None:
     error.run, error.told = run.run, run.as_dict()
 
 
-def _missing(run: Run, network: Network, world: World) -> tuple[Blocked, ...]:
+def _missing(run: Run, network: Network, world: World, ended: Ended) -> tuple[Blocked, ...]:
     """Say what a command was refused, and what a failed one may have missed."""
-    refused = refused_writes(run.stderr, [world.cwd(root) for root in run.roots], world.remedy)
+    home = "" if ended.seen is None else ended.seen.home
+    refused = refused_writes(run.stderr, [world.cwd(root) for root in run.roots], world.remedy, home)
     if not run.exit_code:
         return refused
     found = _missing_roots(run) or refused
