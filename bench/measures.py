@@ -84,9 +84,10 @@ def seconds(act: Callable[[], object]) -> float:
 def bubblewrap(project: Path) -> Callable[[], object]:
     """An act that runs `true` in bubblewrap alone, as isolated as a run of ours, on the host's own root.
 
-    What we do besides (overlays, views, the guard) is left out.
+    It hides the same files of `/proc`. What we do besides (overlays, views, the guard) is left out.
     """
     from fumehood.linux.bwrap import sandbox
+    from fumehood.linux.hostview import kernel_masks
     from fumehood.linux.probe import host
     from fumehood.linux.seccomp import filter_for
     from fumehood.store.places import places
@@ -99,6 +100,7 @@ def bubblewrap(project: Path) -> Callable[[], object]:
     status = os.open(os.devnull, os.O_WRONLY)
     line = sandbox(able.bwrap, disable_userns=able.disable_userns)
     line += ["--bind", str(project), str(project), "--chdir", str(project)]
+    line += [word for mask in kernel_masks(as_root=os.geteuid() == 0) for word in mask.arguments([])]
     line += ["--seccomp", str(filter_), "--json-status-fd", str(status)]
 
     def act() -> None:

@@ -14,7 +14,6 @@ from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.overlay import mounts_inside
-from fumehood.linux.strangers import at_the_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
         )
     if not works:
         raise OverlayUnavailable(f"nothing can be sandboxed here: {host.why}", hint="fumehood doctor")
-    strangers = [] if host.every_id and works[0] == KERNEL else at_the_top(roots)
+    strangers = [] if host.every_id and works[0] == KERNEL else _at_the_top(roots)
     if wanted:
         return Choice(way=wanted, groups=_groups(host, wanted, (*strangers, *failed_on)))
     inside = [mount for root in roots for mount in mounts_inside(root)]
@@ -75,6 +74,12 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
         raise OverlayUnavailable(f"cannot overlay {roots[0]}: {obstacles[best]}", hint=hint)
     why = "" if way == best else f"captured by {LABELS[way]}: {obstacles[best]}"
     return Choice(way=way, why=why, groups=_groups(host, way, (*strangers, *failed_on)))
+
+
+def _at_the_top(roots: Sequence[str]) -> list[Stranger]:
+    from fumehood.linux.strangers import at_the_top
+
+    return at_the_top(roots)
 
 
 def _obstacle(

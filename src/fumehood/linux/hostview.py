@@ -550,6 +550,7 @@ def kernel_masks(*, as_root: bool) -> tuple[Operation, ...]:
     )
 
 
+_FOR_CAPABILITIES = frozenset({"kcore", "kmsg"})  # nobody opens these without
 _KERNEL_FOLDERS = ("/proc/tty", "/proc/driver", "/proc/fs", "/proc/bus", "/proc/sysvipc")
 
 
@@ -559,7 +560,7 @@ def _kept_from_others(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.isdigit() or entry.is_symlink():
+                if entry.name.isdigit() or entry.is_symlink() or entry.name in _FOR_CAPABILITIES:
                     continue
                 needed = 0o005 if entry.is_dir() else 0o004
                 if entry.stat().st_mode & needed != needed:

@@ -112,7 +112,7 @@ class Ready(Value):
 class Exit(Value):
     """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
 
-    `home` is a descriptor of the home that is thrown away with the last one of it; -1 where there is none.
+    `home` is a descriptor of a home in which something was left, thrown away with the last one of it; -1 is none.
     """
 
     status: int | None
@@ -226,9 +226,15 @@ def _hand_out(directory: int) -> None:
     """Give a descriptor to whoever waits for the report."""
     report = _socket.socket(fileno=os.dup(_REPORT_FD))
     rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, directory.to_bytes(4, sys.byteorder))
-    report.sendmsg([_HANDED_OUT], [rights])
+    report.sendmsg([_HANDED_OUT, _used(directory)], [rights])
     report.close()
     os.close(directory)
+
+
+def _used(directory: int) -> bytes:
+    """Tell how much is in a file system in memory: the same, if nothing was left there meanwhile."""
+    size = os.statvfs(directory)
+    return b"%d %d" % (size.f_files - size.f_ffree, size.f_blocks - size.f_bfree)
 
 
 def _shown_host(plan: Plan, ready: Ready | None) -> Site | None:
@@ -358,18 +364,22 @@ class Sandbox:
         return Exit(status=None if report else self._status.exit_code, failure=report.partition("\0")[0], home=home)
 
     def _read_report(self) -> tuple[str, int]:
-        """Return what failed before bubblewrap was started, and a descriptor of the home, if one was handed out."""
+        """Return what failed before bubblewrap was started, and the home, if something was left in it."""
         report, home = b"", -1
         connection = _socket.socket(fileno=self._report)
         while True:
             data, received, *_ = connection.recvmsg(4096, _socket.CMSG_SPACE(4))
-            for _, _, rights in received:
-                home = int.from_bytes(rights, sys.byteorder)
-                os.set_inheritable(home, False)
             if not data:
                 connection.close()
                 return report.decode(errors="surrogateescape"), home
-            report += b"" if data == _HANDED_OUT else data
+            if not received:
+                report += data
+            for _, _, rights in received:
+                home = int.from_bytes(rights, sys.byteorder)
+                os.set_inheritable(home, False)
+                if data == _HANDED_OUT + _used(home):
+                    os.close(home)
+                    home = -1
 
     def hold(self) -> None:
         """Keep its mounts for a while: their end takes time that whoever waits for the command need not wait.

@@ -36,6 +36,8 @@ class Launcher:
         self.owner = os.getpid()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        # What showed the host last, as it is and written down.
+        self._host: tuple[tuple[mounts.Operation, ...], bytes] = ((), b"")
         code = (
             "import sys; sys.path.insert(0, sys.argv[1]);"
             "from fumehood.linux.launcher import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
@@ -51,7 +53,11 @@ class Launcher:
     def start(self, plan: launch.Plan, given: launch.Given) -> Remote:
         """Have a sandbox started; its events come on a channel of its own."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        message = _packed(plan)
+        shown = self._host
+        # The same objects as last time, mostly: most of what a plan holds is then written down already.
+        if shown[0] != plan.shows_host:
+            shown = self._host = plan.shows_host, marshal.dumps(mounts.packed(plan.shows_host))
+        message = _packed(plan, shown[1])
         try:
             with self._lock, theirs:
                 self._socket.sendall(len(message).to_bytes(4, "big"))
@@ -140,16 +146,19 @@ def shared() -> Launcher:
         return _shared
 
 
-def _packed(plan: launch.Plan) -> bytes:
-    """Write a plan down, for the same interpreter at the other end."""
+def _packed(plan: launch.Plan, host: bytes) -> bytes:
+    """Write a plan down, for the same interpreter at the other end; `host` are the mounts that show the host."""
     owner = None if plan.owner is None else plan.owner.fields()
-    return marshal.dumps({**plan.fields(), "mounts": mounts.packed(plan.mounts), "owner": owner})
+    own = mounts.packed(plan.mounts[plan.ahead :])
+    return marshal.dumps((host, {**plan.fields(), "mounts": own, "owner": owner}))
 
 
-def _unpacked(message: bytes) -> launch.Plan:
-    fields = marshal.loads(message)  # noqa: S302 - our own
+def _unpacked(message: bytes, last: tuple[bytes, tuple[mounts.Operation, ...]] = (b"", ())) -> launch.Plan:
+    """Read a plan; `last` is what showed the host last, as it was written down and as it is."""
+    host, fields = marshal.loads(message)  # noqa: S302 - our own
+    shown = last[1] if host == last[0] else mounts.unpacked(marshal.loads(host))  # noqa: S302 - our own
     owner = fields["owner"]
-    fields["mounts"] = mounts.unpacked(fields["mounts"])
+    fields["mounts"] = (*shown, *mounts.unpacked(fields["mounts"]))
     fields["owner"] = None if owner is None else launch.Owner(**owner)
     return launch.Plan(**fields)
 
@@ -157,8 +166,9 @@ def _unpacked(message: bytes) -> launch.Plan:
 _REHEARSAL = _packed(
     launch.Plan(
         arguments=("x",) * 60, environment={f"NAME_{n}": "value" for n in range(40)},
-        mounts=(mounts.View(target="/", sources=("/",)),) * 20, limits=((0, 1),) * 5, filter=b"x" * 2000,
-    )
+        mounts=(mounts.View(target="/", sources=("/",)),) * 5, limits=((0, 1),) * 5, filter=b"x" * 2000,
+    ),
+    marshal.dumps(()),
 )  # fmt: skip
 
 
@@ -229,11 +239,13 @@ def _wait_and_become(waiting: socket.socket, status: int, report: int, like: byt
     # Also a rehearsal: the pages of memory that this will write to are copied now, and not when somebody waits for it.
     last = _unpacked(like or _REHEARSAL)
     ready = launch.made_ready(last) if like else None
+    host = marshal.loads(like)[0] if like else b""  # noqa: S302 - our own
     head, fds, _, _ = socket.recv_fds(waiting, 4, 4)
     message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
     if message is None or len(fds) < 3:
         os._exit(125)
-    launch.become(_unpacked(message), launch.given_of(fds), status, report, ready)
+    plan = _unpacked(message, (host, last.shows_host))
+    launch.become(plan, launch.given_of(fds), status, report, ready)
 
 
 class _Service:

@@ -38,7 +38,7 @@ class Site:
     def __init__(self, owner: tuple[int, int] | None = None) -> None:
         self._owner = owner
         self._own: set[int] = set()  # the devices of our own file systems: only there is anything made
-        self._folders: dict[str, int] = {}  # directories that were opened before, by path
+        self._folders: dict[str, tuple[int, bool]] = {}  # what was opened before, and whether it is our own
         self._covers = 0
         libc.mount(b"tmpfs", STAND.encode(), b"tmpfs", libc.MS_NOSUID | libc.MS_NODEV, b"mode=755,size=64m")
         self._own.add(os.stat(STAND).st_dev)
@@ -211,23 +211,24 @@ class Site:
         Where something is to be made in it, it must be one of our own.
         """
         above, _, name = target.rpartition("/")
-        folder = self._folders.get(above)
-        if folder is None:
-            folder = self._folders[above] = self._place(above or "/", is_directory=True)
-        if is_made and os.fstat(folder).st_dev not in self._own:
+        known = self._folders.get(above)
+        if known is None:
+            folder = self._place(above or "/", is_directory=True)
+            known = self._folders[above] = folder, os.fstat(folder).st_dev in self._own
+        if is_made and not known[1]:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), target)
-        return folder, name
+        return known[0], name
 
     def _covered(self, target: str) -> None:
         """Forget directories that something was just mounted over."""
         below = f"{target.rstrip('/')}/"
         for path in [path for path in self._folders if f"{path}/".startswith(below)]:
-            os.close(self._folders.pop(path))
+            os.close(self._folders.pop(path)[0])
 
     def _belongs(self, folder: int, name: str) -> None:
         """Give what was made to whom the directory around it belongs."""
-        around = os.fstat(folder)
-        if (around.st_uid, around.st_gid) != (os.geteuid(), os.getegid()):
+        if self._owner is not None:
+            around = os.fstat(folder)
             os.chown(name, around.st_uid, around.st_gid, dir_fd=folder, follow_symlinks=False)
 
 

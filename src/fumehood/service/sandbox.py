@@ -11,7 +11,7 @@ from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
 from fumehood.core.policy import HIDDEN, Policy
 from fumehood.core.profile import defaults, matching
-from fumehood.core.refusals import refused_writes
+from fumehood.core.refusals import overflows, refused_writes
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, checked, on_terminal, shown
 from fumehood.errors import Refused
@@ -21,7 +21,6 @@ from fumehood.linux.output import INLINE, HeldBack, Stream
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import host
 from fumehood.service import layers as layering
-from fumehood.service import owners
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Ended, Execution, Wishes, owner_of
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Starter
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
+    from fumehood.linux.strangers import Stranger
     from fumehood.service.network import Access
     from fumehood.service.permission import Decision
     from fumehood.service.session import Seat
@@ -130,17 +130,38 @@ class Hood:
         with InterruptsHeld():
             run.found = layering.scanned(layers)
             run.blocked += (*self._limits_met(ended), *_missing(run, network, world, ended), *world.blocked)
-            run.blocked += owners.refused(self.store.places, self.project, run, self.host(), self.policy.capture)
+            run.blocked += self._refused_by_owners(run)
             run.blocked += _met(run, self.policy, world, run.blocked)
             run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
             mode = _mode(request, run)
             judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             if mode != request.mode:
                 _give_reason(run)
+            if not run.found:
+                settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
+                return run
+            from fumehood.service import owners
+
             owners.hold_what_is_not_ours(run.found, layers)
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
             owners.forget_what_was_moved(self.store.places, self.project, run)
         return run
+
+    def _refused_by_owners(self, run: Run) -> tuple[Blocked, ...]:
+        """Say which files a command could not change because of whose they are; hardly ever are there any."""
+        if not overflows(run.stderr) and not overflows(run.stdout):
+            return ()
+        from fumehood.service.owners import refused
+
+        return refused(self.store.places, self.project, run, self.host(), self.policy.capture)
+
+    def _failed_on(self) -> Sequence[Stranger]:
+        """Return what belongs to others and could not be changed by an earlier command."""
+        if not os.path.exists(self.store.places.strangers(self.project.id)):
+            return ()
+        from fumehood.service.owners import failed_on
+
+        return failed_on(self.store.places, self.project)
 
     def world(self, request: Request, run: str, seat: Seat | None = None) -> World:
         """Return what surrounds a command."""
@@ -253,7 +274,7 @@ class Hood:
         """Record the run, and make its layers."""
         places = self.store.places
         found = self.host()
-        choice = capturing.choose(found, self.policy.capture, run.roots, owners.failed_on(places, self.project))
+        choice = capturing.choose(found, self.policy.capture, run.roots, self._failed_on())
         run.capture, run.reason = choice.way, choice.why
         self.store.recover()
         claim.take()

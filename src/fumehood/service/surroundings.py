@@ -52,6 +52,7 @@ class Surroundings:
         self._kernel: dict[bool, tuple[Operation, ...]] = {}
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
         self._is_locked: bool | None = None
+        self._last_sight: tuple[object, Sight] | None = None
         self._in_roots = masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
 
     @property
@@ -135,24 +136,29 @@ class Surroundings:
     def _sight(
         self, homes: Sequence[str], points: tuple[str, ...], *, as_root: bool, is_locked: bool, by_launcher: bool
     ) -> Sight:
-        masked = self.masks(homes, as_root=as_root)
-        linked = [os.path.realpath(path) for root in points for path in self._links_in(root)]
         is_hidden = self._policy.home == HIDDEN
+        linked = [os.path.realpath(path) for root in points for path in self._links_in(root)]
+        asked = (homes, points, linked, as_root, is_locked, by_launcher, dict(os.environ) if is_hidden else {})
+        if self._last_sight is not None and self._last_sight[0] == asked:
+            return self._last_sight[1]
+        masked = self.masks(homes, as_root=as_root)
         # Where only bubblewrap can mount, our own Python may have to start in there first.
         added = self._policy.show if by_launcher else (*self._policy.show, sys.base_prefix)
-        return Sight(
+        sight = Sight(
             homes=tuple(dict.fromkeys(os.path.realpath(home) for home in homes)), points=points,
             hidden=(*masked.hidden, *linked), shown=masked.shown, added=added,
             # The person's own: a command may have had its session keep others.
             variables=relevant_variables(os.environ) if is_hidden else (),
             is_home_hidden=is_hidden, is_locked=is_locked,
         )  # fmt: skip
+        self._last_sight = asked, sight
+        return sight
 
     def _are_locked(self) -> bool:
         """Tell whether the mounts here belong to another user namespace than ours, which locks them together."""
         if self._is_locked is None:
-            with open("/proc/self/uid_map", encoding="ascii") as file:
-                self._is_locked = file.read().split() != ["0", "0", str(2**32 - 1)]
+            with open("/proc/self/uid_map", "rb") as file:
+                self._is_locked = file.read().split() != [b"0", b"0", b"%d" % (2**32 - 1)]
         return self._is_locked
 
     def _kernel_masks(self, *, as_root: bool) -> tuple[Operation, ...]:
