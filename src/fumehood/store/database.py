@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import _thread
 import os
-import sqlite3
 import time
 
 from fumehood.errors import StoreDamaged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Iterable
     from typing import Any
+else:
+    import _sqlite3 as sqlite3  # without its wrapper, which loads datetime for what is not used here
 
 _FIRST = """
 CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied_at REAL NOT NULL);
