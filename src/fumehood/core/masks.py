@@ -213,6 +213,11 @@ def is_below(path: str, directory: str) -> bool:
     return path.startswith(directory.rstrip("/") + "/")
 
 
+def is_in(path: str, directories: Iterable[str]) -> bool:
+    """Tell whether a path is one of some directories, or lies in one."""
+    return any(path == each or is_below(path, each) for each in directories)
+
+
 def inside(paths: Iterable[str], directories: Sequence[str]) -> tuple[str, ...]:
     """Return those paths that lie inside one of some directories."""
     return tuple(path for path in paths if any(is_below(path, one) for one in directories))

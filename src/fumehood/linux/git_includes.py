@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 
 from fumehood.core.gitconfig import parse, split_key
+from fumehood.core.masks import is_in
 from fumehood.core.wildmatch import matches
 from fumehood.linux.nofollow import open_below, open_top
-from fumehood.linux.settings_files import LARGEST, Unreadable, Watch, content, is_in, seen_at
+from fumehood.linux.settings_files import LARGEST, Unreadable, Watch, content, seen_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ import os
 from fumehood.core.concern import words
 from fumehood.core.environment import looks_secret
 from fumehood.core.gitconfig import split_key
+from fumehood.core.masks import is_in
 from fumehood.core.setting_values import announces_secret, may_hold_secret, paths_below
 from fumehood.core.value import Value
 from fumehood.linux.git_includes import INCLUDE, Configuration, expanded, global_files
-from fumehood.linux.settings_files import Unreadable, Watch, is_in, seen_at
+from fumehood.linux.settings_files import Unreadable, Watch, seen_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

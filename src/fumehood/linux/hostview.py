@@ -11,7 +11,7 @@ import stat
 import time
 import zlib
 
-from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below
+from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below, is_in
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.linux import cache
@@ -113,11 +113,7 @@ class HostView(Value):
 
     def holds(self) -> bool:
         """Tell whether everything that it was read from is as it was."""
-        return is_current(self.watched) and self.leads_as_before()
-
-    def leads_as_before(self) -> bool:
-        """Tell whether every link leads where it led."""
-        return all(_link(path) == to for path, to in self.links.items())
+        return is_current(self.watched) and all(_link(path) == to for path, to in self.links.items())
 
 
 class HostViews:
@@ -292,7 +288,7 @@ class _Survey:
         """Return the homes that are there and no root's own, those inside of others last."""
         homes = [home for home in self._sight.homes if home != "/" and os.path.isdir(home)]
         roots = self._sight.points
-        return tuple(sorted((home for home in homes if not _is_in(home, roots)), key=len))
+        return tuple(sorted((home for home in homes if not is_in(home, roots)), key=len))
 
     def furnish_homes(self) -> None:
         """Put an empty home in the place of each, with the tools in it and settings that hold no secret."""
@@ -321,7 +317,7 @@ class _Survey:
 
     def _show(self, path: str, why: str) -> None:
         """Show a directory or a single file of a home, if no root shows it anyway."""
-        if _is_in(path, self._sight.points):
+        if is_in(path, self._sight.points):
             return
         if os.path.isdir(path):
             self._directory(path, why)
@@ -332,7 +328,7 @@ class _Survey:
         """Show what a person added; never what is masked by name."""
         real = os.path.realpath(path)
         self._watch(path, lists=False)
-        if not os.path.exists(real) or _is_in(real, self._hidden) or not self._is_unseen(real):
+        if not os.path.exists(real) or is_in(real, self._hidden) or not self._is_unseen(real):
             return
         self._show(real, "you show it")
         if real != path and not os.path.islink(os.path.dirname(path)):
@@ -359,14 +355,14 @@ class _Survey:
             self._watch_file(path, is_as_read=identity_of(path) == identity)
         for name, text in texts.items():
             target = f"{home}/{name}"
-            if _is_in(target, [path for path, _ in tools.folders]):
+            if is_in(target, [path for path, _ in tools.folders]):
                 self._hidden |= {target}  # it would be shown as it is, with what is secret in it
             elif text:
                 self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
 
     def _profiles(self, path: str) -> dict[str, str]:
         """Return what a login shell reads last: the system's files set PATH anew, without the tools of the home."""
-        if not any(_is_in(folder, self._hidden_homes) for folder in path.split(":")):
+        if not any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
             return {}
         text = f"PATH={quoted(path, always=True)}\nexport PATH\n"
         return {".profile": text, ".zprofile": text}
@@ -434,7 +430,7 @@ class _Survey:
         self._add(View(target=path, sources=(path,), why=why))
         # Another file system inside is not seen through the view, and gets one of its own.
         for point in sorted(self._mounts):
-            if is_below(point, path) and not _is_in(point, self._hidden) and not _is_in(point, UNSEEN):
+            if is_below(point, path) and not is_in(point, self._hidden) and not is_in(point, UNSEEN):
                 self._inner(point)
 
     def _inner(self, point: str) -> None:
@@ -488,19 +484,19 @@ class _Survey:
         points: dict[str, list[str]] = {view: [] for view in views}
         for path in self._sight.points:
             around = self._view_of(path, views)
-            if around is not None and not _is_in(path, self._hidden) and not os.path.lexists(path):
+            if around is not None and not is_in(path, self._hidden) and not os.path.lexists(path):
                 points[around].append(path[len(around) + 1 :])
         return points
 
     def _view_of(self, path: str, views: list[str]) -> str | None:
         """Return the view that shows a path, or would; a hidden home covers the view around it."""
         around = max((view for view in views if is_below(path, view)), key=len, default=None)
-        home = max((home for home in self._hidden_homes if _is_in(path, (home,))), key=len, default=None)
+        home = max((home for home in self._hidden_homes if is_in(path, (home,))), key=len, default=None)
         return around if around is None or home is None or is_below(around, home) else None
 
     def _is_unseen(self, path: str) -> bool:
-        is_others = _is_in(path, HOMES) and not _is_in(path, self._sight.homes)
-        return is_others or any(_is_in(path, places) for places in (self._hidden, UNSEEN, self._hidden_homes))
+        is_others = is_in(path, HOMES) and not is_in(path, self._sight.homes)
+        return is_others or any(is_in(path, places) for places in (self._hidden, UNSEEN, self._hidden_homes))
 
     def _unmasked(self, path: str) -> Operation:
         if os.path.isdir(path):
@@ -512,10 +508,6 @@ class _Survey:
 
     def _is_needed(self, path: str) -> bool:
         return any(one == path or is_below(one, path) for one in (*self._kept, *_NEEDED))
-
-
-def _is_in(path: str, places: Iterable[str]) -> bool:
-    return any(path == one or is_below(path, one) for one in places)
 
 
 def _is_remote(kind: str) -> bool:

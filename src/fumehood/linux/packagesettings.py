@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.masks import is_in
 from fumehood.core.package_formats import shown_of
 from fumehood.core.package_keys import Malformed
 from fumehood.core.value import Value
-from fumehood.linux.settings_files import Unreadable, Watch, is_in, seen_at
+from fumehood.linux.settings_files import Unreadable, Watch, seen_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

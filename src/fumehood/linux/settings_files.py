@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 
+from fumehood.core.masks import is_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     Identity = tuple[int, int] | None
 
@@ -83,11 +85,6 @@ def is_own_file(path: str, owner: int) -> bool:
     except (OSError, ValueError):
         return False
     return stat.S_ISREG(status.st_mode) and status.st_uid == owner
-
-
-def is_in(path: str, directories: Iterable[str]) -> bool:
-    """Tell whether a path is one of some directories, or lies in one."""
-    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
 
 
 def seen_at(path: str, directories: Sequence[str]) -> str | None:

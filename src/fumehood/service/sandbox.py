@@ -137,14 +137,15 @@ class Hood:
             judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
             if mode != request.mode:
                 _give_reason(run)
-            if not run.found:
-                settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
-                return run
-            from fumehood.service import owners
+            if run.found:
+                from fumehood.service.owners import hold_what_is_not_ours
 
-            owners.hold_what_is_not_ours(run.found, layers)
+                hold_what_is_not_ours(run.found, layers)
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
-            owners.forget_what_was_moved(self.store.places, self.project, run)
+            if run.found:
+                from fumehood.service.owners import forget_what_was_moved
+
+                forget_what_was_moved(self.store.places, self.project, run)
         return run
 
     def _refused_by_owners(self, run: Run) -> tuple[Blocked, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fumehood.core.masks import Masks, inside, is_below, masks
+from fumehood.core.masks import Masks, inside, is_below, is_in, masks
 from fumehood.core.policy import HIDDEN
 from fumehood.core.value import Value
 from fumehood.linux.capture import KERNEL
@@ -38,7 +38,7 @@ class Seen(Value):
 
     def hides(self, path: str) -> bool:
         """Tell whether a path of the host is out of sight because the home is."""
-        around = max((each for each in self.mounts if _holds(each.target, path)), key=lambda each: len(each.target))
+        around = max((each for each in self.mounts if is_in(path, (each.target,))), key=lambda each: len(each.target))
         return isinstance(around, (Tmpfs, Folder)) and os.path.lexists(path)
 
 
@@ -197,10 +197,6 @@ class Surroundings:
         from fumehood.linux.rootmasks import masks_in_roots
 
         return masks_in_roots(capture, self._in_roots, masked)
-
-
-def _holds(directory: str, path: str) -> bool:
-    return directory == path or is_below(path, directory)
 
 
 def _sourced(path: str, home: str) -> list[Operation]:
