@@ -26,8 +26,9 @@ from fumehood.core.changes import (
     Change,
     Stamp,
 )
-from fumehood.core.danger import Facts, Rules, concern, executed, survey, suspects, wants_facts
-from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, modified, setting, stamp
+from fumehood.core.danger import Facts, Rules, concern, survey, suspects, wants_facts
+from fumehood.core.protected import Protected
+from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, modified, stamp
 
 HELD_FILES = [
     ".git/hooks/pre-commit",
@@ -178,18 +179,46 @@ def test_a_persons_globs_add_to_both_lists() -> None:
         assert concern(added(path), None, rules) is None
 
 
-def test_what_the_configuration_in_force_runs_is_held() -> None:
-    config = setting("core.hooksPath=my hooks") + setting("filter.x.clean=python3 'tools/clean.py' %f")
-    config += setting("include.path=../shared.cfg") + setting("core.attributesFile=~/project/attr")
-    found = executed(config, f"{ROOT}/.git", ROOT, (ROOT,), "/home/someone")
-    ground = survey([], (ROOT,), (), found)
-    for path in ("my hooks/pre-commit", "tools/clean.py", "shared.cfg", "attr"):
+def test_what_something_of_the_persons_leads_to_is_held() -> None:
+    protected = Protected((ROOT,))
+    protected.add(f"{ROOT}/my hooks", ("git-hook", "git runs its hooks from here"), whole=True)
+    for path in ("tools/clean.py", "deep/down/attr"):
+        protected.add(f"{ROOT}/{path}", ("git-executed", "git runs or obeys this"))
+    protected.add("/home/someone/else", ("git-executed", "git runs or obeys this"))
+    ground = survey([], (ROOT,), (), protected)
+    for path in ("my hooks/pre-commit", "my hooks/deep/down", "tools/clean.py", "deep/down/attr"):
         assert is_held(concern(added(path), None, NO_RULES, ground))
         assert wants_facts(modified(path), ground)
         assert file(path, b"same", old=b"same", ground=ground) is None
-    assert is_held(concern(added("my hooks", SYMLINK), Facts(target="x", root=ROOT), NO_RULES, ground))
-    for path in ("hooks/pre-commit", "tools/other.py", "tools/clean.py2", "my hooks too"):
+    for path in ("my hooks", "tools", "deep", "deep/down"):  # brings another directory's files
+        assert is_held(concern(added(path, SYMLINK), Facts(target="x", root=ROOT), NO_RULES, ground))
+    for path in ("hooks/pre-commit", "tools/other.py", "tools/clean.py2", "my hooks too", "deep/attr"):
         assert concern(added(path), None, NO_RULES, ground) is None
+    assert concern(added("dee", SYMLINK), Facts(target="x", root=ROOT), NO_RULES, ground) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [".", ".git", ".git/hooks", ".git/hooks/pre-commit.sample", ".git/config", ".git/modules/sub", ".husky", ".envrc"],
+)
+def test_what_the_host_acts_on_is_not_opened_to_others(path: str) -> None:
+    kind = FILE if path.endswith((".sample", "config", ".envrc")) else DIRECTORY
+    for before, after in ((0o755, 0o757), (0o755, 0o775), (0o700, 0o722)):
+        change = Change(0, path, MODE, kind, before=stamp(kind, before), after=stamp(kind, after))
+        assert is_held(concern(change, Facts(old=b"", new=b"", root=ROOT), NO_RULES))
+    for before, after in ((0o777, 0o755), (0o775, 0o775), (0o700, 0o744)):
+        change = Change(0, path, MODE, kind, before=stamp(kind, before), after=stamp(kind, after))
+        assert concern(change, Facts(old=b"", new=b"", root=ROOT), NO_RULES) is None
+
+
+@pytest.mark.parametrize(
+    "path", ["src", "src/app.py", ".git/objects", ".git/objects/ab", ".git/refs/heads", ".git/index"]
+)
+def test_what_the_host_does_not_act_on_may_be_opened(path: str) -> None:
+    kind = DIRECTORY if "." not in path.rpartition("/")[2] and "index" not in path else FILE
+    change = Change(0, path, MODE, kind, before=stamp(kind, 0o755), after=stamp(kind, 0o777))
+    assert concern(change, Facts(old=b"", new=b"", root=ROOT), NO_RULES) is None
+    assert concern(added(".git/hooks", DIRECTORY, 0o775), None, NO_RULES) is None  # a umask for one's own group
 
 
 NAMES = st.sampled_from([

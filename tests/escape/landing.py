@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -197,6 +198,58 @@ _executed("common_directory", "Leads git to another directory by .git/commondir"
 _executed("bare_repository", "Turns the project's own directory into a bare repository",
           "cp -r .git/* .; git --git-dir=. config core.bare false; git --git-dir=. config core.worktree .;"
           " git --git-dir=. config core.fsmonitor {payload}; rm -rf .git")  # fmt: skip
+
+
+def _obeyed(name: str, words: str, settings: str, plant: str, *, act: tuple[str, ...] = COMMIT) -> None:
+    """A change to what the person's own settings already lead git to; `settings` is a line of theirs."""
+
+    def tried(case: Case) -> Plot:
+        case.repository()
+        done = subprocess.run(["sh", "-ec", settings], cwd=case.project, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        program = f"printf '#!/bin/sh\\ntouch {case.marker}\\ncat\\n' > payload; chmod 755 payload; "
+
+        def is_executed() -> bool:
+            (case.project / "file").write_text("changed\n")
+            case.git(*act)
+            return case.was_marked()
+
+        return Plot(program + plant, check=is_executed)
+
+    tried.__name__, tried.__doc__ = name, words
+    attack(LANDED, needs=has_program("git"))(tried)
+
+
+_obeyed("target_of_a_hook", "Changes the file that a hook is a link to",
+        "mkdir -p t .git/hooks; echo x > t/check; ln -s ../../t/check .git/hooks/pre-commit", "cp payload t/check")
+_obeyed("hooks_that_are_a_link", "Adds a hook where .git/hooks leads",
+        "rm -rf .git/hooks; ln -s ../my .git/hooks", "mkdir my; cp payload my/pre-commit")
+_obeyed("hooks_through_a_link", "Adds a hook where core.hooksPath leads through a link",
+        "mkdir -p real/h; ln -s real l; git config core.hooksPath l/h", "cp payload real/h/pre-commit")
+_obeyed("directory_of_hooks_replaced", "Puts a link in place of a directory above the hooks",
+        "mkdir -p t/h; touch t/h/x; git config core.hooksPath t/h",
+        "mkdir -p evil/h; cp payload evil/h/pre-commit; rm -r t; ln -s evil t")
+_obeyed("hooks_by_an_include", "Adds a hook where an included configuration leads",
+        "printf '[core]\\n\\thooksPath = h\\n' > ../included; git config include.path ../../included",
+        "mkdir h; cp payload h/pre-commit")
+_obeyed("included_file", "Changes a configuration that the person includes",
+        "echo > team.cfg; git config include.path ../team.cfg",
+        "printf '[core]\\n\\tfsmonitor = ./payload\\n' >> team.cfg", act=("status",))
+_obeyed("hooks_of_a_work_tree", "Adds a hook where config.worktree leads",
+        "git config extensions.worktreeConfig true; git config --worktree core.hooksPath h",
+        "mkdir h; cp payload h/pre-commit")
+_obeyed("filter_in_a_shell_line", "Changes a script that a filter reaches by cd",
+        "mkdir t; touch t/x; echo 'file filter=x' > .gitattributes; git config filter.x.clean 'sh -c \"cd t; ./x\"'",
+        "cp payload t/x", act=("add", "file"))
+_obeyed("filter_by_a_module", "Changes a module of Python's that a filter runs",
+        "mkdir m; touch m/__init__.py m/__main__.py; echo 'file filter=x' > .gitattributes;"
+        " git config filter.x.clean 'python3 -m m'",
+        "printf 'import os\\nos.system(\"./payload\")\\n' > m/__main__.py", act=("add", "file"))
+_obeyed("persons_editor", "Changes the editor that core.editor names",
+        "mkdir t; touch t/edit; git config core.editor t/edit", "cp payload t/edit", act=("commit", "-a"))
+_obeyed("script_of_a_hook", "Changes the script that a hook of the person's runs",
+        "mkdir -p t .git/hooks; touch t/lint; printf '#!/bin/sh\\n./t/lint\\n' > .git/hooks/pre-commit;"
+        " chmod 755 .git/hooks/pre-commit", "cp payload t/lint")  # fmt: skip
 
 
 def _left(name: str, path: str, words: str) -> None:

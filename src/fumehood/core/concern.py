@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fumehood.core.changes import SYMLINK
 from fumehood.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.core.changes import Change
+    from fumehood.core.protected import Protected
 
 
 class Facts(Value):
@@ -41,14 +43,13 @@ class Rules(Value):
 class Ground(Value):
     """What is known about the roots as a whole; see `danger.survey`.
 
-    `repositories` and `executed` hold pairs of a root's number and a path in it ("" is the root itself):
-    directories that are git repositories without being called `.git`, and files that the git configuration
-    in force already makes git run or obey; with a `/` at the end, a whole directory of them.
+    `repositories` are directories that are git repositories without being called `.git`, by a root's number and a path
+    in it ("" is the root itself).
     """
 
     roots: tuple[str, ...] = ()
     repositories: frozenset[tuple[int, str]] = frozenset()
-    executed: frozenset[tuple[int, str]] = frozenset()
+    protected: Protected | None = None
 
 
 def held(flag: str, reason: str) -> Concern:
@@ -70,6 +71,17 @@ def became_executable(change: Change) -> bool:
     """Tell whether a file can be run that could not be before."""
     before, after = change.before, change.after
     return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
+
+
+def became_open(change: Change) -> bool:
+    """Tell whether others may write what they could not before.
+
+    The group counts where it is given more: what is new there may be as the person's own umask has it.
+    """
+    before, after = change.before, change.after
+    if after is None or change.kind == SYMLINK:
+        return False
+    return bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
 
 
 def shown(text: str) -> str:

@@ -14,12 +14,13 @@ from fumehood.core.concern import (
     Ground,
     Rules,
     became_executable,
+    became_open,
     flagged,
     held,
     is_unchanged,
     shown,
 )
-from fumehood.core.surroundings import Surroundings, is_dot_git, surroundings
+from fumehood.core.surroundings import AREAS, Surroundings, is_dot_git, surroundings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
     from fumehood.core.changes import Change, Stamp
     from fumehood.core.danger_tables import Because
+    from fumehood.core.protected import Protected
 
-__all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "executed", "survey", "suspects", "wants_facts"]
+__all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "held_by_name", "survey", "suspects", "wants_facts"]
 
 _SET_ID = 0o6000
 _NOTHING_KNOWN = Ground()
@@ -52,7 +54,7 @@ def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
         if git_wants(change, (*around.parts, name), ground):
             return True
     # A file that was only touched, or switched away and back, needs no person.
-    return change.change != ADDED and (_held_by_name(name, around) is not None or _is_executed(change, ground))
+    return change.change != ADDED and (_held_by_name(name, around) or _protected(change, ground)) is not None
 
 
 def concern(
@@ -63,6 +65,8 @@ def concern(
     Facts that `wants_facts` asked for and that could not be had count against the change. Deleting
     is never dangerous in itself; a person's own globs hold it all the same.
     """
+    if change.change != DELETED and became_open(change) and _must_stay_closed(change, ground):
+        return held("opened", "others could write this, and the host acts on what is in it")
     if change.kind == DIRECTORY:
         return None
     if extra.hold and (glob := _matching(change.path, extra.hold)) is not None:
@@ -101,14 +105,26 @@ def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | No
 def _by_name(
     change: Change, name: str, around: Surroundings, facts: Facts | None, ground: Ground
 ) -> Concern | None:
-    because = _held_by_name(name, around)
-    if because is None and _is_executed(change, ground):
-        because = ("git-executed", "the git configuration in force makes git run or obey this")
+    because = _held_by_name(name, around) or _protected(change, ground)
     if because is not None:
         as_before = change.kind == FILE and is_unchanged(facts) and not became_executable(change)
         return None if as_before else held(*because)
     because = _flagged_by_name(name, around)
     return None if because is None else flagged(*because)
+
+
+def _must_stay_closed(change: Change, ground: Ground) -> bool:
+    """Tell whether whoever may write a path may have the host run something; a directory's files can be replaced."""
+    if change.path == ".":
+        return True
+    directory, _, name = change.path.rpartition("/")
+    name, around = name.lower(), surroundings(directory)
+    if is_dot_git(name) or _held_by_name(name, around) is not None or _protected(change, ground) is not None:
+        return True
+    if around.is_dull or not (around.in_git or (change.root, directory) in ground.repositories):
+        return False
+    is_dull = name in AREAS or (change.kind != DIRECTORY and name not in _IN_REPOSITORIES)
+    return not is_dull or "hooks" in around.parts
 
 
 def _gains_set_id(change: Change, after: Stamp) -> bool:
@@ -124,6 +140,12 @@ def _may_be_git(name: str, around: Surroundings, ground: Ground) -> bool:
     if around.in_git:
         return not around.is_dull and not (around.is_store and len(name) >= _OBJECT)
     return name in _GIT_NAMES or is_dot_git(name) or bool(ground.repositories)
+
+
+def held_by_name(path: str) -> Because | None:
+    """Return why a tool acts on a path by itself, told from its names alone, or None."""
+    directory, _, name = path.rpartition("/")
+    return _held_by_name(name.lower(), surroundings(directory))
 
 
 def _held_by_name(name: str, around: Surroundings) -> Because | None:
@@ -179,11 +201,10 @@ def _matching(path: str, globs: Iterable[str]) -> str | None:
     return None
 
 
-def _is_executed(change: Change, ground: Ground) -> bool:
-    for root, path in ground.executed:
-        if change.root == root and (change.path == path or (path[-1] == "/" and f"{change.path}/".startswith(path))):
-            return True
-    return False
+def _protected(change: Change, ground: Ground) -> Because | None:
+    if ground.protected is None:
+        return None
+    return ground.protected.why(change.root, change.path, is_link=change.kind == SYMLINK)
 
 
 def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
@@ -209,7 +230,7 @@ def survey(
     changes: Iterable[Change],
     roots: tuple[str, ...] = (),
     repositories: Iterable[tuple[int, str]] = (),
-    executed: Iterable[tuple[int, str]] = (),
+    protected: Protected | None = None,
 ) -> Ground:
     """Gather what judging one change needs to know about the others and about the roots.
 
@@ -224,26 +245,4 @@ def survey(
     for number, root in enumerate(roots):
         if surroundings(root.strip("/")).in_git:
             known.add((number, ""))
-    return Ground(roots=roots, repositories=frozenset(known), executed=frozenset(executed))
-
-
-def executed(
-    config: bytes, directory: str, work_tree: str, roots: tuple[str, ...], home: str = ""
-) -> set[tuple[int, str]]:
-    """Return what in the roots a git configuration already in force makes git run or obey.
-
-    `directory` is the one the configuration lies in: included files are named from there, all else from
-    the work tree. A person's global configuration counts too, since `core.hooksPath` may be relative.
-    """
-    from fumehood.core.gitkeys import named_paths
-    from fumehood.core.links import lands, within
-
-    found = set()
-    for key, word in named_paths(config):
-        text = f"{home}/{word[2:]}" if home and word.startswith("~/") else word
-        place = lands(directory if key.startswith("include") else work_tree, text)
-        spot = None if place is None else within(place, roots)
-        if spot is not None and spot[1]:
-            number, path = spot
-            found.add((number, f"{path}/" if key == "core.hookspath" else path))
-    return found
+    return Ground(roots=roots, repositories=frozenset(known), protected=protected)

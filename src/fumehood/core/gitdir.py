@@ -25,8 +25,12 @@ HOOKS = words(
 )
 _CONFIGS = ("config", "config.worktree")
 _OWN = frozenset((*AREAS, *_CONFIGS, "head", "hooks", "info", "commondir", "modules", "worktrees"))
-_REBASES = ("rebase-merge", "rebase-apply")
-_READ = frozenset(("gitdir", "attributes", "git-rebase-todo"))
+_UNDER_WAY = {
+    "rebase-merge": ("git-rebase-todo", "strategy"), "rebase-apply": ("git-rebase-todo",), "sequencer": ("opts",),
+}  # fmt: skip
+# Git runs `git merge-NAME` for a strategy of any other name; with a slash in it, a file of the project.
+_STRATEGIES = words("ort recursive resolve octopus ours subtree")
+_READ = frozenset(("gitdir", "attributes", "git-rebase-todo", "strategy", "opts"))
 _READ_ANYWHERE = frozenset((*_CONFIGS, "commondir", "head", ".gitmodules"))
 _UNREAD = "could not be read whole, and git acts on what it says"
 
@@ -90,8 +94,8 @@ def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts | Non
         return _hook(place, change, facts) if sure or name in HOOKS else None
     if tuple(place) == ("info", "attributes") and not is_unchanged(facts):
         return held("git-attributes", "tells git which files to run through its filters")
-    if first in _REBASES and name == "git-rebase-todo":
-        return _rebase(facts)
+    if first in _UNDER_WAY and name in _UNDER_WAY[first]:
+        return _rebase(facts) if name == "git-rebase-todo" else _strategy(name, facts)
     if first in ("remotes", "branches") and sure:
         return flagged("git-remote", "names an address for git")
     return None
@@ -209,6 +213,24 @@ def _rebase(facts: Facts | None) -> Concern | None:
         if line not in known and line.split(None, 1)[:1] in ([b"exec"], [b"x"]):
             return held("git-rebase", "git runs a command from this list when the rebase goes on")
     return None
+
+
+def _strategy(name: str, facts: Facts | None) -> Concern | None:
+    """Judge how a rebase or a cherry-pick that is under way will merge."""
+    from fumehood.core.gitconfig import parse
+
+    if facts is None or facts.new is None or not facts.whole:
+        return held("git-rebase", _UNREAD)
+    if name == "opts":
+        entries = parse(facts.new)
+        if entries is None:
+            return held("git-rebase", _UNREAD)
+        named = {value or "" for key, value in entries if key == "options.strategy"}
+    else:
+        named = {facts.new.decode("utf-8", "replace").strip()}
+    if named <= _STRATEGIES | {""}:
+        return None
+    return held("git-rebase", "names a program for git to merge with when it goes on")
 
 
 def _stray(change: Change, name: str, facts: Facts | None, ground: Ground) -> Concern | None:

@@ -7,12 +7,10 @@ settings that run programs with almost every release.
 from __future__ import annotations
 
 from fumehood.core.concern import Concern, flagged, held, shown, words
-from fumehood.core.gitconfig import parse, split_key
+from fumehood.core.gitconfig import split_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fumehood.core.gitconfig import Values
 
 FLAG = "git-config"
@@ -137,13 +135,9 @@ def runs_by_itself(key: str) -> bool:
     return _is_in(_patterns(key), AUTOMATIC)
 
 
-def named_paths(config: bytes) -> Iterator[tuple[str, str]]:
-    """Yield each word that may be a path among what a configuration makes git run or read, with its key."""
-    for key, value in parse(config) or ():
-        if value and runs_by_itself(key):
-            whole = key.endswith("path") or key == "core.attributesfile"
-            for word in [value] if whole else value.replace("'", " ").replace('"', " ").split():
-                yield key, word
+def may_name_program(key: str) -> bool:
+    """Tell whether what a setting names may be run or obeyed by git, automatically or when a person asks."""
+    return not _is_in(_patterns(key), HARMLESS)
 
 
 def _program(key: str, names: tuple[str, ...], now: Values) -> Concern | None:

@@ -6,8 +6,12 @@ import os
 
 from fumehood.core import changes as c
 from fumehood.core.concern import Facts
-from fumehood.core.danger import concern, executed, survey, suspects, wants_facts
+from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
+from fumehood.core.danger_tables import PACKAGES
+from fumehood.core.surroundings import is_dot_git
+from fumehood.linux.git_ways import protect_what_git_runs
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top
+from fumehood.linux.ways_in import Tree, Ways, protect_home, protect_links
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.core.concern import Concern, Ground, Rules
+    from fumehood.core.protected import Protected
 
 _MOST = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -40,26 +45,54 @@ def concerns(
 
 
 def _ground(changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[_Sources]) -> Ground:
-    """Look at the roots as a whole: which directories are repositories, and what git already executes there."""
+    """Look at the roots as a whole: which directories are repositories, and what leads the host into them."""
     repositories = [(root, path) for root, path in suspects(changes) if sources[root].has(path, "HEAD")]
-    at = home()
-    obeyed: set[tuple[int, str]] = set()
-    for number, root in enumerate(roots):
-        config = sources[number].live_content(".git/config")
-        if config:
-            obeyed |= executed(config, f"{root}/.git", root, roots, at)
-        for path in (f"{at}/.gitconfig", f"{at}/.config/git/config"):
-            obeyed |= executed(_own_content(path), os.path.dirname(path), root, roots, at)
-    return survey(changes, roots, repositories, obeyed)
+    return survey(changes, roots, repositories, _protected(changes, roots))
 
 
-def _own_content(path: str) -> bytes:
-    """Read a file of the person's own; commands can't write it."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(_MOST)
-    except OSError:
-        return b""
+def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected:
+    """Find the places that the host acts on because something of the person's leads there."""
+    ways = Ways(roots)
+    homes = _homes(roots)
+    touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in _directories(changes)}
+    tops = [top for number, path in _new_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
+    for root in roots:
+        tree = Tree(root, PACKAGES.__contains__)
+        protect_links(ways, tree, held_by_name)
+        tops += tree.repositories
+    for home_directory in homes:
+        protect_home(ways, home_directory)
+    protect_what_git_runs(ways, tops, touched.__contains__, homes, os.environ)
+    return ways.protected
+
+
+def _homes(roots: Sequence[str]) -> tuple[str, ...]:
+    """Return the homes of those who work on the roots: ours, and the owner's where root runs this for them."""
+    import pwd
+
+    homes = [home()]
+    for owner in {os.stat(root).st_uid for root in roots} - {os.geteuid()}:
+        try:
+            homes.append(pwd.getpwuid(owner).pw_dir)
+        except KeyError:
+            continue  # a number without a name has no home
+    return tuple(dict.fromkeys(homes))
+
+
+def _directories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
+    """Return every directory that something was changed in, or below."""
+    found = {(change.root, change.path.rpartition("/")[0]) for change in changes}
+    return found | {(root, above) for root, path in found for above in ("", *c.above(path))}
+
+
+def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
+    """Return the directories in which a run made, or changed, a `.git`."""
+    found = set()
+    for change in changes:
+        if ".git" in change.path:
+            names = change.path.split("/")
+            found |= {(change.root, "/".join(names[:at])) for at, name in enumerate(names) if is_dot_git(name.lower())}
+    return found
 
 
 class _Sources:
@@ -90,10 +123,6 @@ class _Sources:
             if found is not None:
                 return not is_whiteout(found)
         return False
-
-    def live_content(self, path: str) -> bytes | None:
-        """Read a file of the project as it is now."""
-        return _content(self._live, path)
 
     def close(self) -> None:
         """Let go of the directories."""
