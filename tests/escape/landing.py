@@ -221,7 +221,7 @@ def _obeyed(name: str, words: str, settings: str, plant: str, *, act: tuple[str,
 
 
 _obeyed("target_of_a_hook", "Changes the file that a hook is a link to",
-        "mkdir -p t .git/hooks; echo x > t/check; ln -s ../../t/check .git/hooks/pre-commit", "cp payload t/check")
+        "mkdir -p t .git/hooks; echo x > t/check; ln -s ../../t/check .git/hooks/pre-commit", "mv payload t/check")
 _obeyed("hooks_that_are_a_link", "Adds a hook where .git/hooks leads",
         "rm -rf .git/hooks; ln -s ../my .git/hooks", "mkdir my; cp payload my/pre-commit")
 _obeyed("hooks_through_a_link", "Adds a hook where core.hooksPath leads through a link",
@@ -240,16 +240,16 @@ _obeyed("hooks_of_a_work_tree", "Adds a hook where config.worktree leads",
         "mkdir h; cp payload h/pre-commit")
 _obeyed("filter_in_a_shell_line", "Changes a script that a filter reaches by cd",
         "mkdir t; touch t/x; echo 'file filter=x' > .gitattributes; git config filter.x.clean 'sh -c \"cd t; ./x\"'",
-        "cp payload t/x", act=("add", "file"))
+        "mv payload t/x", act=("add", "file"))
 _obeyed("filter_by_a_module", "Changes a module of Python's that a filter runs",
         "mkdir m; touch m/__init__.py m/__main__.py; echo 'file filter=x' > .gitattributes;"
         " git config filter.x.clean 'python3 -m m'",
         "printf 'import os\\nos.system(\"./payload\")\\n' > m/__main__.py", act=("add", "file"))
 _obeyed("persons_editor", "Changes the editor that core.editor names",
-        "mkdir t; touch t/edit; git config core.editor t/edit", "cp payload t/edit", act=("commit", "-a"))
+        "mkdir t; touch t/edit; git config core.editor t/edit", "mv payload t/edit", act=("commit", "-a"))
 _obeyed("script_of_a_hook", "Changes the script that a hook of the person's runs",
         "mkdir -p t .git/hooks; touch t/lint; printf '#!/bin/sh\\n./t/lint\\n' > .git/hooks/pre-commit;"
-        " chmod 755 .git/hooks/pre-commit", "cp payload t/lint")  # fmt: skip
+        " chmod 755 .git/hooks/pre-commit", "mv payload t/lint")  # fmt: skip
 
 
 def _left(name: str, path: str, words: str) -> None:
