@@ -13,11 +13,9 @@ from fumehood.core.concern import shown
 from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.gitdir import HOOKS
 from fumehood.core.gitkeys import may_name_program
-from fumehood.core.shell_words import named_paths
 from fumehood.core.value import Value
 from fumehood.linux.git_includes import expanded
-from fumehood.linux.settings_files import Unreadable, content
-from fumehood.linux.ways_in import entries, steps
+from fumehood.linux.ways_in import entries, protect_line, protect_script, steps, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from fumehood.linux.ways_in import Ways
 
 _DEEPEST = 10  # files within files, as git has it
-_MOST_ROUNDS = 3  # of `cd` within one line
 _TREES = frozenset(("core.hookspath", "init.templatedir"))
 # Variables that hold a line for git to run.
 _LINES = (
@@ -95,7 +92,7 @@ def _protect_one(ways: Ways, repository: Repository, persons: Sequence[Setting],
                 place = _joined(base, setting, home)
                 hooks += [] if place is None else [ways.lead(base, place, setting.because, whole=True)]
         elif setting.key != "core.worktree" and (setting.value.startswith("!") or split_key(setting.key)[0] != "alias"):
-            _protect_line(ways, setting.value, bases, home, setting.because)
+            protect_line(ways, setting.value, bases, home, setting.because)
     default = f"{repository.common}/hooks"
     if len(steps("/", default)) == 1:
         # Nothing leads elsewhere, and what lies in a git directory is judged by its name.
@@ -106,23 +103,6 @@ def _protect_one(ways: Ways, repository: Repository, persons: Sequence[Setting],
     for directory in dict.fromkeys(hooks):
         _protect_hooks(ways, directory)
         _protect_each_hook(ways, directory, bases, home)
-
-
-def _protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because: Because) -> None:
-    """Protect what a line for a shell names, from where git runs it and from wherever it may go by `cd`."""
-    named = [(text, whole, plain) for path, whole, plain in named_paths(line) if (text := expanded(path, home))]
-    reached, waiting = set(bases), list(bases)
-    for _ in range(_MOST_ROUNDS):
-        entered: list[str] = []
-        for base in waiting:
-            for text, whole, may_only_be_entered in named:
-                place = steps(base, text)[-1]
-                if place not in reached and ways.holds(place) and os.path.isdir(place):
-                    entered.append(place)
-                if not may_only_be_entered:
-                    ways.lead(base, text, because, whole=whole)
-        reached.update(entered)
-        waiting = entered
 
 
 def _protect_hooks(ways: Ways, directory: str) -> None:
@@ -142,17 +122,8 @@ def _protect_each_hook(ways: Ways, directory: str, bases: Sequence[str], home: s
         because = ("git-hook", f"the git hook {entry.name} leads here")
         if entry.is_symlink():
             ways.lead(directory, entry.name, because)
-        for line in _script(entry.path):
-            # A plain word of a whole script is nearly always something else.
-            words = " ".join(word for word in line.split() if "/" in word)
-            _protect_line(ways, line if " -m " in line else words, bases, home, because)
-
-
-def _script(path: str) -> list[str]:
-    """Return the lines of a script that can be run, less its comments."""
-    text = _read(path).decode("utf-8", "replace") if os.access(path, os.X_OK) else ""
-    lines = text.split("\n") if text.startswith("#!") else []
-    return [line for line in lines if not line.lstrip().startswith("#")]
+        if os.access(entry.path, os.X_OK):
+            protect_script(ways, entry.path, bases, home, because)
 
 
 def _joined(base: str, setting: Setting, home: str) -> str | None:
@@ -227,7 +198,7 @@ def _beside_git(path: str) -> Iterator[str]:
 
 def _settings(ways: Ways, path: str, home: str, depth: int = 0) -> Iterator[Setting]:
     """Yield the settings of a file and of those that it includes, which git obeys as well."""
-    for key, value in parse(_read(path)) or ():
+    for key, value in parse(text_of(path).encode("utf-8", "surrogateescape")) or ():
         section, _, name = split_key(key)
         if section in ("include", "includeif") and name == "path" and value:
             text = expanded(value, home)
@@ -247,13 +218,5 @@ def _kept(key: str, value: str | None, source: str) -> Iterator[Setting]:
 
 
 def _line(path: str) -> str:
-    line = _read(path).partition(b"\n")[0].decode("utf-8", "surrogateescape").rstrip("\r")
+    line = text_of(path).partition("\n")[0].rstrip("\r")
     return "" if "\0" in line else line
-
-
-def _read(path: str) -> bytes:
-    """Return what a file holds; nothing where git could not read it either."""
-    try:
-        return content(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)) or b""
-    except (OSError, ValueError, Unreadable):
-        return b""

@@ -11,7 +11,7 @@ from fumehood.core.danger_tables import PACKAGES
 from fumehood.core.surroundings import is_dot_git
 from fumehood.linux.git_ways import protect_what_git_runs
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top
-from fumehood.linux.ways_in import Tree, Ways, protect_home, protect_links
+from fumehood.linux.ways_in import Tree, Ways, protect_home, protect_links, protect_search_path, protect_what_files_name
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -57,11 +57,14 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
     touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in _directories(changes)}
     tops = [top for number, path in _new_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
     for root in roots:
-        tree = Tree(root, PACKAGES.__contains__)
-        protect_links(ways, tree, held_by_name)
+        tree = Tree(root, held_by_name, PACKAGES.__contains__)
+        protect_links(ways, tree)
+        protect_what_files_name(ways, tree, root, homes[0])
         tops += tree.repositories
     for home_directory in homes:
         protect_home(ways, home_directory)
+    added = [f"{roots[change.root]}/{change.path}" for change in changes if change.change == c.ADDED]
+    protect_search_path(ways, added, os.environ.get("PATH", ""))
     protect_what_git_runs(ways, tops, touched.__contains__, homes, os.environ)
     return ways.protected
 

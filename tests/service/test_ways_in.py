@@ -1,4 +1,4 @@
-"""What git on the host runs is found as git finds it: every payload below left a mark before it was."""
+"""What leads the host into a project is found as the host finds it: every payload below left a mark before it was."""
 
 import os
 import subprocess
@@ -377,6 +377,32 @@ def test_what_a_link_with_a_protected_name_leads_to_is_held(
     assert link.rpartition("/")[2] in next(change.reason for change in run.changes if change.path == path)
 
 
+NAMED = [
+    (".envrc", "source_env ./env/dev\n", "env/dev"),
+    (".husky/pre-commit", "npx lint-staged\n./scripts/check --all\n", "scripts/check"),
+    (".mcp.json", '{"mcpServers": {"x": {"command": "node", "args": ["./mcp/server.js"]}}}', "mcp/server.js"),
+    (".mcp.json", '{"mcpServers": {"x": {"command": "python3", "args": ["-m", "tools.server"]}}}', "tools/server.py"),
+    (
+        ".claude/settings.json",
+        '{"hooks": {"Stop": [{"hooks": [{"type": "command", "command": "$CLAUDE_PROJECT_DIR/scripts/hook.sh x"}]}]}}',
+        "scripts/hook.sh",
+    ),
+    (".codex/config.toml", '[mcp_servers.x]\ncommand = "sh"\nargs = ["serve.sh"]\n', "serve.sh"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text", "path"), NAMED)
+def test_what_settings_of_the_persons_run_by_themselves_is_held(
+    sandbox: Sandbox, project: Path, settings: str, text: str, path: str
+) -> None:
+    (project / settings).parent.mkdir(exist_ok=True)
+    (project / settings).write_text(text)
+    files = f"{path} src/app.js check dev"
+    run = sandbox.run(f"mkdir -p src $(dirname {path}); for each in {files}; do echo x > $each; done")
+    held = [change.path for change in run.changes if change.verdict == "held" and change.kind == "file"]
+    assert held == [path]
+
+
 @pytest.mark.parametrize(
     ("link", "target", "path"),
     [
@@ -434,3 +460,12 @@ def test_an_edit_that_nothing_leads_to_is_applied(sandbox: Sandbox, ground: Grou
     )
     run = sandbox.run("mkdir code src; for each in code/x src/status clean store status; do echo x > $each; done")
     assert run.state == "applied", [change for change in run.changes if change.verdict != "applied"]
+
+
+def test_a_program_that_would_be_run_in_place_of_the_systems_is_held(
+    sandbox: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{project}/bin:{os.environ['PATH']}")
+    run = sandbox.run("for each in bin/ls bin/our-tool other; do echo x > $each; chmod 755 $each; done")
+    assert [change.path for change in run.changes if change.verdict == "held"] == ["bin/ls"]
