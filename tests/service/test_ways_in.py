@@ -443,6 +443,9 @@ def test_a_new_repository_with_the_persons_own_directory_of_hooks_is_held(sandbo
     run = sandbox.run(f"git init -q new; {ground.payload('new/checks/pre-commit')}")
     assert verdict(run, "new/checks/pre-commit") == "held"
     assert verdict(run, "new/.git/HEAD") == "applied"
+    subprocess.run(["rm", "-rf", ground.project / ".git"], check=True)
+    run = sandbox.run(f"git init -q .; {ground.payload('checks/pre-commit')}")
+    assert verdict(run, "checks/pre-commit") == "held"
 
 
 @pytest.mark.parametrize("line", ["chmod 777 .git", "chmod g+w .git/config", "chmod o+w .git/hooks", "chmod 777 ."])

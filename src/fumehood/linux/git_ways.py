@@ -42,11 +42,12 @@ class Repository(Value):
 
 
 class Setting(Value):
-    """One setting, and who has it: a file, or the environment."""
+    """One setting, who has it (a file, or the environment), and the home that `~` means in it."""
 
     key: str
     value: str
     source: str
+    home: str
 
     @property
     def because(self) -> Because:
@@ -70,7 +71,7 @@ def protect_what_git_runs(
         if repository is not None:
             git_directories = [repository, *_submodules(repository.common)]
             settings = own if is_around or is_touched(top) else []
-        elif is_touched(top) and not is_around:
+        elif top in tops:
             # New in this run.
             git_directories = [Repository(directory=f"{top}/.git", common=f"{top}/.git", top=top)]
             settings = own
@@ -83,16 +84,16 @@ def protect_what_git_runs(
 def _protect_one(ways: Ways, repository: Repository, persons: Sequence[Setting], home: str) -> None:
     files = (f"{repository.common}/config", f"{repository.directory}/config.worktree")
     settings = [*persons, *(each for file in files for each in _settings(ways, file, home))]
-    work_trees = [_joined(repository.directory, each, home) for each in settings if each.key == "core.worktree"]
+    work_trees = [_joined(repository.directory, each) for each in settings if each.key == "core.worktree"]
     bases = tuple(dict.fromkeys((repository.top, *filter(None, work_trees), repository.directory)))
     hooks: list[str] = []
     for setting in settings:
         if setting.key in _TREES:
             for base in bases:
-                place = _joined(base, setting, home)
+                place = _joined(base, setting)
                 hooks += [] if place is None else [ways.lead(base, place, setting.because, whole=True)]
         elif setting.key != "core.worktree" and (setting.value.startswith("!") or split_key(setting.key)[0] != "alias"):
-            protect_line(ways, setting.value, bases, home, setting.because)
+            protect_line(ways, setting.value, bases, setting.home, setting.because)
     default = f"{repository.common}/hooks"
     if len(steps("/", default)) == 1:
         # Nothing leads elsewhere, and what lies in a git directory is judged by its name.
@@ -126,8 +127,8 @@ def _protect_each_hook(ways: Ways, directory: str, bases: Sequence[str], home: s
             protect_script(ways, entry.path, bases, home, because)
 
 
-def _joined(base: str, setting: Setting, home: str) -> str | None:
-    text = expanded(setting.value, home)
+def _joined(base: str, setting: Setting) -> str | None:
+    text = expanded(setting.value, setting.home)
     return os.path.join(base, text) if text else None
 
 
@@ -181,11 +182,11 @@ def _persons_settings(ways: Ways, home: str, environment: Mapping[str, str]) -> 
             yield from _settings(ways, os.path.join(root, path), home)
     for name in _LINES:
         if environment.get(name):
-            yield Setting(key=name, value=environment[name], source="the environment")
+            yield Setting(key=name, value=environment[name], source="the environment", home=home)
     count = environment.get("GIT_CONFIG_COUNT", "")
     for number in range(min(int(count), 1000) if count.isdecimal() else 0):
         key = environment.get(f"GIT_CONFIG_KEY_{number}", "")
-        yield from _kept(key, environment.get(f"GIT_CONFIG_VALUE_{number}"), "the environment")
+        yield from _kept(key, environment.get(f"GIT_CONFIG_VALUE_{number}"), "the environment", home)
 
 
 def _beside_git(path: str) -> Iterator[str]:
@@ -204,17 +205,17 @@ def _settings(ways: Ways, path: str, home: str, depth: int = 0) -> Iterator[Sett
             text = expanded(value, home)
             if text and depth < _DEEPEST:
                 directory = os.path.dirname(path)
-                ways.lead(directory, text, Setting(key=key, value=value, source=path).because)
+                ways.lead(directory, text, Setting(key=key, value=value, source=path, home=home).because)
                 yield from _settings(ways, os.path.join(directory, text), home, depth + 1)
         else:
-            yield from _kept(key, value, path)
+            yield from _kept(key, value, path, home)
 
 
-def _kept(key: str, value: str | None, source: str) -> Iterator[Setting]:
+def _kept(key: str, value: str | None, source: str, home: str) -> Iterator[Setting]:
     section, subsection, name = split_key(key)
     key = ".".join(part for part in (section.lower(), subsection, name.lower()) if part is not None)
     if value and may_name_program(key):
-        yield Setting(key=key, value=value, source=source)
+        yield Setting(key=key, value=value, source=source, home=home)
 
 
 def _line(path: str) -> str:
