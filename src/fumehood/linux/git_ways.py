@@ -197,16 +197,18 @@ def _beside_git(path: str) -> Iterator[str]:
             yield f"{os.path.dirname(os.path.dirname(os.path.realpath(program)))}/etc/gitconfig"
 
 
-def _settings(ways: Ways, path: str, home: str, depth: int = 0) -> Iterator[Setting]:
+def _settings(ways: Ways, path: str, home: str, around: tuple[str, ...] = ()) -> Iterator[Setting]:
     """Yield the settings of a file and of those that it includes, which git obeys as well."""
+    if path in around or len(around) > _DEEPEST:
+        return
     for key, value in parse(text_of(path).encode("utf-8", "surrogateescape")) or ():
         section, _, name = split_key(key)
         if section in ("include", "includeif") and name == "path" and value:
             text = expanded(value, home)
-            if text and depth < _DEEPEST:
+            if text:
                 directory = os.path.dirname(path)
                 ways.lead(directory, text, Setting(key=key, value=value, source=path, home=home).because)
-                yield from _settings(ways, os.path.join(directory, text), home, depth + 1)
+                yield from _settings(ways, os.path.join(directory, text), home, (*around, path))
         else:
             yield from _kept(key, value, path, home)
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from fumehood.core.danger_tables import Because
 
 _MOST_LINKS = 40  # on the way along one path: the kernel's own limit
-_MOST_DIRECTORIES = 2_000  # of one root, the highest first: 14 µs each
+_MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
 _MOST_AT_HOME = 200
 _SYSTEM = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
+_LONGEST_SCRIPT = 1 << 16
 # Of the home, other people's packages and caches: no program starts by what these hold.
 _PASSED_BY = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", ".gradle", ".m2"))
 
@@ -151,7 +152,8 @@ def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because
 
 def protect_script(ways: Ways, path: str, bases: Sequence[str], home: str, because: Because) -> None:
     """Protect what a script names by a path: a plain word of it is nearly always something else."""
-    for line in text_of(path).split("\n"):
+    text = text_of(path)[:_LONGEST_SCRIPT]
+    for line in () if "\0" in text else text.split("\n"):
         if not line.lstrip().startswith("#"):
             words = " ".join(word for word in line.split() if "/" in word)
             protect_line(ways, line if " -m " in line else words, bases, home, because)
