@@ -26,6 +26,7 @@ echo old > file2dir; echo deep > dir2file/deep; echo deep > dir2link/deep
 echo a > gone/a; echo b > gone/sub/b; ln -s a gone/link
 echo keep > modes/keep
 echo linked > link1; ln link1 link2; ln link1 link3
+echo closed > plain/closed; echo open > plain/open; chmod 444 plain/closed
 echo locked > locked/file; mkdir locked/sub; echo x > locked/sub/x
 find . ! -type d -exec touch -h -d @1000000000 {} +
 chmod 640 plain/two; chmod 555 locked
@@ -33,6 +34,7 @@ chmod 640 plain/two; chmod 555 locked
 CHANGE = """
 set -e
 echo ONE > plain/one; echo more >> plain/two; rm plain/same; echo new > plain/new
+chmod 644 plain/closed; echo more >> plain/closed; chmod 444 plain/closed; echo more >> plain/open; chmod 400 plain/open
 rm file2dir; mkdir file2dir; echo in > file2dir/in
 rm -r dir2file; echo file > dir2file
 rm -r dir2link; ln -s plain dir2link

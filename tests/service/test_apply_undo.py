@@ -1,5 +1,6 @@
 """What a command wrote lands in the project exactly, and an undo brings back exactly what was there."""
 
+import errno
 import os
 import socket
 import stat
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import BadRequest, UndoRefused
+from fumehood import ApplyFailed, BadRequest, UndoRefused
 from fumehood.core import changes as c
+from fumehood.linux import libc
 from snapshots import heard, snapshot, told
 
 pytestmark = pytest.mark.namespaces
@@ -786,3 +788,30 @@ def test_a_parent_that_became_a_symlink_is_a_conflict_and_leads_nobody_out(sandb
     assert sandbox.apply(run, force=True).state == "applied"
     assert snapshot(project) != before
     assert snapshot(outside) == expected
+
+
+def test_an_apply_that_was_taken_back_leaves_read_only_files_as_they_are(sandbox, project, monkeypatch):
+    (project / "a").write_text("a\n")
+    (project / "z").write_text("z\n")
+    before = snapshot(project)
+    run = sandbox.run("echo more >> a; chmod 444 a; echo more >> z", apply="hold")
+    really = libc.renameat2
+
+    def refuse_z(one, name, other, new, flags):
+        if (name, flags) == (b"z", libc.RENAME_EXCHANGE):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        return really(one, name, other, new, flags)
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(libc, "renameat2", refuse_z)
+            patch.setattr(libc, "exchanged", lambda *_directories: False)  # leaves it to the other
+            with pytest.raises(ApplyFailed):
+                sandbox.apply(run)
+        assert snapshot(project) == before
+    done = sandbox.apply(run)
+    assert done.state == "applied"
+    assert stat.S_IMODE((project / "a").stat().st_mode) == 0o444
+    assert (project / "a").read_text() == "a\nmore\n"
+    sandbox.undo(done)
+    assert snapshot(project) == before

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
+from fumehood.linux.nofollow import opened_up
 from fumehood.linux.upper import BOOKKEEPING, attributes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OPAQUE = "user.overlay.opaque"
 
@@ -17,18 +23,28 @@ def whiteout(directory: int, name: str) -> None:
 
 def unmark(directory: int, name: str) -> None:
     """Remove every overlay's bookkeeping from an entry of a layer."""
+    found = attributes(directory, name)
+    remove_attributes(directory, name, [each for each in found if each.startswith(BOOKKEEPING)])
+
+
+def remove_attributes(directory: int, name: str, names: Sequence[str]) -> None:
+    """Remove attributes from an entry of a layer; those that are gone already were removed by an earlier try."""
     path = f"/proc/self/fd/{directory}/{name}"
-    for attribute in attributes(directory, name):
-        if not attribute.startswith(BOOKKEEPING):
-            continue
+    for attribute in names:
         try:
-            os.removexattr(path, attribute, follow_symlinks=False)
+            _remove(path, attribute)
         except PermissionError:
             # A read-only file's attributes can't be changed, not even by its owner.
-            mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
-            os.chmod(path, mode | 0o600)
-            os.removexattr(path, attribute, follow_symlinks=False)
-            os.chmod(path, mode)
+            with opened_up(directory, name):
+                _remove(path, attribute)
+
+
+def _remove(path: str, attribute: str) -> None:
+    try:
+        os.removexattr(path, attribute, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != errno.ENODATA:
+            raise
 
 
 def set_opaque(directory: int) -> None:

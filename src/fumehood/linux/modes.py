@@ -12,18 +12,18 @@ import stat
 directory = ""
 
 _NEW = "."  # begins the name of a note that is not locked yet, so that nothing can be in it
-_ITSELF = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Note:
-    """The directories that one piece of work has opened up."""
+    """The directories and files that one piece of work has opened up."""
 
     def __init__(self) -> None:
         self._path = ""
         self._file = -1
 
     def add(self, fd: int, found: os.stat_result) -> None:
-        """Write down the mode that a directory has now, before it is changed."""
+        """Write down the mode that something has now, before it is changed."""
         if not directory:
             return
         if self._file < 0:
@@ -93,7 +93,7 @@ def _give_back(path: str) -> None:
 
 
 def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:
-    """Set a mode, if the directory is still there, and still as it was opened up."""
+    """Set a mode, if it is still there, and still as it was opened up."""
     try:
         fd = os.open(place, _ITSELF)
     except OSError:

@@ -188,6 +188,26 @@ class Loosened:
         self._note.end()
 
 
+class opened_up:  # noqa: N801 - read as a verb, in a `with`
+    """Lets the owner write one entry of a directory for a while, whatever its mode, which is noted and given back."""
+
+    def __init__(self, directory: int, name: str) -> None:
+        self._fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        self._mode = 0
+        self._note = Note()
+
+    def __enter__(self) -> None:
+        found = os.fstat(self._fd)
+        self._mode = stat.S_IMODE(found.st_mode)
+        self._note.add(self._fd, found)
+        set_mode(self._fd, self._mode | 0o700)
+
+    def __exit__(self, *_error: object) -> None:
+        set_mode(self._fd, self._mode)
+        self._note.end()
+        os.close(self._fd)
+
+
 def make_parents(top: int, path: str) -> None:
     """Make a directory of ours below a top, with those above it, where they are missing."""
     missing: list[str] = []

@@ -10,7 +10,7 @@ from fumehood.core import changes as c
 from fumehood.core.plan import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_directory
-from fumehood.linux.marks import whiteout
+from fumehood.linux.marks import remove_attributes, unmark, whiteout
 from fumehood.linux.nofollow import (
     Loosened,
     Parents,
@@ -24,7 +24,7 @@ from fumehood.linux.nofollow import (
 )
 from fumehood.linux.parting import Parting
 from fumehood.linux.traces import was_done
-from fumehood.linux.upper import BOOKKEEPING, ORIGIN, attributes
+from fumehood.linux.upper import ORIGIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -393,20 +393,7 @@ def _chmod(directory: int, name: str, mode: int) -> None:
 
 def _unmark(directory: int, change: c.Change) -> None:
     name = split(change.path)[1]
-    path = f"/proc/self/fd/{directory}/{name}"
     if change.marked == c.ORIGIN:
-        names = [ORIGIN]
+        remove_attributes(directory, name, [ORIGIN])
     else:
-        names = [attribute for attribute in attributes(directory, name) if attribute.startswith(BOOKKEEPING)]
-    for attribute in names:
-        try:
-            os.removexattr(path, attribute, follow_symlinks=False)
-        except PermissionError:
-            # A read-only file's attributes can't be changed, not even by its owner.
-            mode = stat.S_IMODE(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-            _chmod(directory, name, mode | 0o600)
-            os.removexattr(path, attribute, follow_symlinks=False)
-            _chmod(directory, name, mode)
-        except OSError as error:
-            if error.errno != errno.ENODATA:  # an earlier apply that was taken back has removed it already
-                raise
+        unmark(directory, name)
