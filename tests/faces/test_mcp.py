@@ -8,7 +8,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -241,10 +241,92 @@ def test_what_is_held_is_applied_only_with_the_persons_word(home: Path, project:
             held = (await other.call_tool("run_command", {"command": line})).structured_content
             assert (await other.call_tool("apply", {"run": held["run"]})).is_error
         async with Client(stdio("--project", str(project)), mode=era) as third:
-            assert "another session" in text(await third.call_tool("discard", {"run": held["run"]}))
+            assert f"no run {held['run']}" in text(await third.call_tool("discard", {"run": held["run"]}))
 
     asked(test)
     assert "pre-push" in seen[0]
+
+
+ABOUT_RUNS = ("changes", "diff", "read_output", "undo", "apply", "discard")
+
+
+async def unknown(client: Any, run: str) -> None:
+    """Whatever is asked about a run that is not the client's own: it is told what it would be of any other name."""
+    for tool in ABOUT_RUNS:
+        for name in (run, run[:20], run.lower()):
+            told = text(await client.call_tool(tool, {"run": name}))
+            never = text(await client.call_tool(tool, {"run": "01NEVER"}))
+            assert told == never.replace("01NEVER", name), tool
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_an_agent_knows_nothing_but_its_own_runs(
+    home: Path, project: Path, test_directory: Path, cli: Any, era: str
+) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+    persons = json.loads(cli("run", "--json", "--", "echo mine >mine").stdout)["run"]
+    elsewhere = json.loads(cli("run", "--project", str(other), "--json", "--", "echo x >x; echo secret").stdout)["run"]
+
+    async def test() -> None:
+        async with (
+            Client(stdio("--project", str(project)), mode=era) as first,
+            Client(stdio("--project", str(project)), mode=era) as second,
+        ):
+            assert (await second.call_tool("changes", {"run": "last"})).is_error
+            own = (await first.call_tool("run_command", {"command": "echo own >own"})).structured_content["run"]
+            for client, runs in ((first, (persons, elsewhere)), (second, (persons, elsewhere, own))):
+                for run in runs:
+                    await unknown(client, run)
+            cli("run", "--", "echo later >later")
+            assert (await first.call_tool("changes", {"run": "last"})).structured_content["run"] == own
+            back = await first.call_tool("undo", {})
+            assert not (project / "own").exists()
+            await first.call_tool("undo", {"run": back.structured_content["runs"][0]["run"]})
+            assert (project / "own").exists()
+
+    asked(test)
+    assert sorted(os.listdir(project)) == ["later", "mine", "own"]
+    assert (other / "x").exists()
+
+
+def test_an_agent_cannot_take_back_what_a_person_took_back(home: Path, project: Path, cli: Any) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            own = (await client.call_tool("run_command", {"command": "echo own >own"})).structured_content["run"]
+            back = json.loads(cli("undo", own, "--json").stdout)["run"]
+            await unknown(client, back)
+            assert "undone already" in text(await client.call_tool("undo", {}))
+
+    asked(test)
+    assert os.listdir(project) == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_run_in_another_root_of_the_client_is_its_own_too(
+    home: Path, project: Path, test_directory: Path, era: str
+) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+
+    async def roots(_context: Any) -> ListRootsResult:
+        return ListRootsResult(roots=[Root(uri=project.as_uri()), Root(uri=other.as_uri())])
+
+    async def test() -> None:
+        async with Client(stdio(cwd=test_directory), mode=era, list_roots_callback=roots) as client:
+            first = await client.call_tool("run_command", {"command": "echo 1 >a"})
+            second = await client.call_tool("run_command", {"command": "echo 2 >b", "working_dir": str(other)})
+            both = [each.structured_content for each in (first, second)]
+            assert both[0]["session"] != both[1]["session"]
+            latest = await client.call_tool("changes", {})
+            assert latest.structured_content["run"] == both[1]["run"]
+            assert "several runs" in text(await client.call_tool("diff", {"run": "0"}))
+            for run in both:
+                done = await client.call_tool("undo", {"run": run["run"]})
+                assert done.structured_content["runs"][0]["project"] == run["project"], text(done)
+            assert os.listdir(project) == os.listdir(other) == []
+
+    asked(test)
 
 
 def test_long_output_is_paged_and_many_changes_are_cut_but_never_deletions(home: Path, project: Path) -> None:
@@ -364,6 +446,39 @@ def test_http_serves_who_has_the_token(home: Path, project: Path, era: str) -> N
     with http_server(project) as (url, token):
         asyncio.run(asyncio.wait_for(test(url, token), 2 * LONG_S))
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_clients_of_one_server_do_not_reach_each_other(home: Path, project: Path, era: str) -> None:
+    """The newer protocol has no connections: there each client has a token of its own."""
+    import httpx2
+
+    tokens = ["the token of the first", "the token of the second"]
+
+    async def test(url: str) -> None:
+        async with AsyncExitStack() as stack:
+            clients = []
+            for token in tokens if era != "legacy" else tokens[:1] * 2:
+                headers = {"Authorization": f"Bearer {token}"}
+                http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=LONG_S))
+                transport = streamable_http_client(url, http_client=http)
+                clients.append(await stack.enter_async_context(Client(transport, mode=era)))
+            first, second = clients
+            own = (await first.call_tool("run_command", {"command": "echo own >own"})).structured_content
+            await unknown(second, own["run"])
+            started = await first.call_tool("start_command", {"command": f"echo begun; exec sleep {LONG}.1"})
+            for tool in ("poll_command", "stop_command"):
+                assert "no job job-1" in text(await second.call_tool(tool, {"job": started.structured_content["job"]}))
+            others = await second.call_tool("start_command", {"command": "true"})
+            assert others.structured_content["job"] == "job-1", "it tells how many others started"
+            mine = (await second.call_tool("run_command", {"command": "echo KEPT=$KEPT"})).structured_content
+            assert mine["session"] != own["session"]
+            stopped = await first.call_tool("stop_command", {"job": "job-1"})
+            assert not stopped.structured_content["running"]
+            assert (await first.call_tool("undo", {"run": own["run"]})).structured_content, "its own is its own"
+
+    with http_server(project, token=",".join(tokens)) as (url, _):
+        asyncio.run(asyncio.wait_for(test(url), 2 * LONG_S))
 
 
 def test_http_refuses_strangers_and_other_names(home: Path, project: Path) -> None:

@@ -26,6 +26,7 @@ from fumehood.service.undo import undo
 from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
 from fumehood.service.watching import watcher
 from fumehood.store.audit import PYTHON
+from fumehood.store.history import Reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -200,11 +201,11 @@ class Sandbox:
 
         With `force`, also what was changed since; what is there now is saved first.
         """
-        return undo(self._store, self._project, self._found(run), _paths(paths), force=force)
+        return undo(self._store, self._project, self._found(run), _paths(paths), force=force, by=self._session)
 
     def history(self, limit: int = 0) -> list[Run]:
         """Return this project's runs, or this session's, the latest first."""
-        return self._store.history.runs(self._project.id, limit, self._session or None)
+        return self._store.history.runs(self._reach, limit=limit)
 
     def files(self, path: str | os.PathLike[str] = "") -> list[dict[str, Any]]:
         """Return what is known of the project's files, or of one and what lies in it, as `fumehood files --json` does.
@@ -233,11 +234,15 @@ class Sandbox:
         """Return this sandbox for the runs of one agent.
 
         They share a working directory, the variables that a command writes to "$FUMEHOOD_ENV", if wanted a /tmp, and
-        `undo_session`. Closing either closes both.
+        `undo_session`. No run but its own can be named there. Closing either closes both.
         """
         from fumehood.store.ids import new_id
 
         shared = copy(self)
+        policy = self._hood.policy
+        # What a person allows one agent for its session is not for another.
+        permissions = Permissions(self._store.grants, channels(self._ask), session={}, patience_s=policy.ask_timeout)
+        shared._hood = Hood(self._store, self._project, policy, _start, permissions)
         shared._session = session_of(self._store, self._project, name or new_id().lower()).name
         shared._own_tmp = own_tmp
         return shared
@@ -261,7 +266,7 @@ class Sandbox:
 
     def undo_session(self) -> list[Run]:
         """Take back every run of this session: all of them, or none."""
-        return undo_session(self._store, self._project, self._session)
+        return undo_session(self._store, self._project, self._session, by=self._session)
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
@@ -288,8 +293,14 @@ class Sandbox:
 
         return reset(self._store, self._project)
 
-    def find(self, run: str = "last") -> Run:
-        """Return a run of this project by its id, the beginning of one, or `last`."""
+    def find(self, run: str = "last", beside: Sequence[Sandbox] = ()) -> Run:
+        """Return a run of this project, or session, by its id, the beginning of one, or `last`.
+
+        With other sessions' sandboxes `beside`, theirs are looked through too.
+        """
+        if beside:
+            sessions = tuple(each._session for each in (self, *beside))
+            return self._store.history.find(run, Reach(sessions=sessions))
         return self._found(run)
 
     def diff(self, run: Run | str = "last", paths: Sequence[str] = ()) -> str:
@@ -309,7 +320,12 @@ class Sandbox:
 
     def _found(self, run: Run | str) -> Run:
         name = run if isinstance(run, str) else run.run
-        return self._store.history.find(name, self._project.id)
+        return self._store.history.find(name, self._reach)
+
+    @property
+    def _reach(self) -> Reach:
+        """What can be named here: nothing of another project, nor, in a session, of another session or the person."""
+        return Reach(project=self._project.id, sessions=(self._session,) if self._session else ())
 
     def close(self) -> None:
         """Close the records; the sandbox can't be used after that."""

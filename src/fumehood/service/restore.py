@@ -19,7 +19,7 @@ from fumehood.service.files import record
 from fumehood.service.versions import place_of, versions
 from fumehood.store.backups import Slots
 from fumehood.store.files import Files
-from fumehood.store.history import APPLYING
+from fumehood.store.history import APPLYING, Reach
 from fumehood.store.ids import new_id
 
 TYPE_CHECKING = False
@@ -170,7 +170,7 @@ def _chosen(store: Store, project: Project, root: str, path: str, source: str) -
             if version.source == day:
                 return version
         raise BadRequest(f"there is no backup of {shown} from {source}", hint=hint)
-    run = store.history.find(source, project.id)
+    run = store.history.find(source, Reach(project=project.id))
     for version in found:
         if version.source == run.run:
             return version

@@ -11,6 +11,7 @@ from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service.playground import is_directory
 from fumehood.service.running import owner_of
+from fumehood.store.history import Reach
 from fumehood.store.places import make_private
 
 TYPE_CHECKING = False
@@ -205,22 +206,26 @@ def keep_variables(store: Store, name: str, variables: Mapping[str, str | None])
     store.sessions.update(name, changed)
 
 
-def undo_session(store: Store, project: Project, name: str) -> list[Run]:
-    """Take back every run of a session, the latest first: all of them, or none."""
+def undo_session(store: Store, project: Project, name: str, *, by: str = "") -> list[Run]:
+    """Take back every run of a session, the latest first: all of them, or none.
+
+    `by` is the session that asks, if it is not a person.
+    """
     from fumehood.service.undo import undo
 
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    runs = [run for run in store.history.runs(project.id, session=name) if _stands(run)]
+    mine = Reach(project=project.id, sessions=(name,))
+    runs = [run for run in store.history.runs(mine) if _stands(run)]
     if not runs:
         raise BadRequest(f"nothing of the session {name} is left to undo", hint=f"fumehood log --session {name}")
     done: list[Run] = []
     try:
         # One by one: what is done already must be known when one of them refuses.
-        done.extend(undo(store, project, run) for run in runs)
+        done.extend(undo(store, project, run, by=by) for run in runs)
     except FumehoodError as error:
         for back in reversed(done):
-            undo(store, project, back)
+            undo(store, project, back, by=by)
         raise UndoRefused(
             f"the session {name} was not undone: {error.message}", hint=error.hint or "the project is as it was"
         ) from error

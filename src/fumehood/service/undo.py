@@ -38,15 +38,17 @@ _ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
 
 
 def undo(
-    store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False
-) -> Run:
+    store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False,
+    by: str = "",
+) -> Run:  # fmt: skip
     """Bring back exactly what was there before a run; returns the undo, which can itself be undone.
 
     With paths, only what lies there. With `force`, also what was changed since: that is saved in the layer first.
+    `by` is the session that asks, and that the undo belongs to: an agent can't take back what a person took back.
     """
     with InterruptsHeld(), store.alone(project.id):
         run = recorded(store, project, run)
-        back = _planned(run, paths, here)
+        back = _planned(run, paths, here, by)
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
             back.found = counted_as_they_are(run, back.found)
@@ -83,7 +85,7 @@ def _others(store: Store, back: Run) -> Iterator[c.Change]:
             yield from other.found if other.state != UNDONE else ()
 
 
-def _planned(run: Run, paths: Sequence[str], here: str) -> Run:
+def _planned(run: Run, paths: Sequence[str], here: str, by: str) -> Run:
     """Return the run that takes another back."""
     found = _to_take_back(run, paths, here)
     which = "".join(f" {path}" for path in paths)
@@ -91,7 +93,7 @@ def _planned(run: Run, paths: Sequence[str], here: str) -> Run:
         run=new_id(), project=run.project, command=f"undo {run.run}{which}", cwd=run.project, state=APPLYING,
         act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
         found=found, capture=run.capture,
-        session=run.session,
+        session=by or None,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import time
 
 from fumehood.core.changes import APPLIED
 from fumehood.core.report import Blocked, Run
+from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.store import audit as trail
 from fumehood.store import rows as changing
@@ -41,6 +42,13 @@ _SELECT = (
 )
 _CHANGES = ", ".join(f"changes.{column}" for column in changing.COLUMNS)
 _INSERT = f"INSERT INTO changes (run, n, {', '.join(changing.COLUMNS)}) VALUES (?, ?{', ?' * len(changing.COLUMNS)})"
+
+
+class Reach(Value):
+    """Which runs somebody can name: those of one project, of some sessions, or, where nothing is said, all."""
+
+    project: int | None = None
+    sessions: tuple[str, ...] = ()
 
 
 class History:
@@ -212,15 +220,19 @@ class History:
         ((decided,),) = self.database.rows("SELECT decided_at FROM runs WHERE id = ?", (run,))
         return decided is not None and decided > moment
 
-    def find(self, name: str, project: int | None = None) -> Run:
-        """Return the run that an id, a unique prefix of one, or `last` names."""
+    def find(self, name: str, *reaches: Reach) -> Run:
+        """Return the run that an id, a unique prefix of one, or `last` names, among those in every reach given.
+
+        What is out of reach is not told from what was never there.
+        """
+        conditions, values = _within(reaches)
         if name == "last":
-            mine = "" if project is None else f"WHERE project = {int(project)}"
-            rows = self.database.rows(f"{_SELECT} {mine} ORDER BY runs.id DESC LIMIT 1")
+            rows = self.database.rows(f"{_SELECT} WHERE {conditions} ORDER BY runs.id DESC LIMIT 1", values)
         else:
             prefix = name.upper()
             rows = self.database.rows(
-                f"{_SELECT} WHERE runs.id >= ? AND runs.id < ? ORDER BY runs.id LIMIT 2", (prefix, prefix + "~")
+                f"{_SELECT} WHERE {conditions} AND runs.id >= ? AND runs.id < ? ORDER BY runs.id LIMIT 2",
+                (*values, prefix, prefix + "~"),
             )
         if not rows:
             raise BadRequest(f"there is no run {name}", hint="fumehood log lists them")
@@ -230,15 +242,11 @@ class History:
             )
         return self._run(rows[0])
 
-    def runs(self, project: int | None = None, limit: int = 0, session: str | None = None) -> list[Run]:
-        """Return runs, the latest first."""
-        mine = [] if project is None else [f"project = {int(project)}"]
-        mine += [] if session is None else ["runs.session = ?"]
-        where = f"WHERE {' AND '.join(mine)}" if mine else ""
+    def runs(self, *reaches: Reach, limit: int = 0) -> list[Run]:
+        """Return the runs in every reach given, the latest first."""
+        conditions, values = _within(reaches)
         most = f"LIMIT {int(limit)}" if limit else ""
-        rows = self.database.rows(
-            f"{_SELECT} {where} ORDER BY runs.id DESC {most}", () if session is None else (session,)
-        )
+        rows = self.database.rows(f"{_SELECT} WHERE {conditions} ORDER BY runs.id DESC {most}", values)
         return [self._run(row) for row in rows]
 
     def printed(self, run: str, stream: str) -> Iterator[bytes]:
@@ -302,6 +310,19 @@ class History:
         if data is None and size:
             return read_kept(self.places.output(fields["id"], name), size)
         return (data or b"").decode("utf-8", "replace"), False
+
+
+def _within(reaches: Sequence[Reach]) -> tuple[str, tuple[str | int, ...]]:
+    """Write reaches as conditions of a query, and the values in them."""
+    conditions, values = ["TRUE"], []
+    for reach in reaches:
+        if reach.project is not None:
+            conditions.append("runs.project = ?")
+            values.append(reach.project)
+        if reach.sessions:
+            conditions.append(f"runs.session IN ({', '.join('?' * len(reach.sessions))})")
+            values.extend(reach.sessions)
+    return " AND ".join(conditions), tuple(values)
 
 
 def _told(run: Run, by: str = "") -> str:

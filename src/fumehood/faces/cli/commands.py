@@ -11,8 +11,10 @@ from fumehood import __version__
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.standing import here
 from fumehood.faces.cli.style import Paint
+from fumehood.service.session import project_of
 from fumehood.service.store import Store
 from fumehood.store.audit import CLI
+from fumehood.store.history import Reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,12 +48,26 @@ class Context:
         workspace = getattr(self.options, "workspace", None)
         if workspace is not None:
             named = self.store.workspaces.find(workspace).path
+        if named is None and self._only_session:
+            named = project_of(self.store, self._only_session)
         path = self.store.projects.holding(here()) if named is None else named
         return self.store.projects.open(path, register=False)
 
+    @property
+    def _only_session(self) -> str | None:
+        return getattr(self.options, "only_session", None)
+
+    @property
+    def reach(self) -> Reach:
+        """Which runs may be named: every one, unless an option leaves less; no other option leaves more."""
+        if self._only_session is None and not getattr(self.options, "only_project", False):
+            return Reach()
+        return Reach(project=self.project.id, sessions=() if self._only_session is None else (self._only_session,))
+
     def run(self, name: str) -> Run:
         """The run that was named; `last` means the last one of this project."""
-        return self.store.history.find(name, self.project.id if name == "last" else None)
+        here_alone = Reach(project=self.project.id if name == "last" else None)
+        return self.store.history.find(name, self.reach, here_alone)
 
     def project_of(self, run: Run) -> Project:
         """The project that a run belongs to."""
@@ -148,6 +164,14 @@ def add_run(command: argparse.ArgumentParser, *, default: str | None = None) -> 
         "run", nargs=None if default is None else "?", default=default, metavar="RUN",
         help="an id, the beginning of one, or `last`",
     )  # fmt: skip
+
+
+def add_reach(command: argparse.ArgumentParser) -> None:
+    """Let a command be limited to some runs, as the hook limits what an agent asks for."""
+    command.add_argument(
+        "--only-session", metavar="NAME", help="know nothing but this session's runs: others are not found"
+    )
+    command.add_argument("--only-project", action="store_true", help="know nothing but this project's runs")
 
 
 def paint() -> Paint:

@@ -8,11 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
-from fumehood.faces.cli.commands import Context, add_run, paint
+from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
 from fumehood.faces.cli.show import headline, lines, short
 from fumehood.faces.cli.sink import sink_to
 from fumehood.faces.cli.standing import here
 from fumehood.service.differences import differences, each_difference
+from fumehood.store.history import Reach
 
 if TYPE_CHECKING:
     import argparse
@@ -45,11 +46,15 @@ def add_commands(add: Add) -> None:
     )  # fmt: skip
     output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
     add_run(output, default="last")
+    for command in (log, show, diff, output):
+        add_reach(command)
 
 
 def _log(context: Context) -> int:
-    project = None if context.options.all else context.project.id
-    runs = context.store.history.runs(project, context.options.limit, context.options.session)
+    options = context.options
+    project = None if options.all else context.project.id
+    asked_for = Reach(project=project, sessions=() if options.session is None else (options.session,))
+    runs = context.store.history.runs(context.reach, asked_for, limit=options.limit)
     counts = context.store.history.count_changes([run.run for run in runs])
     if context.as_json:
         return context.say(_audit(context, runs, counts), lambda: None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.changes import CONFLICT
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, add_run
+from fumehood.faces.cli.commands import Context, add_reach, add_run
 from fumehood.faces.cli.show import short, tell_run
 from fumehood.faces.cli.standing import here
 from fumehood.service import decide
@@ -47,6 +47,7 @@ def add_commands(add: Add) -> None:
     _add_paths(back)
     _add_force(back, "also what was changed since")
     back.add_argument("--session", metavar="NAME", help="every run of this session: all of them, or none")
+    add_reach(back)
 
 
 def _add_paths(command: ArgumentParser) -> None:
@@ -80,7 +81,10 @@ def _undo(context: Context) -> int:
         return _undo_session(context, context.options.session)
     options = context.options
     run = context.run(options.run)
-    back = undo(context.store, context.project_of(run), run, options.paths, here=here(), force=options.force)
+    back = undo(
+        context.store, context.project_of(run), run, options.paths, here=here(), force=options.force,
+        by=options.only_session or "",
+    )  # fmt: skip
     return _say(context, back, lambda: _tell_undo(back))
 
 
@@ -93,10 +97,13 @@ def _say(context: Context, done: Run, show: Callable[[], None]) -> int:
 
 
 def _undo_session(context: Context, name: str) -> int:
-    path = project_of(context.store, name)
-    if path is None:
+    path, reach = project_of(context.store, name), context.reach
+    is_in_reach = name in (reach.sessions or (name,)) and (reach.project is None or path == context.project.path)
+    if path is None or not is_in_reach:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    backs = undo_session(context.store, context.store.projects.open(path), name)
+    backs = undo_session(
+        context.store, context.store.projects.open(path), name, by=context.options.only_session or ""
+    )
 
     def show() -> None:
         for back in backs:

@@ -12,7 +12,7 @@ from mcp.types import CallToolResult
 from fumehood.core.permission import Question
 from fumehood.errors import FumehoodError
 from fumehood.faces.mcp.asking import can_elicit, elicitation, who_answers
-from fumehood.faces.mcp.jobs import Jobs
+from fumehood.faces.mcp.jobs import Job, Jobs
 from fumehood.faces.mcp.places import Workplaces
 from fumehood.faces.mcp.results import failed
 
@@ -60,21 +60,30 @@ async def roots(ctx: Context[Any, Any]) -> Any:
 
 
 class Place:
-    """Where a call works: the directories of its client."""
+    """Where a call works: its client, and the directories of that."""
 
-    def __init__(self, desk: Desk, directories: list[str]) -> None:
+    def __init__(self, desk: Desk, client: str, directories: list[str]) -> None:
         self.desk = desk
+        self.client = client
         self._directories = directories
 
     def sandbox(self, working_dir: str | None = None) -> "Sandbox":
         """Return the sandbox for the call."""
-        return self.desk.workplaces.sandbox(self._directories, working_dir)
+        return self.desk.workplaces.sandbox(self.client, self._directories, working_dir)
+
+    def holding(self, run: str) -> "Sandbox":
+        """Return the sandbox that a run of this client belongs to."""
+        return self.desk.workplaces.holding(self.client, self._directories, run)
+
+    def job(self, name: str) -> Job:
+        """Return a command that this client started."""
+        return self.desk.jobs.find(self.client, name)
 
 
 def here(ctx: Context[Any, Any], found: Any = None) -> Place:
     """Return where the client works, by what it tells or has told."""
     desk = desk_of(ctx)
-    return Place(desk, desk.workplaces.remember(ctx, found))
+    return Place(desk, desk.workplaces.client(ctx), desk.workplaces.remember(ctx, found))
 
 
 async def place(ctx: Context[Any, Any], found: Annotated[Any, Resolve(roots)]) -> Place:
@@ -105,7 +114,7 @@ def foreseen(where: Place, command: str, working_dir: str | None, *, network: bo
 async def consent(ctx: Context[Any, Any], where: Where, run: str) -> Any:
     """Ask the person, through the client, whether to apply what a run had to hold."""
     try:
-        question = apply_question(where.sandbox(), run)
+        question = apply_question(where.holding(run), run)
     except FumehoodError:
         return None
     return elicitation(question) if can_elicit(ctx) else None

@@ -84,28 +84,29 @@ class Job:
 
 
 class Jobs:
-    """All of this server's."""
+    """Every command that the clients of this server started; each client knows only its own, by its own count."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
-        self._count = 0
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._counts: dict[str, int] = {}
 
-    def start(self, work: Callable[..., Any]) -> Job:
+    def start(self, client: str, work: Callable[..., Any]) -> Job:
         """Start a command in the background."""
-        for name in [name for name, job in self._jobs.items() if not job.is_running][: len(self._jobs) - _MOST + 1]:
-            del self._jobs[name]
+        for key in [key for key, job in self._jobs.items() if not job.is_running][: len(self._jobs) - _MOST + 1]:
+            del self._jobs[key]
         if len(self._jobs) >= _MOST:
             raise BadRequest(f"{_MOST} commands are running already", hint="stop_command ends one")
-        self._count += 1
-        job = self._jobs[f"job-{self._count}"] = Job(f"job-{self._count}", work)
+        self._counts[client] = self._counts.get(client, 0) + 1
+        name = f"job-{self._counts[client]}"
+        job = self._jobs[client, name] = Job(name, work)
         job.start()
         return job
 
-    def find(self, name: str) -> Job:
-        """Return a job by its name."""
-        if name not in self._jobs:
+    def find(self, client: str, name: str) -> Job:
+        """Return a job of a client by its name."""
+        if (client, name) not in self._jobs:
             raise BadRequest(f"there is no job {name}", hint="start_command returns its name")
-        return self._jobs[name]
+        return self._jobs[client, name]
 
     def stop_all(self) -> None:
         """End everything that still runs."""

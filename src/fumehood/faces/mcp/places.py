@@ -19,13 +19,14 @@ _SESSION_HEADER = "mcp-session-id"
 
 
 class Workplaces:
-    """The sandboxes of this server, one for each project that its clients work on."""
+    """The sandboxes of this server, one for each of its clients and each project that this one works on."""
 
     def __init__(self, project: str | None, session: str | None, *, own_tmp: bool = False) -> None:
         self.project = None if project is None else os.path.realpath(project)
-        self._session = session or f"mcp-{new_id().lower()}"
+        self._session = session
         self._own_tmp = own_tmp
-        self._sandboxes: dict[str, Sandbox] = {}
+        self._projects: dict[str, Sandbox] = {}
+        self._sandboxes: dict[str, dict[str, Sandbox]] = {}  # by client and project
         self._roots: dict[str, ListRootsResult] = {}
 
     def knows_roots(self, context: Context[Any, Any]) -> bool:
@@ -47,16 +48,43 @@ class Workplaces:
         """The client's roots have changed: ask again."""
         self._roots.pop(_connection(context), None)
 
-    def sandbox(self, directories: list[str], working_dir: str | None = None) -> Sandbox:
-        """Return the sandbox for a call."""
+    def client(self, context: Context[Any, Any]) -> str:
+        """Tell the clients of this server apart: by their connections, and, where there are none, by their tokens.
+
+        Those for whom a person named one session are one.
+        """
+        if self._session is not None:
+            return ""
+        return f"{_connection(context)} {(context.headers or {}).get('authorization', '')}"
+
+    def sandbox(self, client: str, directories: list[str], working_dir: str | None = None) -> Sandbox:
+        """Return the sandbox for a call: a session belongs to one client, and to one project."""
         path = self._chosen(directories, working_dir)
-        if path not in self._sandboxes:
+        mine = self._sandboxes.setdefault(client, {})
+        if path not in mine:
+            first = next(iter(mine.values()), None)
+            base = first.session_name if first is not None else self._session or f"mcp-{new_id().lower()}"
+            name = f"{base}-{len(mine) + 1}" if mine else base
+            mine[path] = self._opened(path).session(name, own_tmp=self._own_tmp)
+        return mine[path]
+
+    def holding(self, client: str, directories: list[str], run: str) -> Sandbox:
+        """Return the sandbox, among those of a client, that a run of its own belongs to."""
+        here = self.sandbox(client, directories)
+        others = [each for each in self._sandboxes[client].values() if each is not here]
+        if not others:
+            return here
+        found = here.find(run, beside=others)
+        return next(each for each in (here, *others) if each.session_name == found.session)
+
+    def _opened(self, path: str) -> Sandbox:
+        if path not in self._projects:
             # Not before it is wanted: a client waits for the server to start.
             from fumehood import Sandbox
             from fumehood.store.audit import MCP
 
-            self._sandboxes[path] = Sandbox(path, session=self._name(path), own_tmp=self._own_tmp, face=MCP)
-        return self._sandboxes[path]
+            self._projects[path] = Sandbox(path, face=MCP)
+        return self._projects[path]
 
     def _chosen(self, directories: list[str], working_dir: str | None) -> str:
         if self.project is not None:
@@ -77,11 +105,6 @@ class Workplaces:
             raise BadRequest("the server's directory is gone", hint="fumehood mcp --project DIR") from error
         finally:
             store.close()
-
-    def _name(self, path: str) -> str:
-        """Name the session; each project has its own, because a session belongs to one project."""
-        number = list(self._sandboxes).index(path) if path in self._sandboxes else len(self._sandboxes)
-        return self._session if number == 0 else f"{self._session}-{number + 1}"
 
 
 def _connection(context: Context[Any, Any]) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fumehood.core import tool as described
 from fumehood.faces.mcp import results as r
-from fumehood.faces.mcp.desk import NOT_ASKED, Permission, Where, answering, desk_of, here, told
+from fumehood.faces.mcp.desk import NOT_ASKED, Permission, Where, answering, here, told
 from fumehood.faces.mcp.jobs import Job
 from fumehood.faces.mcp.progress import Progress
 
@@ -67,7 +67,7 @@ async def start_command(
     def work(**more: Any) -> "Run":
         return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, **more)
 
-    job = where.desk.jobs.start(work)
+    job = where.desk.jobs.start(where.client, work)
     await anyio.to_thread.run_sync(job.wait, 0, _FIRST_LOOK_S)
     return _job_told(job, 0)
 
@@ -80,7 +80,7 @@ async def poll_command(
     wait: Annotated[float, Field(ge=0, le=_MOST_WAIT_S, description="Seconds to wait for something new.")] = 0,
 ) -> Annotated[CallToolResult, r.Job]:
     """Return what a started command printed since an offset, and its report once it has ended."""
-    found = desk_of(ctx).jobs.find(job)
+    found = here(ctx).job(job)
     if wait:
         await anyio.to_thread.run_sync(found.wait, offset, wait)
     return _job_told(found, offset)
@@ -89,7 +89,7 @@ async def poll_command(
 @told
 async def stop_command(ctx: Context[Any, Any], job: JobName) -> Annotated[CallToolResult, r.Job]:
     """End a started command; what it wrote so far is held for the user."""
-    found = desk_of(ctx).jobs.find(job)
+    found = here(ctx).job(job)
     await anyio.to_thread.run_sync(found.stop)
     return _job_told(found, 0)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fumehood.errors import BadRequest, Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mcp.server.mcpserver import MCPServer
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -67,7 +69,7 @@ def _serve_http(server: MCPServer[Any], port: int) -> None:
 
     import uvicorn
 
-    token = _token()
+    tokens = _tokens()
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -76,22 +78,24 @@ def _serve_http(server: MCPServer[Any], port: int) -> None:
     except OSError as error:
         raise BadRequest(f"port {port} can't be used: {error.strerror}", hint="--http 0 takes a free one") from error
     port = listening.getsockname()[1]
-    app = Guard(server.streamable_http_app(host=HOST, transport_security=only_here(port)), token)
+    app = Guard(server.streamable_http_app(host=HOST, transport_security=only_here(port)), tokens)
     sys.stderr.write(f"fumehood: MCP at http://{HOST}:{port}/mcp\n")
     if TOKEN not in os.environ:
-        sys.stderr.write(f"fumehood: Authorization: Bearer {token}\n")
+        sys.stderr.write(f"fumehood: Authorization: Bearer {tokens[0]}\n")
     sys.stderr.flush()
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def _token() -> str:
-    token = os.environ.get(TOKEN)
-    if token is None:
-        return secrets.token_urlsafe(32)
-    if len(token) < _SHORTEST_TOKEN:
+def _tokens() -> list[str]:
+    """Return the tokens of those who may come in: one for all, or one for each client, so that they are told apart."""
+    given = os.environ.get(TOKEN)
+    if given is None:
+        return [secrets.token_urlsafe(32)]
+    tokens = given.split(",")
+    if any(len(token) < _SHORTEST_TOKEN for token in tokens):
         raise BadRequest(f"{TOKEN} is too short", hint=f"at least {_SHORTEST_TOKEN} characters")
-    return token
+    return tokens
 
 
 def only_here(port: int) -> Any:
@@ -103,11 +107,11 @@ def only_here(port: int) -> Any:
 
 
 class Guard:
-    """Lets in only who has the token."""
+    """Lets in only who has a token."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, tokens: Sequence[str]) -> None:
         self._app = app
-        self._wanted = f"Bearer {token}".encode()
+        self._wanted = [f"Bearer {token}".encode() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -115,7 +119,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
-        if hmac.compare_digest(given, self._wanted):
+        if any([hmac.compare_digest(given, wanted) for wanted in self._wanted]):  # each, so that none is told by time
             await self._app(scope, receive, send)
             return
         from starlette.responses import JSONResponse

@@ -9,7 +9,6 @@ from mcp.server.mcpserver import Context
 from mcp.types import CallToolResult
 from pydantic import Field
 
-from fumehood.errors import Refused
 from fumehood.faces.mcp import results as r
 from fumehood.faces.mcp.desk import Consent, Where, answering, apply_question, told
 
@@ -22,14 +21,14 @@ Paths = Annotated[list[str] | None, Field(description="Only these paths, relativ
 @told
 async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResult, r.Report]:
     """Tell what a run changed, what became of that, and what was blocked."""
-    found = where.sandbox().find(run)
+    found = where.holding(run).find(run)
     return r.returned(found.for_model(), **r.report_of(found))
 
 
 @told
 async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, r.Text]:
     """Show what a run changed, line by line."""
-    sandbox = where.sandbox()
+    sandbox = where.holding(run)
     found = sandbox.find(run)
     text = r.sendable(await anyio.to_thread.run_sync(sandbox.diff, found, paths or []))
     shown = text[:_MOST_TEXT]
@@ -45,7 +44,7 @@ async def read_output(
     limit: Annotated[int, Field(gt=0, le=_MOST_TEXT, description="Bytes.")] = 20_000,
 ) -> Annotated[CallToolResult, r.Piece]:
     """Read all that a run printed, piece by piece."""
-    sandbox = where.sandbox()
+    sandbox = where.holding(run)
     found = sandbox.find(run)
     data = await anyio.to_thread.run_sync(sandbox.output, found, stream)
     piece = data[offset : offset + limit]
@@ -63,7 +62,7 @@ async def undo(
     session: Annotated[bool, Field(description="Take back every run of this session instead.")] = False,
 ) -> Annotated[CallToolResult, r.Undone]:
     """Bring back exactly what was there before a run; an undo is a run, and can be undone."""
-    sandbox = where.sandbox()
+    sandbox = where.sandbox() if session else where.holding(run)
     done = await anyio.to_thread.run_sync(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
     text = "\n".join(each.for_model() for each in done)
     return r.returned(text, runs=[r.report_of(each) for each in done])
@@ -74,7 +73,7 @@ async def apply(
     ctx: Context[Any, Any], where: Where, consent: Consent, run: RunName
 ) -> Annotated[CallToolResult, r.Report]:
     """Apply what a run had to hold; the user is asked."""
-    sandbox = where.sandbox()
+    sandbox = where.holding(run)
     question = apply_question(sandbox, run)
     asks = answering(ctx, where, consent, lambda: [question])
     await anyio.to_thread.run_sync(sandbox.require, question, asks)
@@ -85,8 +84,5 @@ async def apply(
 @told
 async def discard(where: Where, run: RunName) -> Annotated[CallToolResult, r.Report]:
     """Throw away what a run of this session had to hold."""
-    sandbox = where.sandbox()
-    if sandbox.find(run).session != sandbox.session_name:
-        raise Refused("what another session's run holds is not yours to throw away", hint="the user decides")
-    done = await anyio.to_thread.run_sync(sandbox.discard, run)
+    done = await anyio.to_thread.run_sync(where.holding(run).discard, run)
     return r.returned(done.for_model(), **r.report_of(done))
