@@ -6,6 +6,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ theme = "dark"
 """
 
 
-def read(path: Path) -> dict[str, object]:
+def read(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
 
 
@@ -112,6 +113,41 @@ def test_an_older_entry_of_ours_is_replaced_and_not_doubled(cli: Cli, home: Path
     assert settings["other"] == 1
     (group,) = settings["hooks"]["PreToolUse"]
     assert not group["hooks"][0]["command"].startswith("/gone/")
+
+
+OLDER = {
+    "claude": json.dumps({"hooks": {"PreToolUse": [{"matcher": "Bash|Monitor", "hooks": [
+        {"type": "command", "command": "/gone/fumehood hook --client claude --ask || exit 2"}]}]}}),
+    "codex": CODEX + """
+[[hooks.PreToolUse]]
+matcher = "^Bash$"
+
+[[hooks.PreToolUse.hooks]]
+type = "command"
+command = "/gone/fumehood hook --client codex --ask || exit 2"
+""",
+    "gemini": json.dumps({"hooks": {"BeforeTool": [{"matcher": "run_shell_command", "hooks": [
+        {"type": "command", "command": "/gone/fumehood hook --client gemini --ask || exit 2"}]}]}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", OLDER)
+def test_the_hook_is_asked_about_every_tool_and_older_settings_are_mended(cli: Cli, home: Path, client: str) -> None:
+    path = home / FILES[client]
+    path.parent.mkdir()
+    path.write_text(OLDER[client])
+    done = cli("setup", client, "--yes")
+    assert done.returncode == 0, done.stderr
+    (event,) = read(path)["hooks"].values()
+    (ours,) = [group for group in event if "fumehood" in group["hooks"][0]["command"]]
+    assert ours["matcher"] == "*"
+    command = ours["hooks"][0]["command"]
+    assert not command.startswith("/gone/")
+    assert command.endswith(f" hook --client {client} --ask || exit 2"), "what a person added is lost"
+    again = cli("setup", client, "--yes")
+    assert "nothing to change" in again.stdout
+    cli("setup", client, "--yes", "--remove")
+    assert "fumehood" not in path.read_text()
 
 
 def test_nothing_is_written_without_a_word(cli: Cli, home: Path) -> None:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from conftest import command_line, need
 from fumehood.core.request import quoted
-from fumehood.faces.cli import hook
+from fumehood.core.session import checked_name
+from fumehood.faces.cli import hook, toolcall
 from patience import LONG_S
 from processes import LONG, left_over
 
@@ -141,9 +142,158 @@ def test_a_hook_that_is_set_up_wrongly_forbids_the_command(cli: Cli) -> None:
         assert done.stderr.startswith("ERROR: ")
 
 
-def test_tools_that_run_no_command_are_let_alone(cli: Cli) -> None:
-    done = cli("hook", input=json.dumps(call("x", tool_name="Read")))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+# Clients' own tools as they call them; none runs anything.
+HARMLESS = [
+    ("claude", "Read", {"file_path": "/p/run.sh"}),
+    ("claude", "Write", {"file_path": "/p/a.sh", "content": "#!/bin/sh\nrm -rf /"}),
+    ("claude", "Edit", {"file_path": "a", "old_string": "x", "new_string": "command"}),
+    ("claude", "NotebookEdit", {"notebook_path": "n", "new_source": "import os", "cell_type": "code"}),
+    ("claude", "Grep", {"pattern": "command", "glob": "*.sh", "output_mode": "content", "-A": 3}),
+    ("claude", "Glob", {"pattern": "**/*.py"}),
+    ("claude", "Agent", {"description": "d", "prompt": "run the shell", "run_in_background": True}),
+    ("claude", "TodoWrite", {"todos": [{"content": "run it", "status": "pending", "activeForm": "Running"}]}),
+    ("claude", "BashOutput", {"bash_id": "b1", "filter": "x"}),
+    ("claude", "KillShell", {"shell_id": "b1"}),
+    ("claude", "TaskStop", {"task_id": "b1"}),
+    ("claude", "Skill", {"skill": "review", "args": "x"}),
+    ("claude", "WebFetch", {"url": "https://example.org", "prompt": "p"}),
+    ("claude", "ToolSearch", {"query": "shell"}),
+    ("claude", "StructuredOutput", {"command": "make", "code": "x"}),
+    ("claude", "AskUserQuestion", {"questions": [{"question": "q", "options": [{"label": "run"}]}]}),
+    ("claude", "mcp__github__get_workflow_run", {"run_id": "7"}),
+    ("claude", "mcp__shop__price", {"country_code": "US", "script": " ", "commands": []}),
+    ("claude", "mcp__fumehood__run_command", {"command": "ls"}),
+    ("codex", "mcp__fumehood__start_command", {"command": "ls"}),
+    ("codex", "apply_patch", {"command": "*** Begin Patch\n*** End Patch"}),
+    ("codex", "apply_patch", "*** Begin Patch\n*** End Patch"),
+    ("codex", "write_stdin", {"session_id": 1, "chars": "y\n"}),
+    ("codex", "update_plan", {"plan": [{"step": "run", "status": "pending"}]}),
+    ("gemini", "mcp_fumehood_run_command", {"command": "ls"}),
+    ("gemini", "fumehood__run_command", {"command": "ls"}),
+    ("gemini", "read_background_output", {"pid": 7}),
+    ("gemini", "write_file", {"file_path": "a", "content": "x"}),
+    ("gemini", "google_web_search", {"query": "shell"}),
+]
+# What would run something in a way that can't be put into the hood.
+RUNNING = [
+    ("claude", "PowerShell", {"command": "ls"}),
+    ("claude", "PowerShell", {}),
+    ("claude", "REPL", {"code": "print(1)"}),
+    ("claude", "mcp__ide__executeCode", {"code": "1"}),
+    ("claude", "mcp__other__run_command", {"command": "ls"}),
+    ("claude", "mcp__fumehood__x__run", {"command": "ls"}),
+    ("claude", "mcp__fumehood_run", {"command": "ls"}),
+    ("claude", "mcp__x__do", {"steps": [{"shellCommand": "ls"}]}),
+    ("claude", "mcp__x__do", {"cmd": {"parts": [["ls"]]}}),
+    ("claude", "mcp__x__do", {"COMMAND-LINE": "ls"}),
+    ("claude", "mcp__x__do", {"python_code": "1", "x": 1}),
+    ("claude", "mcp__x__do", {"argv": ["ls"]}),
+    ("claude", "Workflow", {"script": "agent()"}),
+    ("claude", "apply_patch", {"command": "ls"}),
+    ("claude", "fumehood__run_command", {"command": "ls"}),
+    ("codex", "js_repl", "1 + 1"),
+    ("codex", "something", "free text"),
+    ("codex", "exec", {"source": "x"}),
+    ("codex", "container.exec", {"cmd": ["ls"]}),
+    ("codex", "local_shell", {"action": {"command": ["ls"]}}),
+    ("codex", "unified_exec", {"input": ["ls"]}),
+    ("codex", "exec_command", {"cmd": "ls", "shell": "/p/bash"}),
+    ("codex", "exec_command", {"cmd": "ls", "command": "id"}),
+    ("codex", "shell", {"command": ["ls"], "env": {"BASH_ENV": "/p/x"}}),
+    ("codex", "shell", {"command": ["ls", 1]}),
+    ("codex", "shell", {"command": [" "]}),
+    ("codex", "exec_command", {"cmd": ["ls"]}),
+    ("gemini", "mcp_other_shell", {"text": "ls"}),
+    ("gemini", "run_in_terminal", {}),
+    ("gemini", "mcp_fumehood_evil", {"command": "ls"}),
+    ("gemini", "mcp_fumehood_x_run_command", {"command": "ls"}),
+]
+
+
+def of(client: str, tool: str, tool_input: object, **more: Any) -> dict[str, Any]:
+    event = {"hook_event_name": "BeforeTool" if client == "gemini" else "PreToolUse"}
+    return {"session_id": "s-1", **event, "tool_name": tool, "tool_input": tool_input, "cwd": "/", **more}
+
+
+@pytest.mark.parametrize(("client", "tool", "tool_input"), HARMLESS)
+def test_tools_that_run_nothing_are_let_alone(client: str, tool: str, tool_input: object) -> None:
+    told = json.dumps(of(client, tool, tool_input)).encode()
+    assert hook.answered(told, hook.parse(["--client", client])) == ""
+
+
+@pytest.mark.parametrize(("client", "tool", "tool_input"), RUNNING)
+def test_a_tool_that_would_run_something_and_is_not_understood_is_denied_with_the_reason(
+    answer: Any, client: str, tool: str, tool_input: object
+) -> None:
+    told = answer(of(client, tool, tool_input), "--client", client)
+    assert not {"tool_input", "updatedInput"} & set(told)
+    decision = told.get("decision") or told["permissionDecision"]
+    reason = told.get("reason") or told["permissionDecisionReason"]
+    assert decision == "deny"
+    if tool not in ("local_shell", "unified_exec", "exec_command", "shell"):
+        instead = {"claude": "Bash", "codex": "exec_command", "gemini": "run_shell_command"}
+        assert f"use {instead[client]} instead" in reason
+        assert f"--allow-tool {tool} " in reason
+
+
+def test_what_a_server_calls_itself_counts_in_gemini() -> None:
+    def answered(server: str) -> str:
+        context = {"server_name": server, "tool_name": "run_command"}
+        told = of("gemini", "mcp_fumehood_run_command", {"command": "ls"}, mcp_context=context)
+        return hook.answered(json.dumps(told).encode(), hook.parse([]))
+
+    assert answered("fumehood") == ""
+    assert "deny" in answered("other")
+
+
+def test_a_person_can_let_a_tool_run_outside(answer: Any) -> None:
+    def answered(tool: str) -> str:
+        options = hook.parse(["--allow-tool", "mcp__x__do", "--allow-tool=mcp__mine__*", "--allow-tool", "Bash"])
+        return hook.answered(json.dumps(of("claude", tool, {"command": "ls"})).encode(), options)
+
+    assert answered("mcp__x__do") == answered("mcp__mine__any") == ""
+    assert "deny" in answered("mcp__x__do_more")
+    assert " run --brief " in answered("Bash"), "what is understood runs in the hood"
+
+
+def test_our_own_servers_tools_are_known() -> None:
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    from fumehood.faces.mcp import server
+
+    assert {tool.__name__ for tool, *_ in server._TOOLS} | {server._RUN} == toolcall.OWN_TOOLS
+
+
+@pytest.mark.namespaces
+def test_a_command_given_as_a_list_of_words_is_run_in_the_hood(answer: Any, project: Path, cli: Cli) -> None:
+    def run(words: list[str], tool: str = "local_shell") -> subprocess.CompletedProcess[str]:
+        rewritten = answer(of("codex", tool, {"command": words, "workdir": "x"}), "--client", "codex")["updatedInput"]
+        assert rewritten["workdir"] == "x"
+        again = answer(of("codex", tool, rewritten), "--client", "codex")["updatedInput"]
+        assert again == rewritten, "it is rewritten twice"
+        return subprocess.run(rewritten["command"], cwd=project, capture_output=True, text=True, check=False)
+
+    assert run(["printf", "%s|", "it's", "a  b", "$HOME", ""]).stdout == "it's|a  b|$HOME||"
+    assert run(["sh", "-c", "echo $0 $1; echo x >f", "a", "b"], "shell").stdout == "a b\n"
+    assert run(["bash", "-lc", "echo $((1+1)); exit 3"]).returncode == 3
+    (project / "bash").write_text("#!/bin/sh\n: >/proc/self/fd/1; touch escaped\n")
+    (project / "bash").chmod(0o755)
+    run(["./bash", "-c", "true"])
+    recorded = json.loads(cli("log", "--json").stdout)
+    assert recorded[0]["command"] == "./bash -c true", "the project's own bash was run on the host"
+    undone = run(["bash", "-lc", "fumehood undo"])
+    assert undone.returncode == 0, undone.stderr
+    assert not (project / "escaped").exists()
+    assert run(["sh", "-c", "fumehood log --json"]).stdout.count("codex-s-1") >= 4
+
+
+def test_names_of_sessions_never_meet() -> None:
+    ids = ["s-1", "s1", "s/1", "s 1", "s:1", "é", "e", "x" * 100, "x" * 101, "x" * 102, "\ud800", "-", ".", "..", "S-1"]
+    names = [hook._name(client, each) for each in ids for client in ("claude", "codex", "gemini")]
+    names += [hook._name("claude", hook._name("claude", each).removeprefix("claude-")) for each in ids[2:5]]
+    assert len(set(names)) == len(names)
+    assert all(checked_name(name) for name in names)
+    assert hook._name("claude", None) == hook._name("claude", "") == ""
+    assert "permissionDecision" in hook.answered(json.dumps(call("ls", session_id=[1])).encode(), hook.parse([]))
 
 
 @pytest.mark.namespaces
@@ -245,6 +395,106 @@ def test_a_line_that_only_begins_like_ours_runs_in_the_hood_whole(after: str) ->
 def test_an_agent_can_only_look_and_undo_on_the_host(command: str) -> None:
     line = hook.rewrite(command, "codex", call("x"), hook.Options())
     assert line.endswith(f"-- {quoted(command, always=True)}")
+
+
+@pytest.mark.parametrize("form", ["fumehood {}", "{ours} {}", " fumehood {} "])
+@pytest.mark.parametrize("asked", [
+    "undo 01X", "undo --only-session codex-other 01X", "undo 01X --only-session codex-other", "undo 01X --only-project",
+    "undo --only-session codex-s-1 01X", "undo --only-session codex-other --only-session codex-third 01X",
+])  # fmt: skip
+def test_what_an_agent_asks_about_runs_is_about_its_own_session(form: str, asked: str) -> None:
+    ours = hook._ours()
+    line = hook.rewrite(form.format(asked, ours=ours), "codex", call("x"), hook.Options())
+    assert line == f"{ours} undo --only-session codex-s-1 01X"
+    assert hook.rewrite(line, "codex", call("x"), hook.Options()) == line
+    other = hook.rewrite(line, "codex", call("x", session_id="s-2"), hook.Options())
+    assert other == f"{ours} undo --only-session codex-s-2 01X"
+
+
+def test_without_a_session_it_is_about_the_project() -> None:
+    ours, told = hook._ours(), call("x", session_id="")
+    assert hook.rewrite("fumehood log", "codex", told, hook.Options()) == f"{ours} log --only-project"
+    options = hook.parse(["--project", "/a", "--hold", "--project", "/it's here"])
+    line = hook.rewrite("fumehood diff last", "codex", told, options)
+    assert line == f"{ours} diff --only-project --project {quoted('/it' + chr(39) + 's here')} last"
+    assert hook.rewrite(line, "codex", told, options) == line
+
+
+@pytest.mark.parametrize("asked", [
+    "log --only-session=x", "log --session x", "undo --project /p", "log --all", "undo --force", "log --only-s x",
+    "undo 01X --only-session $(id)", "restore f", "files", "log --", "show -h", "clean", "discard last",
+])  # fmt: skip
+def test_anything_else_runs_in_the_hood_as_any_command(asked: str) -> None:
+    for command in (f"fumehood {asked}", f"{hook._ours()} {asked}"):
+        line = hook.rewrite(command, "codex", call("x"), hook.Options())
+        assert line.endswith(f"-- {quoted(command, always=True)}")
+
+
+@pytest.mark.namespaces
+def test_two_agents_in_two_projects_know_nothing_of_each_other(
+    answer: Any, cli: Cli, project: Path, test_directory: Path
+) -> None:
+    need(shutil.which("bash") is not None, "there is no bash")
+    other = test_directory / "other"
+    other.mkdir()
+
+    def agent(session: str, where: Path, command: str) -> subprocess.CompletedProcess[str]:
+        line = answer(call(command, session_id=session, cwd=str(where)))["updatedInput"]["command"]
+        return subprocess.run(
+            ["bash", "-c", line], cwd=where, capture_output=True, encoding="utf-8", check=False, timeout=LONG_S
+        )
+
+    def last_of(where: Path) -> str:
+        return json.loads(cli("log", "--project", str(where), "--json", "-n1").stdout)[0]["run"]
+
+    own: dict[str, tuple[Path, str]] = {}
+    for session, where in (("a", project), ("b", project), ("c", other)):
+        agent(session, where, f"echo {session} >{session}; echo printed by {session}")
+        own[session] = where, last_of(where)
+    for where in (project, other):
+        cli("run", "--project", str(where), "--", "echo mine >mine; echo secret")
+    persons = [last_of(project), last_of(other)]
+
+    for session, (where, mine) in own.items():
+        strange = [run for name, (_, run) in own.items() if name != session] + persons
+        for verb in ("output", "show", "diff", "undo"):
+            never = agent(session, where, f"fumehood {verb} 01NEVER")
+            assert never.returncode == 125
+            for run in strange:
+                for name in (run, run[:22], run.lower()):
+                    for line in (f"fumehood {verb} {name}", f"{hook._ours()} {verb} {name}"):
+                        asked = agent(session, where, line)
+                        assert (asked.returncode, asked.stdout) == (125, never.stdout)
+                        assert asked.stderr == never.stderr.replace("01NEVER", name)
+        assert json.loads(agent(session, where, "fumehood show --json").stdout)["run"] == mine
+        # Nor by going elsewhere: a session stays with its project.
+        logged = json.loads(agent(session, test_directory, "fumehood log --json").stdout)
+        assert [run["run"] for run in logged] == [mine]
+        assert agent(session, other, f"fumehood output {mine[:24]}").stdout == f"printed by {session}\n"
+    assert sorted(os.listdir(project)) == ["a", "b", "mine"]
+
+    assert agent("a", project, "fumehood undo").returncode == 0
+    assert not (project / "a").exists()
+    assert agent("a", project, "fumehood undo").returncode == 0, "an agent's undo is its own"
+    assert (project / "a").exists()
+    assert cli("undo", own["b"][1]).returncode == 0
+    assert "undone already" in agent("b", project, "fumehood undo").stderr, "a person's undo is the person's"
+    assert sorted(os.listdir(project)) == ["a", "mine"]
+    assert agent("new", project, "fumehood log --json").stdout == "[]\n"
+    assert "there is no run last" in agent("new", project, "fumehood undo").stderr
+
+
+@pytest.mark.namespaces
+def test_an_agent_without_a_session_knows_its_projects_runs_and_no_others(
+    answer: Any, shell: Any, cli: Cli, project: Path, test_directory: Path
+) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+    cli("run", "--", "echo here")
+    strange = json.loads(cli("run", "--project", str(other), "--json", "--", "echo there").stdout)["run"]
+    for asked, printed in (("output", "here\n"), (f"output {strange}", "")):
+        line = answer(call(f"fumehood {asked}", session_id=None))["updatedInput"]["command"]
+        assert shell(line).stdout == printed
 
 
 def test_what_the_person_set_up_is_passed_on(answer: Any) -> None:

@@ -314,7 +314,8 @@ class History:
 
 def _within(reaches: Sequence[Reach]) -> tuple[str, tuple[str | int, ...]]:
     """Write reaches as conditions of a query, and the values in them."""
-    conditions, values = ["TRUE"], []
+    conditions = ["TRUE"]
+    values: list[str | int] = []
     for reach in reaches:
         if reach.project is not None:
             conditions.append("runs.project = ?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.commands import Context
 
 _NAME = "fumehood"
+# Each of the three clients takes it so. The hook itself decides which tools run something: a list of names here would
+# leave out whatever a client calls its next one.
+EVERY_TOOL = "*"
 
 
 class Change(Value):
-    """One file of a client's: where it lies, how its text is changed, and what a person must know besides."""
+    """One file of a client's: where it lies, how its text is changed, and what a person must know besides.
+
+    `edit` is also given the options that a person had added to our hook.
+    """
 
     path: str
-    edit: Callable[[str], str]
+    edit: Callable[[str, str], str]
     remove: Callable[[str], str]
     notes: tuple[str, ...] = ()
 
@@ -40,7 +47,9 @@ def connect(context: Context, client: str) -> int:
     path = os.path.realpath(change.path)
     before = _read(path)
     try:
-        after = change.remove(before) if options.remove else change.edit(change.remove(before))
+        after = change.remove(before)
+        if not options.remove:
+            after = change.edit(after, _added_options(_means(path, before)))
     except BadRequest as error:
         raise BadRequest(f"{path}: {error.message}", hint=error.hint) from error
     if _means(path, before) == _means(path, after):
@@ -139,8 +148,25 @@ def _hook(command: list[str], client: str) -> str:
     return " ".join([*map(quoted, command), "hook", "--client", client, "|| exit 2"])
 
 
+_OURS = re.compile(r" hook --client \w+(?P<options>.*) \|\| exit 2", re.DOTALL)
+
+
 def _is_ours(command: object) -> bool:
     return isinstance(command, str) and " hook --client " in command and command.endswith("|| exit 2")
+
+
+def _with_options(command: str, options: str) -> str:
+    return f"{command.removesuffix(' || exit 2')}{options} || exit 2"
+
+
+def _added_options(settings: Any) -> str:
+    """Return what a person added to the command of our hook, such as `--ask`: it must not be lost."""
+    for event in ("PreToolUse", "BeforeTool"):
+        for group, index, _ in _hook_places(settings, event):
+            found = _OURS.search(_at(settings, ["hooks", event])[group]["hooks"][index]["command"])
+            if found is not None:
+                return found["options"]
+    return ""
 
 
 def _server(command: list[str], **more: Any) -> dict[str, Any]:
@@ -154,7 +180,7 @@ def _own_places() -> dict[str, str]:
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
-def _json_hook(path: str, event: str, matcher: str, hook: dict[str, Any], notes: tuple[str, ...]) -> Change:
+def _json_hook(path: str, event: str, hook: dict[str, Any], notes: tuple[str, ...]) -> Change:
     keys = ["hooks", event]
 
     def remove(text: str) -> str:
@@ -166,8 +192,9 @@ def _json_hook(path: str, event: str, matcher: str, hook: dict[str, Any], notes:
                 text = jsonc.without(text, [*keys[:depth]])
         return text
 
-    def edit(text: str) -> str:
-        return jsonc.with_item(text or "{}\n", keys, {"matcher": matcher, "hooks": [hook]})
+    def edit(text: str, options: str) -> str:
+        entry = {**hook, "command": _with_options(hook["command"], options)}
+        return jsonc.with_item(text or "{}\n", keys, {"matcher": EVERY_TOOL, "hooks": [entry]})
 
     return Change(path=path, edit=edit, remove=remove, notes=notes)
 
@@ -199,8 +226,9 @@ def _json_server(path: str, key: str, server: dict[str, Any], notes: tuple[str, 
         return jsonc.without(text, [key]) if _at(jsonc.parse(text).plain(), [key]) == {} else text
 
     return Change(
-        path=path, edit=lambda text: jsonc.with_member(text or "{}\n", [key, _NAME], server), remove=remove, notes=notes
-    )
+        path=path, edit=lambda text, _: jsonc.with_member(text or "{}\n", [key, _NAME], server), remove=remove,
+        notes=notes,
+    )  # fmt: skip
 
 
 def _toml(text: str) -> Any:
@@ -221,11 +249,12 @@ def _codex(command: list[str], mcp: bool) -> Change:
         places = ", ".join(f"{name} = {_toml_text(value)}" for name, value in _own_places().items())
         added += f"env = {{ {places} }}\n" if places else ""
     else:
-        added = f"{_CODEX_BLOCK}command = {_toml_text(_hook(command, 'codex'))}\n"
+        added = ""
 
-    def edit(text: str) -> str:
+    def edit(text: str, options: str) -> str:
         gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
-        changed = text + gap + added
+        line = _with_options(_hook(command, "codex"), options)
+        changed = text + gap + (added or f"{_CODEX_BLOCK}command = {_toml_text(line)}\n")
         _toml(changed)  # what can't be added to at the end is told, not broken
         return changed
 
@@ -253,26 +282,32 @@ def _without_server(text: str) -> str:
 
 def _without_hook(text: str) -> str:
     """Take out what we wrote, as text: the tables of a list may lie far apart, where no parser takes one out."""
-    at = text.find(_CODEX_BLOCK)
-    while at >= 0:
-        end = text.find("\n", at + len(_CODEX_BLOCK)) + 1 or len(text)
+    block = _ANY_CODEX_BLOCK.search(text)
+    while block is not None:
+        at, end = block.span()
         if not _is_ours(_at(_toml(text[at:end]).unwrap(), ["hooks"])["PreToolUse"][0]["hooks"][0]["command"]):
-            at = text.find(_CODEX_BLOCK, end)
+            block = _ANY_CODEX_BLOCK.search(text, end)
             continue
         text = (text[:at].rstrip("\n") + "\n" if text[:at].strip() else "") + text[end:]
-        at = text.find(_CODEX_BLOCK)
+        block = _ANY_CODEX_BLOCK.search(text)
     if _hook_places(_toml(text).unwrap(), "PreToolUse"):
         raise BadRequest("our hook was changed by hand", hint="take out the PreToolUse hook that names fumehood")
     return text
 
 
-_CODEX_BLOCK = """\
+_CODEX_BLOCK = f"""\
 [[hooks.PreToolUse]]
-matcher = "^Bash$"
+matcher = "{EVERY_TOOL}"
 
 [[hooks.PreToolUse.hooks]]
 type = "command"
 """
+# As it was written by any version of us, for other tools.
+_ANY_CODEX_BLOCK = re.compile(
+    r'^\[\[hooks\.PreToolUse\]\]\nmatcher = "[^"\n]*"\n\n'
+    r'\[\[hooks\.PreToolUse\.hooks\]\]\ntype = "command"\ncommand = .*(?:\n|\Z)',
+    re.MULTILINE,
+)
 _CODEX_HOOK = (
     "Codex skips a hook until you trust it, and says little: start codex, type /hooks, review and trust it",
     'Codex\'s own sandbox must let Fumehood work: once the hook is trusted, set sandbox_mode = "danger-full-access"',
@@ -288,7 +323,7 @@ def _claude(command: list[str], mcp: bool) -> Change:
     folder = os.environ.get("CLAUDE_CONFIG_DIR") or f"{home()}/.claude"
     hook = {"type": "command", "command": _hook(command, "claude")}
     notes = (*_RESTART, "commands need no approval any more: add --ask to the hook's command to be asked as before")
-    return _json_hook(f"{folder}/settings.json", "PreToolUse", "Bash|Monitor", hook, notes)
+    return _json_hook(f"{folder}/settings.json", "PreToolUse", hook, notes)
 
 
 def _gemini(command: list[str], mcp: bool) -> Change:
@@ -296,7 +331,7 @@ def _gemini(command: list[str], mcp: bool) -> Change:
     if mcp:
         return _json_server(path, "mcpServers", _server(command), _RESTART)
     hook = {"name": _NAME, "type": "command", "command": _hook(command, "gemini")}
-    return _json_hook(path, "BeforeTool", "run_shell_command", hook, _RESTART)
+    return _json_hook(path, "BeforeTool", hook, _RESTART)
 
 
 def _cursor(command: list[str], _mcp: bool) -> Change:

@@ -12,6 +12,7 @@ import sys
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.standing import tell_error
+from fumehood.faces.cli.toolcall import CLAUDE, CODEX, GEMINI, command_of
 from fumehood.store.places import state_directory
 
 TYPE_CHECKING = False
@@ -19,35 +20,39 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from fumehood.faces.cli.toolcall import Command
+
 HELP = """usage: fumehood hook [--client claude|codex|gemini] [--ask] [OPTIONS]
 
 The pre-tool hook of Claude Code, Codex and Gemini CLI: reads the tool call from standard input and answers with
-the same call, its command rewritten to run in the hood. `fumehood setup CLIENT` writes it into the client's settings.
+the same call, its command rewritten to run in the hood. A tool that would run something in a way that is not
+understood is denied; what runs nothing is let alone. `fumehood setup CLIENT` writes it into the client's settings.
 
 options:
   --client NAME      claude, codex or gemini (default: told by the input)
   --ask              leave it to the client to ask the person, where it would; else its commands need no approval
   --session NAME     the session its commands belong to (default: the client's own)
+  --allow-tool NAME  let this tool run outside of the hood, where it would be denied; NAME* is every one that begins so
   --hold, --discard, --network, --own-tmp, --project DIR, --allow-host HOST, --root ROOT, --timeout SECONDS
                      as for fumehood run
 
 exit code: 0, or 2 where the command must not run
 """
 
-CLAUDE, CODEX, GEMINI = "claude", "codex", "gemini"
 _EVENTS = {"PreToolUse": (CLAUDE, CODEX), "BeforeTool": (GEMINI,)}
-# Tools whose `command` is run by a shell.
-_SHELLS = frozenset({"Bash", "Monitor", "run_shell_command", "shell", "exec_command"})
 _FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
 _VALUES = frozenset({"--project", "--allow-host", "--root", "--timeout"})
-_ASKED = frozenset({"--client", "--session"})
+_ASKED = frozenset({"--client", "--session", "--allow-tool"})
 _BLOCK = 2
 _LONGEST = 120 * 1024  # what one argument may be, less what the client puts around it
 _IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@-")
 _STATUS = "fumehood_status"
 _RUN_BY_SHELLS = frozenset("\n\"\\;|&$`<>()#")
+_IN_PLAIN_NAMES = _IN_NAMES - {":"}
+_LONGEST_NAME = 100
 # What an agent may do about its own runs, on the host: look, and take back. Never to apply what is held.
 _LOOKING = frozenset({"undo", "diff", "show", "output", "log"})
+_NARROWING = ("--only-session", "--only-project")
 
 
 class Options:
@@ -56,6 +61,7 @@ class Options:
     def __init__(self) -> None:
         self.client = ""
         self.session = ""
+        self.allowed_tools: list[str] = []
         self.leaves_asking = False
         self.passed_on: list[str] = []
 
@@ -96,6 +102,8 @@ def parse(arguments: Sequence[str]) -> Options:
                 options.client = given
             elif name == "--session":
                 options.session = given
+            elif name == "--allow-tool":
+                options.allowed_tools.append(given)
             else:
                 options.passed_on += (name, given)
         else:
@@ -115,11 +123,12 @@ def answered(given: bytes, options: Options) -> str:
         raise BadRequest(f"the hook's input is not JSON: {error}", hint="the command was not run") from error
     if not isinstance(call, dict) or not isinstance(call.get("tool_name"), str):
         raise BadRequest("the hook's input names no tool", hint="the command was not run")
-    if call["tool_name"] not in _SHELLS:
-        return ""
     client = _client(call, options)
     try:
-        told = _rewritten(call, client, options)
+        command = command_of(call, client, options.allowed_tools)
+        if command is None:
+            return ""
+        told = _rewritten(command, call, client, options)
     except BadRequest as error:
         return json.dumps(_denial(client, f"{error.message}. {error.hint}")) + "\n"
     return json.dumps(_permission(client, told, options)) + "\n"
@@ -137,41 +146,44 @@ def _client(call: dict[str, Any], options: Options) -> str:
     return CODEX if possible == (CLAUDE, CODEX) and "turn_id" in call else possible[0]
 
 
-def _rewritten(call: dict[str, Any], client: str, options: Options) -> dict[str, Any]:
-    """Return the tool's input with its command rewritten, every other field as it was."""
-    given = call.get("tool_input")
-    command = given.get("command") if isinstance(given, dict) else None
-    if not isinstance(given, dict) or not isinstance(command, str) or not command.strip():
-        raise BadRequest("there is no command to run", hint="tool_input.command must be a text")
-    if "\0" in command:
+def _rewritten(command: Command, call: dict[str, Any], client: str, options: Options) -> dict[str, Any]:
+    """Return the tool's input with its command rewritten."""
+    text = command.text
+    if command.script.startswith(("fumehood ", f"{_ours()} ")):
+        text = command.script  # what we understand ourselves, in a shell that the client put around it
+    if "\0" in text:
         raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
     try:
-        command.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise BadRequest("the command is no valid text", hint="it holds half of a surrogate pair") from error
-    line = rewrite(command, client, call, options)
+    line = rewrite(text, client, call, options)
     if len(line.encode()) > _LONGEST:
         raise BadRequest("the command is too long to be rewritten", hint="write it to a script and run that")
-    return {**given, "command": line}
+    return command.replaced(call["tool_input"], line)
 
 
 def rewrite(command: str, client: str, call: dict[str, Any], options: Options) -> str:
     """Return the line that runs a command in the hood; one that does already stays as it is."""
-    ours = " ".join(quoted(word) for word in own_command())
+    ours = _ours()
     if command.startswith(f"{ours} "):
         inner, around = _unwrapped(command, ours)
         if inner is not None and (around or command == _wrapped(inner, ours, client, call, options)):
             command = inner
-        elif _is_looking(command[len(ours) :].split(" ")[1:]):
-            return command
-    words = command.strip().split(" ")
-    if words[0] == "fumehood" and _is_looking(words[1:]):
-        return " ".join([ours, *words[1:]])
-    return _wrapped(command, ours, client, call, options)
+    looking = _looking(command.strip(), ours, _reach(client, call, options))
+    return looking or _wrapped(command, ours, client, call, options)
+
+
+def _ours() -> str:
+    return " ".join(quoted(word) for word in own_command())
+
+
+def _session(client: str, call: dict[str, Any], options: Options) -> str:
+    return options.session or _name(client, call.get("session_id"))
 
 
 def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options: Options) -> str:
-    session = options.session or _name(client, call.get("session_id"))
+    session = _session(client, call, options)
     keeps_cwd = client == CLAUDE and session and not _is_background(call)
     shell = _shell()
     words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
@@ -202,10 +214,33 @@ def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
     return inner, is_plain and after in ("", begin + link + end)
 
 
-def _is_looking(words: Sequence[str]) -> bool:
-    """Tell whether these words ask for nothing but what an agent may do about its own runs."""
-    allowed = all(word and _IN_NAMES.issuperset(word) and (word[0] != "-" or word == "--json") for word in words)
-    return bool(words) and words[0] in _LOOKING and allowed
+def _reach(client: str, call: dict[str, Any], options: Options) -> str:
+    """Return the options that keep what an agent asks for to its own runs: its session's, else its project's."""
+    session = _session(client, call, options)
+    words = ["--only-session", session] if session else ["--only-project"]
+    if "--project" in options.passed_on:
+        at = len(options.passed_on) - options.passed_on[::-1].index("--project")
+        words += ["--project", options.passed_on[at]]
+    return " ".join(map(quoted, words))
+
+
+def _looking(command: str, ours: str, reach: str) -> str:
+    """Return the line for what an agent may do about its own runs, on the host; "" where it asks for anything else.
+
+    The reach is always its own: what an agent, or a line that it copied, says of that is left out.
+    """
+    start = next((start for start in ("fumehood ", f"{ours} ") if command.startswith(start)), "")
+    verb, _, rest = command[len(start) :].partition(" ")
+    if not start or verb not in _LOOKING:
+        return ""
+    rest = f"{rest} ".removeprefix(f"{reach} ")
+    words = rest.split(" ")[:-1] if rest.strip() else []
+    for word in words:
+        if not word or not _IN_NAMES.issuperset(word) or (word[0] == "-" and word not in ("--json", *_NARROWING)):
+            return ""
+    before = ["", *words]
+    kept = [word for last, word in zip(before, words, strict=False) if word not in _NARROWING and last != _NARROWING[0]]
+    return " ".join([ours, verb, reach, *kept])
 
 
 def own_command() -> list[str]:
@@ -242,9 +277,20 @@ def _is_background(call: dict[str, Any]) -> bool:
 
 
 def _name(kind: str, identity: object) -> str:
-    """Return a name made of what a client calls something; "" where it says nothing."""
-    kept = "".join(letter for letter in str(identity or "") if letter in _IN_NAMES)
-    return f"{kind}-{kept[:100]}" if kept or kind == "at" else ""
+    """Return a name made of what a client calls something; "" where it says nothing.
+
+    Two things never get one name: what can't be a name as it is gets its hash, after a letter that no other name has.
+    """
+    if identity is None or identity == "":
+        return "at-" if kind == "at" else ""
+    if not isinstance(identity, str):
+        raise BadRequest("the call is of a session that has no name", hint="session_id and tool_use_id must be texts")
+    if len(identity) <= _LONGEST_NAME and _IN_PLAIN_NAMES.issuperset(identity):
+        return f"{kind}-{identity}"
+    from hashlib import sha256
+
+    kept = "".join(letter for letter in identity[:_LONGEST_NAME] if letter in _IN_PLAIN_NAMES)
+    return f"{kind}-{kept[:40]}:{sha256(identity.encode(errors='surrogatepass')).hexdigest()[:40]}"
 
 
 def _permission(client: str, told: dict[str, Any], options: Options) -> dict[str, Any]:
