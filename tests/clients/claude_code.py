@@ -123,6 +123,24 @@ def test_a_network_request_through_mcp_is_asked_for(agent: Agent, fumehood: Any,
     assert '"network":"full"' in allowed.replace(" ", "") or "ran" in allowed
 
 
+def test_the_hook_lets_tools_alone_that_run_nothing_and_those_of_our_server(
+    agent: Agent, fumehood: Any, project: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    fumehood("setup", "claude", "--mcp", "--yes")
+    (project / "notes.txt").write_text("keep me")
+    script = [
+        {"tool": "Read", "input": {"file_path": str(project / "notes.txt")}},
+        {"tool": "mcp__fumehood__run_command", "input": {"command": "echo ran >f; cat f"}},
+        {"text": "done"},
+    ]
+    read, ran = agent(script)
+    assert "keep me" in read
+    assert "ran" in ran
+    (run,) = log(fumehood)
+    assert run["session"].startswith("mcp-")
+
+
 def test_two_agents_on_one_project(claude: str, environment: dict[str, str], fumehood: Any, project: Path) -> None:
     fumehood("setup", "claude", "--yes")
     scripts = [

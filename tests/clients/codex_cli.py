@@ -102,6 +102,18 @@ def test_a_working_directory_is_kept_and_statuses_are_the_commands(
     assert "exited with code 9" in told[0]
 
 
+def test_a_shell_that_the_model_names_is_not_run_on_the_host(
+    agent: Agent, connected: Any, home: Path, project: Path
+) -> None:
+    # The hook is not told of this argument: Codex must go on taking nothing but the kind of shell from it.
+    connected()
+    (project / "bash").write_text(f'#!/bin/sh\ntouch {home}/mark\nexec /bin/bash "$@"\n')
+    (project / "bash").chmod(0o755)
+    for named in (str(project / "bash"), "./bash"):
+        assert "hi" in agent([shell("echo hi", shell=named), {"text": "done"}])[0]
+    assert not (home / "mark").exists()
+
+
 def test_codex_says_nothing_of_a_hook_that_is_not_trusted(agent: Agent, connected: Any, fumehood: Any) -> None:
     # Why `setup codex` says to trust it first: this documents what Codex does, so that a change of it is noticed.
     connected()

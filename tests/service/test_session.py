@@ -1,5 +1,6 @@
 """Sessions: what consecutive runs of one agent share, and how all of it is taken back."""
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 import trees
 from conftest import need
 from fumehood import BadRequest, Sandbox, UndoRefused
+from fumehood.core.permission import Question
 
 pytestmark = pytest.mark.namespaces
 
@@ -225,6 +227,63 @@ def test_an_undo_stands_with_the_session_it_belongs_to_and_is_not_undone_with_it
     assert [run.act for run in agent.history()] == ["undo", "run", "run"]
     agent.undo_session()
     assert os.listdir(project) == []
+
+
+def test_a_session_knows_no_runs_but_its_own(sandbox: Sandbox, project: Path) -> None:
+    agent, other = sandbox.session("one"), sandbox.session("two")
+    persons, strange, own = sandbox.run("echo 1 >a"), other.run("echo 2 >b"), agent.run("echo 3 >c")
+    held = other.run("echo 4 >d", apply="hold")
+    for act in (agent.undo, agent.diff, agent.output, agent.apply, agent.discard, lambda run: agent.find(run.run)):
+        for run in (persons, strange, held):
+            with pytest.raises(BadRequest, match=f"there is no run {run.run}"):
+                act(run)
+    assert agent.find().run == own.run
+    assert sandbox.undo(strange).session is None, "it is not the session that took it back"
+    assert agent.undo().session == "one"
+    assert sorted(os.listdir(project)) == ["a"]
+
+
+def test_what_one_session_was_allowed_is_not_for_another(home: Path, project: Path) -> None:
+    asked = []
+
+    def answer(question: Question) -> str:
+        asked.append(question)
+        return "allow_session" if "allow_session" in question.options else "deny_once"
+
+    question = Question(what="unsandboxed", text="?", command="x", directory="/", project=str(project), target="/x")
+    with Sandbox(project, ask=answer) as sandbox:
+        for agent in (sandbox.session("one"), sandbox.session("two")):
+            for _ in range(2):
+                agent.require(question)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("is_only", ["session", "project"])
+def test_options_that_narrow_are_not_widened_by_others(
+    sandbox: Sandbox, cli: Cli, project: Path, test_directory: Path, is_only: str
+) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+    own = sandbox.session("one").run("echo 1 >a").run
+    strange = sandbox.session("two").run("echo 2 >b").run
+    elsewhere = cli("run", "--project", other, "--session", "far", "--json", "--", "echo 3 >c")
+    far = json.loads(elsewhere.stdout)["run"]
+    only = ("--only-session", "one") if is_only == "session" else ("--only-project",)
+    known = [own] if is_only == "session" else [strange, own]
+
+    def logged(*more: object) -> list[str]:
+        return [run["run"] for run in json.loads(cli("log", "--json", *only, *more).stdout)]
+
+    assert logged() == logged("--all") == known
+    assert logged("--all", "--session", "far") == []
+    assert logged("--session", "two") == known[:-1]
+    for verb in ("show", "diff", "output", "undo"):
+        assert f"there is no run {far}" in cli(verb, far, *only).stderr
+    for session in ("far", "never", *(["two"] if is_only == "session" else [])):
+        assert f"there is no session {session}" in cli("undo", "--session", session, *only).stderr
+    assert cli("undo", "--session", "one", *only).returncode == 0
+    assert (os.listdir(project), os.listdir(other)) == (["b"], ["c"])
+    assert json.loads(cli("log", "--json", "-n1").stdout)[0]["session"] == (only[1] if is_only == "session" else None)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
