@@ -1,5 +1,6 @@
 """The guard, on its own and in the sandbox: writing is confined by the kernel a second time."""
 
+import base64
 import hashlib
 import os
 import shutil
@@ -13,7 +14,7 @@ from conftest import need
 from fumehood.core.network import FULL, Network
 from fumehood.errors import Unavailable
 from fumehood.linux import inforce, landlock
-from fumehood.linux.guards import GUARDS, SOURCE
+from fumehood.linux.guards import COMPILER, GUARDS, SOURCE
 from fumehood.linux.memory import provide
 from fumehood.service.network import Access
 from patience import LONG_S
@@ -39,6 +40,18 @@ def program():
 def test_the_programs_are_those_of_the_source():
     assert hashlib.sha256((CHECKOUT / "tools/guard.c").read_bytes()).hexdigest() == SOURCE, "run tools/guard"
     assert set(GUARDS) == {"x86_64", "aarch64"}
+
+
+@pytest.mark.parametrize("machine", sorted(GUARDS))
+def test_the_bytes_are_what_the_source_makes(machine, test_directory):
+    tool = ["sh", CHECKOUT / "tools/guard"]
+    version = subprocess.run([*tool, "version", machine], capture_output=True, text=True, check=False)
+    if version.returncode:
+        pytest.skip(version.stderr.strip())
+    if version.stdout.strip() != COMPILER:
+        pytest.skip(f"another gcc makes other bytes: {version.stdout.strip()}, and not {COMPILER}")
+    subprocess.run([*tool, machine, test_directory / "made"], check=True)
+    assert (test_directory / "made").read_bytes() == base64.b64decode(GUARDS[machine])
 
 
 def test_writing_is_confined_though_nothing_is_mounted(program, test_directory):
@@ -111,8 +124,6 @@ def test_the_other_machines_program_runs_too(test_directory):
     emulator = shutil.which(f"qemu-{other}-static") or shutil.which(f"qemu-{other}")
     if emulator is None:
         pytest.skip(f"there is no emulator of {other}")
-    import base64
-
     done = guarded(base64.b64decode(GUARDS[other]), [str(test_directory / "x")], "echo it runs", (emulator,))
     # An emulator may have no Landlock, or may not start a program of this machine; but it must have come that far.
     assert done.stdout == "it runs\n" or "can't be started" in done.stderr
