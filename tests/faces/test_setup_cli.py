@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,16 +99,38 @@ def test_setting_a_key_leaves_every_other_line_as_it_is(home: Path) -> None:
     path.write_text(text)
     path.chmod(0o640)
     set_key(places(), "root", "alpine")
-    assert path.read_text() == text.replace('root = "host" # for now', 'root = "alpine"')
+    assert path.read_text() == text.replace('root = "host"', 'root = "alpine"')
+    assert [each.read_text() for each in path.parent.glob("config.toml.before-fumehood-*")] == [text]
     assert path.stat().st_mode & 0o777 == 0o640
     path.write_text("[limits]\nfiles = 3\n")
     set_key(places(), "root", "host")
-    assert path.read_text() == 'root = "host"\n[limits]\nfiles = 3\n'
+    assert tomllib.loads(path.read_text()) == {"root": "host", "limits": {"files": 3}}
     for broken in ("timeout = -1\n", "[x\n", 'root = """a\n'):
         path.write_text(broken)
         with pytest.raises(BadConfiguration, match="was not set"):
             set_key(places(), "root", "alpine")
         assert path.read_text() == broken
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'mask = [\n  "a",\n  "b", # two\n]\nroot = """\nhost"""\ntimeout = 5\n',
+        '# one\u2028line\nroot = "host"\ntimeout = 5\n',
+        'timeout = 5\r\nroot = "host"\r\n[limits]\r\nfiles = 3\r\n',
+        'timeout = 5\n"root" = \'host\'\n[[profile]]\nmatch = ["x"]\n',
+        "timeout = 5\n[limits]\nfiles = 3\n\n[[profile]]\nmatch = ['x']",
+    ],
+)
+def test_all_else_in_the_configuration_stays_as_it_was_written(home: Path, text: str) -> None:
+    path = home / ".config/fumehood/config.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text.encode())
+    set_key(places(), "root", "alpine")
+    after = path.read_bytes().decode()
+    assert tomllib.loads(after) == {**tomllib.loads(text), "root": "alpine"}
+    others = [line for line in text.split("\n") if "root" not in line and "host" not in line]
+    assert [line for line in others if line not in after] == []
 
 
 def test_a_link_to_the_configuration_stays_one(home: Path, test_directory: Path) -> None:
@@ -119,4 +142,4 @@ def test_a_link_to_the_configuration_stays_one(home: Path, test_directory: Path)
     path.symlink_to(real)
     set_key(places(), "root", "alpine")
     assert path.is_symlink()
-    assert real.read_text() == 'root = "alpine"\ntimeout = 5\n'
+    assert tomllib.loads(real.read_text()) == {"root": "alpine", "timeout": 5}

@@ -1,9 +1,9 @@
-"""Set one key in the person's configuration, leaving every other line as it is."""
+"""Change files that a person wrote: their configuration, and other programs' settings; a backup is kept."""
 
 from __future__ import annotations
 
-import json
 import os
+import time
 from typing import TYPE_CHECKING
 
 from fumehood.errors import BadConfiguration
@@ -15,56 +15,65 @@ if TYPE_CHECKING:
 
 
 def set_key(places: Places, name: str, value: str) -> str:
-    """Give a key at the top of the configuration a text; returns the file's path.
+    """Give a key at the top of the configuration a text, leaving all else as it is written; returns the file's path.
 
-    Nothing is written unless the outcome is a configuration that holds.
+    Nothing is written unless the outcome is a configuration that holds, and says the same but for this key.
     """
-    from fumehood.core.config import read
+    import tomllib
+
+    import tomlkit
 
     path = file_of(places)
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        with open(path, encoding="utf-8", newline="") as file:
+            before = file.read()
     except FileNotFoundError:
-        text = ""
+        before = ""
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfiguration(f"cannot read the configuration {path}: {error}", hint="check it") from error
-    line = f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
-    # The line alone must hold, too.
-    for each in (text, line):
-        complaints = read(each.encode(), home()).complaints
-        if complaints:
-            raise BadConfiguration(
-                f"{name} was not set in {path}, which has an error: {complaints[0].message}",
-                hint="fumehood config check",
-            )
-    _replace(path, _changed(text, name, line))
-    return path
-
-
-def _changed(text: str, name: str, line: str) -> str:
-    from fumehood.core.toml_lines import line_numbers
-
-    number = line_numbers(text).get((name,))
-    if number is None:
-        return line + text  # first, since what follows a table's header belongs to that
-    lines = text.splitlines(keepends=True)
-    lines[number - 1] = line
-    return "".join(lines)
-
-
-def _replace(path: str, text: str) -> None:
-    folder = os.path.dirname(path)
-    beside = f"{path}.{os.getpid()}"
+    _refuse_complaints(path, name, before)
+    document = tomlkit.parse(before)
+    document[name] = value
+    after = document.as_string()
+    _refuse_complaints(path, name, after)
+    if tomllib.loads(after) != {**tomllib.loads(before), name: value}:
+        raise BadConfiguration(f"{name} can't be set in {path} for you", hint=f'write it yourself: {name} = "{value}"')
+    if not os.path.isdir(os.path.dirname(path)):
+        make_private(os.path.dirname(path))
     try:
-        if not os.path.isdir(folder):
-            make_private(folder)
-        real = os.path.realpath(path)  # a link into somebody's dotfiles stays one
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), os.stat(real).st_mode & 0o755 if os.path.exists(real) else 0o600)
-        os.replace(beside, real)
+        replace(os.path.realpath(path), before, after)  # a link into somebody's dotfiles stays one
     except OSError as error:
         raise BadConfiguration(
             f"cannot write the configuration {path}: {error.strerror}", hint="check its permissions"
         ) from error
+    return path
+
+
+def _refuse_complaints(path: str, name: str, text: str) -> None:
+    from fumehood.core.config import read
+
+    complaints = read(text.encode(), home()).complaints
+    if complaints:
+        raise BadConfiguration(
+            f"{name} was not set in {path}, which has an error: {complaints[0].message}", hint="fumehood config check"
+        )
+
+
+def replace(path: str, before: str, after: str) -> str | None:
+    """Replace a file at once, keeping what was there beside it; returns where that is, or None if there was none."""
+    backup = None
+    mode = 0o600
+    if os.path.exists(path):
+        mode = os.stat(path).st_mode & 0o755
+        backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
+        _put(backup, before, mode)
+    beside = f"{path}.new-{os.getpid()}"
+    _put(beside, after, mode)
+    os.replace(beside, path)
+    return backup
+
+
+def _put(path: str, text: str, mode: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with open(file, "w", encoding="utf-8", newline="") as writing:
+        writing.write(text)

@@ -6,13 +6,13 @@ import difflib
 import os
 import re
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core import jsonc
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.store.configure import replace
 from fumehood.store.places import home
 
 if TYPE_CHECKING:
@@ -103,25 +103,12 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, before: str, after: str) -> str | None:
-    """Replace a file at once, keeping what was there beside it; returns where."""
-    backup = None
-    mode = 0o600
+    """Replace a client's file; returns where what was there is kept."""
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        if os.path.exists(path):
-            mode = os.stat(path).st_mode & 0o777
-            backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
-            _put(backup, before, mode)
-        _put(f"{path}.new-{os.getpid()}", after, mode)
-        os.replace(f"{path}.new-{os.getpid()}", path)
+        return replace(path, before, after)
     except OSError as error:
         raise FumehoodError(f"{path} can't be written: {error.strerror}", hint="--print shows what to add") from error
-    return backup
-
-
-def _put(path: str, text: str, mode: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "w", newline="") as file:
-        file.write(text)
 
 
 def _means(path: str, text: str) -> Any:
