@@ -33,6 +33,10 @@ class Refused(FumehoodError):
     told: dict[str, object] | None = None
 
 
+class ChangedMeanwhile(Refused):
+    """What a person said yes to is not what is there now: nothing was done, and they can be asked again."""
+
+
 class Unavailable(FumehoodError):
     """This host lacks an ability that the request needs."""
 

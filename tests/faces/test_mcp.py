@@ -532,3 +532,42 @@ def test_without_the_extra_the_command_says_how_to_get_it(home: Path, project: P
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd=project)
     assert done.returncode == 125
     assert "pip install 'fumehood[mcp]'" in done.stderr
+
+
+HOOK = "mkdir -p .git/hooks; echo '#!/bin/sh' >.git/hooks/pre-push; chmod +x .git/hooks/pre-push"
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_yes_to_the_last_run_is_not_for_one_that_came_while_the_person_thought(
+    home: Path, project: Path, era: str
+) -> None:
+    """The agent asks to apply a harmless run, and runs another, with a git hook, before the person has answered."""
+    seen: list[str] = []
+
+    async def test() -> None:
+        held: list[str] = []
+
+        async def answer(_context: Any, params: Any) -> ElicitResult:
+            seen.append(params.message)
+            if len(seen) > 1:
+                return ElicitResult(action="decline")
+            late = await client.call_tool("run_command", {"command": HOOK})
+            assert late.structured_content["state"] == "held"
+            return ElicitResult(action="accept", content={"answer": "allow_once"})
+
+        async with Client(stdio("--project", str(project)), mode=era, elicitation_callback=answer) as client:
+            first = await client.call_tool("run_command", {"command": "echo x >.envrc"})
+            held.append(first.structured_content["run"])
+            done = await client.call_tool("apply", {"run": "last"})
+            assert not (project / ".git").exists(), text(done)
+            if era == "legacy":  # asked while the tool runs: the yes is for the run that was named
+                assert done.structured_content["run"] == held[0], text(done)
+                assert (project / ".envrc").exists()
+            else:  # the call is made again and means the other run now, which is asked for
+                assert done.is_error
+                assert len(seen) == 2
+                assert "pre-push" in seen[1]
+
+    asked(test)
+    assert ".envrc" in seen[0]
+    assert "pre-push" not in seen[0]

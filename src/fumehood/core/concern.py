@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fumehood.core.changes import SYMLINK
 from fumehood.core.value import Value
+from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,9 +86,8 @@ def became_open(change: Change) -> bool:
 
 
 def shown(text: str) -> str:
-    """Return a command's own words fit for a person's terminal: no control characters, not too long."""
-    plain = text if text.isprintable() else ascii(text)[1:-1]
-    return plain if len(plain) <= 80 else f"{plain[:79]}…"
+    """Return a command's own words as part of a reason: fit for a person's terminal, and not too long."""
+    return brief(text)
 
 
 def words(text: str) -> frozenset[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fumehood.core.network import EVERY_HOST, FULL
 from fumehood.core.value import Value
+from fumehood.core.wording import MOST_ITEMS, MOST_OF_A_NAME, WIDTH, Item, listed, quoted, wrapped
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
@@ -21,19 +22,24 @@ DENY_ONCE, DENY_SESSION, DENY_ALWAYS = "deny_once", "deny_session", "deny_always
 ANSWERS = (ALLOW_ONCE, ALLOW_SESSION, ALLOW_ALWAYS, DENY_ONCE, DENY_SESSION, DENY_ALWAYS)
 
 NETWORK, UNSANDBOXED, ROOT, LINKED_ROOT = "network", "unsandboxed", "root", "linked root"
+APPLY_HELD = "apply"
 
 NOBODY, TOO_LATE, CANCELLED = "nobody was there to ask", "nobody answered in time", "the question was cancelled"
 
+_INDENT = 2
+_WHOSE = "(after the first colon: not Fumehood's words, but those of the command or the agent)"
+_ESCAPES = r"(what does not show is written as an escape, \n or \u202e; a backslash of its own beside such is \\)"
 # A grant's key: what is allowed, for which project ("" for every one), and to what (a program, a directory).
 Key = tuple[str, str, str]
 
 
 class Question(Value):
-    """One thing a person is asked.
+    """One thing a person is asked, and what exactly their answer is for.
 
     `what` names the kind of permission, `text` is the question itself, `details` are further facts worth a line
-    each (hosts, what it means). `target` is what a kept answer would hold for: a program, a directory. A question
-    that is `one_time_only` has a target nobody else has, and its answers are never kept.
+    each (hosts, what it means), `items` what it is about where that may be much. `target` is what a kept answer would
+    hold for: a program, a directory. A question that is `one_time_only` has a target nobody else has, and its answers
+    are never kept. These are as they came, command and names unescaped; `lines` are fit to be shown.
     """
 
     what: str
@@ -47,6 +53,10 @@ class Question(Value):
     remedy: str = ""  # how it could be had without asking
     ahead: str = ""  # how the person can allow it for when nobody is there to ask
     in_session: bool = True  # whether anything asked later could still be of the same session
+    run: str = ""  # the run it is about; one that is only foreseen has no id yet
+    items: tuple[Item, ...] = ()
+    about: str = ""  # identifies what the words can't show whole; see `digest_of`
+    unaskable: str = ""  # why a person can't be asked this, which is then a no
 
     @property
     def key(self) -> Key:
@@ -61,32 +71,106 @@ class Question(Value):
         return tuple(answer for answer in ANSWERS if self.in_session or scope(answer) != SESSION)
 
     @property
+    def digest(self) -> str:
+        """Identify all that an answer is for: one to a question with another digest counts for nothing."""
+        kept_for = "" if self.one_time_only else self.target
+        names = (f"{item.before}\0{item.name}\0{item.after}" for item in self.items)
+        return digest_of(
+            self.what, self.text, self.command, self.directory, self.project, kept_for, self.about,
+            "\0".join(self.details), *names,
+        )  # fmt: skip
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The question as every face shows it: escaped, bounded, what is dangerous first."""
+        return question_lines(self)
+
+    @property
     def denial(self) -> str:
         """How a no is told."""
-        return f"Permission denied: {self.text.rstrip('?')}"
+        return f"Permission denied: {quoted(self.text.removesuffix('?'))}"
+
+
+def question_lines(question: Question, width: int = WIDTH, sign: str = "") -> tuple[str, ...]:
+    """Write a question for a window that is so many columns wide; `sign` is put before its first words."""
+    fixed, colon, own = question.text.partition(": ")
+    texts = [f"{sign}{fixed}{colon}{quoted(own.removesuffix('?'))}?" if colon else f"{sign}{quoted(question.text)}"]
+    texts += [_WHOSE] if colon else []
+    if question.command not in question.text:
+        texts.append(f"command: {quoted(question.command, MOST_OF_A_NAME)}")
+    texts.append(f"directory: {quoted(question.directory, MOST_OF_A_NAME)}")
+    texts += listed(question.items, seen_by=f"fumehood show {question.run}" if question.what == APPLY_HELD else "")
+    if question.what != NETWORK or not question.items:
+        texts += [quoted(each, MOST_OF_A_NAME) for each in question.details[:MOST_ITEMS]]
+    foreign = (own, question.command, question.directory, *(item.name for item in question.items))
+    texts += [_ESCAPES] if any(quoted(each) != each for each in foreign) else []
+    first, *others = (wrapped(each, width - _INDENT * (number > 0)) for number, each in enumerate(texts))
+    return (*first, *(f"{' ' * _INDENT}{line}" for each in others for line in each))
+
+
+def digest_of(*parts: str) -> str:
+    """Return what tells these texts from all others."""
+    from hashlib import sha256
+
+    encoded = (part.encode("utf-8", "surrogateescape") for part in parts)
+    return sha256(b"".join(b"%d:%b" % (len(each), each) for each in encoded)).hexdigest()[:32]
 
 
 def network_question(
-    command: str, directory: str, project: str, run: str, details: tuple[str, ...] = ()
+    command: str, directory: str, project: str, run: str, details: tuple[str, ...] = (), roots: tuple[str, ...] = ()
 ) -> Question:
-    """Ask for the network: every time anew, so the run's own id is the target."""
-    quoted = ", ".join(f'"{host}"' for host in details)
-    setting = f'network = "{FULL}"' if details == (EVERY_HOST,) else f"hosts = [{quoted}]"
+    """Ask for the network: every time anew, so the run's own id is the target.
+
+    More hosts than a person can judge at once are not asked for: among decoys, the one that matters would be missed.
+    """
+    named = ", ".join(f'"{host}"' for host in details[:MOST_ITEMS])
+    setting = f'network = "{FULL}"' if details == (EVERY_HOST,) else f"hosts = [{named}]"
+    unaskable = ""
+    if len(details) > MOST_ITEMS:
+        unaskable = f"it asks for {len(details)} hosts at once, and a person can judge {MOST_ITEMS} at most"
+        setting = "hosts = [...], or names below one as *.example.org"
     return Question(
         what=NETWORK, text=f"Run command with network access: {command}?", command=command, directory=directory,
-        project=project, target=run, details=details, one_time_only=True,
-        ahead=f"what the configuration names needs no question: {setting}",
+        project=project, target=run, details=details, one_time_only=True, run=run, items=_hosts(details),
+        ahead=f"what the configuration names needs no question: {setting}", about=digest_of(*roots),
+        unaskable=unaskable,
     )  # fmt: skip
 
 
+def _hosts(hosts: tuple[str, ...]) -> tuple[Item, ...]:
+    return () if hosts == (EVERY_HOST,) else tuple(map(_host, hosts))
+
+
+def _host(text: str) -> Item:
+    """Say what a host is, in the form in which it is compared: letters of other alphabets look like ours."""
+    from fumehood.core.hosts import LOOPBACK_NAMES, parse
+
+    try:
+        rule = parse(text)
+    except BadRequest:
+        return Item(name=text, kind=("host that can't be read", "hosts that can't be read"), danger=0)
+    name = text if text.isascii() else f"{rule.name} (written {text})"
+    if rule.name == "*":
+        return Item(name=name, kind=("rule for every host", "rules for every host"), danger=0, after="every host")
+    if rule.name in LOOPBACK_NAMES or (rule.network is not None and rule.network.is_loopback):
+        return Item(name=name, kind=("port of this machine",) * 2, danger=0, after="this machine itself")
+    if rule.network is not None:
+        return Item(name=name, kind=("address", "addresses"), danger=1, after="an address, not a name")
+    if rule.name.startswith("*."):
+        return Item(name=name, kind=("rule for many hosts", "rules for many hosts"), danger=2, after="every name below")
+    return Item(name=name, kind=("host", "hosts"), danger=3)
+
+
 def unsandboxed_question(
-    command: str, directory: str, project: str, run: str, program: str | None, details: tuple[str, ...] = ()
-) -> Question:
+    command: str, directory: str, project: str, run: str, program: str | None, details: tuple[str, ...] = (),
+    roots: tuple[str, ...] = (),
+) -> Question:  # fmt: skip
     """Ask to run without a sandbox; only a simple command has a program that an answer may be kept for."""
+    kept = (f"an answer that is kept is for {program}, with any arguments",) if program else ()
     return Question(
         what=UNSANDBOXED, text=f"Run command without a sandbox: {command}?", command=command, directory=directory,
-        project=project, target=program or run, details=details, one_time_only=program is None,
-        remedy="fumehood doctor says what a sandbox needs here",
+        project=project, target=program or run, details=(*details, *kept), one_time_only=program is None, run=run,
+        remedy="fumehood doctor says what a sandbox needs here", about=digest_of(*roots),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fumehood.core.changes import APPLIED, DELETED, Change
 from fumehood.core.value import Value
+from fumehood.core.wording import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
     from fumehood.core.connection import Connection
 
+__all__ = [
+    "MODEL_OUTPUT", "Blocked", "ReportedChange", "Run", "change_lines", "cut_in_the_middle", "joined", "model_text",
+    "one_line", "printable",
+]  # fmt: skip
 MODEL_OUTPUT = 30_000  # characters of output that a model is shown
 _MODEL_CHANGES = 100
 
@@ -210,19 +215,3 @@ def one_line(change: Change) -> str:
     flags = f" ({', '.join(change.flags)})" if change.flags else ""
     kind = "" if change.kind == "file" else f" {change.kind}"
     return f"{change.change}{kind} {printable(change.path)}{flags}{told}"
-
-
-def printable(text: str) -> str:
-    """Write a name so that no control character of it reaches a terminal or a log."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
-
-
-def _escaped(letter: str) -> str:
-    code = ord(letter)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter) or (
-        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    )

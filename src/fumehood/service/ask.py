@@ -4,7 +4,7 @@ To be asked, something needs one method, `put(asked)`, which returns soon:
 
     class Page:
         def put(self, asked):                  # from the thread that waits for the answer
-            self.show(asked.question)          # .text .command .directory .details .options
+            self.show(asked.question.lines)    # escaped and bounded; the answers are its .options
             asked.on_close(self.hide)          # called once, when the question is settled, whoever settled it
 
         def clicked(self, asked, button):      # later, from any thread

@@ -6,11 +6,12 @@ import os
 import time
 
 from fumehood.core import changes as c
+from fumehood.core.held import held_digest
 from fumehood.core.judge import keep_replacements_whole
 from fumehood.core.plan import is_plain
 from fumehood.core.report import printable
 from fumehood.core.together import CHANGED_SINCE, free_of_conflicts
-from fumehood.errors import ApplyFailed, BadRequest
+from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import is_version, looks, open_top
 from fumehood.service import holds
@@ -34,14 +35,17 @@ BY_FORCE = "a person takes it by force"  # while it is in flight: should that be
 
 
 def apply_held(
-    store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False
-) -> Run:
+    store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False,
+    expected: str = "",
+) -> Run:  # fmt: skip
     """Take over what a run had to hold; with `force`, also what was changed in the project after the run began.
 
     What a person has there is then saved in the run's layer first, like any original. Without, conflicts stay.
+    `expected` is the digest of what the person was shown (`shown_digest`); anything else raises ChangedMeanwhile.
     """
     with InterruptsHeld(), store.alone(project.id):
         run, waiting = _waiting(store, project, run, paths, here, forth=True)
+        _refuse_another(run, waiting, expected)
         if not force:
             waiting = _without_conflicts(run, waiting)
         _refuse_before_others(store, run, waiting)
@@ -57,6 +61,19 @@ def apply_held(
     return run
 
 
+def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: bool = True) -> str:
+    """Identify what a word on these paths of a run is for, as the run is known to whoever shows it."""
+    return held_digest(run, _meant(run, paths, here, forth=forth))
+
+
+def _refuse_another(run: Run, waiting: Sequence[c.Change], expected: str) -> None:
+    if expected and held_digest(run, waiting) != expected:
+        raise ChangedMeanwhile(
+            f"what run {run.run} holds has changed since it was shown: nothing was done",
+            hint=f"fumehood show {run.run}, then decide again",
+        )
+
+
 def _waiting(
     store: Store, project: Project, run: Run, paths: Sequence[str], here: str, *, forth: bool
 ) -> tuple[Run, list[c.Change]]:
@@ -64,6 +81,11 @@ def _waiting(
     run = recorded(store, project, run)
     if run.state != HELD:
         raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
+    return run, _meant(run, paths, here, forth=forth)
+
+
+def _meant(run: Run, paths: Sequence[str], here: str, *, forth: bool) -> list[c.Change]:
+    """Return the held changes that paths mean, with those that can't stay behind."""
     meant = chosen(run, paths, here=here)
     waiting = [change for change in meant if change.verdict in c.WAITING]
     if not waiting:
@@ -71,7 +93,7 @@ def _waiting(
             f"run {run.run} does not hold {printable(meant[0].path)}: it is {meant[0].verdict}",
             hint=f"fumehood show {run.run}",
         )
-    return run, with_companions(run, waiting, forth=forth) if paths else waiting
+    return with_companions(run, waiting, forth=forth) if paths else waiting
 
 
 def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
@@ -220,10 +242,13 @@ def _fate(held: c.Change | None, anew: c.Change) -> tuple[str, str]:
     return c.CONFLICT, CHANGED_SINCE
 
 
-def discard_held(store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "") -> Run:
-    """Throw away what a run had to hold; what it had applied stays, with its backups."""
+def discard_held(
+    store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", expected: str = ""
+) -> Run:
+    """Throw away what a run had to hold; what it had applied stays, with its backups. `expected` as in `apply_held`."""
     with InterruptsHeld(), store.alone(project.id):
         run, waiting = _waiting(store, project, run, paths, here, forth=False)
+        _refuse_another(run, waiting, expected)
         later = holds.built_upon(store, project.id, run, waiting)
         if later is not None:
             raise BadRequest(

@@ -185,12 +185,19 @@ class Sandbox:
         where = os.path.join(self._project.path, os.fspath(path))
         return add_root(self._store, self._project, where, self._hood.permissions).roots
 
-    def apply(self, run: Run | str, *paths: str | os.PathLike[str], force: bool = False) -> Run:
+    def apply(
+        self, run: Run | str, *paths: str | os.PathLike[str], force: bool = False, expected: str = ""
+    ) -> Run:
         """Take over what a run had to hold, all of it or some paths.
 
-        With `force`, also where the project was changed since; what is there now is saved first.
+        With `force`, also where the project was changed since; what is there now is saved first. `expected` is the
+        `about` of the question that a person said yes to: where the run holds anything else by now, ChangedMeanwhile
+        is raised, and nothing done.
         """
-        return decide.apply_held(self._store, self._project, self._found(run), _paths(paths), force=force)
+        found = self._found(run)
+        return decide.apply_held(
+            self._store, self._project, found, _paths(paths), force=force, expected=expected
+        )
 
     def discard(self, run: Run | str, *paths: str | os.PathLike[str]) -> Run:
         """Throw away what a run had to hold, all of it or some paths."""

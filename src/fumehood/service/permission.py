@@ -80,6 +80,8 @@ class Permissions:
         before = self._settled(question)
         if before != p.ASK:
             return Decision(allowed=before == p.ALLOW, reason=f"answered before: {before}")
+        if question.unaskable:
+            return Decision(allowed=False, answer=p.DENY_ONCE, reason=question.unaskable)
         if not self._asks:
             return Decision(allowed=False, answer=p.DENY_ONCE, reason=p.NOBODY)
         from fumehood.service.ask import ask_all
@@ -97,7 +99,8 @@ class Permissions:
         decision = self.decide(question, cancelled)
         if not decision.allowed:
             why = decision.reason or "a person said no"
-            help_ = question.remedy or (question.ahead if why == p.NOBODY else "")
+            is_unasked = why in (p.NOBODY, question.unaskable)
+            help_ = question.remedy or (question.ahead if is_unasked else "")
             raise Refused(question.denial, hint=f"{why}; {help_}" if help_ else why)
         return decision
 

@@ -232,7 +232,8 @@ class Hood:
     def _ask_first(self, run: Run, network: Network, wishes: Wishes) -> None:
         """Ask a person for what they must be asked for; a plain sandboxed run needs nobody's word."""
         if network.to_ask:
-            self.permit(run, network_question(run.command, run.cwd, run.project, run.run, network.to_ask), wishes)
+            hosts, roots = network.to_ask, run.roots
+            self.permit(run, network_question(run.command, run.cwd, run.project, run.run, hosts, roots), wishes)
 
     def foreseen(self, request: Request) -> tuple[Question, ...]:
         """Return what a person would be asked before this request runs."""
@@ -246,7 +247,7 @@ class Hood:
             return ()
         world = self._around(request, command)
         cwd = world.starting(request.cwd, self.project.path)
-        return (network_question(shown(command), cwd, self.project.path, "", asked),)
+        return (network_question(shown(command), cwd, self.project.path, "", asked, self.project.roots),)
 
     def _connect(
         self, run: Run, network: Network, execution: Execution, command: tuple[str, ...], world: World,
@@ -259,7 +260,7 @@ class Hood:
         permissions = self._permissions(wishes)
 
         def ask(hosts: tuple[str, ...]) -> None:
-            question = network_question(run.command, run.cwd, run.project, run.run, hosts)
+            question = network_question(run.command, run.cwd, run.project, run.run, hosts, run.roots)
             self._decided(run, question, permissions.require(question, wishes.cancelled))
 
         return connected(

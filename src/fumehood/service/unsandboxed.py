@@ -99,9 +99,11 @@ def _question(
         return None
     # What is sourced first may be anything, and network is asked for each time.
     is_plain = not (request.source or request.session or request.network != NONE or request.hosts)
-    program = resolved(request.command, run.cwd, environment, hood.project.roots) if is_plain else None
+    # Commands write their roots, the playground and caches.
+    writable = (*hood.project.roots, *hood.store.places.own())
+    program = resolved(request.command, run.cwd, environment, writable) if is_plain else None
     details = ("as you, with all your files and the whole network; it can't be undone", f"why: {found.why_bare}")
-    return unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details)
+    return unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details, run.roots)
 
 
 def _refuse_what_needs_a_sandbox(policy: Policy, request: Request, why: str) -> None:

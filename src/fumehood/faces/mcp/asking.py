@@ -2,6 +2,8 @@
 
 Until 2025-11-25 a server asks while a tool runs; from 2026-07-28 on the call is answered with the question and made
 again with the answer. The SDK's resolvers do both, so questions that can be foreseen are put there, before the run.
+What was asked is then put together anew, and an answer counts only if that is word for word the same: the SDK seals a
+digest of the words, the tool and its arguments into the state that the client hands back.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit
 from pydantic import BaseModel, Field
 
 from fumehood.core.permission import ALLOW_ONCE, DENY_ONCE
+from fumehood.errors import ChangedMeanwhile
+from fumehood.store.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from fumehood.core.permission import Question
     from fumehood.service.ask import Ask, Asked
 
+_INTRODUCTION = "Fumehood asks you. Indented: what it is about, with words of the command and names of files as they are."
+_MOST_OPEN = 1000
 _TITLES = {
     "allow_once": "Allow once", "allow_session": "Allow for this session", "allow_always": "Always allow",
     "deny_once": "Deny", "deny_session": "Deny for this session", "deny_always": "Always deny",
@@ -48,28 +54,70 @@ def can_elicit(context: Context[Any, Any]) -> bool:
     return found is not None and (found.form is not None or found.url is None)
 
 
-def elicitation(question: Question) -> Elicit[Any]:
+class OpenQuestions:
+    """The questions that a client was sent and that are not settled, each with a number of its own.
+
+    The number is part of the words, and the SDK takes an answer only for the words it was given to. So an answer that
+    a client sends a second time is for a question that is no longer open, and the person is asked anew.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, str] = {}
+
+    def number(self, question: Question) -> str:
+        """Return the number under which a question is open; the call that brings the answer has to find it."""
+        digest = question.digest
+        if digest not in self._numbers:
+            while len(self._numbers) >= _MOST_OPEN:
+                del self._numbers[next(iter(self._numbers))]
+            self._numbers[digest] = new_id()
+        return self._numbers[digest]
+
+    def close(self, question: Question) -> None:
+        """The call that it was asked for has come to its end."""
+        self._numbers.pop(question.digest, None)
+
+
+def elicitation(question: Question, number: str) -> Elicit[Any]:
     """Put a question into the shape that the client shows."""
     is_one_time = question.options == (ALLOW_ONCE, DENY_ONCE)
-    return Elicit(worded(question), OneTime if is_one_time else Kept)
+    return Elicit(worded(question, number), OneTime if is_one_time else Kept)
 
 
-def worded(question: Question) -> str:
-    """Write a question with all that a person needs to answer it."""
-    return "\n".join([question.text, f"Directory: {question.directory}", *question.details])
+def worded(question: Question, number: str) -> str:
+    """Write a question with all that a person needs to answer it.
+
+    Four blanks make a client that knows Markdown show the lines as they are. The digest is of all that the answer is
+    for, be it shown or not.
+    """
+    shown = "\n".join(f"    {line}" for line in question.lines)
+    return f"{_INTRODUCTION}\n\n{shown}\n\n(question {number}, {question.digest})"
 
 
-class Given:
-    """Somebody who has answered one question already, word for word, and answers no other."""
+class Answered:
+    """Somebody who was asked one question before, and whose answer is for that one alone.
 
-    def __init__(self, question: Question, answer: str) -> None:
-        self._words = worded(question)
+    Where it turns out to be about something else by now, `again` is asked; without that, the call fails.
+    """
+
+    def __init__(self, question: Question, answer: str, again: Ask | None) -> None:
+        self._digest = question.digest
         self._answer = answer
+        self._again = again
 
     def put(self, asked: Asked) -> None:
-        """Answer, or leave it to others."""
-        matches = self._words == worded(asked.question) and self._answer in asked.question.options
-        asked.answer(self._answer if matches else None)
+        """Answer, or have it asked again."""
+        if asked.question.digest == self._digest and self._answer in asked.question.options:
+            asked.answer(self._answer)
+        elif self._again is not None:
+            self._again.put(asked)
+        else:
+            asked.fail(
+                ChangedMeanwhile(
+                    "what the user was asked about has changed since: nothing was done",
+                    hint="call it again: the user is then asked about what it is now",
+                )
+            )
 
 
 class Client:
@@ -92,19 +140,19 @@ class Client:
         }  # fmt: skip
         schema: dict[str, Any] = {"type": "object", "properties": {"answer": choice}, "required": ["answer"]}
         result = await self._context.session.elicit_form(
-            worded(asked.question), schema, related_request_id=self._context.request_id
+            worded(asked.question, new_id()), schema, related_request_id=self._context.request_id
         )
-        given = (result.content or {}).get("answer") if result.action == "accept" else DENY_ONCE
-        asked.answer(given if given in options else DENY_ONCE)
+        answer = (result.content or {}).get("answer") if result.action == "accept" else DENY_ONCE
+        asked.answer(answer if answer in options else DENY_ONCE)
 
 
 def who_answers(
-    context: Context[Any, Any], questions: Sequence[Question], outcome: Any, others: Sequence[Ask]
+    context: Context[Any, Any], question: Question | None, outcome: Any, others: Sequence[Ask]
 ) -> tuple[Ask, ...]:
-    """Return who may answer for this call: what was answered before it, the client while it runs, or others."""
-    if questions:
+    """Return who may answer for this call: who was asked `question` before it, the client while it runs, or others."""
+    can_ask_now = can_elicit(context) and context.session.can_send_request
+    client = Client(context, asyncio.get_running_loop()) if can_ask_now else None
+    if question is not None:
         answer = outcome.data.answer if isinstance(outcome, AcceptedElicitation) else DENY_ONCE
-        return (Given(questions[0], answer),)
-    if can_elicit(context) and context.session.can_send_request:
-        return (Client(context, asyncio.get_running_loop()),)
-    return tuple(others)
+        return (Answered(question, answer, client),)
+    return tuple(others) if client is None else (client,)

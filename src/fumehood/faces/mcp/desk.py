@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mcp.server.mcpserver import AcceptedElicitation, Context, ElicitationResult, ListRoots, Resolve
 from mcp.types import CallToolResult
 
+from fumehood.core.changes import HELD
+from fumehood.core.held import apply_question
 from fumehood.core.permission import Question
-from fumehood.errors import FumehoodError
-from fumehood.faces.mcp.asking import can_elicit, elicitation, who_answers
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.mcp.asking import OpenQuestions, can_elicit, elicitation, who_answers
 from fumehood.faces.mcp.jobs import Job, Jobs
 from fumehood.faces.mcp.places import Workplaces
 from fumehood.faces.mcp.results import failed
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 # What a resolver's own None becomes: the client was not asked.
 NOT_ASKED: ElicitationResult[Any] = AcceptedElicitation[Any].model_construct(data=None)
-_NAMED = 20  # held changes that the question to apply them names
 
 
 class Desk:
@@ -32,6 +33,7 @@ class Desk:
         self.workplaces = workplaces
         self.others = tuple(others)
         self.jobs = Jobs()
+        self.open_questions = OpenQuestions()
 
 
 def desk_of(ctx: Context[Any, Any]) -> Desk:
@@ -94,12 +96,17 @@ async def place(ctx: Context[Any, Any], found: Annotated[Any, Resolve(roots)]) -
 Where = Annotated[Place, Resolve(place)]
 
 
-async def permission(
-    ctx: Context[Any, Any], where: Where, command: str, working_dir: str | None, network: bool
-) -> Any:
-    """Ask the person, through the client, for what this command needs their word for."""
+async def foreseen_question(
+    where: Where, command: str, working_dir: str | None, network: bool
+) -> Question | None:
+    """Find out what this command needs a person's word for; the tool gets the very question that is asked."""
     questions = foreseen(where, command, working_dir, network=network)
-    return elicitation(questions[0]) if questions and can_elicit(ctx) else None
+    return questions[0] if questions else None
+
+
+async def permission(ctx: Context[Any, Any], question: Annotated[Any, Resolve(foreseen_question)]) -> Any:
+    """Ask the person, through the client, for what this command needs their word for."""
+    return _asked(ctx, question)
 
 
 def foreseen(where: Place, command: str, working_dir: str | None, *, network: bool) -> tuple[Question, ...] | None:
@@ -111,13 +118,23 @@ def foreseen(where: Place, command: str, working_dir: str | None, *, network: bo
         return None
 
 
-async def consent(ctx: Context[Any, Any], where: Where, run: str) -> Any:
-    """Ask the person, through the client, whether to apply what a run had to hold."""
+async def held_question(where: Where, run: str) -> Question | None:
+    """Find out which run is meant and what it holds, once: `last` may be another by the time of the answer."""
     try:
-        question = apply_question(where.holding(run), run)
+        return question_to_apply(where.holding(run), run)
     except FumehoodError:
+        return None  # the tool itself says what is wrong
+
+
+async def consent(ctx: Context[Any, Any], question: Annotated[Any, Resolve(held_question)]) -> Any:
+    """Ask the person, through the client, whether to apply what a run had to hold."""
+    return _asked(ctx, question)
+
+
+def _asked(ctx: Context[Any, Any], question: Question | None) -> Any:
+    if question is None or question.unaskable or not can_elicit(ctx):
         return None
-    return elicitation(question) if can_elicit(ctx) else None
+    return elicitation(question, desk_of(ctx).open_questions.number(question))
 
 
 def needs_nobody(ctx: Context[Any, Any], arguments: dict[str, Any]) -> bool:
@@ -133,27 +150,23 @@ def needs_nobody(ctx: Context[Any, Any], arguments: dict[str, Any]) -> bool:
     return foreseen(here(ctx), command, working_dir, network=False) == ()
 
 
+Foreseen = Annotated[Any, Resolve(foreseen_question)]
+HeldQuestion = Annotated[Any, Resolve(held_question)]
 Permission = Annotated[ElicitationResult[Any], Resolve(permission)]
 Consent = Annotated[ElicitationResult[Any], Resolve(consent)]
 
 
-def apply_question(sandbox: "Sandbox", name: str) -> Question:
+def question_to_apply(sandbox: "Sandbox", name: str) -> Question:
     """Put into words what applying a run's held changes means."""
     run = sandbox.find(name)
-    waiting = [change for change in run.changes if change.verdict == "held"]
-    details = [f"{change.change} {change.path}: {change.reason}" for change in waiting[:_NAMED]]
-    details += [f"and {len(waiting) - _NAMED} more"] if len(waiting) > _NAMED else []
-    stay = sum(change.verdict == "conflict" for change in run.changes)
-    details += [f"{stay} in conflict with your own edits stay as they are"] if stay else []
-    return Question(
-        what="apply", text=f"Apply what run {run.run} had to hold?", command=run.command, directory=run.project,
-        project=run.project, target=run.run, details=(f"Command: {run.command}", *details), one_time_only=True,
-    )  # fmt: skip
+    if run.state != HELD:
+        raise BadRequest(f"run {run.run} holds nothing: it is {run.state}")
+    return apply_question(run)
 
 
-def answering(
-    ctx: Context[Any, Any], where: Place, outcome: Any, questions: Callable[[], Sequence[Question]]
-) -> "list[Ask]":
-    """Return who may answer for this call."""
+def answering(ctx: Context[Any, Any], where: Place, outcome: Any, question: Question | None) -> "list[Ask]":
+    """Return who may answer for this call; `question` is what was asked before it, if anything was."""
     was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
-    return list(who_answers(ctx, questions() if was_asked else (), outcome, where.desk.others))
+    if question is not None:
+        where.desk.open_questions.close(question)
+    return list(who_answers(ctx, question if was_asked else None, outcome, where.desk.others))

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fumehood.core import tool as described
 from fumehood.faces.mcp import results as r
-from fumehood.faces.mcp.desk import NOT_ASKED, Permission, Where, answering, here, told
+from fumehood.faces.mcp.desk import NOT_ASKED, Foreseen, Permission, Where, answering, here, told
 from fumehood.faces.mcp.jobs import Job
 from fumehood.faces.mcp.progress import Progress
 
@@ -32,12 +32,13 @@ JobName = Annotated[str, Field(description="What start_command returned.")]
 
 @told
 async def run_command(  # noqa: D103 - described by core/tool.py
-    ctx: Context[Any, Any], where: Where, permission: Permission, command: Command, working_dir: Directory = None,
+    ctx: Context[Any, Any], where: Where, question: Foreseen, permission: Permission, command: Command,
+    working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
 ) -> Annotated[CallToolResult, r.Report]:  # fmt: skip
     sandbox = where.sandbox(working_dir)
     cwd = working_dir or sandbox.project
-    asks = answering(ctx, where, permission, lambda: sandbox.questions(command, cwd=cwd, network=network))
+    asks = answering(ctx, where, permission, question)
     async with Progress(ctx) as progress:
         run = await sandbox.arun(
             command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take
@@ -51,18 +52,19 @@ async def run_unasked(
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
 ) -> CallToolResult:  # fmt: skip
     """Run a command where `needs_nobody`; the SDK has nothing to find out for it."""
-    return await run_command(ctx, here(ctx), NOT_ASKED, command, working_dir, network, timeout)
+    return await run_command(ctx, here(ctx), None, NOT_ASKED, command, working_dir, network, timeout)
 
 
 @told
 async def start_command(
-    ctx: Context[Any, Any], where: Where, permission: Permission, command: Command, working_dir: Directory = None,
+    ctx: Context[Any, Any], where: Where, question: Foreseen, permission: Permission, command: Command,
+    working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
 ) -> Annotated[CallToolResult, r.Job]:  # fmt: skip
     """Start a command that takes long, a server for instance; poll_command tells what it prints."""
     sandbox = where.sandbox(working_dir)
     cwd = working_dir or sandbox.project
-    asks = answering(ctx, where, permission, lambda: sandbox.questions(command, cwd=cwd, network=network))
+    asks = answering(ctx, where, permission, question)
 
     def work(**more: Any) -> "Run":
         return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, **more)

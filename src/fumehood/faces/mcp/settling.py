@@ -2,17 +2,23 @@
 
 # No `from __future__ import annotations`: the SDK reads these, resolvers among them.
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio.to_thread
 from mcp.server.mcpserver import Context
 from mcp.types import CallToolResult
 from pydantic import Field
 
+from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.mcp import results as r
-from fumehood.faces.mcp.desk import Consent, Where, answering, apply_question, told
+from fumehood.faces.mcp.desk import Consent, HeldQuestion, Where, answering, question_to_apply, told
+
+if TYPE_CHECKING:
+    from fumehood import Question, Run, Sandbox
+    from fumehood.service.ask import Ask
 
 _MOST_TEXT = 100_000
+_MOST_ASKED = 3  # times that a person is asked about what changes while they think
 
 RunName = Annotated[str, Field(description="A run's id, a unique beginning of one, or `last`.")]
 Paths = Annotated[list[str] | None, Field(description="Only these paths, relative to the project.")]
@@ -70,15 +76,27 @@ async def undo(
 
 @told
 async def apply(
-    ctx: Context[Any, Any], where: Where, consent: Consent, run: RunName
+    ctx: Context[Any, Any], where: Where, question: HeldQuestion, consent: Consent, run: RunName
 ) -> Annotated[CallToolResult, r.Report]:
     """Apply what a run had to hold; the user is asked."""
-    sandbox = where.holding(run)
-    question = apply_question(sandbox, run)
-    asks = answering(ctx, where, consent, lambda: [question])
-    await anyio.to_thread.run_sync(sandbox.require, question, asks)
-    done = await anyio.to_thread.run_sync(sandbox.apply, run)
+    sandbox = where.holding(run if question is None else question.run)
+    asks = answering(ctx, where, consent, question)
+    asked_about = question or question_to_apply(sandbox, run)
+    done = await anyio.to_thread.run_sync(_applied_as_shown, sandbox, asked_about, asks)
     return r.returned(done.for_model(), **r.report_of(done))
+
+
+def _applied_as_shown(sandbox: "Sandbox", question: "Question", asks: "list[Ask]") -> "Run":
+    """Apply exactly what the person says yes to; if the run holds something else by then, ask again, a few times."""
+    for left in reversed(range(_MOST_ASKED)):
+        sandbox.require(question, asks)
+        try:
+            return sandbox.apply(question.run, expected=question.about)
+        except ChangedMeanwhile:
+            if not left:
+                raise
+            question = question_to_apply(sandbox, question.run)
+    raise AssertionError("the last time ends it")
 
 
 @told

@@ -1,0 +1,217 @@
+"""Write what a person is asked, so that nothing in it can look like something else.
+
+A command, a path, a host and a reason are other people's words. In a question they are escaped, bounded and counted:
+
+    printable(text)      a name in a report: every letter that hides, moves or turns round others is an escape
+    quoted(text, most)   the same for a question, where what was left out is counted too
+    listed(items, most)  many things: the dangerous first, the rest counted by kind
+    wrapped(line, width) broken by us, so that no words of others can begin a line
+
+Every face shows `Question.lines`, which is made of these.
+"""
+
+from __future__ import annotations
+
+from fumehood.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    Piece = tuple[str, int]  # what is written, and how many letters of the text that stands for
+
+WIDTH = 76  # columns of a question where nobody knows how wide the window is
+MOST_LETTERS, MOST_OF_A_NAME = 1600, 240
+MOST_ITEMS = 20
+CONTINUED = "  | "  # begins every line that goes on with another; only we begin lines
+_LONGEST_BLANK = 16  # blanks in a row that are shown as they are
+_MOST_MARKS = 3  # accents on one letter; the scripts that need most need three
+_ACCENTS, _ENCLOSING, _OVERLAY = ("Mn", "Mc"), "Me", 1
+_RIGHT_TO_LEFT = ("R", "AL", "AN")
+# Letters and symbols by their class that nobody sees all the same: fillers, selectors of variants, empty patterns.
+_LOOKS_BLANK = frozenset((
+    0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0, 0x13441, 0x13442,
+    0x16FE4, 0x1D159, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0),
+))  # fmt: skip
+
+
+class Item(Value):
+    """One of several things that a question is about; the smaller its `danger`, the sooner it is shown.
+
+    `kind` is what it is counted as where it is left out: one, and several ("git hook", "git hooks").
+    """
+
+    name: str
+    kind: tuple[str, str]
+    danger: int
+    before: str = ""  # words before the name
+    after: str = ""  # and after it
+
+
+def printable(text: str) -> str:
+    """Write a name so that no letter of it reaches a terminal or a log as more, or less, than a letter."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(written for written, _ in _letters(text))
+
+
+def quoted(text: str, most: int = MOST_LETTERS) -> str:
+    """Write other people's words for a question: on one line, of bounded length, in the order they are read.
+
+    Where anything had to be written otherwise, a backslash in it is doubled: only ours stand alone. Of what is too
+    long, beginning and end are shown, with how many letters were not.
+    """
+    if text.isascii() and text.isprintable() and len(text) <= most and " " * (_LONGEST_BLANK + 1) not in text:
+        return text
+    pieces = list(_collapsed(text))
+    plain = "".join(written for written, _ in pieces)
+    if plain == text and len(text) <= most:
+        return text
+    pieces = [("\\\\", count) if written == "\\" else (written, count) for written, count in pieces]
+    return _shortened(pieces, most)
+
+
+def brief(text: str, most: int = 80) -> str:
+    """Write a name as part of a sentence: printable, and short."""
+    return _shortened(list(_letters(text)), most)
+
+
+def listed(items: Iterable[Item], most: int = MOST_ITEMS, seen_by: str = "") -> list[str]:
+    """Write one line an item, the most dangerous first; those left out are counted by kind.
+
+    Nothing that is left out is more dangerous than what is shown. `seen_by` is the command that shows all.
+    """
+    ordered = sorted(items, key=lambda item: item.danger)
+    lines = [_item_line(item) for item in ordered[:most]]
+    rest = ordered[most:]
+    if rest:
+        all_ = f"; all of them: {seen_by}" if seen_by else ""
+        lines.append(f"and {len(rest)} MORE, NOT SHOWN: {by_kind(rest)}{all_}")
+    return lines
+
+
+def by_kind(items: Sequence[Item]) -> str:
+    """Count items by kind: 9 git hooks, 2 links."""
+    counts: dict[tuple[str, str], int] = {}
+    for item in items:
+        counts[item.kind] = counts.get(item.kind, 0) + 1
+    return ", ".join(f"{count} {kind[count > 1]}" for kind, count in counts.items())
+
+
+def _item_line(item: Item) -> str:
+    before = f"{item.before} " if item.before else ""
+    after = f": {quoted(item.after, MOST_OF_A_NAME)}" if item.after else ""
+    return f"{before}{quoted(item.name, MOST_OF_A_NAME)}{after}"
+
+
+def wrapped(line: str, width: int = WIDTH) -> list[str]:
+    """Break a line that is already safe: a terminal that did it would let a part of it look like a line of its own."""
+    lines, room, used = [""], max(width, 20), 0
+    for letter in line:
+        wide = _columns(letter)
+        if used + wide > room:
+            lines.append(CONTINUED)
+            used = len(CONTINUED)
+        lines[-1] += letter
+        used += wide
+    return lines
+
+
+def _columns(letter: str) -> int:
+    if letter.isascii():
+        return 1
+    from unicodedata import category, east_asian_width
+
+    if category(letter) == "Mn":
+        return 0
+    return 2 if east_asian_width(letter) in ("W", "F") else 1
+
+
+def _shortened(pieces: Sequence[Piece], most: int) -> str:
+    if sum(len(written) for written, _ in pieces) <= most:
+        return "".join(written for written, _ in pieces)
+    tail_room = most // 3
+    head = _fitting(pieces, most - tail_room)
+    tail = _fitting(pieces[::-1], tail_room)
+    left_out = pieces[head : len(pieces) - tail]
+    count = sum(letters for _, letters in left_out)
+    return (
+        "".join(written for written, _ in pieces[:head])
+        + f" \\[… {count} CHARACTERS NOT SHOWN …] "
+        + "".join(written for written, _ in pieces[len(pieces) - tail :])
+    )
+
+
+def _fitting(pieces: Sequence[Piece], room: int) -> int:
+    """Return how many pieces there is room for."""
+    for number, (written, _) in enumerate(pieces):
+        room -= len(written)
+        if room < 0:
+            return number
+    return len(pieces)
+
+
+def _collapsed(text: str) -> Iterator[Piece]:
+    """Yield what is written for each letter, and one piece for a long run of those that nobody sees."""
+    blanks: list[str] = []
+    pieces: list[Piece] = []
+    for letter, (written, count) in zip(text, _letters(text, in_order=True), strict=True):
+        if letter.isspace() or (written != letter and _is_blank(letter)):
+            blanks.append(letter)
+            pieces.append((written, count))
+            continue
+        yield from _blank_run(blanks, pieces)
+        blanks, pieces = [], []
+        yield written, count
+    yield from _blank_run(blanks, pieces)
+
+
+def _blank_run(blanks: Sequence[str], pieces: Sequence[Piece]) -> Iterator[Piece]:
+    if len(blanks) <= _LONGEST_BLANK:
+        yield from pieces
+        return
+    breaks = blanks.count("\n")
+    lines = f", {breaks} of them line breaks" if breaks else ""
+    yield f"\\[{len(blanks)} BLANK CHARACTERS{lines}]", len(blanks)
+
+
+def _is_blank(letter: str) -> bool:
+    from unicodedata import category
+
+    return ord(letter) in _LOOKS_BLANK or category(letter) in ("Cf", "Zs", "Zl", "Zp")
+
+
+def _letters(text: str, *, in_order: bool = False) -> Iterator[Piece]:
+    """Yield what is written for each letter; with `in_order`, those that are read from the right are escapes too."""
+    marks = -1  # accents on the last letter; none may stand where there is no letter, or it would sit on one of ours
+    for letter in text:
+        if letter.isascii():
+            is_shown = letter.isprintable()
+            marks = 0 if letter.isalnum() else -1
+        else:
+            is_shown, marks = _judged(letter, marks, in_order=in_order)
+        yield (letter if is_shown else _escaped(letter)), 1
+
+
+def _judged(letter: str, marks: int, *, in_order: bool) -> tuple[bool, int]:
+    """Tell whether a letter may be shown, and how many accents the last letter has then."""
+    import unicodedata
+
+    if not letter.isprintable() or ord(letter) in _LOOKS_BLANK:
+        return False, -1
+    kind = unicodedata.category(letter)
+    if kind in _ACCENTS:
+        is_shown = 0 <= marks < _MOST_MARKS and unicodedata.combining(letter) != _OVERLAY
+        return is_shown, marks + 1 if is_shown else marks
+    if kind == _ENCLOSING or (in_order and unicodedata.bidirectional(letter) in _RIGHT_TO_LEFT):
+        return False, -1
+    return True, 0 if letter.isalnum() else -1
+
+
+def _escaped(letter: str) -> str:
+    code = ord(letter)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter) or (
+        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    )
