@@ -44,7 +44,7 @@ def test_whoever_types_it_at_a_terminal_is_the_person(cli, home, project, second
 @pytest.mark.parametrize(("key", "code"), [("y", 0), ("n", 126), ("\n", 126)])
 def test_a_link_is_asked_about_by_what_it_leads_to_even_at_a_terminal(cli, home, project, second, key, code):
     (project / "way").symlink_to(second)
-    with Terminal([*command_line(), "roots", "add", "way"], project) as terminal:
+    with Terminal([*command_line(), "roots", "add", "way"], project, columns=200) as terminal:
         assert f"what a symlink leads to: {project}/way → {second}?" in terminal.wait_for("\n>")
         terminal.type(key)
         assert terminal.end() == code

@@ -63,7 +63,7 @@ def apply_held(
 
 def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: bool = True) -> str:
     """Identify what a word on these paths of a run is for, as the run is known to whoever shows it."""
-    return held_digest(run, _meant(run, paths, here, forth=forth))
+    return held_digest(run, meant(run, paths, here=here, forth=forth))
 
 
 def _refuse_another(run: Run, waiting: Sequence[c.Change], expected: str) -> None:
@@ -81,16 +81,17 @@ def _waiting(
     run = recorded(store, project, run)
     if run.state != HELD:
         raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
-    return run, _meant(run, paths, here, forth=forth)
+    return run, meant(run, paths, here=here, forth=forth)
 
 
-def _meant(run: Run, paths: Sequence[str], here: str, *, forth: bool) -> list[c.Change]:
+def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True) -> list[c.Change]:
     """Return the held changes that paths mean, with those that can't stay behind."""
-    meant = chosen(run, paths, here=here)
-    waiting = [change for change in meant if change.verdict in c.WAITING]
+    named_changes = chosen(run, paths, here=here)
+    waiting = [change for change in named_changes if change.verdict in c.WAITING]
     if not waiting:
+        first = named_changes[0]
         raise BadRequest(
-            f"run {run.run} does not hold {printable(meant[0].path)}: it is {meant[0].verdict}",
+            f"run {run.run} does not hold {printable(first.path)}: it is {first.verdict}",
             hint=f"fumehood show {run.run}",
         )
     return with_companions(run, waiting, forth=forth) if paths else waiting

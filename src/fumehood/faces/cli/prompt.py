@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 
 from fumehood.core import permission as p
-from fumehood.core.report import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fumehood.linux.terminal_turn import TerminalTurn
     from fumehood.service.ask import Ask, Asked
 
 _TTY = "/dev/tty"
@@ -20,7 +21,6 @@ _KEYS = {
     p.DENY_SESSION: ("q", "deny for this session"), p.DENY_ALWAYS: ("v", "never"),
 }  # fmt: skip
 _NO = frozenset("\r\n\x04\x1b")  # Enter, the end of input, Escape: the default
-_LONGEST = 4000
 
 
 def terminal() -> tuple[Ask, ...]:
@@ -44,7 +44,8 @@ class Terminal:
             asked.answer(None)
             return
         closed, closing = os.pipe()
-        thread = threading.Thread(target=_prompt, args=(tty, closed, asked), name="fumehood-prompt", daemon=True)
+        prompting = tty, closed, asked, time.monotonic() + asked.seconds
+        thread = threading.Thread(target=_prompt, args=prompting, name="fumehood-prompt", daemon=True)
 
         def close() -> None:
             os.close(closing)
@@ -71,33 +72,43 @@ def _opened() -> int | None:
     return None
 
 
-def _prompt(tty: int, closed: int, asked: Asked) -> None:
+def _prompt(tty: int, closed: int, asked: Asked, deadline: float) -> None:
     import termios
 
     try:
-        with Keys(tty):
-            _write(tty, told(asked.question, asked.seconds))
-            answer = _answer(tty, closed, asked.question)
-        # Whoever reads this has the terminal back as it was.
-        _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
+        with turn(tty) as mine:
+            if not mine.wait(closed):
+                return  # settled while another question was on the screen
+            with Keys(tty):
+                left = max(0.0, deadline - time.monotonic())
+                _write(tty, told(asked.question, left, columns(tty)))
+                answer = _answer(tty, closed, asked.question)
+            # Whoever reads this has the terminal back as it was.
+            _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
         asked.answer(answer or p.DENY_ONCE)
     except (OSError, termios.error):
         asked.answer(None)  # the terminal is gone, and with it whoever was there
 
 
-def told(question: p.Question, seconds: float) -> str:
-    """Write a question: nothing in it can move the cursor or look like something else."""
-    text = printable(question.text)
-    if len(text) > _LONGEST:
-        half = _LONGEST // 2
-        text = f"{text[:half]} [… {len(text) - 2 * half} CHARACTERS NOT SHOWN …] {text[-half:]}"
-    lines = ["", f"fumehood: {text}", f"  directory: {printable(question.directory)}"]
-    if question.command and question.command not in question.text:
-        lines.append(f"  command: {printable(question.command)[:_LONGEST]}")
-    lines += [f"  {printable(detail)}" for detail in question.details]
+def turn(tty: int) -> TerminalTurn:
+    """Return the right to ask on a terminal, to be waited for."""
+    from fumehood.linux.terminal_turn import TerminalTurn
+    from fumehood.store.places import places
+
+    return TerminalTurn(tty, os.path.dirname(places().lock("terminal")))
+
+
+def columns(tty: int) -> int:
+    """Return how wide the lines of a question may be: a terminal that had to break one would leave no sign of it."""
+    wide = os.get_terminal_size(tty).columns
+    return wide - 1 if wide else p.WIDTH
+
+
+def told(question: p.Question, seconds: float, width: int = p.WIDTH) -> str:
+    """Write a question with the keys that answer it."""
     keys = [f"[{key}] {said}" for answer, (key, said) in _KEYS.items() if answer in question.options]
-    lines.append(f"  {'   '.join(keys)}   (no key within {seconds:g} s, or Enter: deny)")
-    return "\n".join(lines) + "\n>"
+    last = f"  {'   '.join(keys)}   (no key within {round(seconds, 1):g} s, or Enter: deny)"
+    return "\n".join(["", *p.question_lines(question, width, "fumehood: "), last]) + "\n>"
 
 
 def _answer(tty: int, closed: int, question: p.Question) -> str:

@@ -7,11 +7,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from fumehood.core import changes as c
+from fumehood.core.held import held_item, waiting
 from fumehood.core.report import printable
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.core.wording import MOST_OF_A_NAME, by_kind, listed, quoted, wrapped
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.faces.cli.commands import Context, add_run, paint
 from fumehood.faces.cli.inspect import write_difference
-from fumehood.faces.cli.prompt import Keys
+from fumehood.faces.cli.prompt import Keys, columns, turn
 from fumehood.faces.cli.show import apply_line, headline, short
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.report import Run
+    from fumehood.core.wording import Item
     from fumehood.faces.cli.inspect import Add
 
 _ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
 _CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
+_MOST_CHANGED = 3  # times that a person is shown anew what changes while they look
 _END = "q\x03\x04\x1b"
 
 
@@ -61,9 +65,9 @@ def _held(context: Context) -> list[Run]:
 
 def _waiting(run: Run) -> list[c.Change]:
     """Return the changes to be decided: what lies in a directory that waits is decided with it."""
-    waiting = [change for change in run.found if change.verdict in c.WAITING]
-    tops = {(change.root, change.path) for change in waiting if change.within is None}
-    return [change for change in waiting if change.within is None or (change.root, change.within) not in tops]
+    held = waiting(run)
+    tops = {(change.root, change.path) for change in held if change.within is None}
+    return [change for change in held if change.within is None or (change.root, change.within) not in tops]
 
 
 def _conflicts(run: Run) -> set[tuple[int, str]]:
@@ -100,14 +104,20 @@ def _list(context: Context, runs: Sequence[Run]) -> None:
 
 def _go_through(context: Context, run: Run) -> bool:
     """Ask for every change of one run; tell whether to go on with the next."""
+    run = context.store.history.find(run.run)  # as it is now: the person took their time for those before it
     _say_run(run)
+    _say_all(run)
     seen: set[tuple[int, str]] = set()
+    times_changed = 0
     while left := [change for change in _waiting(run) if (change.root, change.path) not in seen]:
         change = left[0]
         seen.add((change.root, change.path))
-        _say_change(context, run, change)
-        known = _conflicts(run)
-        key = _key(is_conflict=any(_lies_in(each, change) for each in known))
+        conflicts = _conflicts(run)
+        with turn(0) as mine:
+            mine.wait()
+            _say_change(context, run, change)
+            _say_companions(run, change)
+            key = _key(is_conflict=any(_lies_in(each, change) for each in conflicts))
         if key in _END:
             return False
         if key == "s":
@@ -117,19 +127,25 @@ def _go_through(context: Context, run: Run) -> bool:
         except FumehoodError as error:
             sys.stdout.write(f"{printable(error.message)}\n  {printable(error.hint)}\n")
             run = context.store.history.find(run.run)
+            times_changed += isinstance(error, ChangedMeanwhile)
+            if isinstance(error, ChangedMeanwhile) and times_changed <= _MOST_CHANGED:
+                seen.discard((change.root, change.path))
+                _say_all(run)
         else:
             sys.stdout.write(f"{headline(run)}\n")
             # What turned out to be a conflict is asked for once more, as that.
-            seen -= _conflicts(run) - known
+            seen -= _conflicts(run) - conflicts
     return True
 
 
 def _decide(context: Context, run: Run, change: c.Change, key: str) -> Run:
     project = context.project_of(run)
     paths = [] if key in "AD" else [_place(run, change)]
+    # The key is for what was shown: another process may have changed what the run holds since.
+    expected = decide.shown_digest(run, paths, forth=key not in "dD")
     if key in "dD":
-        return decide.discard_held(context.store, project, run, paths)
-    return decide.apply_held(context.store, project, run, paths, force=key == "f")
+        return decide.discard_held(context.store, project, run, paths, expected=expected)
+    return decide.apply_held(context.store, project, run, paths, force=key == "f", expected=expected)
 
 
 def _place(run: Run, change: c.Change) -> str:
@@ -139,17 +155,39 @@ def _place(run: Run, change: c.Change) -> str:
 
 def _say_run(run: Run) -> None:
     colour = paint()
-    sys.stdout.write(f"{colour(short(run.run), 'bold')}  {printable(run.command)}\n")
+    sys.stdout.write(f"{colour(short(run.run), 'bold')}  {quoted(run.command)}\n")
+
+
+def _say_all(run: Run) -> None:
+    """Name all that one key applies or throws away with the whole run, what is dangerous first."""
+    items = [held_item(run, change) for change in waiting(run)]
+    if len(items) > 1:
+        sys.stdout.write(f"the whole run holds {by_kind(items)}:\n")
+        _say_items(items, run)
+
+
+def _say_items(items: Sequence[Item], run: Run) -> None:
+    for each in listed(items, seen_by=f"fumehood show {short(run.run)}"):
+        for line in wrapped(each, columns(1) - 2):
+            sys.stdout.write(f"  {line}\n")
 
 
 def _say_change(context: Context, run: Run, change: c.Change) -> None:
     colour = paint()
-    place = printable(change.path if change.root == 0 else _place(run, change))
-    why = printable(change.reason)
+    place = quoted(change.path if change.root == 0 else _place(run, change))
+    why = quoted(change.reason, MOST_OF_A_NAME)
     sys.stdout.write(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}\n")
     for each in each_difference(context.store, run, [_place(run, change)]):
         write_difference(each.text)
     sys.stdout.flush()
+
+
+def _say_companions(run: Run, change: c.Change) -> None:
+    """Name what can't stay behind when this change is applied, and so goes with it."""
+    others = [each for each in decide.meant(run, [_place(run, change)]) if not _lies_in((each.root, each.path), change)]
+    if others:
+        sys.stdout.write("applied, it takes along:\n")
+        _say_items([held_item(run, each) for each in others], run)
 
 
 def _key(*, is_conflict: bool) -> str:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fumehood.core.changes import CONFLICT
+from fumehood.core.wording import MOST_OF_A_NAME, quoted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_reach, add_run
 from fumehood.faces.cli.show import short, tell_run
@@ -64,16 +65,22 @@ def _apply(context: Context) -> int:
     done = decide.apply_held(
         context.store, context.project_of(run), run, options.paths, here=here(), force=options.force
     )
-    code = _say(context, done, lambda: tell_run(done, sys.stdout))
+    code = _say(context, done, lambda: _tell_decided(done))
     # As those do who merge: what was asked for is not all done.
     left = any(change.verdict == CONFLICT for change in chosen(done, options.paths, here=here()))
     return 1 if left and not code else code
 
 
+def _tell_decided(done: Run) -> None:
+    """Tell which run it was: `last` may be another than the one that the person had looked at."""
+    sys.stdout.write(f"run {short(done.run)}: {quoted(done.command, MOST_OF_A_NAME)}\n")
+    tell_run(done, sys.stdout)
+
+
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
     done = decide.discard_held(context.store, context.project_of(run), run, context.options.paths, here=here())
-    return _say(context, done, lambda: tell_run(done, sys.stdout))
+    return _say(context, done, lambda: _tell_decided(done))
 
 
 def _undo(context: Context) -> int:
