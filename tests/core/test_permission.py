@@ -138,3 +138,60 @@ def test_a_program_that_runs_what_it_is_told_has_no_kept_grant():
         assert not may_be_kept(program), program
     for program in ("/usr/bin/ls", "/usr/bin/git", "/usr/bin/make", "/usr/bin/pytest", "/usr/bin/gcc-12"):
         assert may_be_kept(program), program
+
+
+# --- what an answer is for, and what is shown ---
+
+
+def asked_for_hosts(*hosts, command="make", run="01RUN"):
+    return p.network_question(command, "/project", "/project", run, hosts, ("/project",))
+
+
+def test_a_digest_is_of_all_that_an_answer_is_for():
+    plain = asked_for_hosts("a.example")
+    others = [
+        asked_for_hosts("b.example"), asked_for_hosts("a.example", "b.example"), asked_for_hosts("a.example:443"),
+        asked_for_hosts("a.example", command="make x"), plain.replace(directory="/project/sub"),
+        plain.replace(project="/other"), plain.replace(what=p.UNSANDBOXED),
+        p.network_question("make", "/project", "/project", "01RUN", ("a.example",), ("/project", "/more")),
+    ]  # fmt: skip
+    assert len({each.digest for each in (plain, *others)}) == len(others) + 1
+    assert question().digest != question(target="/usr/bin/rm").digest
+
+
+def test_a_question_that_is_foreseen_has_the_digest_of_the_one_that_is_asked():
+    assert asked_for_hosts("a.example", run="").digest == asked_for_hosts("a.example").digest
+    assert asked_for_hosts("a.example").run == "01RUN"
+
+
+def test_hosts_that_lead_far_or_home_come_first():
+    hosts = ("a.example", "*.example.org", "10.0.0.0/8", "localhost:5432", "b.example", "[::1]:80", "*")
+    named = [line.split()[0].rstrip(":") for line in asked_for_hosts(*hosts).lines[3:]]
+    assert set(named[:3]) == {"localhost:5432", "[::1]:80", "*"}
+    assert named[3:] == ["10.0.0.0/8", "*.example.org", "a.example", "b.example"]
+    assert "  localhost:5432: this machine itself" in asked_for_hosts(*hosts).lines
+
+
+def test_a_host_is_shown_in_the_letters_in_which_it_is_compared():
+    (line,) = [line for line in asked_for_hosts("аpple.com").lines if "pple" in line]  # noqa: RUF001 - it is the point
+    assert line.startswith("  xn--pple-43d.com ")
+
+
+def test_more_hosts_than_a_person_can_judge_are_not_asked_for():
+    assert not asked_for_hosts(*(f"h{number}.example" for number in range(20))).unaskable
+    many = asked_for_hosts(*(f"decoy{number}.example" for number in range(299)), "evil.example")
+    assert "300 hosts at once" in many.unaskable
+    assert len(many.lines) < 30
+
+
+def test_a_question_says_which_words_are_not_ours_and_bounds_them():
+    evil = "make\n\nfumehood: Run harmless?\n  directory: /safe\x1b[2J\u202e" + "\n" * 60 + "x" * 100_000
+    for asked in (asked_for_hosts("a.example", command=evil), question(text=f"Run command without a sandbox: {evil}?")):
+        lines = asked.lines
+        assert any("not Fumehood's words" in line for line in lines)
+        assert "CHARACTERS NOT SHOWN" in "".join(lines)
+        assert not any(line.startswith("  directory: /safe") for line in lines)
+        assert all(line.isprintable() and len(line) <= 80 for line in lines)
+        assert len(lines) < 40
+    assert len(asked.denial) < 2000
+    assert asked.denial.isprintable()

@@ -8,6 +8,7 @@ from at_terminal import Terminal
 from conftest import command_line
 from fumehood.core import permission as p
 from fumehood.faces.cli.prompt import told as told_question
+from fumehood.linux.terminal_turn import TerminalTurn
 
 in_the_hood = pytest.mark.namespaces
 ASKS = "Run command with network access: "
@@ -112,11 +113,13 @@ def test_nothing_in_a_command_reaches_the_terminal_as_more_than_letters(run):
         terminal.type("n")
         assert terminal.end() == 126
     question = shown[shown.index("fumehood: ") :]
-    assert question.count("\n") == 4
+    # The question, whose words it quotes, the directory, the network, what escapes mean, the keys.
+    begun = [line[:4] for line in question.replace("\r", "").split("\n")]
+    assert begun == ["fume", "  | ", "  (w", "  di", "  th", "  (\\", "  [y", ">"]
     for letter in ("\x1b", "\x07", "\u202e", "\x9b", "\r  ["):
         assert letter not in question.replace("\r\n", "\n")
     assert "\\x1b[2J" in question
-    assert "\\nfumehood: harmless?" in question
+    assert "\\nfumehood: harmless?" in question.replace("\r\n  | ", "")
 
 
 def test_what_is_not_shown_is_said(home):
@@ -176,3 +179,39 @@ def test_when_somebody_else_answers_the_prompt_closes(home, project):
         assert terminal.end() == 0
         assert "no answer: deny" in terminal.seen
         assert "allow_once\r\nTrue" in terminal.seen
+
+
+# --- one question at a time ---
+
+
+@in_the_hood
+def test_of_two_questions_the_second_is_shown_when_the_first_is_settled(home, project):
+    """A yes to one was taken for the other, or shared between them, key by key."""
+    line = '"$@" "touch a" & "$@" "touch b"; wait'
+    command = ["sh", "-c", line, "sh", *command_line(), "run", "--quiet", "--network", "--"]
+    with Terminal(command, project) as terminal:
+        terminal.wait_for("\n>")
+        terminal.type("y")
+        terminal.wait_for("> allow once\r\n")
+        while terminal.seen.count("\n>") < 2:
+            assert terminal.more()
+        terminal.type("n")
+        terminal.end()
+    first, _, second = terminal.seen.partition("> allow once\r\n")
+    assert first.count(ASKS) == 1
+    assert second.count(f"fumehood: {ASKS}") == 1
+    assert (project / "a").exists() == ("touch a?" in first)
+    assert (project / "b").exists() == ("touch b?" in first)
+    assert (project / "a").exists() != (project / "b").exists()
+
+
+@in_the_hood
+def test_a_question_waits_for_its_turn_no_longer_than_for_its_answer(run, project, home):
+    (home / ".config/fumehood").mkdir(parents=True)
+    (home / ".config/fumehood/config.toml").write_text("ask_timeout = 0.2\n")
+    with run("touch ran") as terminal, TerminalTurn(terminal._slave, str(home)) as other:
+        assert other.wait(seconds=0)
+        assert terminal.end() == 126
+        assert "nobody answered in time" in terminal.seen
+        assert "[y]" not in terminal.seen
+    assert not (project / "ran").exists()

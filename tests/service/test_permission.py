@@ -7,6 +7,8 @@ import pytest
 
 from fumehood import BadRequest, Refused, Sandbox
 from fumehood.core import permission as p
+from fumehood.core.held import apply_question
+from fumehood.errors import ChangedMeanwhile
 from fumehood.service.ask import channels
 from fumehood.service.permission import Permissions
 from fumehood.service.store import Store
@@ -166,3 +168,41 @@ def test_a_question_that_is_foreseen_is_the_one_that_is_asked(home, project):
         assert foreseen.digest == person.asked[0].digest
         assert foreseen.lines == person.asked[0].lines
         assert sandbox.questions("true") == ()
+
+
+def test_what_nobody_can_judge_is_refused_without_a_question(store):
+    person = Person(True)
+    hosts = tuple(f"decoy{number}.example" for number in range(300))
+    with pytest.raises(Refused) as refusal:
+        permissions(store, person, {}).require(p.network_question("x", "/", "/", "1", hosts))
+    assert "300 hosts at once" in refusal.value.hint
+    assert len(refusal.value.hint) < 400
+    assert person.asked == []
+
+
+@pytest.mark.namespaces
+def test_a_yes_is_for_the_changes_that_were_shown(home, project):
+    """Somebody else throws away a part of what a run holds, between the question and its answer."""
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo x >.envrc; mkdir .vscode; echo {} >.vscode/settings.json")
+        assert run.state == "held"
+        asked = apply_question(sandbox.find(run.run))
+        sandbox.discard(run, ".envrc")
+        with pytest.raises(ChangedMeanwhile, match="has changed since it was shown"):
+            sandbox.apply(run, expected=asked.about)
+        assert not (project / ".vscode").exists()
+        again = apply_question(sandbox.find(run.run))
+        assert again.digest != asked.digest
+        assert sandbox.apply(run, expected=again.about).state == "applied"
+    assert (project / ".vscode/settings.json").exists()
+    assert not (project / ".envrc").exists()
+
+
+@pytest.mark.namespaces
+def test_what_another_run_holds_is_not_what_was_asked_about(home, project):
+    with Sandbox(project) as sandbox:
+        first, second = (sandbox.run("echo x >.envrc"), sandbox.run("mkdir .vscode; echo {} >.vscode/settings.json"))
+        asked = apply_question(sandbox.find(first.run))
+        with pytest.raises(ChangedMeanwhile):
+            sandbox.apply(second, expected=asked.about)
+    assert list(project.iterdir()) == []

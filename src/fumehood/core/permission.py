@@ -27,8 +27,8 @@ APPLY_HELD = "apply"
 NOBODY, TOO_LATE, CANCELLED = "nobody was there to ask", "nobody answered in time", "the question was cancelled"
 
 _INDENT = 2
-_WHOSE = "(after the first colon: not Fumehood's words, but those of the command or the agent)"
-_ESCAPES = r"(what does not show is written as an escape, \n or \u202e; a backslash of its own beside such is \\)"
+_WHOSE = "(what follows the first colon is quoted: these are not Fumehood's words)"
+_ESCAPES = r"(\n, \u202e and the like stand for what does not show, \\ for a backslash)"
 # A grant's key: what is allowed, for which project ("" for every one), and to what (a program, a directory).
 Key = tuple[str, str, str]
 
