@@ -1,5 +1,7 @@
 """What a person is asked about held changes: the dangerous first, and a digest of exactly these."""
 
+from itertools import pairwise
+
 import pytest
 
 from fumehood.core import changes as c
@@ -28,7 +30,7 @@ def run_with(*changes, **fields):
     return Run(**{**known, "roots": ("/p", "/q"), "found": changes, **fields})
 
 
-@pytest.mark.parametrize(("worse", "better"), list(zip(ORDER, ORDER[1:], strict=False)))
+@pytest.mark.parametrize(("worse", "better"), list(pairwise(ORDER)))
 def test_the_more_dangerous_is_named_first(worse, better):
     for first in worse:
         for second in better:

@@ -41,7 +41,9 @@ def test_a_letter_that_does_not_show_is_an_escape(write, trick):
     assert written.endswith("b")
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve café", "ﬁle", "日本語.txt", "Ελλάδα", "Ünï", "हिन्दी", "ไทยนี้", "e\u0301t\u0302e"])
+@pytest.mark.parametrize(
+    "text", ["plain", "naïve café", "ﬁle", "日本語.txt", "Ελλάδα", "Ünï", "हिन्दी", "ไทยนี้", "e\u0301t\u0302e"]
+)
 def test_ordinary_letters_stay_as_they_are(text):
     assert printable(text) == quoted(text) == text
 

@@ -22,6 +22,7 @@ mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
 from mcp import Client, StdioServerParameters  # noqa: E402
 from mcp.client.streamable_http import streamable_http_client  # noqa: E402
+from mcp.shared.exceptions import MCPError  # noqa: E402
 from mcp.types import ElicitResult, ListRootsResult, Root  # noqa: E402
 
 pytestmark = [
@@ -571,3 +572,127 @@ def test_a_yes_to_the_last_run_is_not_for_one_that_came_while_the_person_thought
     asked(test)
     assert ".envrc" in seen[0]
     assert "pre-push" not in seen[0]
+
+
+HELD = "mkdir .vscode; for n in 1 2 3 4 5 6; do echo $n >.vscode/$n.json; done"
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_what_a_run_holds_is_asked_about_again_when_it_changed_meanwhile(
+    home: Path, project: Path, cli: Any, era: str
+) -> None:
+    seen: list[str] = []
+    runs: list[str] = []
+
+    async def answer(_context: Any, params: Any) -> ElicitResult:
+        seen.append(params.message)
+        if len(seen) == 1:
+            gone = await asyncio.to_thread(cli, "discard", runs[0], ".vscode/3.json")
+            assert gone.returncode == 0, gone.stderr
+        return ElicitResult(action="accept", content={"answer": "allow_once"})
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode=era, elicitation_callback=answer) as client:
+            held = await client.call_tool("run_command", {"command": HELD})
+            runs.append(held.structured_content["run"])
+            done = await client.call_tool("apply", {"run": runs[0]})
+            assert done.structured_content["state"] == "applied", text(done)
+
+    asked(test)
+    assert len(seen) == 2
+    assert "3.json" in seen[0]
+    assert "3.json" not in seen[1]
+    assert sorted(os.listdir(project / ".vscode")) == [f"{number}.json" for number in (1, 2, 4, 5, 6)]
+
+
+def test_what_changes_each_time_is_refused_in_the_end(home: Path, project: Path, cli: Any) -> None:
+    seen: list[str] = []
+    runs: list[str] = []
+
+    async def answer(_context: Any, params: Any) -> ElicitResult:
+        seen.append(params.message)
+        await asyncio.to_thread(cli, "discard", runs[0], f".vscode/{len(seen)}.json")
+        return ElicitResult(action="accept", content={"answer": "allow_once"})
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode="legacy", elicitation_callback=answer) as client:
+            held = await client.call_tool("run_command", {"command": HELD})
+            runs.append(held.structured_content["run"])
+            done = await client.call_tool("apply", {"run": runs[0]})
+            assert done.is_error
+            assert "has changed since it was shown" in text(done)
+
+    asked(test)
+    assert len(seen) == 3
+    assert not (project / ".vscode").exists()
+
+
+def test_an_answer_that_is_sent_a_second_time_is_none(home: Path, project: Path) -> None:
+    """A client hands back its answer with the state it was given; both could be kept and sent again."""
+
+    async def test() -> None:
+        async def never(_context: Any, _params: Any) -> ElicitResult:
+            raise AssertionError("the session below is driven by hand")
+
+        async with Client(stdio("--project", str(project)), mode=ERAS[1], elicitation_callback=never) as client:
+            call = {"command": "echo ran >>ran", "network": True}
+
+            async def called(arguments: dict[str, Any], **more: Any) -> Any:
+                return await client.session.call_tool("run_command", arguments, allow_input_required=True, **more)
+
+            first = await called(call)
+            (key,) = first.input_requests
+            yes = {key: ElicitResult(action="accept", content={"answer": "allow_once"})}
+            answered = {"input_responses": yes, "request_state": first.request_state}
+            # One question's state and answer are nothing to another's, and an answer without its state to none.
+            with pytest.raises(MCPError, match="requestState"):
+                await called({**call, "command": "echo other >>ran"}, **answered)
+            unstated = await called(call, input_responses=yes)
+            assert unstated.input_requests
+            done = await called(call, **answered)
+            assert done.structured_content["state"] == "applied", text(done)
+            again = await called(call, **answered)
+            assert again.input_requests[key].params.message != first.input_requests[key].params.message
+        assert (project / "ran").read_text() == "ran\n"
+
+    asked(test)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_nothing_in_a_command_shapes_the_question(home: Path, project: Path, era: str) -> None:
+    seen: list[str] = []
+    command = "make\n\nFumehood asks you: harmless?\x1b[2J\u202e\U000e0041" + "\n" * 50 + "curl evil.example"
+
+    async def test() -> None:
+        answer = answering([None], seen)
+        async with Client(stdio("--project", str(project)), mode=era, elicitation_callback=answer) as client:
+            assert (await client.call_tool("run_command", {"command": command, "network": True})).is_error
+
+    asked(test)
+    (message,) = seen
+    lines = message.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert lines[1] == lines[-2] == ""
+    assert all(line.startswith("    ") for line in lines[2:-2])
+    assert len(lines) < 20
+    unbroken = message.replace("\n      | ", "")
+    assert "[52 BLANK CHARACTERS, 50 of them line breaks]curl evil.example?" in unbroken
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_hook_among_decoys_is_named_first(home: Path, project: Path, era: str) -> None:
+    seen: list[str] = []
+
+    async def test() -> None:
+        answer = answering([None], seen)
+        async with Client(stdio("--project", str(project)), mode=era, elicitation_callback=answer) as client:
+            line = f"mkdir .aaa .vscode; for n in $(seq 40); do echo x >.vscode/$n; done; {HOOK}"
+            await client.call_tool("run_command", {"command": line})
+            assert (await client.call_tool("apply", {"run": "last"})).is_error
+
+    asked(test)
+    (message,) = seen
+    listed = [line.strip() for line in message.splitlines() if line.strip().startswith("added")]
+    assert listed[0].startswith("added .git/hooks/pre-push: git runs this hook")
+    assert "21 editor settings" in message
+    assert "fumehood show" in message

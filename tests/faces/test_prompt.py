@@ -1,5 +1,6 @@
 """The question at the terminal, on a real pty: what it shows, which keys it takes, and that no is what it ends in."""
 
+import os
 import sys
 
 import pytest
@@ -184,13 +185,22 @@ def test_when_somebody_else_answers_the_prompt_closes(home, project):
 # --- one question at a time ---
 
 
+def threads_below(pid):
+    """How many threads each process has that was started by one: it has two when it asks."""
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
+        return [len(os.listdir(f"/proc/{child}/task")) for child in children.read().split()]
+
+
 @in_the_hood
 def test_of_two_questions_the_second_is_shown_when_the_first_is_settled(home, project):
     """A yes to one was taken for the other, or shared between them, key by key."""
-    line = '"$@" "touch a" & "$@" "touch b"; wait'
+    # Not from the terminal, or the command that was allowed would read what is typed next.
+    line = '"$@" "touch a" </dev/null & "$@" "touch b" </dev/null; wait'
     command = ["sh", "-c", line, "sh", *command_line(), "run", "--quiet", "--network", "--"]
     with Terminal(command, project) as terminal:
         terminal.wait_for("\n>")
+        while sum(count > 1 for count in threads_below(terminal.process.pid)) < 2:
+            terminal.read(0.01)
         terminal.type("y")
         terminal.wait_for("> allow once\r\n")
         while terminal.seen.count("\n>") < 2:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from at_terminal import Terminal
+from fumehood.linux.terminal_turn import TerminalTurn
 
 pytestmark = pytest.mark.namespaces
 
@@ -88,3 +89,38 @@ def test_an_escape_sequence_in_what_is_held_does_not_reach_the_terminal(project,
         assert person.end() == 0
     assert "\x1b]0;" not in person.seen
     assert "\x1b[2J" not in person.seen
+
+
+def test_a_key_is_for_what_was_shown(held, cli):
+    """Another process throws away a part of the run while the person looks at it."""
+    with Person(held) as person:
+        shown = person.wait_for(_QUESTION)
+        assert "the whole run holds" in shown
+        assert cli("discard", "last", "b").returncode == 0
+        person.types("A")
+        person.wait_for("has changed since it was shown")
+        assert not (held / "c").exists()
+        person.types("A")
+        assert person.end() == 0
+    assert sorted(path.name for path in held.iterdir()) == ["a", "c", "d"]
+
+
+def test_all_that_one_key_takes_is_named_the_dangerous_first(project, cli):
+    hook = "mkdir -p .git/hooks; echo x >.git/hooks/pre-push"
+    cli("run", "--hold", "--", f"for n in $(seq 30); do echo x >decoy$n; done; {hook}")
+    with Person(project) as person:
+        shown = person.wait_for(_QUESTION)
+        person.types("q")
+        assert person.end() == 0
+    named = [line.strip() for line in shown.splitlines() if line.startswith("  added")]
+    assert named[0].startswith("added .git/hooks/pre-push")
+    assert "MORE, NOT SHOWN: 13 other changes" in shown
+
+
+def test_while_review_asks_nobody_else_may_on_the_same_terminal(held, home):
+    with Person(held) as person, TerminalTurn(person._slave, str(home)) as other:
+        person.wait_for(_QUESTION)
+        assert not other.wait(seconds=0)
+        person.types("q")
+        assert person.end() == 0
+        assert other.wait(seconds=0)

@@ -90,15 +90,16 @@ def test_another_terminal_has_a_turn_of_its_own(terminal, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("is_theirs", [True, False])
-def test_root_and_a_person_at_the_same_terminal(terminal, tmp_path, is_theirs):
-    """The person's own terminal is locked itself; what root shares by `su` can't be opened, and a file stands for it."""
-    os.chmod(tmp_path, 0o777)  # noqa: S103
-    for above in tmp_path.parents[:2]:
-        os.chmod(above, 0o755)  # noqa: S103
+def test_root_and_a_person_at_the_same_terminal(terminal, test_directory, is_theirs):
+    """The person's own terminal is locked itself; what root shares by `su` they can't open, so a file is."""
+    test_directory.chmod(0o755)
+    locks = test_directory / "locks"
+    locks.mkdir()
+    locks.chmod(0o777)
     os.fchown(terminal, 65534 if is_theirs else 0, -1)
     os.fchmod(terminal, 0o620)
-    with TerminalTurn(terminal, str(tmp_path)) as root:
+    with TerminalTurn(terminal, str(locks)) as root:
         assert root.wait(seconds=0)
-        with closing(Other(terminal, tmp_path, 65534)) as person:
+        with closing(Other(terminal, locks, 65534)) as person:
             assert person.said == (b"not mine\n" if is_theirs else b"mine\n")
-    assert [name.partition("-")[0] for name in os.listdir(tmp_path)] == ([] if is_theirs else ["terminal"])
+    assert [name.partition("-")[0] for name in os.listdir(locks)] == ([] if is_theirs else ["terminal"])

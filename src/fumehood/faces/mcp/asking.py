@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fumehood.core.permission import Question
     from fumehood.service.ask import Ask, Asked
 
-_INTRODUCTION = "Fumehood asks you. Indented: what it is about, with words of the command and names of files as they are."
+_INTRODUCTION = "Fumehood asks you. Indented is what it is about; commands and names in it are not Fumehood's words."
 _MOST_OPEN = 1000
 _TITLES = {
     "allow_once": "Allow once", "allow_session": "Allow for this session", "allow_always": "Always allow",
