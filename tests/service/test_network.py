@@ -536,3 +536,18 @@ def test_input_is_given_again(home, project, test_directory, web, kind):
     )
     assert code == 0, said
     assert (project / "copy").read_bytes() == data
+
+
+def test_of_300_decoys_nobody_is_asked(asking, project, person):
+    """The host that matters would be off the screen."""
+    (project / "many.py").write_text(
+        "import os, urllib.request\n"
+        "proxy = urllib.request.build_opener(urllib.request.ProxyHandler({'http': os.environ['http_proxy']}))\n"
+        "for number in range(300):\n"
+        "    try: proxy.open(f'http://decoy{number}.example/', timeout=100)\n"
+        "    except OSError: pass\n"
+    )
+    with pytest.raises(Refused) as refusal:
+        asking.run("python3 many.py")
+    assert "hosts at once, and a person can judge 20 at most" in refusal.value.hint
+    assert person.asked == []

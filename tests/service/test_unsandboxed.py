@@ -127,6 +127,19 @@ def test_a_program_that_commands_can_write_is_never_kept(home, project, tmp_path
         assert resolved(runs_anything, *at) is None
 
 
+def test_nor_is_one_in_another_project_or_in_the_playground(bare, home, test_directory, person, monkeypatch):
+    monkeypatch.setattr("fumehood.service.unsandboxed._HIDDEN", ())  # all that tests make lies in /var/tmp
+    other, playground = test_directory / "other", home / ".local/share/fumehood/playground"
+    for place in (other, playground, home / "bin"):
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy("/bin/true", place / "tool")
+    Sandbox(other).close()
+    for place in (other, playground, home / "bin"):
+        bare.run(f"{place}/tool")
+    assert [len(question.options) for question in person.asked] == [2, 2, 6]
+    assert any(f"is for {home}/bin/tool, with any arguments" in detail for detail in person.asked[2].details)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_async_program_is_asked_in_its_own_loop(no_sandbox, project, is_async):
     async def program():

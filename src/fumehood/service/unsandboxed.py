@@ -99,8 +99,8 @@ def _question(
         return None
     # What is sourced first may be anything, and network is asked for each time.
     is_plain = not (request.source or request.session or request.network != NONE or request.hosts)
-    # Commands write their roots, the playground and caches.
-    writable = (*hood.project.roots, *hood.store.places.own())
+    # Commands of any project may have written there, or in the playground and the caches.
+    writable = (*hood.project.roots, *hood.store.projects.paths(), *hood.store.places.own())
     program = resolved(request.command, run.cwd, environment, writable) if is_plain else None
     details = ("as you, with all your files and the whole network; it can't be undone", f"why: {found.why_bare}")
     return unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details, run.roots)

@@ -6,6 +6,7 @@ import os
 import time
 
 from fumehood.core import permission as p
+from fumehood.core.wording import WIDTH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,10 +102,10 @@ def turn(tty: int) -> TerminalTurn:
 def columns(tty: int) -> int:
     """Return how wide the lines of a question may be: a terminal that had to break one would leave no sign of it."""
     wide = os.get_terminal_size(tty).columns
-    return wide - 1 if wide else p.WIDTH
+    return wide - 1 if wide else WIDTH
 
 
-def told(question: p.Question, seconds: float, width: int = p.WIDTH) -> str:
+def told(question: p.Question, seconds: float, width: int = WIDTH) -> str:
     """Write a question with the keys that answer it."""
     keys = [f"[{key}] {said}" for answer, (key, said) in _KEYS.items() if answer in question.options]
     last = f"  {'   '.join(keys)}   (no key within {round(seconds, 1):g} s, or Enter: deny)"
