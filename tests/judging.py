@@ -23,9 +23,10 @@ def modified(path: str, before: int = 0o644, after: int = 0o644, change: str = M
 
 
 def file(path: str, new: bytes = b"x", old: bytes | None = None, ground: Ground | None = None) -> Concern | None:
-    """Judge a file that a run wrote."""
+    """Judge a file that a run wrote; where there was one before, its repository was there too."""
     change = added(path) if old is None else modified(path)
-    return concern(change, Facts(old=old, new=new, root=ROOT), NO_RULES, ground or Ground())
+    facts = Facts(old=old, new=new, root=ROOT, repository_was_there=old is not None)
+    return concern(change, facts, NO_RULES, ground or Ground())
 
 
 def link(path: str, target: str, roots: tuple[str, ...] = ()) -> Concern | None:

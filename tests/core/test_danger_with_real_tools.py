@@ -14,6 +14,8 @@ import pytest
 from conftest import need
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, SYMLINK, TYPE, Change, Stamp, by_path
 from fumehood.core.danger import Concern, Facts, Rules, concern, survey, suspects, wants_facts
+from fumehood.linux.nofollow import Parents, open_top
+from fumehood.linux.repositories import had_repository
 
 LONGEST = 64 << 10
 Entry = tuple[Stamp, bytes]
@@ -64,18 +66,21 @@ def between(old: dict[str, Entry], new: dict[str, Entry]) -> list[Change]:
         else:
             continue
         changes.append(Change(0, path, change, after.kind, before=before, after=after, within=within))
-    gone = [Change(0, path, DELETED, old[path][0].kind, before=old[path][0]) for path in old if path not in new]
-    return by_path(changes + gone)
+    for path in (path for path in old if path not in new):
+        parents = [str(parent) for parent in reversed(Path(path).parents)]
+        within = next((parent for parent in parents if parent in old and parent not in new), None)
+        changes.append(Change(0, path, DELETED, old[path][0].kind, before=old[path][0], within=within))
+    return by_path(changes)
 
 
-def facts_of(change: Change, old: dict[str, Entry], new: dict[str, Entry], root: str) -> Facts:
-    content = new[change.path][1]
-    if change.kind == SYMLINK:
+def facts_of(change: Change, old: dict[str, Entry], new: dict[str, Entry], root: str, was_there: bool) -> Facts:
+    content = new[change.path][1] if change.path in new else b""
+    if change.kind == SYMLINK and change.path in new:
         return Facts(target=os.fsdecode(content), root=root)
     before = old[change.path][1] if change.before is not None and change.before.kind == FILE else None
     if max(len(content), len(before or b"")) > LONGEST:
         return Facts(whole=False, root=root)
-    return Facts(old=before, new=content, root=root)
+    return Facts(old=before, new=content, root=root, repository_was_there=was_there)
 
 
 @pytest.fixture
@@ -108,11 +113,13 @@ def run(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
 
 
 @pytest.fixture
-def judge(project: Path, run: Callable[[str], None]) -> Judge:
+def judge(project: Path, tmp_path: Path, run: Callable[[str], None]) -> Judge:
     """Run a shell command in the project and judge what it changed."""
 
     def judged(command: str) -> dict[str, Concern]:
         old = entries(project)
+        shutil.copytree(project, tmp_path / "before", symlinks=True)
+        before = Parents(open_top(str(tmp_path / "before")))
         run(command)
         new = entries(project)
         changes, root = between(old, new), str(project)
@@ -120,11 +127,14 @@ def judge(project: Path, run: Callable[[str], None]) -> Judge:
         ground = survey(changes, (root,), found)
         concerns = {}
         for change in changes:
-            facts = facts_of(change, old, new, root) if wants_facts(change, ground) else None
+            was_there = had_repository(before, root, change.path)
+            facts = facts_of(change, old, new, root, was_there) if wants_facts(change, ground) else None
             about = concern(change, facts, Rules(), ground)
             if about is not None:
                 concerns[change.path] = about
         assert changes, "the command changed nothing"
+        before.close()
+        os.close(before.top)
         return concerns
 
     return judged
@@ -161,7 +171,9 @@ SETTINGS = f"{START} && mkdir .vscode && echo 1 > .vscode/tasks.json && git add 
         (SOURCE, "git clone -q --bare ../source bare.git && git init -q --bare other.git"),
         (SOURCE, "git clone -q --mirror ../source mirror && git -C mirror fetch -q"),
         (f"{SOURCE} && git clone -q --bare ../source bare.git", "git -C bare.git branch new && git -C bare.git gc -q"),
-        (f"{SOURCE} && {START}", "git remote add origin ../source && git fetch -q && git remote rename origin up"),
+        (f"{SOURCE} && git clone -q ../source .", "git fetch -q && git checkout -qb new && git push -qu origin new"),
+        (f"{SOURCE} && git clone -q ../source . && git checkout -qb topic && git branch -u origin/main",
+         "git branch -m other && git checkout -q main && git branch -qd other"),
         (START, "git worktree add -q tree && cd tree && git checkout -qb more && echo 2 > file && git commit -qam 2"),
         (f"{START} && git worktree add -q tree", "git worktree move tree deep && git worktree remove deep"),
         (START, "git worktree add -q .claude/worktrees/task"),
@@ -170,8 +182,11 @@ SETTINGS = f"{START} && mkdir .vscode && echo 1 > .vscode/tasks.json && git add 
         (SUBMODULE, "git submodule --quiet deinit -f sub && git submodule --quiet update --init"),
         (f"{SUBMODULE} && rm -rf sub .git/modules", "git submodule --quiet update --init"),
         (START, "git config user.email a@b.c && git config user.name Someone && git config pull.rebase true"),
-        (START, "git config --unset core.filemode && git config commit.gpgsign false && git config core.eol lf"),
+        (START, "git init -q && git branch topic && git branch -u main topic && git branch --unset-upstream topic"),
         (START, "git sparse-checkout set src && git sparse-checkout disable"),
+        (SUBMODULE, "git -C sub sparse-checkout set src && git mv sub lib && git submodule --quiet deinit -f lib"),
+        (f"{START} && git sparse-checkout set src", "git worktree add -q tree && git sparse-checkout add more"),
+        (f"{START} && git init -q other", "rm -rf other && git init -q third && rm -rf third/.git && echo 1 > third/x"),
     ],
 )  # fmt: skip
 def test_everyday_git_needs_no_person(run: Callable[[str], None], judge: Judge, before: str, command: str) -> None:
@@ -245,6 +260,19 @@ def test_cargo_build_needs_no_person(judge: Judge) -> None:
         ("git worktree add -q tree && cd tree && git config extensions.worktreeConfig 1 && git config --worktree a.b c",
          ".git/worktrees/tree/config.worktree"),
         ("git init -q --bare .", "HEAD"),
+        ("git remote add up ../up", ".git/config"),
+        ("git config commit.gpgSign false", ".git/config"),
+        ("git config --unset core.filemode", ".git/config"),
+        ("git config -f .git/config.worktree remote.origin.url evil", ".git/config.worktree"),
+        ("git worktree add -q tree && git config -f .git/worktrees/tree/config.worktree remote.x.url evil",
+         ".git/worktrees/tree/config.worktree"),
+        ("rm .git/config", ".git/config"),
+        ("mv .git old", ".git"),
+        ("rm -rf .git && git init -q && git remote add origin ../evil", ".git/config"),
+        ("mv .git old && git clone -q --no-checkout old new && mv new/.git .git", ".git/config"),
+        ("mkdir src && echo 1 > src/x && mv .git old && git init -q && git config remote.pushDefault x", ".git/config"),
+        ("echo 'URL: ../evil' > .git/remotes/origin", ".git/remotes/origin"),
+        ("echo ../evil > .git/branches/origin", ".git/branches/origin"),
         ("echo '* filter=x' > .git/info/attributes", ".git/info/attributes"),
         ("touch tool && chmod 4755 tool", "tool"),
         ("ln -s ../../.ssh keys", "keys"),
@@ -253,4 +281,39 @@ def test_cargo_build_needs_no_person(judge: Judge) -> None:
 )  # fmt: skip
 def test_an_attack_is_held(run: Callable[[str], None], judge: Judge, command: str, path: str) -> None:
     run(START)
+    run("mkdir -p .git/remotes .git/branches")
+    assert path in held(judge(command))
+
+
+@pytest.mark.parametrize(
+    ("before", "command", "path"),
+    [
+        ("git init -q --bare x.git", "git -C x.git remote add origin ../evil", "x.git/config"),
+        ("git init -q --bare x.git", "rm x.git/config", "x.git/config"),
+        ("git init -q --bare x.git", "rm -rf x.git && git clone -q --bare . x.git", "x.git/config"),
+        ("git init -q --bare x.git", "mkdir -p x.git/remotes && echo 'URL: ../evil' > x.git/remotes/o",
+         "x.git/remotes/o"),
+        ("git init -q x", "rm -rf x && git clone -q . x", "x/.git/config"),
+        ("git init -q real && ln -s real x", "rm x && git clone -q . x", "x/.git/config"),
+        ("git init -q real && mkdir x && ln -s ../real/.git x/.git", "rm -rf x && git clone -q . x", "x/.git/config"),
+        ("mkdir src && touch src/x", "git init -q src && git -C src remote add origin ../evil", "src/.git/config"),
+        ("rm .git/HEAD", "git init -q && git remote add up ../evil", ".git/config"),
+        ("rm .git/config", "git init -q && git remote add origin ../evil", ".git/config"),
+        ("git submodule --quiet add ./ sub", "rm -r .git/modules/sub && git clone -q --bare . .git/modules/sub",
+         ".git/modules/sub/config"),
+        ("git submodule --quiet add ./ sub", "rm sub/.git && git clone -q . new && mv new/.git sub", "sub/.git/config"),
+        ("git submodule --quiet add ./ sub",
+         "git clone -q --bare . .git/modules/evil && echo 'gitdir: ../.git/modules/evil' > sub/.git", "sub/.git"),
+        ("git init -q sub",
+         "rm -r sub/.git && git clone -q --bare . .git/modules/x && echo 'gitdir: ../.git/modules/x' > sub/.git",
+         "sub/.git"),
+        ("echo 'URL: ../mine' > .git/remotes/o", "rm .git/remotes/o", ".git/remotes/o"),
+        ("echo 'URL: ../mine' > .git/remotes/o", "rm -r .git/remotes", ".git/remotes/o"),
+    ],
+)  # fmt: skip
+def test_a_repository_that_was_there_does_not_become_another(
+    run: Callable[[str], None], judge: Judge, before: str, command: str, path: str
+) -> None:
+    run(f"{START} && mkdir -p .git/remotes && git config remote.origin.url .")
+    run(before)
     assert path in held(judge(command))

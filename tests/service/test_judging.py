@@ -36,7 +36,7 @@ def test_everyday_work_is_not_held(sandbox, line):
 
 def test_a_commit_in_a_repository_that_was_there_is_not_held(sandbox, project):
     subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
-    assert sandbox.run("git remote add origin https://example.org/x.git && git config user.name ada").state == "applied"
+    assert sandbox.run("git config user.name ada").state == "applied"
     assert sandbox.run(f"echo x > a; git add a; {GIT} commit -qm one").state == "applied"
 
 
@@ -46,6 +46,8 @@ def test_a_commit_in_a_repository_that_was_there_is_not_held(sandbox, project):
         ("echo x > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", ".git/hooks/pre-commit", "git-hook"),
         ("git config core.fsmonitor ./evil", ".git/config", "git-config"),
         ("git config filter.x.clean ./evil", ".git/config", "git-config"),
+        ("git remote add origin https://example.org/x.git", ".git/config", "git-config"),
+        ("echo 'URL: https://example.org/x.git' > .git/remotes/origin", ".git/remotes/origin", "git-remote"),
         ("echo '* filter=x' > .git/info/attributes", ".git/info/attributes", ""),
         ("mkdir .husky; echo x > .husky/pre-push", ".husky/pre-push", ""),
         ("echo x > .envrc", ".envrc", ""),
@@ -59,6 +61,7 @@ def test_a_commit_in_a_repository_that_was_there_is_not_held(sandbox, project):
 )
 def test_what_the_host_would_execute_by_itself_is_held(sandbox, project, line, path, flag):
     subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    (project / ".git/remotes").mkdir()
     before = (project / path).read_bytes() if (project / path).is_file() else None
     run = sandbox.run(f"{line}; echo ordinary > ordinary.txt")
     assert run.state == "held"

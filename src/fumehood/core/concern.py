@@ -20,6 +20,7 @@ class Facts(Value):
     new: bytes | None = None  # the content after
     whole: bool = True  # False: a version was longer than what is read
     root: str = ""  # the root's absolute path
+    repository_was_there: bool = False  # the git directory that a configuration or a `.git` belongs to is no new one
 
 
 class Concern(Value):

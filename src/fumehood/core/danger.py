@@ -43,7 +43,7 @@ _OBJECT = 38
 def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
     """Tell whether judging a change needs the file's content or the link's target."""
     if change.change == DELETED:
-        return False
+        return change.kind != DIRECTORY and _is_loss_to_git(change, ground)
     if change.kind != FILE:
         return change.kind == SYMLINK
     directory, _, name = change.path.rpartition("/")
@@ -62,11 +62,17 @@ def concern(
 ) -> Concern | None:
     """Return why a change must be held or flagged, or None.
 
-    Facts that `wants_facts` asked for and that could not be had count against the change. Deleting
-    is never dangerous in itself; a person's own globs hold it all the same.
+    Facts that `wants_facts` asked for and that could not be had count against the change. Deleting is dangerous
+    only where git loses settings; a person's own globs hold it all the same.
     """
     if change.change != DELETED and became_open(change) and _must_stay_closed(change, ground):
         return held("opened", "others could write this, and the host acts on what is in it")
+    if change.change == DELETED and _is_loss_to_git(change, ground):
+        from fumehood.core.gitdir import loss_concern
+
+        loss = loss_concern(change, change.path.lower().split("/"), facts, ground)
+        if loss is not None:
+            return loss
     if change.kind == DIRECTORY:
         return None
     if extra.hold and (glob := _matching(change.path, extra.hold)) is not None:
@@ -148,6 +154,17 @@ def held_by_name(path: str) -> Because | None:
     return _held_by_name(name.lower(), surroundings(directory))
 
 
+def _is_loss_to_git(change: Change, ground: Ground) -> bool:
+    """Tell whether a deletion is git's business, as hardly any is."""
+    directory, _, name = change.path.rpartition("/")
+    name, around = name.lower(), surroundings(directory)
+    if not _may_be_git(name, around, ground):
+        return False
+    from fumehood.core.gitdir import git_loses
+
+    return git_loses(change, (*around.parts, name), ground)
+
+
 def _held_by_name(name: str, around: Surroundings) -> Because | None:
     if around.in_git or around.is_packaged:
         return None
@@ -215,7 +232,7 @@ def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
     """
     found = set()
     for change in changes:
-        if change.change == DELETED or change.kind == DIRECTORY:
+        if change.kind == DIRECTORY:
             continue
         directory, _, name = change.path.rpartition("/")
         around = surroundings(directory)

@@ -43,7 +43,7 @@ def changed_keys(old: bytes | None, new: bytes) -> list[tuple[str, Values, Value
     after = parse(new)
     if after is None:
         return None
-    was, now = _by_key(parse(old) or [] if old is not None else []), _by_key(after)
+    was, now = by_key(parse(old) or [] if old is not None else []), by_key(after)
     return [(key, was.get(key, ()), values) for key, values in now.items() if was.get(key) != values]
 
 
@@ -54,7 +54,8 @@ def split_key(key: str) -> tuple[str, str | None, str]:
     return section, subsection if dot else None, name
 
 
-def _by_key(entries: Sequence[Entry]) -> dict[str, Values]:
+def by_key(entries: Sequence[Entry]) -> dict[str, Values]:
+    """Gather the values of each key, in their order."""
     found: dict[str, list[str | None]] = {}
     for key, value in entries:
         found.setdefault(key, []).append(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.core.changes import FILE, SYMLINK
+from fumehood.core.changes import DELETED, DIRECTORY, FILE, SYMLINK
 from fumehood.core.concern import became_executable, flagged, held, is_unchanged, words
 from fumehood.core.links import directory_of, lands, roots_of, within
 from fumehood.core.surroundings import AREAS, is_dot_git
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.changes import Change
     from fumehood.core.concern import Concern, Facts, Ground
+    from fumehood.core.gitconfig import Values
 
 HOOKS = words(
     """
@@ -25,6 +26,7 @@ HOOKS = words(
 )
 _CONFIGS = ("config", "config.worktree")
 _OWN = frozenset((*AREAS, *_CONFIGS, "head", "hooks", "info", "commondir", "modules", "worktrees"))
+_ADDRESSES = ("remotes", "branches")
 _UNDER_WAY = {
     "rebase-merge": ("git-rebase-todo", "strategy"), "rebase-apply": ("git-rebase-todo",), "sequencer": ("opts",),
 }  # fmt: skip
@@ -51,7 +53,40 @@ def git_wants(change: Change, parts: Sequence[str], ground: Ground) -> bool:
     if is_dot_git(name) or name in _READ_ANYWHERE:
         return True
     tails = git_tails(change, parts, ground)
-    return any(name in _READ or ("hooks" in tail and change.before is not None) for tail in tails)
+    return any(
+        name in _READ or ("hooks" in tail and change.before is not None) or not set(tail[:-1]).isdisjoint(_ADDRESSES)
+        for tail in tails
+    )
+
+
+def git_loses(change: Change, parts: Sequence[str], ground: Ground) -> bool:
+    """Tell whether a deletion takes settings from a git directory that stays, or is the project's git directory."""
+    if _is_projects_own(parts):
+        return True
+    if change.kind == DIRECTORY:
+        return False
+    for tail in git_tails(change, parts, ground):
+        for place, sure in _places(tail):
+            stays = change.within is None or change.within.count("/") >= len(parts) - len(place)
+            if sure and stays and (place[0] in _ADDRESSES or tuple(place) in (("config",), ("config.worktree",))):
+                return True
+    return False
+
+
+def loss_concern(change: Change, parts: Sequence[str], facts: Facts | None, ground: Ground) -> Concern | None:
+    """Judge a deletion that `git_loses` told of."""
+    if _is_projects_own(parts):
+        return held("git-repository", "without it, a repository put there later would pass for a new one")
+    if parts[-1] not in _CONFIGS:
+        return held("git-remote", "named an address that git sends data to")
+    if facts is None or facts.old is None:
+        return held("git-config", _UNREAD)
+    return _config(change, facts, ground, sure=True)
+
+
+def _is_projects_own(parts: Sequence[str]) -> bool:
+    """Tell whether a path is the `.git` of the root itself; one in a directory of the project goes with it."""
+    return len(parts) == 1 and is_dot_git(parts[0])
 
 
 def git_concern(change: Change, parts: Sequence[str], facts: Facts | None, ground: Ground) -> Concern | None:
@@ -96,9 +131,16 @@ def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts | Non
         return held("git-attributes", "tells git which files to run through its filters")
     if first in _UNDER_WAY and name in _UNDER_WAY[first]:
         return _rebase(facts) if name == "git-rebase-todo" else _strategy(name, facts)
-    if first in ("remotes", "branches") and sure:
-        return flagged("git-remote", "names an address for git")
+    if first in _ADDRESSES and sure:
+        return _old_style_remote(facts)
     return None
+
+
+def _old_style_remote(facts: Facts | None) -> Concern | None:
+    """Judge a file that names an address as git did before it had a configuration, and still obeys."""
+    if facts is not None and not facts.repository_was_there:
+        return flagged("git-remote", "names an address for git")
+    return None if is_unchanged(facts) else held("git-remote", "decides where git sends data to and gets it from")
 
 
 def _at_top(name: str, sure: bool, change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
@@ -122,18 +164,22 @@ def _hook(place: Sequence[str], change: Change, facts: Facts | None) -> Concern 
 def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) -> Concern | None:
     """Compare two versions of a configuration by key; not sure, only what git would act on by itself counts."""
     from fumehood.core.gitconfig import changed_keys
+    from fumehood.core.giteveryday import everyday_concern
     from fumehood.core.gitkeys import key_concern, runs_by_itself
 
-    if facts is None or facts.new is None or not facts.whole:
+    new = None if facts is None else b"" if change.change == DELETED else facts.new
+    if facts is None or new is None or not facts.whole:
         return held("git-config", _UNREAD)
-    changed = changed_keys(facts.old, facts.new)
+    if sure and facts.repository_was_there:
+        return everyday_concern(facts.old, new, lambda values: _is_own_work_tree(change, values, facts, ground))
+    changed = changed_keys(facts.old, new)
     if changed is None:
         return held("git-config", "can't be understood as a git configuration") if sure else None
     worst = None
     for key, was, now in changed:
         if not (sure or runs_by_itself(key)):
             continue
-        if key == "core.worktree" and _is_own_work_tree(change, now[-1], facts, ground):
+        if key == "core.worktree" and _is_own_work_tree(change, now, facts, ground):
             continue
         found = key_concern(key, was, now)
         if found is not None and found.held:
@@ -142,12 +188,22 @@ def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) 
     return worst
 
 
-def _is_own_work_tree(change: Change, value: str | None, facts: Facts, ground: Ground) -> bool:
-    """Tell whether a submodule's configuration names a directory of the project as its work tree."""
-    place = lands(directory_of(change, facts), value or "")
-    spot = None if place is None or "/modules/" not in change.path else within(place, roots_of(facts, ground))
+def _is_own_work_tree(change: Change, values: Values, facts: Facts, ground: Ground) -> bool:
+    """Tell whether a submodule's configuration names a directory of the project as its work tree, or none."""
+    if not _is_of_submodule(change, ground):
+        return False
+    if not values:
+        return True
+    place = lands(directory_of(change, facts), values[-1] or "")
+    spot = None if place is None else within(place, roots_of(facts, ground))
     # A work tree in a git directory would let a checkout write hooks.
     return spot is not None and not any(is_dot_git(name) for name in spot[1].lower().split("/"))
+
+
+def _is_of_submodule(change: Change, ground: Ground) -> bool:
+    """Tell whether a path lies where git keeps submodules' directories, and not in another repository there."""
+    parts = change.path.lower().split("/")
+    return any("modules" in tail and not any(map(is_dot_git, tail)) for tail in git_tails(change, parts, ground))
 
 
 def _line(facts: Facts | None) -> str | None:
@@ -164,6 +220,8 @@ def _pointer(change: Change, facts: Facts | None, ground: Ground) -> Concern | N
         return held("git-redirect", "a .git that is a link leads git elsewhere")
     if is_unchanged(facts):
         return None
+    if facts is not None and facts.repository_was_there:
+        return held("git-redirect", "a .git file puts another repository in the place of the one that was there")
     text = _line(facts)
     if facts is not None and text is not None and text.startswith("gitdir: "):
         place = lands(directory_of(change, facts), text[len("gitdir: ") :])

@@ -1,7 +1,8 @@
 """Tell which settings of a git configuration make git run something or lead it elsewhere.
 
 What is known to be harmless is listed, and the rest waits for a person: git and its companions gain
-settings that run programs with almost every release.
+settings that run programs with almost every release. That is for a repository that is new, and whose addresses
+are its own matter; `giteveryday` is for one that was there.
 """
 
 from __future__ import annotations
@@ -89,33 +90,31 @@ HARMLESS = words(
     submodule.*.update submodule.*.url
     """
 )
-# These name a place that git connections; the form of the name alone can make it run a helper.
+# These name a place that git contacts; the form of the name alone can make it run a helper.
 ADDRESSES = words(
     "remote.*.url remote.*.pushurl remote.pushdefault submodule.*.url branch.*.remote branch.*.pushremote"
 )
-_CONTACTS = words("remote.*.url remote.*.pushurl")
 _PLACES = words("core.hookspath core.attributesfile core.worktree")
 _SWITCHABLE = words("core.fsmonitor pager.*")
 _FOR_A_PERSON = words("core.pager core.editor sequence.editor pager.*")
 _SWITCHES = frozenset(("true", "false"))
 # What agents name so that git does not wait for a person.
 _PLAIN_PROGRAMS = frozenset(("", "cat", "less", "more", "true", ":", "vi", "vim", "nano"))
-_UPDATES = frozenset(("checkout", "rebase", "merge", "none"))
+UPDATES = frozenset(("checkout", "rebase", "merge", "none"))
 
 
 def key_concern(key: str, was: Values, now: Values) -> Concern | None:
     """Judge one setting whose values are new or changed."""
     names = _patterns(key)
-    if _is_in(names, AUTOMATIC) or _is_in(names, ON_DEMAND):
+    if runs_something(key):
         return _program(key, names, now)
     for value in now:
         if value not in was and (reason := _bad_value(names, value or "")):
             return held(FLAG, f"{shown(key)} {reason}")
     if _is_in(names, HARMLESS):
-        moved = was and _is_in(names, _CONTACTS)
-        return flagged("git-remote", f"{shown(key)} is no longer the same address") if moved else None
-    if _is_in(names, ELSEWHERE):
-        return held(FLAG, f"{shown(key)} decides whom git connections or trusts")
+        return None
+    if leads_elsewhere(key):
+        return held(FLAG, f"{shown(key)} decides whom git contacts or trusts")
     return held(FLAG, f"{shown(key)} is not a git setting that is known to be harmless")
 
 
@@ -123,11 +122,22 @@ def _bad_value(names: tuple[str, ...], value: str) -> str:
     """Say what is wrong with a value of a setting that is harmless otherwise."""
     if _is_in(names, ADDRESSES) and _is_helper_address(value):
         return "has an address that makes git run a program"
-    if "submodule.*.update" in names and value not in _UPDATES:
+    if "submodule.*.update" in names and value not in UPDATES:
         return "names a program for git to run"
     if "extensions.refstorage" in names and "://" in value:
         return "leads git to branches elsewhere"
     return ""
+
+
+def runs_something(key: str) -> bool:
+    """Tell whether git runs or reads something that this setting names, by itself or when asked to."""
+    names = _patterns(key)
+    return _is_in(names, AUTOMATIC) or _is_in(names, ON_DEMAND)
+
+
+def leads_elsewhere(key: str) -> bool:
+    """Tell whether a setting decides whom git contacts or trusts."""
+    return _is_in(_patterns(key), ELSEWHERE)
 
 
 def runs_by_itself(key: str) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Branches and objects: files of any name, and none that git acts on.
 AREAS = frozenset(("refs", "logs", "objects"))
-_IN_REPOSITORIES = frozenset(("hooks", "info"))
+_IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches"))
 _HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 _MANY = 4096
 

@@ -11,6 +11,7 @@ from fumehood.core.danger_tables import PACKAGES
 from fumehood.core.surroundings import is_dot_git
 from fumehood.linux.git_ways import protect_what_git_runs
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top
+from fumehood.linux.repositories import had_repository
 from fumehood.linux.ways_in import Tree, Ways, protect_home, protect_links, protect_search_path, protect_what_files_name
 from fumehood.store.places import home
 
@@ -108,13 +109,14 @@ class _Sources:
 
     def facts(self, change: c.Change) -> Facts:
         """Read what a change was and is; what can't be read counts against it."""
-        if change.kind == c.SYMLINK:
+        if change.kind == c.SYMLINK and change.change != c.DELETED:
             return Facts(target=_target(self._layer, change.path), root=self._root)
         new, old = _content(self._layer, change.path), None
         if change.before is not None and change.before.kind == c.FILE:
             old = _content(self._live, change.path)
         whole = all(each is None or len(each) < _MOST for each in (old, new))
-        return Facts(old=old, new=new, whole=whole, root=self._root)
+        was_there = had_repository(self._live, self._root, change.path)
+        return Facts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
 
     def has(self, directory: str, name: str) -> bool:
         """Tell whether the project, as the run left it, has an entry."""
