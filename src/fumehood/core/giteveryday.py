@@ -89,7 +89,7 @@ def _is_everyday_address(key: str, pattern: str, was: Keys, now: Values) -> bool
     before = was.get(key, ())
     if pattern == "submodule.*.url":
         return not before and key_concern(key, before, now) is None
-    added = [value or "" for value in now if value not in before]
+    added = {value or "" for value in now} - {value or "" for value in before}
     if pattern == "branch.*.remote":
         return all(value == "." or f"remote.{value}.url" in was for value in added)
     return pattern == "branch.*.merge" and all(value.startswith("refs/") for value in added)
@@ -103,18 +103,18 @@ def _pattern(key: str) -> str:
 def _renamed(was: Keys, now: Keys) -> set[tuple[str, str | None]]:
     """Return the branches that are gone and came back, all they had unchanged, by another name; both names."""
     old, new = _branches(was), _branches(now)
-    gone = {name: keys for name, keys in old.items() if name not in new}
-    found = set()
-    for name, keys in new.items():
-        before = None if name in old else next((each for each, had in gone.items() if had == keys), None)
-        if before is not None:
-            del gone[before]
-            found |= {("branch", before), ("branch", name)}
+    gone: dict[frozenset[tuple[str, Values]], list[str]] = {}
+    for name in old.keys() - new.keys():
+        gone.setdefault(frozenset(old[name].items()), []).append(name)
+    found: set[tuple[str, str | None]] = set()
+    for name in new.keys() - old.keys():
+        if same := gone.get(frozenset(new[name].items())):
+            found |= {("branch", same.pop()), ("branch", name)}
     return found
 
 
-def _branches(keys: Keys) -> dict[str | None, dict[str, Values]]:
-    found: dict[str | None, dict[str, Values]] = {}
+def _branches(keys: Keys) -> dict[str, dict[str, Values]]:
+    found: dict[str, dict[str, Values]] = {}
     for key, values in keys.items():
         section, subsection, name = split_key(key)
         if section == "branch" and subsection is not None:

@@ -108,8 +108,9 @@ def key_concern(key: str, was: Values, now: Values) -> Concern | None:
     names = _patterns(key)
     if runs_something(key):
         return _program(key, names, now)
-    for value in now:
-        if value not in was and (reason := _bad_value(names, value or "")):
+    before = frozenset(was)
+    for value in dict.fromkeys(now):
+        if value not in before and (reason := _bad_value(names, value or "")):
             return held(FLAG, f"{shown(key)} {reason}")
     if _is_in(names, HARMLESS):
         return None
