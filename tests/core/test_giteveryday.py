@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fumehood.core.changes import DELETED, DIRECTORY, FILE, Change
 from fumehood.core.danger import Facts, concern, wants_facts
+from fumehood.core.gitconfig import by_key, parse
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, setting, stamp
 
 ORIGIN = setting("remote.origin.url=https://example.org/x.git") + setting(
@@ -236,3 +239,18 @@ def test_a_very_long_configuration_is_judged_at_once() -> None:
     assert file(".git/config", THERE + values[1], old=THERE + values[0]) is None
     urls = [value.replace(b"branch", b"submodule").replace(b"merge", b"url") for value in values]
     assert file(".gitmodules", urls[1], old=urls[0]) is None
+
+
+LINES = st.lists(st.sampled_from([*EVERYDAY, *SENDING, *UNUSUAL, "core.hooksPath=x", "include.path=y"]), max_size=8)
+
+
+@given(LINES, LINES)
+@settings(max_examples=500)
+def test_what_passes_leaves_every_remote_and_program_as_it_was(one: list[str], other: list[str]) -> None:
+    old, new = (THERE + b"".join(map(setting, lines)) for lines in (one, other))
+    if file(".git/config", new, old=old) is None:
+        was, now = (by_key(parse(content) or []) for content in (old, new))
+        fixed = ("remote.", "push.", "core.hookspath", "include.", "extensions.partialclone", "lfs.")
+        assert all(was.get(key) == now.get(key) for key in {**was, **now} if key.startswith(fixed))
+        followed = set(now.get("branch.main.remote", ())) - set(was.get("branch.main.remote", ()))
+        assert all(value == "." or f"remote.{value}.url" in was for value in followed)
