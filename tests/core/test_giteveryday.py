@@ -108,14 +108,16 @@ def test_a_setting_that_is_gone_is_told_by_what_it_meant() -> None:
 
 
 def test_a_branch_that_is_renamed_keeps_all_it_had() -> None:
-    had = {"remote": "https://fork", "merge": "refs/heads/x", "pushRemote": "https://fork", "mergeOptions": "--no-ff"}
+    had = {"remote": "origin", "merge": "refs/heads/x", "pushRemote": "origin", "mergeOptions": "--no-ff"}
     one, other = (
         b"".join(setting(f"branch.{name}.{key}={value}") for key, value in had.items()) for name in ("a", "b")
     )
     assert file(".git/config", THERE + other, old=THERE + one) is None
     assert is_held(file(".git/config", THERE + one + other, old=THERE + one))  # a copy of it is another matter
     assert is_held(file(".git/config", THERE, old=THERE + one))
-    assert is_held(file(".git/config", THERE + other.replace(b"fork", b"evil"), old=THERE + one))
+    assert is_held(file(".git/config", THERE + other.replace(b"--no-ff", b"--no-verify"), old=THERE + one))
+    fork, main = (part.replace(b"origin", b"https://fork") for part in (one, other))
+    assert is_held(file(".git/config", THERE + main, old=THERE + fork))
 
 
 def test_the_number_and_order_of_values_count() -> None:
@@ -123,6 +125,9 @@ def test_the_number_and_order_of_values_count() -> None:
     assert is_held(file(".git/config", THERE + other + one, old=THERE + one + other))
     assert is_held(file(".git/config", THERE + one, old=THERE + one + other))
     assert is_held(file(".git/config", THERE + one + one, old=THERE + one))
+    fork, origin = setting("branch.main.remote=https://fork"), setting("branch.main.remote=origin")
+    assert is_held(file(".git/config", THERE + origin + fork, old=THERE + fork + origin))
+    assert file(".git/config", THERE + origin, old=THERE + fork + origin) is None
 
 
 def test_the_order_of_settings_counts_where_git_heeds_it() -> None:

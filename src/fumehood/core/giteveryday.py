@@ -89,10 +89,14 @@ def _is_everyday_address(key: str, pattern: str, was: Keys, now: Values) -> bool
     before = was.get(key, ())
     if pattern == "submodule.*.url":
         return not before and key_concern(key, before, now) is None
-    added = {value or "" for value in now} - {value or "" for value in before}
     if pattern == "branch.*.remote":
-        return all(value == "." or f"remote.{value}.url" in was for value in added)
-    return pattern == "branch.*.merge" and all(value.startswith("refs/") for value in added)
+        return _were_there(now, was)
+    return pattern == "branch.*.merge" and all((value or "").startswith("refs/") for value in now)
+
+
+def _were_there(remotes: Values, was: Keys) -> bool:
+    """Tell whether all of these are remotes by name, and no address; a dot is the repository itself."""
+    return all(value == "." or f"remote.{value}.url" in was for value in remotes)
 
 
 def _pattern(key: str) -> str:
@@ -101,14 +105,19 @@ def _pattern(key: str) -> str:
 
 
 def _renamed(was: Keys, now: Keys) -> set[tuple[str, str | None]]:
-    """Return the branches that are gone and came back, all they had unchanged, by another name; both names."""
+    """Return the branches that are gone and came back, all they had unchanged, by another name; both names.
+
+    One that follows a bare address does not: by another name, somebody's fork would be where `main` is pushed to.
+    """
     old, new = _branches(was), _branches(now)
     gone: dict[frozenset[tuple[str, Values]], list[str]] = {}
     for name in old.keys() - new.keys():
         gone.setdefault(frozenset(old[name].items()), []).append(name)
     found: set[tuple[str, str | None]] = set()
     for name in new.keys() - old.keys():
-        if same := gone.get(frozenset(new[name].items())):
+        addresses = (*new[name].get("remote", ()), *new[name].get("pushremote", ()))
+        same = gone.get(frozenset(new[name].items()))
+        if same and _were_there(addresses, was):
             found |= {("branch", same.pop()), ("branch", name)}
     return found
 
