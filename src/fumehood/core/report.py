@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fumehood.core.changes import APPLIED, DELETED, Change
 from fumehood.core.value import Value
 from fumehood.core.wording import printable
 
@@ -11,14 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from fumehood.core.changes import Change
     from fumehood.core.connection import Connection
 
-__all__ = [
-    "MODEL_OUTPUT", "Blocked", "ReportedChange", "Run", "change_lines", "cut_in_the_middle", "joined", "model_text",
-    "one_line", "printable",
-]  # fmt: skip
-MODEL_OUTPUT = 30_000  # characters of output that a model is shown
-_MODEL_CHANGES = 100
+__all__ = ["QUOTED", "Blocked", "ReportedChange", "Run", "joined", "named", "printable", "short"]
+
+QUOTED = 300  # characters of somebody else's text that a sentence of ours repeats
+_IN_NAMES = frozenset("@%+=:,./-_~")
 
 
 class ReportedChange(Value):
@@ -48,7 +46,7 @@ class Blocked(Value):
     @property
     def line(self) -> str:
         """All of it in one line, for people and models."""
-        return printable(f"{self.headline}: {self.detail}. {self.hint}".rstrip())
+        return f"{printable(self.headline)}: {named(self.detail)}. {short(self.hint)}".rstrip()
 
 
 HIDDEN_PATH, LEFT_AT_HOME = "hidden", "home"
@@ -87,6 +85,7 @@ class Run:
         self.session: str | None = fields.pop("session", None)
         self.ended_in = ""  # the directory where a command of a session left its shell
         self.below: tuple[str, ...] = fields.pop("below", ())  # held runs that the command saw, the latest first
+        self.mark = ""  # what sets our words apart from the command's, known to whoever reads `for_model`
         self._found: Sequence[Change] | Callable[[], Sequence[Change]] = fields.pop("found", ())
         if fields:
             raise TypeError(f"a run has no {', '.join(fields)}")
@@ -154,9 +153,14 @@ class Run:
             "session": self.session,
         }  # fmt: skip
 
-    def for_model(self) -> str:
-        """Return the run as the one string that a model gets."""
-        return model_text(self)
+    def for_model(self, mark: str = "") -> str:
+        """Return the run as the one string that a model gets.
+
+        Our part begins with a line that holds the mark: that of the `Sandbox`, unless another is given.
+        """
+        from fumehood.core.for_model import model_text
+
+        return model_text(self, mark or self.mark)
 
     def __repr__(self) -> str:
         return f"Run({self.run} {self.state} exit {self.exit_code})"
@@ -168,50 +172,16 @@ def joined(stdout: str, stderr: str) -> str:
     return f"{stdout}{between}{stderr}"
 
 
-def cut_in_the_middle(text: str, limit: int) -> str:
-    """Shorten a text to a limit, keeping its beginning and its end."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+def short(text: str) -> str:
+    """Write somebody else's text, or a sentence that holds some, printable and not too long."""
+    text = printable(text)
+    half = (QUOTED - 1) // 2
+    return text if len(text) <= QUOTED else f"{text[:half]}…{text[-half:]}"
 
 
-def model_text(run: Run) -> str:
-    """Write a run for a model: output, exit code, changes, what was blocked and why."""
-    parts = [cut_in_the_middle(run.output, MODEL_OUTPUT).rstrip("\n")]
-    if run.timed_out:
-        parts.append("The time limit was reached and the command was ended.")
-    if run.exit_code:
-        parts.append(f"Exit code: {run.exit_code}")
-    if not run.sandboxed:
-        parts.append(f"NOT SANDBOXED: {printable(run.reason)}")
-    parts += change_lines(run, _MODEL_CHANGES)
-    parts += [each.line[:1].upper() + each.line[1:] for each in run.blocked]
-    return "\n".join(part for part in parts if part)
-
-
-def change_lines(run: Run, limit: int) -> list[str]:
-    """Write one line a change: all deletions and all that was not applied, the rest up to a limit."""
-    if not run.found:
-        return []
-    lines = [f"Changes ({run.state}, run {run.run}):"]
-    left_out = 0
-    shown = 0
-    for change in run.found:
-        must = change.change == DELETED or change.verdict != APPLIED
-        if not must and shown >= limit:
-            left_out += 1
-            continue
-        shown += 1
-        lines.append(f"  {one_line(change)}")
-    if left_out:
-        lines.append(f"  and {left_out} more paths added or modified")
-    return lines
-
-
-def one_line(change: Change) -> str:
-    """Write a change in one line, its path made safe to print."""
-    told = "" if change.verdict == APPLIED else f" [{change.verdict}: {printable(change.reason)}]"
-    flags = f" ({', '.join(change.flags)})" if change.flags else ""
-    kind = "" if change.kind == "file" else f" {change.kind}"
-    return f"{change.change}{kind} {printable(change.path)}{flags}{told}"
+def named(text: str) -> str:
+    """Write somebody else's text inside a sentence of ours: what could end the sentence, or go on with it, in quotes."""
+    if text and all(letter.isalnum() or letter in _IN_NAMES for letter in text):
+        return short(text)
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{short(escaped)}"'

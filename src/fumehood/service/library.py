@@ -27,6 +27,7 @@ from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
 from fumehood.service.watching import watcher
 from fumehood.store.audit import PYTHON
 from fumehood.store.history import Reach
+from fumehood.store.marks import new_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fumehood.core.permission import Question
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
+    from fumehood.errors import FumehoodError
     from fumehood.linux.launch import Given, Plan
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
@@ -65,6 +67,7 @@ class Sandbox:
         session: str | None = None,
         own_tmp: bool = False,
         face: str = PYTHON,
+        mark: str = "",
     ) -> None:
         asks = channels(ask)
         self._store = Store(face=face)
@@ -75,11 +78,33 @@ class Sandbox:
         self._hood = Hood(self._store, self._project, policy, _start, permissions)
         self._session = "" if session is None else session_of(self._store, self._project, session).name
         self._own_tmp = own_tmp
+        self._mark = mark or new_mark()
 
     @property
     def project(self) -> str:
         """The project's real path."""
         return self._project.path
+
+    @property
+    def mark(self) -> str:
+        """What sets our words apart from a command's in what a model gets: tell it to the model, and nobody else."""
+        return self._mark
+
+    def tool(self, form: str) -> dict[str, Any]:
+        """Return the tool to offer to a model, as openai, ollama, anthropic or mcp wants it, with this sandbox's mark."""
+        from fumehood.core.tool import definition
+
+        return definition(form, self._mark)
+
+    def refusal(self, error: FumehoodError) -> str:
+        """Write an error as a model gets it, so that it can be told from what a command prints."""
+        from fumehood.core.for_model import refusal
+
+        return refusal(error, self._mark)
+
+    def _marked(self, run: Run) -> Run:
+        run.mark = self._mark
+        return run
 
     def run(
         self,
@@ -124,7 +149,7 @@ class Sandbox:
             # A program may live for weeks, and must not wait for this.
             cleaning = self._store, self._hood.policy.clean
             threading.Thread(target=clean_up, args=cleaning, name="fumehood-clean", daemon=True).start()
-        return run
+        return self._marked(run)
 
     async def arun(self, command: Command, **options: Any) -> Run:
         """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
@@ -195,24 +220,25 @@ class Sandbox:
         is raised, and nothing done.
         """
         found = self._found(run)
-        return decide.apply_held(
-            self._store, self._project, found, _paths(paths), force=force, expected=expected
+        return self._marked(
+            decide.apply_held(self._store, self._project, found, _paths(paths), force=force, expected=expected)
         )
 
     def discard(self, run: Run | str, *paths: str | os.PathLike[str]) -> Run:
         """Throw away what a run had to hold, all of it or some paths."""
-        return decide.discard_held(self._store, self._project, self._found(run), _paths(paths))
+        return self._marked(decide.discard_held(self._store, self._project, self._found(run), _paths(paths)))
 
     def undo(self, run: Run | str = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
         """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
 
         With `force`, also what was changed since; what is there now is saved first.
         """
-        return undo(self._store, self._project, self._found(run), _paths(paths), force=force, by=self._session)
+        back = undo(self._store, self._project, self._found(run), _paths(paths), force=force, by=self._session)
+        return self._marked(back)
 
     def history(self, limit: int = 0) -> list[Run]:
         """Return this project's runs, or this session's, the latest first."""
-        return self._store.history.runs(self._reach, limit=limit)
+        return [self._marked(run) for run in self._store.history.runs(self._reach, limit=limit)]
 
     def files(self, path: str | os.PathLike[str] = "") -> list[dict[str, Any]]:
         """Return what is known of the project's files, or of one and what lies in it, as `fumehood files --json` does.
@@ -235,7 +261,7 @@ class Sandbox:
         """
         from fumehood.service.restore import restore
 
-        return restore(self._store, self._project, os.fspath(path), source)
+        return self._marked(restore(self._store, self._project, os.fspath(path), source))
 
     def session(self, name: str | None = None, *, own_tmp: bool = False) -> Sandbox:
         """Return this sandbox for the runs of one agent.
@@ -273,7 +299,8 @@ class Sandbox:
 
     def undo_session(self) -> list[Run]:
         """Take back every run of this session: all of them, or none."""
-        return undo_session(self._store, self._project, self._session, by=self._session)
+        backs = undo_session(self._store, self._project, self._session, by=self._session)
+        return [self._marked(run) for run in backs]
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
@@ -327,7 +354,7 @@ class Sandbox:
 
     def _found(self, run: Run | str) -> Run:
         name = run if isinstance(run, str) else run.run
-        return self._store.history.find(name, self._reach)
+        return self._marked(self._store.history.find(name, self._reach))
 
     @property
     def _reach(self) -> Reach:

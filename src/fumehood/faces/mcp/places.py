@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from fumehood.errors import BadRequest
+from fumehood.faces.mcp.results import MARK
 from fumehood.store.ids import new_id
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Workplaces:
             from fumehood import Sandbox
             from fumehood.store.audit import MCP
 
-            self._projects[path] = Sandbox(path, face=MCP)
+            self._projects[path] = Sandbox(path, face=MCP, mark=MARK)
         return self._projects[path]
 
     def _chosen(self, directories: list[str], working_dir: str | None) -> str:

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from fumehood.faces.mcp.results import sendable
+from fumehood.faces.mcp.results import foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,4 +70,4 @@ class Progress:
             lines, self._lines = self._lines, []
             count = self._count
         if lines:
-            await self._ctx.report_progress(count, None, sendable("\n".join(lines)))
+            await self._ctx.report_progress(count, None, foreign("\n".join(lines)))

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, Field, WithJsonSchema
 
-from fumehood.core.changes import APPLIED, DELETED
-from fumehood.core.report import MODEL_OUTPUT, cut_in_the_middle, printable
+from fumehood.core.for_model import MODEL_OUTPUT, line_of, refusal, shown_output
+from fumehood.core.report import short
+from fumehood.core.summary import foremost
+from fumehood.core.visible import NOT_OURS, visible
+from fumehood.store.marks import new_mark
 
 if TYPE_CHECKING:
-    from fumehood.core.report import ReportedChange, Run
+    from fumehood.core.changes import Change as Changed
+    from fumehood.core.report import Run
     from fumehood.errors import FumehoodError
 
+MARK = new_mark()  # this server's, for as long as it runs: its instructions and its tool's description tell it
 MOST_CHANGES = 200
+_MOST_BLOCKED = 30
 _SAME = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network",
     "session",
 )  # fmt: skip
-_TOLD_IF_ANY = ("reason", "timed_out", "output_truncated", "changes_left_out", "blocked", "session")
+_TOLD_IF_ANY = ("reason", "timed_out", "output_truncated", "changes_left_out", "left_out", "blocked", "session")
 
 
 class Change(BaseModel):
@@ -61,7 +67,8 @@ class Report(BaseModel):
         False, description="Whether some of it is left out: read_output has all that is kept."
     )
     changes: list[Change] = []
-    changes_left_out: int = Field(0, description="Additions and modifications not listed.")
+    changes_left_out: int = Field(0, description="How many more there are that are not listed.")
+    left_out: dict[str, int] = Field({}, description="These, counted by kind.")
     blocked: list[Blocked] = []
     session: str = ""
 
@@ -105,37 +112,28 @@ class Job(BaseModel):
 
 def report_of(run: Run) -> dict[str, Any]:
     """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
-    listed, left_out = _listed(run.changes)
-    output = cut_in_the_middle(run.output, MODEL_OUTPUT)
+    listed, left_out = foremost(run.found, MOST_CHANGES)
+    output = shown_output(run.output, MARK)
     told = {
-        **{name: getattr(run, name) for name in _SAME}, "duration_s": round(run.duration_s, 6),
-        "output": output, "output_truncated": run.output_truncated or output != run.output, "changes": listed,
-        "changes_left_out": left_out, "blocked": [each.fields() for each in run.blocked],
+        **{name: _text(getattr(run, name)) for name in _SAME}, "duration_s": round(run.duration_s, 6),
+        "output": output, "output_truncated": run.output_truncated or len(run.output) > MODEL_OUTPUT,
+        "changes": [_change(run, each) for each in listed],
+        "changes_left_out": sum(left_out.values()), "left_out": left_out,
+        "blocked": [{name: _text(value) for name, value in each.fields().items()} for each in run.blocked[:_MOST_BLOCKED]],
     }  # fmt: skip
     return {name: value for name, value in told.items() if value or name not in _TOLD_IF_ANY}
 
 
-def _listed(changes: tuple[ReportedChange, ...]) -> tuple[list[dict[str, Any]], int]:
-    """List changes: every deletion and all that was not applied, the rest up to a number."""
-    listed: list[dict[str, Any]] = []
-    left_out = 0
-    for each in changes:
-        if each.change != DELETED and each.verdict == APPLIED and len(listed) >= MOST_CHANGES:
-            left_out += 1
-            continue
-        listed.append(
-            {**each.fields(), "path": _text(each.path), "root": _text(each.root), "flags": list(each.flags)}
-        )
-    return listed, left_out
+def _change(run: Run, change: Changed) -> dict[str, Any]:
+    return {
+        "path": _text(change.path), "root": _text(run.roots[change.root]), "change": change.change,
+        "kind": change.kind, "verdict": change.verdict, "reason": _text(change.reason), "flags": list(change.flags),
+    }  # fmt: skip
 
 
-def _text(path: str) -> str:
-    """Write a path so that it can be sent as JSON: bytes that are no UTF-8 are escapes."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return printable(path)
-    return path
+def _text(value: Any) -> Any:
+    """Write a name or a sentence so that nothing in it is invisible, and not too long."""
+    return short(value).replace(MARK, NOT_OURS) if isinstance(value, str) else value
 
 
 def returned(text: str, /, **told: Any) -> CallToolResult:
@@ -144,18 +142,15 @@ def returned(text: str, /, **told: Any) -> CallToolResult:
     The SDK holds the object against the class that the tool names, so no instance of that is made here.
     """
     return CallToolResult(
-        content=[TextContent(type="text", text=sendable(text) or "(no output)")], structured_content=told
+        content=[TextContent(type="text", text=text or f"{line_of(MARK)}\n(no output)")], structured_content=told
     )
 
 
-def sendable(text: str) -> str:
-    """Make a text one that can be sent."""
-    return text.encode(errors="replace").decode()
+def foreign(text: str) -> str:
+    """Write what a command or a file says: all of it visible, and without the mark."""
+    return visible(text, MARK)
 
 
 def failed(error: FumehoodError) -> CallToolResult:
     """Tell an error as the model's contract has it."""
-    text = f"ERROR: {error.message}" + (f"\n{error.hint}" if error.hint else "")
-    return CallToolResult(content=[TextContent(type="text", text=sendable(text))], is_error=True)
-
-
+    return CallToolResult(content=[TextContent(type="text", text=refusal(error, MARK))], is_error=True)

@@ -10,6 +10,8 @@ from mcp.types import CallToolResult
 from pydantic import Field
 
 from fumehood.core import tool as described
+from fumehood.core.for_model import set_apart
+from fumehood.core.report import short
 from fumehood.faces.mcp import results as r
 from fumehood.faces.mcp.desk import NOT_ASKED, Foreseen, Permission, Where, answering, here, told
 from fumehood.faces.mcp.jobs import Job
@@ -105,12 +107,13 @@ def _with_our_hint(blocked: "Blocked") -> "Blocked":
 
 def _job_told(job: Job, offset: int) -> CallToolResult:
     job.join()
-    begin, output = job.output(offset)
-    output = r.sendable(output[:_MOST_TEXT])
-    error = f"ERROR: {job.error.message}" if job.error is not None else ""
+    begin, printed = job.output(offset)
+    output = r.foreign(printed[:_MOST_TEXT])
+    error = f"ERROR: {short(job.error.message)}" if job.error is not None else ""
     state = "is running" if job.is_running else "has ended"
+    ours = [part for part in (error, f"[{job.name} {state}]") if part]
     return r.returned(
-        "\n".join(part for part in (output, error, f"[{job.name} {state}]") if part),
-        job=job.name, running=job.is_running, offset=begin, next_offset=begin + len(output), output=output,
+        set_apart(output, ours, r.MARK), job=job.name, running=job.is_running, offset=begin,
+        next_offset=begin + len(printed[:_MOST_TEXT]), output=output,
         report=r.report_of(job.run) if job.run is not None else None, error=error,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from mcp.server.mcpserver import Context
 from mcp.types import CallToolResult
 from pydantic import Field
 
+from fumehood.core.for_model import model_texts
 from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.mcp import results as r
 from fumehood.faces.mcp.desk import Consent, HeldQuestion, Where, answering, question_to_apply, told
@@ -36,7 +37,7 @@ async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Anno
     """Show what a run changed, line by line."""
     sandbox = where.holding(run)
     found = sandbox.find(run)
-    text = r.sendable(await anyio.to_thread.run_sync(sandbox.diff, found, paths or []))
+    text = r.foreign(await anyio.to_thread.run_sync(sandbox.diff, found, paths or []))
     shown = text[:_MOST_TEXT]
     return r.returned(shown, run=found.run, text=shown, truncated=len(text) > len(shown))
 
@@ -54,7 +55,7 @@ async def read_output(
     found = sandbox.find(run)
     data = await anyio.to_thread.run_sync(sandbox.output, found, stream)
     piece = data[offset : offset + limit]
-    end, text = offset + len(piece), piece.decode(errors="replace")
+    end, text = offset + len(piece), r.foreign(piece.decode(errors="replace"))
     following = end if end < len(data) else None
     return r.returned(
         text, run=found.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text
@@ -70,8 +71,7 @@ async def undo(
     """Bring back exactly what was there before a run; an undo is a run, and can be undone."""
     sandbox = where.sandbox() if session else where.holding(run)
     done = await anyio.to_thread.run_sync(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
-    text = "\n".join(each.for_model() for each in done)
-    return r.returned(text, runs=[r.report_of(each) for each in done])
+    return r.returned(model_texts(done, r.MARK), runs=[r.report_of(each) for each in done])
 
 
 @told

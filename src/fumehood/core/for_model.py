@@ -1,0 +1,103 @@
+"""A run as one text for a model: what the command printed, then our own words, set apart by the mark.
+
+A command can print whatever we would say. So our part begins with a line that holds the mark, letters that the model
+was told and no command can know; all before it is the command's. Inside our part, names and other people's words
+are escaped, short, and in quotes where they could go on with our sentence.
+"""
+
+from __future__ import annotations
+
+from fumehood.core.changes import APPLIED
+from fumehood.core.report import named, short
+from fumehood.core.summary import summary
+from fumehood.core.visible import visible
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.core.report import Run
+    from fumehood.core.summary import Line
+    from fumehood.errors import FumehoodError
+
+MODEL_OUTPUT = 30_000  # characters of output that a model is shown
+NOTHING_RAN = "nothing ran"
+_MOST_CHANGES = 60
+_MOST_BLOCKED = 30
+
+
+def line_of(mark: str) -> str:
+    """Return the line that our part begins with, and that each line of ours begins with where streams are mixed."""
+    return f"[fumehood {mark}]" if mark else "[fumehood]"
+
+
+def model_text(run: Run, mark: str) -> str:
+    """Write a run for a model: output, exit code, changes, what was blocked and why."""
+    return set_apart(shown_output(run.output, mark), _report(run), mark)
+
+
+def model_texts(runs: Sequence[Run], mark: str) -> str:
+    """Write several runs that printed nothing, as undos are, in one part of ours."""
+    return set_apart("", [line for run in runs for line in _report(run)], mark)
+
+
+def set_apart(output: str, ours: Sequence[str], mark: str) -> str:
+    """Put our lines after what a command printed; where there are none, only what looks like ours gets an answer."""
+    output = output.rstrip("\n")
+    if not ours and "[fumehood" in output:
+        ours = ["The command ended with exit code 0 and changed nothing."]
+    return "\n".join(part for part in (output, *((line_of(mark), *ours) if ours else ())) if part)
+
+
+def shown_output(text: str, mark: str, limit: int = MODEL_OUTPUT) -> str:
+    """Make what a command printed visible, and cut it in the middle where it is long."""
+    text = visible(text, mark)
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    left_out = f"[… {len(text) - 2 * half} characters left out …{f' fumehood {mark}' if mark else ''}]"
+    return f"{text[:half]}\n{left_out}\n{text[-half:]}"
+
+
+def refusal(error: FumehoodError, mark: str) -> str:
+    """Write why nothing ran: the last line tells that this is ours, and no command's output."""
+    lines = [f"ERROR: {short(error.message)}", short(error.hint), f"{line_of(mark)} {NOTHING_RAN}"]
+    return "\n".join(line for line in lines if line)
+
+
+def _report(run: Run) -> list[str]:
+    lines = []
+    if run.timed_out:
+        lines.append("The time limit was reached and the command was ended.")
+    if run.exit_code:
+        lines.append(f"Exit code: {run.exit_code}")
+    if not run.sandboxed:
+        lines.append(f"NOT SANDBOXED: {short(run.reason)}")
+    blocked = [each.line for each in run.blocked[:_MOST_BLOCKED]]
+    lines += change_lines(run) + [line[:1].upper() + line[1:] for line in blocked]
+    if len(run.blocked) > _MOST_BLOCKED:
+        lines.append(f"And {len(run.blocked) - _MOST_BLOCKED} more were blocked.")
+    return lines
+
+
+def change_lines(run: Run, most: int = _MOST_CHANGES) -> list[str]:
+    """Write what a run changed, a line for each where they are few, else by directory."""
+    if not run.found:
+        return []
+    lines, left_out = summary(run.found, most)
+    told = [f"Changes ({run.state}, run {run.run}):", *(f"  {one_line(line)}" for line in lines)]
+    if left_out:
+        kinds = "; ".join(f"{count} {kind}" for kind, count in left_out.items())
+        told.append(f"  and {sum(left_out.values())} more: {kinds}")
+    return told
+
+
+def one_line(line: Line) -> str:
+    """Write a change, or several that are alike, in one line."""
+    change = line.change
+    reason = "" if change.verdict == APPLIED else f" [{change.verdict}: {short(change.reason)}]"
+    flags = f" ({', '.join(change.flags)})" if change.flags else ""
+    if line.count > 1:
+        return f"{change.change} {line.count} entries in {named(line.path)}{flags}{reason}"
+    kind = "" if change.kind == "file" else f" {change.kind}"
+    return f"{change.change}{kind} {named(line.path)}{flags}{reason}"
