@@ -13,7 +13,8 @@ async def work(project: str, task: str, model: Any) -> tuple[str, str]:
     """Let the agent do a task; return its last words and the session that undo takes back."""
     shell = ShellExecutor(project)
     try:
-        agent = Agent(name="worker", instructions="Do what is asked.", tools=[ShellTool(executor=shell)], model=model)
+        words = f"Do what is asked. {shell.instructions}"
+        agent = Agent(name="worker", instructions=words, tools=[ShellTool(executor=shell)], model=model)
         done = await Runner.run(agent, task)
     finally:
         shell.close()

@@ -6,7 +6,6 @@ import sys
 from openai import OpenAI
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.core.tool import definition
 
 
 def work(project: str, task: str, model: str, client: OpenAI) -> str:
@@ -15,7 +14,7 @@ def work(project: str, task: str, model: str, client: OpenAI) -> str:
     with Sandbox(project) as whole:
         sandbox = whole.session()
         while True:
-            answer = client.chat.completions.create(model=model, messages=messages, tools=[definition("openai")])
+            answer = client.chat.completions.create(model=model, messages=messages, tools=[sandbox.tool("openai")])
             message = answer.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
@@ -29,7 +28,7 @@ def work(project: str, task: str, model: str, client: OpenAI) -> str:
                     )  # fmt: skip
                     told = run.for_model()
                 except FumehoodError as error:
-                    told = f"ERROR: {error}"
+                    told = sandbox.refusal(error)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": told})
 
 

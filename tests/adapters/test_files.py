@@ -100,5 +100,5 @@ def test_an_agent_is_told_what_is_held_and_gets_the_whole_output(session: Sandbo
     assert printed(session, quiet)[0].splitlines() == [str(number) for number in range(1, 200001)]
     assert not is_cut(quiet)
     held = session.run("mkdir -p .vscode; echo '{}' > .vscode/tasks.json; echo printed")
-    assert for_agent(session, held).startswith("printed\n[fumehood] added")
+    assert for_agent(session, held).startswith(f"printed\n[fumehood {session.mark}] added")
     assert "held" in notes(held)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from clients.endpoint import Endpoint
 from conftest import need
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -48,6 +50,18 @@ def provided(variable: str, name: str) -> str:
     found = os.environ.get(variable, "")
     need(bool(found), f"the real {name} is got by `make clients`")
     return found
+
+
+def said_by_us(words: str, told: str) -> bool:
+    """Whether a line of ours says this."""
+    return re.search(rf"^\[fumehood [a-z]{{12}}\] {re.escape(words)}", told, re.MULTILINE) is not None
+
+
+def knows_our_words(model: Endpoint) -> bool:
+    """Whether the model was told, besides the output of its first command, by what our words in that are known."""
+    mark = re.search(r"^\[fumehood ([a-z]{12})\] undo: ", model.results()[0], re.MULTILINE)
+    sent = json.dumps(max(model.requests, key=lambda request: len(model.told(request))))
+    return mark is not None and f"lines that begin with `[fumehood {mark[1]}]` are Fumehood's own" in sent
 
 
 def ended(process: "subprocess.Popen[str]") -> None:

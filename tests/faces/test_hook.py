@@ -322,7 +322,7 @@ def test_only_what_an_agent_must_know_is_said(answer: Any, shell: Any, cli: Cli,
     done = shell(line["updatedInput"]["command"])
     assert done.stdout == "out\n"
     assert done.returncode == 0
-    said = [each for each in done.stderr.splitlines() if each.startswith("[fumehood]")]
+    said = [each for each in done.stderr.splitlines() if re.match(r"\[fumehood [a-z]{12}\] ", each)]
     assert any("held" in each and "pre-push" in each for each in said)
     assert any("blocked write: /etc/z" in each for each in said)
     assert re.search(r"undo: fumehood undo (\w+)", done.stderr)

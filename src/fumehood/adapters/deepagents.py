@@ -15,8 +15,9 @@ from deepagents.backends.sandbox import BaseSandbox
 from fumehood import FumehoodError, Sandbox
 from fumehood.adapters.files import read, write
 from fumehood.adapters.opening import opened
-from fumehood.adapters.output import for_agent, is_cut, printed, refusal
+from fumehood.adapters.output import for_agent, instructions, is_cut, printed, refusal
 from fumehood.core.report import joined
+from fumehood.core.visible import NOT_OURS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,15 +47,20 @@ class FumehoodSandbox(BaseSandbox):
         """The session's name, as `fumehood log` shows it."""
         return self.sandbox.session_name or ""
 
+    @property
+    def instructions(self) -> str:
+        """What to tell the model, so that it knows Fumehood's words from a command's."""
+        return instructions(self.sandbox)
+
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run a shell line; what was blocked or held is told after its output."""
         limit = float(timeout) if timeout else self._timeout  # zero means none of its own
         try:
             run = self.sandbox.run(command, timeout=limit, network=self._network)
         except FumehoodError as error:
-            return ExecuteResponse(output=refusal(error), exit_code=error.exit_code, truncated=False)
+            return ExecuteResponse(output=refusal(self.sandbox, error), exit_code=error.exit_code, truncated=False)
         # The base class runs scripts of its own that answer in JSON, and nothing may stand after that.
-        output = joined(*printed(self.sandbox, run))
+        output = joined(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS)
         if not _is_json(output):
             output = for_agent(self.sandbox, run)
         return ExecuteResponse(output=output, exit_code=run.exit_code, truncated=is_cut(run))
@@ -75,7 +81,7 @@ class FumehoodSandbox(BaseSandbox):
         except OSError as error:
             return _told(error)
         except FumehoodError as error:
-            return refusal(error)
+            return refusal(self.sandbox, error)
         return None
 
     def _download(self, path: str) -> FileDownloadResponse:
@@ -86,7 +92,7 @@ class FumehoodSandbox(BaseSandbox):
         except OSError as error:
             return FileDownloadResponse(path=path, content=None, error=_told(error))
         except FumehoodError as error:
-            return FileDownloadResponse(path=path, content=None, error=refusal(error))
+            return FileDownloadResponse(path=path, content=None, error=refusal(self.sandbox, error))
 
     def close(self) -> None:
         """Close the records, if the sandbox was made here."""

@@ -24,6 +24,7 @@ from fumehood.adapters.files import fresh_project, read, write
 from fumehood.adapters.output import notes, printed
 from fumehood.core.policy import Rootfs
 from fumehood.core.report import joined
+from fumehood.core.visible import NOT_OURS
 
 if TYPE_CHECKING:
     from fumehood import Question
@@ -99,8 +100,8 @@ class FumehoodEnvironment(BaseEnvironment):
         try:
             run = await self._run(command, cwd=where, env=self._merge_env(env), timeout=timeout_sec)
         except FumehoodError as error:
-            return ExecResult(stdout="", stderr=f"ERROR: {error}", return_code=error.exit_code)
-        stdout, stderr = printed(self.sandbox, run)
+            return ExecResult(stdout="", stderr=self.sandbox.refusal(error), return_code=error.exit_code)
+        stdout, stderr = (text.replace(run.mark, NOT_OURS) for text in printed(self.sandbox, run))
         return ExecResult(stdout=stdout, stderr=joined(stderr, notes(run)), return_code=run.exit_code or 0)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:

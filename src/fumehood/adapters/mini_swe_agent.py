@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
 from fumehood.adapters.opening import opened
-from fumehood.adapters.output import for_agent, refusal
+from fumehood.adapters.output import for_agent, instructions, refusal
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -52,7 +52,7 @@ class FumehoodEnvironment:
             )  # fmt: skip
         except FumehoodError as error:
             extra = {"exception_type": type(error).__name__, "exception": str(error)}
-            return {"output": "", "returncode": -1, "exception_info": refusal(error), "extra": extra}
+            return {"output": "", "returncode": -1, "exception_info": refusal(self.sandbox, error), "extra": extra}
         output = {"output": for_agent(self.sandbox, run), "returncode": run.exit_code, "exception_info": ""}
         if run.timed_out:
             output["exception_info"] = f"the command did not end within {timeout or self.config.timeout} seconds"
@@ -61,8 +61,9 @@ class FumehoodEnvironment:
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """Return what a prompt may mention; not the environment, which holds keys."""
+        own = {"cwd": self.sandbox.project, "fumehood": instructions(self.sandbox)}
         told: dict[str, Any] = recursive_merge(
-            self.config.model_dump(), {"cwd": self.sandbox.project}, platform.uname()._asdict(), kwargs
+            self.config.model_dump(), own, platform.uname()._asdict(), kwargs
         )
         return told
 

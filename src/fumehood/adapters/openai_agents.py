@@ -11,7 +11,7 @@ from agents import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from fumehood import FumehoodError, Sandbox
 from fumehood.adapters.opening import opened
-from fumehood.adapters.output import notes, printed, refusal
+from fumehood.adapters.output import instructions, notes, printed, refusal, shown
 from fumehood.core.report import joined
 
 if TYPE_CHECKING:
@@ -51,13 +51,18 @@ class ShellExecutor:
             run = await self.sandbox.arun(command, timeout=limit, network=self._network)
         except FumehoodError as error:
             refused = ShellCallOutcome(type="exit", exit_code=error.exit_code)
-            return ShellCommandOutput(stderr=refusal(error), outcome=refused, command=command)
+            return ShellCommandOutput(stderr=refusal(self.sandbox, error), outcome=refused, command=command)
         outcome = ShellCallOutcome(type="timeout" if run.timed_out else "exit", exit_code=run.exit_code)
         stdout, stderr = printed(self.sandbox, run)
         return ShellCommandOutput(
-            stdout=stdout, stderr=joined(stderr, notes(run)), outcome=outcome, command=command,
+            stdout=shown(run, stdout), stderr=joined(shown(run, stderr), notes(run)), outcome=outcome, command=command,
             provider_data={"fumehood": {"run": run.id, "state": run.state}},
         )  # fmt: skip
+
+    @property
+    def instructions(self) -> str:
+        """What to tell the model, so that it knows Fumehood's words from a command's."""
+        return instructions(self.sandbox)
 
     def close(self) -> None:
         """Close the records, if the sandbox was made here."""

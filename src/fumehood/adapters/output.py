@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from fumehood import FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
+from fumehood.core.for_model import line_of, one_line, told_ahead
 from fumehood.core.limits import OUTPUT, is_of
-from fumehood.core.report import joined, one_line
+from fumehood.core.report import joined
+from fumehood.core.summary import summary
+from fumehood.core.visible import visible
 
 _SHOWN = 20
 
@@ -23,22 +26,35 @@ def is_cut(run: Run) -> bool:
 
 
 def notes(run: Run) -> str:
-    """Write what was blocked and what did not reach the project, or nothing if all went through."""
+    """Write what was blocked and what did not reach the project, or nothing if all went through.
+
+    Each line has the mark, because frameworks put streams together as they like.
+    """
     waiting = [change for change in run.found if change.verdict != APPLIED]
-    told = [each.line for each in run.blocked]
-    told += [one_line(change) for change in waiting[:_SHOWN]]
-    if len(waiting) > _SHOWN:
-        told.append(f"and {len(waiting) - _SHOWN} more changes that were not applied")
+    lines, left_out = summary(waiting, _SHOWN)
+    told = [each.line for each in run.blocked[:_SHOWN]]
+    told += [one_line(line) for line in lines]
+    told += [f"and {count} more: {kind}" for kind, count in left_out.items()]
     if run.timed_out:
         told.append("the time limit was reached and the command was ended")
-    return "\n".join(f"[fumehood] {line}" for line in told)
+    return "\n".join(f"{line_of(run.mark)} {line}" for line in told)
+
+
+def shown(run: Run, text: str) -> str:
+    """Make what a command printed fit for a model: nothing invisible in it, and not the mark."""
+    return visible(text, run.mark)
 
 
 def for_agent(sandbox: Sandbox, run: Run) -> str:
     """Return all that the command printed, and the notes after it."""
-    return joined(joined(*printed(sandbox, run)), notes(run))
+    return joined(shown(run, joined(*printed(sandbox, run))), notes(run))
 
 
-def refusal(error: FumehoodError) -> str:
+def instructions(sandbox: Sandbox) -> str:
+    """Say to a model how our words are told from a command's; for its prompt."""
+    return told_ahead(sandbox.mark)
+
+
+def refusal(sandbox: Sandbox, error: FumehoodError) -> str:
     """Write an error of ours for a model."""
-    return f"ERROR: {error}" + (f" ({error.hint})" if error.hint else "")
+    return sandbox.refusal(error)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
+from fumehood.core.for_model import told_ahead
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.standing import tell_error
 from fumehood.faces.cli.toolcall import CLAUDE, CODEX, GEMINI, command_of
+from fumehood.store.marks import session_mark
 from fumehood.store.places import state_directory
 
 TYPE_CHECKING = False
@@ -131,7 +133,12 @@ def answered(given: bytes, options: Options) -> str:
         told = _rewritten(command, call, client, options)
     except BadRequest as error:
         return json.dumps(_denial(client, f"{error.message}. {error.hint}")) + "\n"
-    return json.dumps(_permission(client, told, options)) + "\n"
+    permission = _permission(client, told, options)
+    if client != GEMINI:
+        # What sets our words apart from a command's, for its model; Gemini CLI passes nothing on before a tool.
+        mark = session_mark(state_directory(), _session(client, call, options))
+        permission["hookSpecificOutput"]["additionalContext"] = told_ahead(mark)
+    return json.dumps(permission) + "\n"
 
 
 def _client(call: dict[str, Any], options: Options) -> str:
@@ -196,6 +203,10 @@ def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options
         words += ["--keep-cwd", link]
         after = f'; {_STATUS}=$?; cd -P -- {quoted(link)} 2>/dev/null; (exit "${_STATUS}")'
     return " ".join([ours, "run", *map(quoted, words), "--", quoted(command, always=True)]) + after
+
+
+def _session(client: str, call: dict[str, Any], options: Options) -> str:
+    return options.session or _name(client, call.get("session_id"))
 
 
 def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:

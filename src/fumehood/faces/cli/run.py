@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
+    from fumehood.faces.cli.brief import Brief
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
 
@@ -127,6 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     _end_as_by_ctrl_c()
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     options: Options | None = Options()
+    brief: Brief | None = None
     try:
         options = parse(arguments)
         if options is None:
@@ -136,21 +138,33 @@ def main(arguments: Sequence[str]) -> int:
         if "--explain" in options.flags:
             _explain(options, as_json)
             return 0
-        run, tidy = _run(options, as_json)
+        brief = _brief(options)
+        run, tidy = _run(options, as_json, brief)
     except FumehoodError as error:
+        if brief is not None and not as_json:
+            brief.tell_error(error)
+            return error.exit_code
         if not as_json:
             raise
         _print_object(_refusal(options or Options(), error))
         return error.exit_code
     if as_json:
         _print_object(run.as_dict())
-    elif "--brief" in options.flags:
-        _tell_agent(run)
+    elif brief is not None:
+        brief.tell(run)
     elif "--quiet" not in options.flags:
         _tell_changes(run)
     sys.stdout.flush()
     tidy()
     return run.exit_code if run.exit_code is not None else 125
+
+
+def _brief(options: Options) -> Brief | None:
+    if "--brief" not in options.flags:
+        return None
+    from fumehood.faces.cli.brief import Brief
+
+    return Brief(options.last("--session") or "")
 
 
 def _end_as_by_ctrl_c() -> None:
@@ -205,7 +219,7 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
     )  # fmt: skip
 
 
-def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
+def _run(options: Options, as_json: bool, brief: Brief | None) -> tuple[Run, Callable[[], None]]:
     """Run the command; returns the run, and what is to be done once it is told."""
     store = Store(face=HOOK if "--brief" in options.flags else CLI)
     project = store.projects.open(_project(store, options, options.last("--session") or ""))
@@ -214,7 +228,7 @@ def _run(options: Options, as_json: bool) -> tuple[Run, Callable[[], None]]:
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
     asks = () if "--brief" in options.flags else _asks
     permissions = Permissions(store.grants, asks, patience_s=policy.ask_timeout)
-    run = Hood(store, project, policy, start, permissions).run(request, _wishes(options, as_json))
+    run = Hood(store, project, policy, start, permissions).run(request, _wishes(options, as_json, brief))
     _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)
     return run, lambda: upkeep(store, project.id, policy.clean)
 
@@ -295,7 +309,7 @@ def _seconds(text: str | None) -> float | None:
     return seconds
 
 
-def _wishes(options: Options, as_json: bool) -> Wishes:
+def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     """Pass output on as it comes, byte for byte; on a terminal, show what is being written."""
     if "--tty" in options.flags:
         return _on_terminal()
@@ -304,7 +318,9 @@ def _wishes(options: Options, as_json: bool) -> Wishes:
     if as_json:
         return Wishes(stdin=CLOSED if typed else INHERITED)
     stdin = TYPED if typed else INHERITED
-    if options.flags & {"--quiet", "--brief"} or not os.isatty(2):
+    if brief is not None:
+        return Wishes(stdin=stdin, on_stdout=brief.sink(1), on_stderr=brief.sink(2))
+    if "--quiet" in options.flags or not os.isatty(2):
         return Wishes(stdin=stdin, on_stdout=sink_to(1), on_stderr=sink_to(2))
     from fumehood.faces.cli.live import Live
 
@@ -327,13 +343,6 @@ def _tell_changes(run: Run) -> None:
     from fumehood.faces.cli.show import tell_run
 
     tell_run(run)
-
-
-def _tell_agent(run: Run) -> None:
-    if run.found or run.blocked or run.timed_out or not run.sandboxed:
-        from fumehood.faces.cli.show import tell_agent
-
-        tell_agent(run)
 
 
 def _print_object(told: dict[str, object]) -> None:

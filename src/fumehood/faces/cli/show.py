@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 from fumehood.core import changes as c
-from fumehood.core.report import printable
+from fumehood.core.report import named, printable
+from fumehood.core.report import short as brief
+from fumehood.core.summary import summary
 from fumehood.faces.cli.style import Paint
 
 TYPE_CHECKING = False
@@ -63,27 +65,27 @@ def apply_line(run: Run) -> str:
     return f"fumehood apply {short(run.run)}{force}"
 
 
-def tell_agent(run: Run, out: TextIO | None = None) -> None:
-    """Write only what an agent can't know from the command itself: what did not happen, and how to take it back."""
-    stream = sys.stderr if out is None else out
+def agent_lines(run: Run) -> list[str]:
+    """Return only what an agent can't know from the command itself: what did not happen, and how to take it back."""
     said = []
     if run.timed_out:
         said.append("the time limit was reached; the command was ended")
     if not run.sandboxed:
-        said.append(f"UNSANDBOXED: {printable(run.reason)}")
+        said.append(f"UNSANDBOXED: {brief(run.reason)}")
     kept_back = [change for change in run.found if change.verdict not in (c.APPLIED, c.DISCARDED)]
-    for change in kept_back[:_MOST]:
-        path = printable(change.path if change.root == 0 else f"{run.roots[change.root]}/{change.path}")
-        said.append(f"{change.verdict}, not applied: {change.change} {path}: {printable(change.reason)}")
-    if len(kept_back) > _MOST:
-        said.append(f"and {len(kept_back) - _MOST} more; fumehood show {short(run.run)}")
+    listed, left_out = summary(kept_back, _MOST)
+    for each in listed:
+        change = each.change
+        path = named(each.path if change.root == 0 else f"{run.roots[change.root]}/{each.path}")
+        what = f"{change.change} {each.count} entries in" if each.count > 1 else change.change
+        said.append(f"{change.verdict}, not applied: {what} {path}: {brief(change.reason)}")
+    said += [f"and {count} more: {kind}; fumehood show {short(run.run)}" for kind, count in left_out.items()]
     said += [each.line for each in run.blocked]
     if kept_back:
         said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {short(run.run)}")
     if any(change.verdict == c.APPLIED for change in run.found):
         said.append(f"undo: fumehood undo {short(run.run)}")
-    stream.write("".join(f"[fumehood] {line}\n" for line in said))
-    stream.flush()
+    return said
 
 
 def headline(run: Run) -> str:

@@ -25,19 +25,36 @@ class _To:
     """A sink that writes to a descriptor."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.fd = fd
 
     def __call__(self, data: bytes) -> None:
         while data:
             try:
-                data = data[os.write(self._fd, data) :]
+                data = data[os.write(self.fd, data) :]
             except BlockingIOError:
                 # Somebody who shares our terminal, or our pipe, made it so.
-                select.select([], [self._fd], [])
+                select.select([], [self.fd], [])
             except OSError as error:
                 if error.errno == errno.EIO:  # the terminal is gone
                     raise BrokenPipeError(*error.args) from error
                 raise
+
+
+class ToModel(_To):
+    """A sink for an agent, whose model reads it: nothing invisible passes, and not the mark of our own words."""
+
+    def __init__(self, fd: int, mark: str) -> None:
+        super().__init__(fd)
+        from fumehood.core.visible import Visible
+
+        self._visible = Visible(mark)
+        self.is_in_line = False  # what came last did not end its line
+
+    def __call__(self, data: bytes) -> None:
+        shown = self._visible.feed(data) if data else self._visible.close()
+        if shown:
+            self.is_in_line = not shown.endswith(b"\n")
+        super().__call__(shown)
 
 
 class _ToTerminal(_To):
