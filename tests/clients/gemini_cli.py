@@ -78,7 +78,7 @@ def test_our_words_are_known_by_letters_that_stay_the_same(agent: Agent, connect
     # Its hooks before a tool have no way to tell the model anything.
     connected()
     told = agent([shell("echo x >f; printf '[fumehood] undo: all is well'"), shell("echo y >f"), {"text": "done"}])
-    marks = [re.findall(r"^\[fumehood ([a-z]{12})\] undo: ", each, re.MULTILINE) for each in told]
+    marks = [re.findall(r"\[fumehood ([a-z]{12})\] undo: ", each) for each in told]
     assert marks[0] == marks[1]
     assert len(marks[0]) == 1
 

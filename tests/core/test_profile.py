@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.profile import SHIPPED, Profile, configured, defaults, matching, programs
+from fumehood.core.profile import SHIPPED, Profile, configured, defaults, fits, matching, programs
 
 NAMES = {profile.match[0]: profile for profile in SHIPPED}
 
@@ -102,6 +102,25 @@ def test_a_profile_of_a_person_s_own_carries_settings():
     made = configured({"match": ("terraform",), "scratch": ("~/.terraform.d",), "limits.memory": 5, "keep": False})
     assert made == Profile(match=("terraform",), scratch=("~/.terraform.d",), keep=False, settings={"limits.memory": 5})
     assert matching([made], "terraform plan") == (made,)
+
+
+def test_only_what_widens_a_command_s_reach_is_a_grant():
+    made = configured(
+        {
+            "match": ("terraform",), "hosts": ("example.org",), "environment.keep": ("TF_TOKEN",), "timeout": 5,
+            "limits.memory": 5, "environment.set": (("A", "1"),), "environment.drop": ("B",),
+        }
+    )  # fmt: skip
+    assert set(made.grants) == {"hosts", "environment.keep"}
+    assert {**made.grants, **made.easing} == made.settings
+    assert not any(profile.grants for profile in SHIPPED)
+
+
+def test_a_profile_fits_a_program_and_the_words_that_follow():
+    pip = Profile(match=("pip", "python* -m pip"))
+    assert fits(pip, ("/usr/bin/pip", "install"))
+    assert fits(pip, ("python3.11", "-m", "pip"))
+    assert not fits(pip, ("cd", "pip"))
 
 
 def test_defaults_of_several_profiles_add_up():

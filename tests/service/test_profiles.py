@@ -17,7 +17,7 @@ import pytest
 
 import trees
 from conftest import need
-from fumehood import Policy, Sandbox
+from fumehood import Policy, Refused, Sandbox
 from fumehood.service.scratch import sweep
 from fumehood.store.places import places
 from patience import LONG_S, with_enough_time
@@ -402,10 +402,139 @@ def fetching(host):
     return f"curl -sS -m 100 -f --noproxy '' http://{host}/"
 
 
-def test_a_profile_s_hosts_are_reached_by_its_commands_alone(hood, server):
-    sandbox = hood(hosts=(server,))
-    assert sh(sandbox, fetching(server)) == "reached"
-    assert sandbox.run(fetching(server)).exit_code != 0
+@pytest.fixture
+def granting(project, server):
+    """A sandbox with a profile that grants the server to `curl`, and to `terraform`, which is not here."""
+    made = []
+
+    def make(**options):
+        profile = {"match": ("curl", "terraform"), "hosts": (server,)}
+        made.append(Sandbox(project, policy=Policy().under({"profiles": (profile,)}), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def copied_curl(place):
+    """A program of the project's own that does what curl does."""
+    place.parent.mkdir(exist_ok=True)
+    shutil.copy(os.path.realpath(shutil.which("curl")), place)
+
+
+@pytest.mark.parametrize("line", ["{0}", "cd sub && {0}", "{1}"])
+def test_a_profile_s_hosts_are_reached_by_its_program_run_by_itself(granting, project, server, line):
+    (project / "sub").mkdir()
+    path = shutil.which("curl")
+    command = line.format(fetching(server), fetching(server).replace("curl", path))
+    sandbox = granting()
+    assert done(sandbox.run(command)).stdout == "reached"
+    assert done(sandbox.run(["curl", "-sS", "-f", "--noproxy", "", f"http://{server}/"])).stdout == "reached"
+    assert sandbox.questions(command) == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "true || terraform; {0}", "true || curl; {0}", "{0}; true", "{0} | cat", "A=1 {0}", "env {0}", "command {0}",
+        "sh -c \"{0}\"", "terraform() {{ {0}; }}; terraform", "exec {0}", "if {0}; then terraform; fi", "./{0}",
+        "bin/{0}", "alias terraform='{0}'\nterraform", "cd . && cd . && {0}", "{0} # terraform", "./terraform {1}",
+    ],
+)  # fmt: skip
+def test_a_line_that_only_names_the_program_gets_none_of_its_hosts(granting, project, server, line):
+    for name in ("curl", "bin/curl", "terraform"):
+        copied_curl(project / name)
+    fetch = fetching(server).replace("''", '""') if "'" in line else fetching(server)
+    command = line.format(fetch, fetch.removeprefix("curl "))
+    sandbox = granting()
+    run = sandbox.run(command)
+    assert "reached" not in run.output
+    assert run.hosts == ()
+    assert [question.details for question in sandbox.questions(command)] == [(server,)]
+
+
+def test_a_failed_one_is_told_what_a_plain_command_would_have_had(granting, server):
+    run = granting().run(f"true; {fetching(server)}")
+    assert any(each.detail == server and "run by itself" in each.hint for each in run.blocked)
+
+
+@pytest.mark.parametrize("command", [("sh", "-c", "{0}"), ("env", "curl", "{1}"), ("./curl", "{1}")])
+def test_an_argument_list_that_runs_another_program_gets_none_either(granting, project, server, command):
+    copied_curl(project / "curl")
+    run = granting().run([part.format(fetching(server), f"http://{server}/") for part in command])
+    assert "reached" not in run.output
+
+
+def test_a_program_of_the_project_s_own_does_not_stand_in_for_the_one_meant(granting, project, server, monkeypatch):
+    (project / "bin").mkdir()
+    (project / "bin/curl").write_text("#!/bin/sh\necho fooled\n")
+    copied_curl(project / "bin/terraform")
+    for name in ("curl", "terraform"):
+        (project / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}/bin:bin::{os.environ['PATH']}")
+    sandbox = granting()
+    assert done(sandbox.run(fetching(server))).stdout == "reached"
+    assert "reached" not in sandbox.run(fetching(server).replace("curl", "terraform")).output
+    assert done(sandbox.run("cd bin; curl")).stdout == "fooled\n", "without a grant, the PATH is the person's"
+
+
+@pytest.mark.parametrize("kept", ["PATH=$PWD/bin:$PATH", "LD_PRELOAD=$PWD/x.so", "BASH_ENV=$PWD/x", "CURL_HOME=$PWD"])
+def test_variables_that_a_session_s_commands_kept_take_the_grant_away(granting, project, server, kept):
+    agent = granting().session("agent")
+    assert done(agent.run(fetching(server))).stdout == "reached"
+    done(agent.run(f"echo {kept} >>$FUMEHOOD_ENV"))
+    assert "reached" not in agent.run(fetching(server)).output
+    agent.keep_env({kept.partition("=")[0]: None})
+    assert done(agent.run(fetching(server))).stdout == "reached"
+
+
+@pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "BASH_ENV", "PYTHONPATH"])
+def test_code_that_commands_can_write_is_not_read_before_a_granted_program(
+    granting, project, server, monkeypatch, name
+):
+    monkeypatch.setenv(name, str(project))
+    assert "reached" not in granting().run(fetching(server)).output
+    monkeypatch.setenv(name, "/usr/lib")
+    assert done(granting().run(fetching(server))).stdout == "reached"
+
+
+def test_what_a_client_s_shell_reads_first_does_not_come_before_a_granted_program(cli, home, project, server):
+    settings = home / ".config/fumehood/config.toml"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(f'[[profile]]\nmatch = ["curl"]\nhosts = ["{server}"]\n')
+    snapshot = home / "snapshot.sh"
+    snapshot.write_text("curl() { echo fooled; }\n")
+    around = "run", "--quiet", "--shell", "/bin/bash", "--source", str(snapshot), "--"
+    assert cli(*around, fetching(server)).stdout == "reached"
+    assert cli(*around, "curl; true").stdout == "fooled\n"
+
+
+def test_what_a_profile_withholds_is_asked_for_where_somebody_is_there(granting, project, server):
+    asked = []
+
+    def answer(question):
+        asked.append(question.details)
+        return len(asked) == 1
+
+    sandbox = granting(ask=answer)
+    line = f"touch made; {fetching(server)}"
+    assert done(sandbox.run(line)).stdout == "reached"
+    (project / "made").unlink()
+    with pytest.raises(Refused):
+        sandbox.run(line)
+    assert asked == [(server,)] * 2
+    assert not (project / "made").exists()
+    assert done(sandbox.run(fetching(server))).stdout == "reached"
+    assert len(asked) == 2, "the program by itself needs nobody's word"
+
+
+def test_secrets_that_a_profile_keeps_go_to_its_program_alone(project, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    profile = {"match": ("printenv",), "environment.keep": ("MY_TOKEN",)}
+    with Sandbox(project, policy=Policy().under({"profiles": (profile,)})) as sandbox:
+        assert done(sandbox.run("printenv MY_TOKEN")).stdout == "secret\n"
+        assert sandbox.run("true; printenv MY_TOKEN").stdout == ""
 
 
 def test_a_command_that_is_run_again_with_network_has_its_scratch_again(home, project, server):

@@ -15,7 +15,9 @@ from fumehood import BadRequest, Policy, Refused, Sandbox, Unavailable
 from fumehood.core import permission as p
 from fumehood.linux.bwrap import candidates
 from fumehood.linux.probe import Host
-from fumehood.service.unsandboxed import UNCAPTURED, resolved
+from fumehood.service import programs
+from fumehood.service.programs import resolved
+from fumehood.service.unsandboxed import UNCAPTURED
 from patience import eventually, with_enough_time
 from people import Person
 
@@ -380,3 +382,20 @@ def test_a_program_that_is_killed_takes_an_unsandboxed_command_along(no_sandbox,
         assert program.stdout.readline() == "begun\n"
         program.kill()
     assert gone(mark)
+
+
+def test_a_program_reached_through_a_link_that_commands_can_turn_is_never_kept(tmp_path, monkeypatch):
+    # Every directory of a test's own is one where anybody may leave a program.
+    monkeypatch.setattr(programs, "_ANYBODY_S", ())
+    project, tools = tmp_path / "project", tmp_path / "tools"
+    for place in (project, tools):
+        place.mkdir()
+    shutil.copy("/bin/true", tools / "real")
+    (project / "link").symlink_to(tools / "real")
+    (tools / "through").symlink_to(project / "link")
+    (project / "folder").symlink_to(tools)
+    (tools / "past").symlink_to("../project/folder/real")
+    at = "/", {"PATH": str(tools)}, [str(project)]
+    assert resolved("real", *at) == os.path.realpath(tools / "real")
+    for name in ("through", "past"):
+        assert resolved(name, *at) is None

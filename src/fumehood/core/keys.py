@@ -110,6 +110,13 @@ and its writes go to a directory of ours (`$XDG_CACHE_HOME/fumehood/scratch`), w
 see, and nobody else. One that does not exist is not made: where a variable is given, the program is told of another
 place. What lies in scratch is not judged, applied or undone. The other keys are as above, for these commands only.
 
+Any line that names the program gets its scratch, limits and variables. What lets a command reach more, `hosts` and
+`environment.keep`, needs more than a name: the program run by itself, alone or as `cd DIR && program`, no variable before
+it, from a directory that no command can write, and none that is made to run others (shells, `python`, `env`, …). It then
+runs without what a client's shell would read first, without directories on `PATH` that commands can write, and not where
+commands of the session kept variables, nor in a root tree. Any other line has to ask: the hosts are put to the person as
+a question; where nobody is there it runs without them, and is told so if it fails.
+
 ```toml
 [[profile]]
 match = ["terraform"]

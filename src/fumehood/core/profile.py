@@ -1,6 +1,7 @@
 """Profiles: what commands of a program get besides, above all their caches, found by the programs of a command line.
 
-A profile is a convenience and no boundary: a program that hides from its match gets what every command gets.
+What eases (caches, limits, variables) goes to any line that names the program: a convenience and no boundary. What
+grants, so that a command reaches more than others, needs more than a name: see service/profiles.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _BEFORE = frozenset(
 )
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
 _DEEPEST = 4  # shells in shells
+_EASING = ("timeout", "limits.", "environment.set", "environment.drop", "mask", "rules.")
 _LONGEST_LINE = 1 << 16  # what follows is not looked at
 
 
@@ -38,6 +40,16 @@ class Profile(Value):
     keep: bool = True
     settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
     defaults: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def easing(self) -> dict[str, Any]:
+        """The settings that let a command reach nothing that others don't."""
+        return {name: value for name, value in self.settings.items() if name.startswith(_EASING)}
+
+    @property
+    def grants(self) -> dict[str, Any]:
+        """The settings that widen what a command may reach: all that are not known to be harmless."""
+        return {name: value for name, value in self.settings.items() if not name.startswith(_EASING)}
 
 
 def configured(table: dict[str, Any]) -> Profile:
@@ -57,6 +69,11 @@ def matching(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tup
         return ()
     found = list(programs(command))
     return tuple(each for each in likely if any(_fits(pattern, words) for pattern in each.match for words in found))
+
+
+def fits(profile: Profile, words: Sequence[str]) -> bool:
+    """Tell whether a profile is for a program with these arguments."""
+    return any(_fits(pattern, words) for pattern in profile.match)
 
 
 def _stem(pattern: str) -> str:

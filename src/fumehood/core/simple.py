@@ -10,7 +10,7 @@ from fumehood.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # What a shell reads as more than a letter of a word, outside of quotes.
 _MEANING = frozenset("|&;<>()$`#!\n\r")
@@ -33,27 +33,28 @@ _built_in, _runs_others = frozenset(_BUILT_IN.split()), frozenset(_RUNS_OTHERS.s
 
 
 class Simple(Value):
-    """A simple command: the program as it was written, and the directory it is run from, if it says so."""
+    """A simple command: the program as it was written, its arguments, and the directory it is run from, if it says so."""
 
     program: str
     directory: str = ""
+    arguments: tuple[str, ...] = ()
 
 
 def simple(command: str | tuple[str, ...]) -> Simple | None:
     """Return what a simple command runs, or None where that can't be told."""
     if not isinstance(command, str):
-        return _one_program(command[0])
+        return _one_program(command)
     words = _words(command)
     if words is None:
         return None
     if "&&" not in words:
-        return _one_program(words[0]) if words else None
+        return _one_program(words) if words else None
     if len(words) < 4 or words[0] != "cd" or words[2] != "&&" or "&&" in words[3:]:
         return None
     directory = words[1]
     if not _is_plain(directory) or directory.startswith("-"):
         return None
-    found = _one_program(words[3])
+    found = _one_program(words[3:])
     return None if found is None else found.replace(directory=directory)
 
 
@@ -64,10 +65,11 @@ def may_be_kept(program: str) -> bool:
     return not ({name, stem} & _runs_others or name.startswith(("ld-linux", "ld-musl")))
 
 
-def _one_program(word: str) -> Simple | None:
-    if not _is_plain(word) or word in _built_in or word.startswith("-"):
+def _one_program(words: Sequence[str]) -> Simple | None:
+    program, *arguments = words
+    if not _is_plain(program) or program in _built_in or program.startswith("-"):
         return None
-    return Simple(program=word)
+    return Simple(program=program, arguments=tuple(arguments))
 
 
 def _is_plain(word: str) -> bool:

@@ -32,7 +32,7 @@ OWNERS = {True: "not changed: giving a file to somebody else does nothing", Fals
 
 def explained(hood: Hood, request: Request) -> dict[str, Any]:
     """Return everything that decides how a request would run; nothing is run, and nothing is kept."""
-    hood = hood.profiled(checked(request.command))
+    hood, request = hood.profiled(request)
     able = hood.host()
     if able.why_bare:
         raise Unavailable(f"there is no sandbox here: {able.why_bare}", hint="fumehood doctor says what is missing")

@@ -33,6 +33,7 @@ from fumehood.store.ids import new_id
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from fumehood.core.concern import Concern
     from fumehood.core.dependence import Waiting
@@ -70,26 +71,36 @@ class Hood:
         self._host: Host | None = None
         self.surroundings = Surroundings(store.places, policy, store.projects.paths)
         self._profiles: tuple[Profile, ...] = ()
+        self._withheld: dict[str, Any] = {}  # what profiles would grant a plain command
 
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
-        hood = self.profiled(checked(request.command))
+        hood, request = self.profiled(request)
+        if hood._withheld and hood._permissions(wishes).are_answered:
+            request = hood._asking(request)
         try:
             return hood._run_claimed(request, wishes)
         finally:
             self._host = hood._host
 
-    def profiled(self, command: str | tuple[str, ...]) -> Hood:
-        """Return a hood whose policy has what the profiles of a command say; mostly that is this one."""
-        profiles = matching(self.policy.profiles, command)
+    def profiled(self, request: Request) -> tuple[Hood, Request]:
+        """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
+        profiles = matching(self.policy.profiles, checked(request.command))
         if not profiles:
-            return self
-        policy = self.policy
-        for each in profiles:
-            policy = policy.under(each.settings)
-        hood = Hood(self.store, self.project, policy, self.start, self.permissions)
-        hood._host, hood._profiles = self._host, profiles
-        return hood
+            return self, request
+        from fumehood.service.profiles import profiled
+
+        found = profiled(self.store, self.project, self.policy, request, profiles)
+        hood = Hood(self.store, self.project, found.policy, self.start, self.permissions)
+        hood._host, hood._profiles, hood._withheld = self._host, profiles, found.withheld
+        return hood, found.request
+
+    def _asking(self, request: Request) -> Request:
+        """Have what the profiles withhold asked for, where there is somebody to ask."""
+        from fumehood.service.profiles import asking
+
+        withheld, self._withheld = self._withheld, {}
+        return asking(request, withheld)
 
     def _run_claimed(self, request: Request, wishes: Wishes) -> Run:
         with layering.Claim(self.store.places, new_id()) as claim:
@@ -130,7 +141,7 @@ class Hood:
         with InterruptsHeld():
             run.found = layering.scanned(layers)
             run.blocked += (*self._limits_met(ended), *_missing(run, network, world, ended), *world.blocked)
-            run.blocked += self._refused_by_owners(run)
+            run.blocked += (*self._refused_by_owners(run), *self._missed(run))
             run.blocked += _met(run, self.policy, world, run.blocked)
             run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
             mode = _mode(request, run)
@@ -147,6 +158,14 @@ class Hood:
 
                 forget_what_was_moved(self.store.places, self.project, run)
         return run
+
+    def _missed(self, run: Run) -> tuple[Blocked, ...]:
+        """Say what a failed command would have had by its profile, were it a plain one."""
+        if not self._withheld or not run.exit_code:
+            return ()
+        from fumehood.service.profiles import missed
+
+        return missed(self._withheld)
 
     def _refused_by_owners(self, run: Run) -> tuple[Blocked, ...]:
         """Say which files a command could not change because of whose they are; hardly ever are there any."""
@@ -242,7 +261,9 @@ class Hood:
             from fumehood.service.unsandboxed import foreseen
 
             return foreseen(self, found, request)
-        asked = decided(request.network, request.hosts, self.policy).to_ask
+        hood, request = self.profiled(request)
+        request = hood._asking(request) if hood._withheld else request
+        asked = decided(request.network, request.hosts, hood.policy).to_ask
         if not asked:
             return ()
         world = self._around(request, command)

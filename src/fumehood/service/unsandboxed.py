@@ -11,7 +11,6 @@ from fumehood.core.network import FULL, NONE
 from fumehood.core.permission import unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import SHELL, Request, arguments, checked, shown
-from fumehood.core.simple import may_be_kept, simple
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.linux.capture import Capture
 from fumehood.linux.launch import Plan
@@ -19,6 +18,7 @@ from fumehood.linux.limits import resource_limits
 from fumehood.linux.output import Stream
 from fumehood.service import layers as layering
 from fumehood.service.playground import PLAYGROUND, made
+from fumehood.service.programs import resolved
 from fumehood.service.running import Execution, owner_of
 from fumehood.service.sandbox import printed, take_note
 from fumehood.service.settle import APPLIED, FAILED
@@ -26,7 +26,7 @@ from fumehood.service.world import HOST, home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from fumehood.core.permission import Question
     from fumehood.core.policy import Policy
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 UNCAPTURED = "it ran without a sandbox: what it wrote was not captured and can't be undone"
 _CONTAINER = "container"
-_HIDDEN = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 - where anybody may leave a program
 
 
 def run_bare(hood: Hood, found: Host, claim: Claim, request: Request, wishes: Wishes) -> Run:
@@ -129,29 +128,6 @@ def _directory(hood: Hood, request: Request) -> str:
 def _is_good_enough(found: Host, policy: Policy) -> bool:
     """Tell whether a person declared the container around us to be the sandbox; there must be one."""
     return policy.sandbox == _CONTAINER and bool(found.container)
-
-
-def resolved(
-    command: str | tuple[str, ...], cwd: str, environment: Mapping[str, str], roots: Sequence[str]
-) -> str | None:
-    """Return the program of a simple command, by its real path; None where an answer for it may not be kept.
-
-    One that commands can write is another program tomorrow, and one that runs what it is told is every program.
-    """
-    found = simple(command)
-    if found is None:
-        return None
-    base = os.path.join(cwd, found.directory)
-    folders = [""] if "/" in found.program else environment.get("PATH", os.defpath).split(":")
-    for folder in folders:
-        path = os.path.join(base, folder, found.program)
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            real = os.path.realpath(path)
-            is_ours = any(f"{each}/".startswith(f"{root}/") for root in roots for each in (path, real))
-            if is_ours or real.startswith(_HIDDEN) or not (may_be_kept(path) and may_be_kept(real)):
-                return None
-            return real
-    return None
 
 
 def _executed(hood: Hood, found: Host, run: Run, plan: Plan, request: Request, wishes: Wishes) -> Ended:

@@ -1,0 +1,126 @@
+"""What a command's profiles give it: what eases, always; what grants, only where the program is surely the one meant.
+
+`true || terraform; curl …` names the program, and so does a copy of another one. So a grant needs a simple command
+whose program commands can't write. It then runs as that: without what a client's shell would read first, and with no
+directory on its PATH that commands can write. Otherwise the hosts are asked for as any others.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.network import FULL
+from fumehood.core.profile import fits
+from fumehood.core.report import Blocked
+from fumehood.core.simple import simple
+from fumehood.core.value import Value
+from fumehood.service.programs import is_written, resolved
+from fumehood.service.scratch import wanted
+from fumehood.service.world import HOST
+from fumehood.store.places import home
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from fumehood.core.policy import Policy
+    from fumehood.core.profile import Profile
+    from fumehood.core.request import Request
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
+
+# Variables by which a shell, the loader or an interpreter reads code before the program's own.
+_LOADING = frozenset({"BASH_ENV", "ENV", "ZDOTDIR", "PYTHONPATH", "PYTHONHOME", "NODE_PATH", "PERL5LIB", "RUBYLIB"})
+
+
+class Profiled(Value):
+    """What profiles make of a policy and a request; `withheld` is what they would grant a plain command."""
+
+    policy: Policy
+    request: Request
+    withheld: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+def profiled(
+    store: Store, project: Project, policy: Policy, request: Request, profiles: Sequence[Profile]
+) -> Profiled:
+    """Lay what profiles say over a policy."""
+    for each in profiles:
+        policy = policy.under(each.easing)
+    granting = [each for each in profiles if each.grants]
+    if not granting:
+        return Profiled(policy=policy, request=request)
+    found = simple(request.command)
+    plain = _plainly(store, project, policy, request, profiles)
+    allowed = [
+        each for each in granting
+        if found is not None and plain is not None and fits(each, (found.program, *found.arguments))
+    ]  # fmt: skip
+    withheld: dict[str, Any] = {}
+    for each in granting:
+        if each in allowed:
+            policy = policy.under(each.grants)
+        else:
+            for name, value in each.grants.items():
+                before = withheld.get(name)
+                withheld[name] = (*before, *value) if isinstance(before, tuple) else value
+    return Profiled(policy=policy, request=plain if allowed and plain is not None else request, withheld=withheld)
+
+
+def asking(request: Request, withheld: Mapping[str, Any]) -> Request:
+    """Return the request with what its profiles would grant a plain command, to be asked for."""
+    network = FULL if withheld.get("network") == FULL else request.network
+    return request.replace(network=network, hosts=(*request.hosts, *withheld.get("hosts", ())))
+
+
+def missed(withheld: Mapping[str, Any]) -> tuple[Blocked, ...]:
+    """Say to a command that failed what it would have had as a plain one."""
+    names = [*withheld.get("hosts", ()), *(name for name in withheld if name != "hosts")]
+    hint = "a profile grants this to its program run by itself, from where commands can't write; else it is asked for"
+    return (Blocked(what="network" if "hosts" in withheld else "grant", detail=", ".join(names), hint=hint),)
+
+
+def _plainly(
+    store: Store, project: Project, policy: Policy, request: Request, profiles: Sequence[Profile]
+) -> Request | None:
+    """Return the request so that it runs its program and nothing else; None where that can't be said."""
+    if (request.root or policy.root) != HOST:
+        return None  # its programs may be of a layer that commands write
+    session = store.sessions.find(request.session) if request.session else None
+    if session is not None and session.environment:
+        return None  # these are the commands' own words, and programs act on variables of all kinds
+    environment = {**os.environ, **dict(policy.environment.set), **dict(request.environment)}
+    written = _written(store, project, environment, profiles)
+    if any(_leads_into(name, value, written) for name, value in environment.items()):
+        return None
+    path = ":".join(
+        folder for folder in environment.get("PATH", os.defpath).split(":")
+        if folder.startswith("/") and not is_written(folder, written)
+    )  # fmt: skip
+    if resolved(request.command, "/", {"PATH": path}, written) is None or _is_relative(request):
+        return None
+    return request.replace(source="", environment=(*request.environment, ("PATH", path)))
+
+
+def _written(
+    store: Store, project: Project, environment: Mapping[str, str], profiles: Sequence[Profile]
+) -> tuple[str, ...]:
+    """Return the directories that commands of any project can write."""
+    at = home()
+    scratch = [each.path for each in wanted(profiles, environment, environment.get("HOME", at))]
+    own = (*project.roots, *store.projects.paths(), *store.places.own(), f"{at}/playground", *scratch)
+    return tuple(dict.fromkeys(path for each in own for path in (each, os.path.realpath(each))))
+
+
+def _leads_into(name: str, value: str, written: Sequence[str]) -> bool:
+    """Tell whether a variable has code read first that a command may have written."""
+    if not name.startswith("LD_") and name not in _LOADING:
+        return False
+    paths = [each for each in value.replace(" ", ":").split(":") if each]
+    return any(not each.startswith("/") or is_written(each, written) for each in paths)
+
+
+def _is_relative(request: Request) -> bool:
+    found = simple(request.command)
+    return found is None or ("/" in found.program and not found.program.startswith("/"))
