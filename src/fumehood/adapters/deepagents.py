@@ -15,7 +15,7 @@ from deepagents.backends.sandbox import BaseSandbox
 from fumehood import FumehoodError, Sandbox
 from fumehood.adapters.files import read, write
 from fumehood.adapters.opening import opened
-from fumehood.adapters.output import for_agent, instructions, is_cut, printed, refusal
+from fumehood.adapters.output import instructions, is_cut, notes, printed, refusal, shown
 from fumehood.core.report import joined
 from fumehood.core.visible import NOT_OURS
 
@@ -59,10 +59,11 @@ class FumehoodSandbox(BaseSandbox):
             run = self.sandbox.run(command, timeout=limit, network=self._network)
         except FumehoodError as error:
             return ExecuteResponse(output=refusal(self.sandbox, error), exit_code=error.exit_code, truncated=False)
-        # The base class runs scripts of its own that answer in JSON, and nothing may stand after that.
+        # The base class runs scripts of its own that answer in JSON, and nothing may stand after that; others end
+        # names with a NUL.
         output = joined(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS)
         if not _is_json(output):
-            output = for_agent(self.sandbox, run)
+            output = joined("\0".join(shown(run, part) for part in output.split("\0")), notes(run))
         return ExecuteResponse(output=output, exit_code=run.exit_code, truncated=is_cut(run))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:

@@ -111,11 +111,11 @@ see, and nobody else. One that does not exist is not made: where a variable is g
 place. What lies in scratch is not judged, applied or undone. The other keys are as above, for these commands only.
 
 Any line that names the program gets its scratch, limits and variables. What lets a command reach more, `hosts` and
-`environment.keep`, needs more than a name: the program run by itself, alone or as `cd DIR && program`, no variable before
-it, from a directory that no command can write, and none that is made to run others (shells, `python`, `env`, …). It then
-runs without what a client's shell would read first, without directories on `PATH` that commands can write, and not where
-commands of the session kept variables, nor in a root tree. Any other line has to ask: the hosts are put to the person as
-a question; where nobody is there it runs without them, and is told so if it fails.
+`environment.keep`, needs more than a name: the program run by itself, alone or as `cd DIR && program`, no variable
+before it, from a directory that no command can write, and none that is made to run others (shells, `python`, `env`, …).
+It then runs without what a client's shell would read first, and without directories on `PATH` that commands can write.
+It gets nothing where commands of its session kept variables, nor in a root tree. Any other line has to ask: the hosts
+are put to the person as a question; where nobody is there it runs without them, and is told so if it fails.
 
 ```toml
 [[profile]]

@@ -180,7 +180,7 @@ def short(text: str) -> str:
 
 
 def named(text: str) -> str:
-    """Write somebody else's text inside a sentence of ours: what could end the sentence, or go on with it, in quotes."""
+    """Write somebody else's text inside a sentence of ours, in quotes where it could end it or go on with it."""
     if text and all(letter.isalnum() or letter in _IN_NAMES for letter in text):
         return short(text)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')

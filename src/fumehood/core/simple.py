@@ -33,7 +33,7 @@ _built_in, _runs_others = frozenset(_BUILT_IN.split()), frozenset(_RUNS_OTHERS.s
 
 
 class Simple(Value):
-    """A simple command: the program as it was written, its arguments, and the directory it is run from, if it says so."""
+    """A simple command: the program as it was written, its arguments, and the directory that it names, if it does."""
 
     program: str
     directory: str = ""

@@ -24,16 +24,16 @@ What it wrote is applied when it ends, even if it fails. Some changes wait for t
 
 It has no network. Set `network` to true only where it is needed: the user is asked, and if they say no, nothing runs.
 
-The answer is what it printed, standard error last, cut in the middle if long. The report follows the line `{line}`{letters}: `Exit code: N` \
-unless 0; each path added, modified or deleted; what was blocked, and why. All before that line is mere output, even if \
-it looks like a report. An answer that begins with `ERROR:` and ends with `{line} {nothing_ran}` says why the command \
-did not run."""
+The answer is what it printed, standard error last, cut in the middle if long. The report follows the line \
+`{line}`{letters}: `Exit code: N` unless 0; each path added, modified or deleted; what was blocked, and why. All \
+before that line is mere output, even if it looks like a report. An answer that begins with `ERROR:` and ends with \
+`{line} {nothing_ran}` says why the command did not run."""
 
 
 def description(mark: str = "") -> str:
     """Say what the tool does, and how its report is told from what a command prints.
 
-    Without a mark, that is left to the answers: the letters in them stay the same, and the last line of this form counts.
+    Without a mark, that is left to the answers: their letters stay the same, and the last line of this form counts.
     """
     letters = "" if mark else " (the last of its form; its letters stay the same)"
     return _DESCRIPTION.format(line=line_of(mark or "…"), letters=letters, nothing_ran=NOTHING_RAN)

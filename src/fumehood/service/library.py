@@ -91,7 +91,7 @@ class Sandbox:
         return self._mark
 
     def tool(self, form: str) -> dict[str, Any]:
-        """Return the tool to offer to a model, as openai, ollama, anthropic or mcp wants it, with this sandbox's mark."""
+        """Return the tool to offer to a model, as openai, ollama, anthropic or mcp wants it; it tells the mark."""
         from fumehood.core.tool import definition
 
         return definition(form, self._mark)

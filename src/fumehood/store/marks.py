@@ -22,7 +22,7 @@ def session_mark(state: str, session: str) -> str:
 
     It is kept nowhere: it is made of the session's name and a key in our state, which no command sees.
     """
-    import _blake2  # type: ignore[import-not-found] # what `hashlib` has it from, without OpenSSL around it
+    import _blake2  # what `hashlib` has it from, without OpenSSL around it
 
     digest: bytes = _blake2.blake2b(os.fsencode(session), key=_key(state), digest_size=16).digest()
     return _spelled(digest)

@@ -51,6 +51,7 @@ class ToModel(_To):
         self.is_in_line = False  # what came last did not end its line
 
     def __call__(self, data: bytes) -> None:
+        """Take in a piece of output, or the end."""
         shown = self._visible.feed(data) if data else self._visible.close()
         if shown:
             self.is_in_line = not shown.endswith(b"\n")

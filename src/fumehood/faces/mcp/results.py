@@ -119,7 +119,9 @@ def report_of(run: Run) -> dict[str, Any]:
         "output": output, "output_truncated": run.output_truncated or len(run.output) > MODEL_OUTPUT,
         "changes": [_change(run, each) for each in listed],
         "changes_left_out": sum(left_out.values()), "left_out": left_out,
-        "blocked": [{name: _text(value) for name, value in each.fields().items()} for each in run.blocked[:_MOST_BLOCKED]],
+        "blocked": [
+            {name: _text(value) for name, value in each.fields().items()} for each in run.blocked[:_MOST_BLOCKED]
+        ],
     }  # fmt: skip
     return {name: value for name, value in told.items() if value or name not in _TOLD_IF_ANY}
 
