@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fumehood import __version__
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.cli.sink import ModelText
 from fumehood.faces.cli.standing import here
 from fumehood.faces.cli.style import Paint
 from fumehood.service.session import project_of
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     if not hasattr(options, "act"):
         parser.print_help()
         return 0
+    narrowed = _for_model(options)
     try:
         result: int = options.act(options)
     except FumehoodError as error:
@@ -98,7 +100,22 @@ def main(arguments: Sequence[str]) -> int:
         told = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
         sys.stdout.write(json.dumps(told) + "\n")
         return error.exit_code
+    finally:
+        if narrowed is not None:
+            narrowed.close()
     return result
+
+
+def _for_model(options: argparse.Namespace) -> ModelText | None:
+    """Let what an agent asks for be read by its model: only the hook limits a command to an agent's own runs."""
+    session = getattr(options, "only_session", None)
+    if session is None and not getattr(options, "only_project", False):
+        return None
+    from fumehood.store.marks import session_mark
+    from fumehood.store.places import state_directory
+
+    sys.stdout = narrowed = ModelText(sys.stdout, session_mark(state_directory(), session or ""))
+    return narrowed
 
 
 class _Parser(argparse.ArgumentParser):

@@ -205,10 +205,6 @@ def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options
     return " ".join([ours, "run", *map(quoted, words), "--", quoted(command, always=True)]) + after
 
 
-def _session(client: str, call: dict[str, Any], options: Options) -> str:
-    return options.session or _name(client, call.get("session_id"))
-
-
 def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
     """Return the command that a line like ours runs, and whether all around it is as in one for another call.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fumehood.core.report import printable
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
 from fumehood.faces.cli.show import headline, lines, short
-from fumehood.faces.cli.sink import sink_to
+from fumehood.faces.cli.sink import ModelText, sink_to
 from fumehood.faces.cli.standing import here
 from fumehood.service.differences import differences, each_difference
 from fumehood.store.history import Reach
@@ -223,7 +223,7 @@ def _output(context: Context) -> int:
 
     def show() -> None:
         sys.stdout.flush()
-        sink = sink_to(1)
+        sink = sys.stdout.write if isinstance(sys.stdout, ModelText) else sink_to(1)
         for name, text in (("stdout", run.stdout), ("stderr", run.stderr)):
             try:
                 for piece in context.store.history.printed(run.run, name):

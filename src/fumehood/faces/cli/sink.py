@@ -94,6 +94,29 @@ class GuardedText:
         return getattr(self._stream, name)
 
 
+class ModelText:
+    """What an agent asked for about its runs, on its way to the model: as `ToModel`, for text and for bytes."""
+
+    def __init__(self, stream: Any, mark: str) -> None:
+        self._stream = stream
+        self._sink = ToModel(stream.fileno(), mark)
+        self.buffer = self
+
+    def write(self, text: str | bytes) -> int:
+        """Write a text, or what a run printed."""
+        data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+        if data:
+            self._sink(data)
+        return len(text)
+
+    def close(self) -> None:
+        """Write what was kept back for what might have followed."""
+        self._sink(b"")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def guarded(stream: Any) -> Any:
     """Return a stream that is safe to write names to."""
     return GuardedText(stream) if stream.isatty() else stream
