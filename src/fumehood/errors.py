@@ -63,3 +63,28 @@ class UndoRefused(FumehoodError):
 
 class StoreDamaged(FumehoodError):
     """What we remember can't be read, or comes from a newer version."""
+
+
+class Unforeseen(FumehoodError):
+    """Something went wrong that nobody thought of; what it was is the cause."""
+
+
+def plain_error(error: Exception) -> FumehoodError:
+    """Return an error of ours for any other: one line, and what to do about it."""
+    if isinstance(error, FumehoodError):
+        return error
+    hint = "FUMEHOOD_DEBUG=1 shows where"
+    if isinstance(error, OSError) and error.strerror:
+        import errno
+
+        where = f": {error.filename!r}" if error.filename else ""
+        hints = {errno.EMFILE: "let more files be open: ulimit -n 1024", errno.ENOSPC: "see that the disk is not full"}
+        plain = Unforeseen(f"{error.strerror}{where}", hint=hints.get(error.errno or 0, hint))
+    elif isinstance(error, UnicodeError):
+        plain = Unforeseen("a text is no valid Unicode", hint=hint)
+    elif isinstance(error, MemoryError):
+        plain = Unforeseen("there is not enough memory", hint=hint)
+    else:
+        plain = Unforeseen(f"something unforeseen happened: {type(error).__name__}: {error}"[:500], hint=hint)
+    plain.__cause__ = error
+    return plain

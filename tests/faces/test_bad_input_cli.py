@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,3 +181,55 @@ def test_the_log_has_it_all(cli: Cli, applied: str, project: Path) -> None:
     shown = cli("show", held).stdout
     assert "asked" in shown
     assert "robot" in shown
+
+
+@pytest.mark.parametrize("words", [("log",), ("run", "--", "true"), ("doctor",), ("show", "last")])
+@pytest.mark.parametrize("number", [10, 14, 18, 24])
+def test_too_few_files_may_be_open(words: tuple[str, ...], number: int, applied: str, cli: Cli, project: Path) -> None:
+    line = f'ulimit -n {number}; exec "$0" -P -m fumehood "$@"'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable, *words], cwd=project, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 125) or words == ("doctor",)  # which finds that nothing works
+
+
+@pytest.mark.parametrize(
+    "words", [("log",), ("run", "--", "echo hi"), ("run", "--json", "--", "true"), ("diff", "last")]
+)
+def test_a_full_disk_where_the_output_goes(words: tuple[str, ...], applied: str, project: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "fumehood", *words],
+            cwd=project, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 125
+    assert done.stderr.startswith("ERROR: ")
+    assert "No space left on device" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_run_named_by_no_letters(applied: str, project: Path) -> None:
+    name = os.fsdecode(b"\xff\xfe")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "fumehood", "show", name], cwd=project, capture_output=True, text=True, check=False
+    )
+    assert refused(done)[0].startswith("there is no run ")
+
+
+def test_what_nobody_foresaw_is_one_line_unless_somebody_looks_for_it(
+    cli: Cli, applied: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A module of ours that can't be loaded stands for it.
+    script = (
+        "import sys; sys.modules['fumehood.faces.cli.inspect'] = None\n"
+        "sys.argv = ['fumehood', 'log']\nfrom fumehood.faces.cli.main import command; command()"
+    )
+    for debug, lines in (("", 2), ("1", 10)):
+        monkeypatch.setenv("FUMEHOOD_DEBUG", debug)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", script], cwd=project, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 125
+        assert "something unforeseen happened: ModuleNotFoundError" in done.stderr
+        assert ("Traceback" in done.stderr, len(done.stderr.splitlines()) >= lines) == (bool(debug), True)

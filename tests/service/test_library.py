@@ -635,3 +635,37 @@ def test_a_closed_sandbox_says_so_and_others_go_on(home, project):
         first.close()
         assert second.run("echo y > f").state == "applied"
         assert len(second.history()) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"env": {"A": "x\0y"}}, {"env": {"A=B": "x"}}, {"env": {"": "x"}}, {"env": {1: "x"}}, {"env": {"A": "\ud800"}},
+        {"timeout": "5"}, {"timeout": -1}, {"timeout": float("nan")}, {"timeout": True}, {"stdin": 5}, {"cwd": 5},
+        {"cwd": "a\0b"}, {"root": 5}, {"network": 5}, {"network": [5]},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_can_not_be_meant_is_refused_before_anything_runs(sandbox, options):
+    with pytest.raises(BadRequest) as refused:
+        sandbox.run("true", **options)
+    assert refused.value.hint
+    assert sandbox.history() == []
+    assert sandbox.run("echo it goes on").stdout == "it goes on\n"
+
+
+@pytest.mark.parametrize("command", [5, b"true", ["true", 5], [], "", "x\0", "echo \ud800", None], ids=repr)
+def test_what_is_no_command_is_refused(sandbox, command):
+    with pytest.raises(BadRequest):
+        sandbox.run(command)
+    assert sandbox.history() == []
+
+
+def test_a_program_that_gives_up_on_a_run_does_not_end_the_launcher(sandbox):
+    def gives_up(stream, text):
+        raise KeyError(text)
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            sandbox.run("echo one; sleep 0.1; echo two", on_output=gives_up)
+        assert sandbox.run("echo on").stdout == "on\n"

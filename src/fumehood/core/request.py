@@ -9,7 +9,7 @@ from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 SHELL = "/bin/sh"
@@ -36,10 +36,46 @@ class Request(Value):
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
 
 
+def check(request: Request) -> None:
+    """Say what is wrong with a request before anything is made for it."""
+    checked(request.command)
+    limit: object = request.timeout  # programs pass what they like
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < 1e9):
+        raise BadRequest(f"{limit!r} is no time limit", hint="seconds, more than 0")
+    variables: Iterable[tuple[object, object]] = request.environment
+    for name, value in variables:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise BadRequest(f"the variable {name!r} is no text, or has none", hint="names and values are texts")
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise BadRequest(f"the variable {name!r} can't be set", hint="no = in its name, and no NUL anywhere")
+        _refuse_half_letters(name, value)
+    hosts: Iterable[object] = request.hosts
+    for host in hosts:
+        if not isinstance(host, str):
+            raise BadRequest(f"{host!r} is no host", hint='network takes True, False or hosts: ["pypi.org:443"]')
+    for path in (request.cwd, request.root):
+        if "\0" in path:
+            raise BadRequest(f"{path!r} is no directory", hint="a path without a NUL")
+        _refuse_half_letters(path)
+
+
+def _refuse_half_letters(*texts: str) -> None:
+    """Half of a surrogate pair is no letter; the halves that stand for bytes which are no UTF-8 are fine."""
+    for text in texts:
+        try:
+            text.encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise BadRequest("a text holds half of a surrogate pair", hint="it is no valid Unicode") from error
+
+
 def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
     """Return a command that can be run, or say what is wrong with it."""
+    is_text = isinstance(command, str)
+    if not is_text and not (isinstance(command, (list, tuple)) and all(isinstance(part, str) for part in command)):
+        raise BadRequest(f"{command!r:.200} is no command", hint="a text, or a list of a program and its arguments")
     given = command if isinstance(command, str) else tuple(command)
     parts = (given,) if isinstance(given, str) else given
+    _refuse_half_letters(*parts)
     if not parts or not parts[0].strip():
         raise BadRequest("the command is empty", hint="fumehood run -- COMMAND")
     for part in parts:

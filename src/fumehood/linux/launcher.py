@@ -14,6 +14,7 @@ import select
 import socket
 import sys
 import threading
+from contextlib import suppress
 
 from fumehood.errors import LaunchFailed
 from fumehood.linux import landlock, launch, libc, mounts
@@ -351,9 +352,9 @@ class _Service:
         if channel.fileno() in self._channels:
             self._poll.unregister(channel.fileno())
             del self._channels[channel.fileno()]
-            socket.send_fds(
-                channel, [marshal.dumps((ended.status, ended.failure))], [ended.home] if ended.home >= 0 else []
-            )
+            told = marshal.dumps((ended.status, ended.failure))
+            with suppress(BrokenPipeError):  # whoever waited for it has given up
+                socket.send_fds(channel, [told], [ended.home] if ended.home >= 0 else [])
         channel.close()
         if ended.home >= 0:
             os.close(ended.home)

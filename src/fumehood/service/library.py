@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fumehood.core.judge import APPLY, HOLD
 from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, plain_error
 from fumehood.linux import launcher
 from fumehood.linux.output import decoding
 from fumehood.linux.stdio import CLOSED
@@ -143,8 +143,11 @@ class Sandbox:
         return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None))
 
     def _perform(self, request: Request, wishes: Wishes) -> Run:
-        upkeep(self._store, self._project.id)
-        run = self._hood.run(request, wishes)
+        try:
+            upkeep(self._store, self._project.id)
+            run = self._hood.run(request, wishes)
+        except (OSError, UnicodeError) as error:
+            raise plain_error(error) from error
         if is_cleaning_due(self._store):
             # A program may live for weeks, and must not wait for this.
             cleaning = self._store, self._hood.policy.clean
@@ -191,9 +194,9 @@ class Sandbox:
         apply: str | bool | None, root: Any, env: Mapping[str, str] | None,
     ) -> Request:  # fmt: skip
         mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
-        where = "" if cwd is None else os.fspath(cwd)
-        asked = command if isinstance(command, str) else tuple(command)
-        around = "" if root is None else os.fspath(root)
+        where, around = _text(cwd, "cwd"), _text(root, "root")
+        # What is neither is refused before it runs, in our own words.
+        asked: Any = tuple(command) if isinstance(command, (list, tuple)) else command
         return Request(
             command=asked, cwd=where, mode=mode, timeout=timeout, root=around, session=self._session,
             own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
@@ -387,7 +390,16 @@ def _start(plan: Plan, given: Given) -> Running:
 def _hosts(network: bool | Sequence[str]) -> tuple[str, ...]:
     if isinstance(network, bool):
         return ()
+    if not isinstance(network, (str, list, tuple, set, frozenset)):
+        raise BadRequest(f"network can't be {network!r}", hint='True, False or hosts: ["pypi.org:443"]')
     return (network,) if isinstance(network, str) else tuple(network)
+
+
+def _text(path: str | os.PathLike[str] | None, name: str) -> str:
+    try:
+        return "" if path is None else os.fspath(path)
+    except TypeError as error:
+        raise BadRequest(f"{name} can't be {path!r}", hint="a path") from error
 
 
 def _settle(future: asyncio.Future[Run], run: Run | None, error: BaseException | None) -> None:
@@ -409,6 +421,8 @@ def _wishes(
     def telling(stream: str) -> Callable[[bytes], None] | None:
         return None if on_output is None else decoding(lambda text: on_output(stream, text))
 
+    if stdin is not None and not isinstance(stdin, (str, bytes)):
+        raise BadRequest(f"stdin can't be {stdin!r:.100}", hint="a text, bytes or None")
     # Bytes, so that no text can be taken for the words "closed" and "inherited".
     fed = CLOSED if stdin is None else stdin.encode() if isinstance(stdin, str) else stdin
     return Wishes(

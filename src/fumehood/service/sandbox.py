@@ -13,7 +13,7 @@ from fumehood.core.policy import HIDDEN, Policy
 from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import overflows, refused_writes
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
-from fumehood.core.request import Request, arguments, checked, on_terminal, shown
+from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.libc import InterruptsHeld
@@ -75,6 +75,7 @@ class Hood:
 
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
+        check(request)
         hood, request = self.profiled(request)
         if hood._withheld and hood._permissions(wishes).are_answered:
             request = hood._asking(request)

@@ -228,6 +228,8 @@ class History:
         conditions, values = _within(reaches)
         if name == "last":
             rows = self.database.rows(f"{_SELECT} WHERE {conditions} ORDER BY runs.id DESC LIMIT 1", values)
+        elif not name.isascii():
+            rows = []  # and maybe no letters at all, which the database would refuse
         else:
             prefix = name.upper()
             rows = self.database.rows(

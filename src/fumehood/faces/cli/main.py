@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-from fumehood.errors import FumehoodError
+from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.sink import guarded
 from fumehood.faces.cli.standing import tell_error
 
@@ -28,8 +28,8 @@ def command() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            continue
+        except OSError:
+            continue  # nobody reads it, or it can't be written: that was told above
     os._exit(code)
 
 
@@ -54,7 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nERROR: interrupted\n")
         return 130
+    except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
+        return _told(error)
     return code
+
+
+def _told(error: Exception) -> int:
+    if os.environ.get("FUMEHOOD_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    plain = plain_error(error)
+    try:
+        tell_error(plain)
+    except OSError:
+        return plain.exit_code  # there is no place left to say it
+    return plain.exit_code
 
 
 def _dispatch(given: list[str]) -> int:

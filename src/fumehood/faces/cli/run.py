@@ -8,7 +8,7 @@ import sys
 from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request, shown
-from fumehood.errors import BadRequest, FumehoodError, Refused
+from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.sink import sink_to
 from fumehood.faces.cli.standing import here
 from fumehood.linux.launch import start
@@ -140,14 +140,10 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         brief = _brief(options)
         run, tidy = _run(options, as_json, brief)
-    except FumehoodError as error:
-        if brief is not None and not as_json:
-            brief.tell_error(error)
-            return error.exit_code
-        if not as_json:
-            raise
-        _print_object(_refusal(options or Options(), error))
-        return error.exit_code
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is told in the form that was asked for
+        return _told(error, options or Options(), brief, as_json=as_json)
     if as_json:
         _print_object(run.as_dict())
     elif brief is not None:
@@ -157,6 +153,19 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     tidy()
     return run.exit_code if run.exit_code is not None else 125
+
+
+def _told(error: Exception, options: Options, brief: Brief | None, *, as_json: bool) -> int:
+    """Tell why nothing ran, or what went wrong, to whoever reads it."""
+    plain = plain_error(error)
+    is_shown_whole = plain is not error and bool(os.environ.get("FUMEHOOD_DEBUG"))
+    if is_shown_whole or not (as_json or brief):
+        raise error
+    if as_json:
+        _print_object(_refusal(options, plain))
+    elif brief is not None:
+        brief.tell_error(plain)
+    return plain.exit_code
 
 
 def _brief(options: Options) -> Brief | None:

@@ -6,6 +6,8 @@ import errno
 import os
 import select
 
+from fumehood.errors import FumehoodError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -37,7 +39,12 @@ class _To:
             except OSError as error:
                 if error.errno == errno.EIO:  # the terminal is gone
                     raise BrokenPipeError(*error.args) from error
-                raise
+                if isinstance(error, BrokenPipeError):
+                    raise
+                raise FumehoodError(
+                    f"what the command prints can't be passed on: {error.strerror}",
+                    hint="see that where it goes can be written",
+                ) from error
 
 
 class ToModel(_To):

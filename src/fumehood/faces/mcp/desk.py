@@ -12,7 +12,7 @@ from mcp.types import CallToolResult
 from fumehood.core.changes import HELD
 from fumehood.core.held import apply_question
 from fumehood.core.permission import Question
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.errors import BadRequest, FumehoodError, plain_error
 from fumehood.faces.mcp.asking import OpenQuestions, can_elicit, elicitation, who_answers
 from fumehood.faces.mcp.jobs import Job, Jobs
 from fumehood.faces.mcp.places import Workplaces
@@ -50,8 +50,8 @@ def told(tool: Callable[..., Awaitable[CallToolResult]]) -> Callable[..., Awaita
     async def telling(*arguments: Any, **named: Any) -> CallToolResult:
         try:
             return await tool(*arguments, **named)
-        except FumehoodError as error:
-            return failed(error)
+        except Exception as error:  # noqa: BLE001 - a model reads whatever went wrong as one line
+            return failed(plain_error(error))
 
     return telling
 

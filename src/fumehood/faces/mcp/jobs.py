@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.errors import BadRequest, FumehoodError, plain_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +38,8 @@ class Job:
     def _go(self) -> None:
         try:
             self.run = self._work(cancelled=self._stopped.is_set, on_output=self._take)
-        except FumehoodError as error:
-            self.error = error
+        except Exception as error:  # noqa: BLE001 - told when somebody looks at it
+            self.error = plain_error(error)
         finally:
             with self._changed:
                 self._changed.notify_all()
