@@ -290,18 +290,127 @@ def test_without_a_home_one_line_says_so(checkout: Checkout) -> None:
     assert refused.stderr == "fumehood: HOME is not set; type: export HOME=<your home directory>\n"
 
 
+@pytest.fixture
+def real_checkout(checkout: Checkout) -> Iterator[Checkout]:
+    """The copy with the real sources in it, for as long as a test lasts."""
+    kept = checkout.top / "kept"
+    shutil.copytree(checkout.copy, kept, symlinks=True)
+    shutil.rmtree(checkout.copy / "src")
+    shutil.copytree(CHECKOUT / "src", checkout.copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    yield checkout
+    shutil.rmtree(checkout.copy)
+    kept.rename(checkout.copy)
+
+
 @pytest.mark.namespaces
-@pytest.mark.skipif(
-    not (CHECKOUT / "src/fumehood/faces/cli/main.py").exists(), reason="there is no command line yet"
-)
-def test_the_real_command_runs_through_the_wrapper(checkout: Checkout, project: Path) -> None:
-    sources = checkout.copy / "src"
-    aside = sources.rename(checkout.copy / "src.stand-in")
-    shutil.copytree(CHECKOUT / "src", sources, ignore=shutil.ignore_patterns("__pycache__"))
-    try:
-        done = checkout.run("run", "--", "echo written > file && echo said", cwd=project)
-    finally:
-        shutil.rmtree(sources)
-        aside.rename(sources)
+def test_the_real_command_runs_through_the_wrapper(real_checkout: Checkout, project: Path) -> None:
+    done = real_checkout.run("run", "--", "echo written > file && echo said", cwd=project)
     assert (done.status, done.stdout) == (0, "said\n"), done.stderr
     assert (project / "file").read_text() == "written\n"
+
+
+MARKING = "import os; os.close(os.open(os.environ['HOME'] + '/mark', os.O_CREAT))"
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        (f'echo "{MARKING}" >> src/fumehood/faces/cli/main.py', "src/fumehood/faces/cli/main.py"),
+        (f'echo "{MARKING}" > src/yaml.py', "src/yaml.py"),
+        (f'echo "{MARKING}" > src/sitecustomize.py', "src/sitecustomize.py"),
+        ("mkdir -p src/fumehood/__pycache__; echo x > src/fumehood/__pycache__/errors.cpython-311.pyc", ""),
+        ("echo ': > $HOME/mark' >> tools/environment.sh", "tools/environment.sh"),
+        (f'echo "{MARKING}" >> tools/environment.py', "tools/environment.py"),
+        ("sed -i 's/^h11==.*/evil==1 \\\\/' requirements/run.txt", "requirements/run.txt"),
+        ("sed -i '2i: > $HOME/mark' fumehood", "fumehood"),
+        ("chmod a+w src/fumehood src/fumehood/errors.py", "src/fumehood"),
+        ("rm src/fumehood/core/danger_tables.py", "src/fumehood/core/danger_tables.py"),
+        ("cp -r src other; rm -r src; ln -s other src", "src"),
+        ("mv tools moved; mkdir tools; cp moved/* tools; echo ': > $HOME/mark' >> tools/environment.sh", ""),
+    ],
+)  # fmt: skip
+def test_what_fumehood_itself_loads_is_held(real_checkout: Checkout, line: str, path: str) -> None:
+    checkout = real_checkout
+    before = contents(checkout.copy)
+    done = checkout.run("run", "--json", "--", line, program="./fumehood", cwd=checkout.copy)
+    found = {change["path"]: (change["verdict"], change["flags"]) for change in json.loads(done.stdout)["changes"]}
+    assert not path or found[path] == ("held", ["own-source"]), found
+    changed = {name for name, content in contents(checkout.copy).items() if before.get(name) != content}
+    assert not {name for name in changed if not name.startswith(("other", "moved"))}
+    # Else the next test's command would see it.
+    assert checkout.run("discard", "last", program="./fumehood", cwd=checkout.copy).status == 0
+    assert not (checkout.home / "mark").exists()
+
+
+def contents(top: Path) -> dict[str, tuple[int, bytes]]:
+    files = [path for path in top.rglob("*") if not path.is_dir()]
+    return {str(path.relative_to(top)): (path.lstat().st_mode, path.read_bytes()) for path in files}
+
+
+@pytest.mark.namespaces
+def test_a_project_may_be_changed_that_fumehood_is_developed_in(real_checkout: Checkout) -> None:
+    line = "mkdir docs; echo x > docs/a; echo x > conftest.py; touch src/fumehood/errors.py"
+    done = real_checkout.run("run", "--", line, program="./fumehood", cwd=real_checkout.copy)
+    assert done.status == 0
+    assert "held" not in done.stderr, done.stderr
+    assert (real_checkout.copy / "docs/a").exists()
+
+
+@pytest.mark.namespaces
+def test_a_link_by_which_fumehood_is_started_is_held(real_checkout: Checkout, project: Path) -> None:
+    (project / "bin").mkdir()
+    (project / "bin/hood").symlink_to(real_checkout.copy / "fumehood")
+    line = "rm bin/hood && printf '#!/bin/sh\\n: > $HOME/mark\\n' > bin/hood && chmod +x bin/hood"
+    done = real_checkout.run("run", "--", line, program="bin/hood", cwd=project)
+    assert "held" in done.stderr
+    assert (project / "bin/hood").is_symlink()
+
+
+@pytest.mark.namespaces
+def test_a_checkout_behind_a_link_is_known(real_checkout: Checkout) -> None:
+    link = real_checkout.top / "linked"
+    link.symlink_to(real_checkout.copy)
+    line = "echo 'raise SystemExit(77)' >> src/fumehood/faces/cli/main.py"
+    done = real_checkout.run("run", "--", line, program="./fumehood", cwd=link)
+    assert "held" in done.stderr
+    assert real_checkout.run("log", program="./fumehood", cwd=link).status == 0
+
+
+@pytest.mark.namespaces
+def test_an_installed_fumehood_holds_what_lies_in_its_environment(project: Path, home: Path) -> None:
+    need(index_reachable(), "the package index can't be reached from here")
+    kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "HTTP", "http", "PATH"))}
+    environment = kept | {"HOME": str(home)}
+    source = project.parent / "source"
+    names = ("src", "pyproject.toml", "README.md", "LICENSE")
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        at = CHECKOUT / name
+        (shutil.copytree if at.is_dir() else shutil.copy2)(at, source / name)
+    base = getattr(sys, "_base_executable", sys.executable)
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    run(base, "-m", "venv", ".venv")
+    run(".venv/bin/pip", "install", "-q", "--disable-pip-version-check", str(source))
+    packages = next(project.glob(".venv/lib/python3*/site-packages"))
+    place = packages.relative_to(project)
+    for line in (
+        f'echo "{MARKING}" > {place}/evil.pth',
+        f'echo "{MARKING}" > {place}/sitecustomize.py',
+        f'echo "{MARKING}" >> {place}/fumehood/__init__.py',
+        f'echo "{MARKING}" >> {place}/h11/__init__.py',
+        "printf '#!/bin/sh\\n: > $HOME/mark\\n' > .venv/bin/fumehood",
+        "rm .venv/bin/python; printf '#!/bin/sh\\n: > $HOME/mark\\n' > .venv/bin/python; chmod +x .venv/bin/python",
+        "echo home = /nowhere > .venv/pyvenv.cfg",
+        "rm -r .venv",
+        "mv .venv other; ln -s other .venv",
+    ):
+        assert "held" in run(".venv/bin/fumehood", "run", "--", line), line
+        run(".venv/bin/fumehood", "discard", "last")
+        assert not (home / "mark").exists(), line
+    assert "held" not in run(".venv/bin/fumehood", "run", "--", "echo x > yaml.py; echo x > sitecustomize.py")

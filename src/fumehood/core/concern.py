@@ -9,6 +9,7 @@ from fumehood.core.wording import brief
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.core.changes import Change
+    from fumehood.core.own_source import Own
     from fumehood.core.protected import Protected
 
 
@@ -46,12 +47,13 @@ class Ground(Value):
     """What is known about the roots as a whole; see `danger.survey`.
 
     `repositories` are directories that are git repositories without being called `.git`, by a root's number and a path
-    in it ("" is the root itself).
+    in it ("" is the root itself). `own` is what Fumehood itself is loaded from, where that lies in the roots.
     """
 
     roots: tuple[str, ...] = ()
     repositories: frozenset[tuple[int, str]] = frozenset()
     protected: Protected | None = None
+    own: Own | None = None
 
 
 def held(flag: str, reason: str) -> Concern:

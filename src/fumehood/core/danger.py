@@ -20,6 +20,7 @@ from fumehood.core.concern import (
     is_unchanged,
     shown,
 )
+from fumehood.core.own_source import is_own, own_concern
 from fumehood.core.surroundings import AREAS, Surroundings, is_dot_git, surroundings
 
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.changes import Change, Stamp
     from fumehood.core.danger_tables import Because
+    from fumehood.core.own_source import Own
     from fumehood.core.protected import Protected
 
 __all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "held_by_name", "survey", "suspects", "wants_facts"]
@@ -44,6 +46,8 @@ def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
     """Tell whether judging a change needs the file's content or the link's target."""
     if change.change == DELETED:
         return change.kind != DIRECTORY and _is_loss_to_git(change, ground)
+    if ground.own is not None and change.kind == FILE and is_own(change, ground.own):
+        return change.change != ADDED
     if change.kind != FILE:
         return change.kind == SYMLINK
     directory, _, name = change.path.rpartition("/")
@@ -65,6 +69,8 @@ def concern(
     Facts that `wants_facts` asked for and that could not be had count against the change. Deleting is dangerous
     only where git loses settings; a person's own globs hold it all the same.
     """
+    if ground.own is not None and (own := own_concern(change, facts, ground.own)) is not None:
+        return own
     if change.change != DELETED and became_open(change) and _must_stay_closed(change, ground):
         return held("opened", "others could write this, and the host acts on what is in it")
     if change.change == DELETED and _is_loss_to_git(change, ground):
@@ -248,6 +254,7 @@ def survey(
     roots: tuple[str, ...] = (),
     repositories: Iterable[tuple[int, str]] = (),
     protected: Protected | None = None,
+    own: Own | None = None,
 ) -> Ground:
     """Gather what judging one change needs to know about the others and about the roots.
 
@@ -262,4 +269,4 @@ def survey(
     for number, root in enumerate(roots):
         if surroundings(root.strip("/")).in_git:
             known.add((number, ""))
-    return Ground(roots=roots, repositories=frozenset(known), protected=protected)
+    return Ground(roots=roots, repositories=frozenset(known), protected=protected, own=own)

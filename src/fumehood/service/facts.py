@@ -13,6 +13,7 @@ from fumehood.linux.git_ways import protect_what_git_runs
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top
 from fumehood.linux.repositories import had_repository
 from fumehood.linux.ways_in import Tree, Ways, protect_home, protect_links, protect_search_path, protect_what_files_name
+from fumehood.service.own_source import own_source
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -48,7 +49,7 @@ def concerns(
 def _ground(changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[_Sources]) -> Ground:
     """Look at the roots as a whole: which directories are repositories, and what leads the host into them."""
     repositories = [(root, path) for root, path in suspects(changes) if sources[root].has(path, "HEAD")]
-    return survey(changes, roots, repositories, _protected(changes, roots))
+    return survey(changes, roots, repositories, _protected(changes, roots), own_source(roots))
 
 
 def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected:
