@@ -80,6 +80,39 @@ HELD_FILES = [
     ".mcp.json",
     ".gemini/settings.json",
     ".codex/config.toml",
+    ".pre-commit-config.yaml",
+    "lefthook.yml",
+    ".lintstagedrc",
+    ".jj/repo/config.toml",
+    ".jj/repo/config-id",
+    ".jj/workspace-config.toml",
+    ".jj/repo/store/git_target",
+    "sub/.sl/config",
+    ".git/sl/config",
+    "_darcs/prefs/defaults",
+    ".bsp/sbt.json",
+    "hie.yaml",
+    ".vim/coc-settings.json",
+    "coc-settings.json",
+    "rust-analyzer.toml",
+    ".nvim/init.lua",
+    ".obsidian/plugins/x/main.js",
+    ".luacheckrc",
+    ".Rprofile",
+    ".github/hooks/any.json",
+    ".github/extensions/x/index.js",
+    ".github/copilot/settings.json",
+    ".github/lsp.json",
+    ".github/mcp.json",
+    ".pi/extensions/x.ts",
+    ".amp/settings.json",
+    ".openhands/setup.sh",
+    ".rovodev/config.yml",
+    ".continuerc.json",
+    ".newagent/hooks/start.sh",
+    ".newagent/settings.local.json",
+    ".newagent/mcp_config.json",
+    "packages/a/.newagent/skills/x/SKILL.md",
 ]
 FLAGGED_FILES = [
     "Makefile", "GNUmakefile", "lib/rules.mk", "package.json", "setup.py", "setup.cfg", "pyproject.toml",
@@ -88,7 +121,7 @@ FLAGGED_FILES = [
     "build.rs", "Cargo.toml", ".cargo/config", ".cargo/config.toml", "build.gradle", "build.gradle.kts", "gradlew",
     "pom.xml", "Rakefile", "Gemfile", "Justfile", "Taskfile.yml", "Dockerfile", "Dockerfile.dev", "dev.Dockerfile",
     "docker-compose.yml", "docker-compose.override.yml", ".github/workflows/ci.yml", ".github/actions/x/action.yml",
-    ".gitlab-ci.yml", "Jenkinsfile", ".circleci/config.yml", ".pre-commit-config.yaml", "lefthook.yml",
+    ".gitlab-ci.yml", "Jenkinsfile", ".circleci/config.yml",
     "Vagrantfile", "Procfile", "vite.config.ts", ".eslintrc.js", "CLAUDE.md", "AGENTS.md", ".cursorrules",
     ".tool-versions", "mise.toml", ".npmrc", ".yarnrc.yml", ".yarn/releases/yarn.cjs", ".env", ".env.local",
     ".bashrc", ".claude/worktrees/x/Makefile", "packages/a/MAKEFILE",
@@ -104,6 +137,10 @@ PASSING_FILES = [
     "node_modules/x/Makefile", "node_modules/x/package.json", "node_modules/x/.vscode/settings.json",
     "node_modules/x/.husky/pre-commit", "node_modules/x/.npmrc", "node_modules/x/.envrc",
     "venv/lib/python3.11/site-packages/x/conftest.py", "venv/lib/python3.11/site-packages/x/setup.py",
+    ".jj/repo/op_store/operations/x", ".jj/working_copy/checkout", ".hg/store/00changelog.i", ".hg/requires",
+    "_darcs/prefs/boring", ".github/ISSUE_TEMPLATE/x.md", ".github/dependabot.yml", ".storybook/main.css",
+    ".astro/settings.json", ".expo/settings.json", ".cache/x/hooks/y", "src/settings.json", "plugins/x.js", "bin/pip",
+    ".clangd", "compile_commands.json", "pyrightconfig.json", ".editorconfig", ".isort.cfg",
     ".claude/worktrees/x/src/app.py", "target/debug/app", "rc.js", "src/config.ts", "repo/config.toml",
 ]  # fmt: skip
 
@@ -255,7 +292,7 @@ def test_only_what_facts_were_asked_for_depends_on_them(path: str, content: str)
 
 
 def test_judging_loads_nothing_slow() -> None:
-    modules = "danger gitdir gitkeys gitconfig links"
+    modules = "danger gitdir gitkeys gitconfig links loaders environments own_source"
     code = f"import sys\nfor name in '{modules}'.split(): __import__('fumehood.core.' + name)\nprint(*sys.modules)"
     source = Path(danger.__file__).parents[2]
     told = subprocess.run(

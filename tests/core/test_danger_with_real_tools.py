@@ -14,6 +14,7 @@ import pytest
 from conftest import need
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, SYMLINK, TYPE, Change, Stamp, by_path
 from fumehood.core.danger import Concern, Facts, Rules, concern, survey, suspects, wants_facts
+from fumehood.core.environments import environments_of
 from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.repositories import had_repository
 
@@ -76,7 +77,8 @@ def between(old: dict[str, Entry], new: dict[str, Entry]) -> list[Change]:
 def facts_of(change: Change, old: dict[str, Entry], new: dict[str, Entry], root: str, was_there: bool) -> Facts:
     content = new[change.path][1] if change.path in new else b""
     if change.kind == SYMLINK and change.path in new:
-        return Facts(target=os.fsdecode(content), root=root)
+        was = old[change.path][1] if change.before is not None and change.before.kind == SYMLINK else None
+        return Facts(target=os.fsdecode(content), old=was, root=root)
     before = old[change.path][1] if change.before is not None and change.before.kind == FILE else None
     if max(len(content), len(before or b"")) > LONGEST:
         return Facts(whole=False, root=root)
@@ -124,7 +126,8 @@ def judge(project: Path, tmp_path: Path, run: Callable[[str], None]) -> Judge:
         new = entries(project)
         changes, root = between(old, new), str(project)
         found = {place for place in suspects(changes) if f"{place[1]}/HEAD".lstrip("/") in new}
-        ground = survey(changes, (root,), found)
+        environments = {place for place in environments_of(changes) if f"{place[1]}/pyvenv.cfg".lstrip("/") in old}
+        ground = survey(changes, (root,), found, environments=environments)
         concerns = {}
         for change in changes:
             was_there = had_repository(before, root, change.path)
@@ -317,3 +320,97 @@ def test_a_repository_that_was_there_does_not_become_another(
     run(f"{START} && mkdir -p .git/remotes && git config remote.origin.url .")
     run(before)
     assert path in held(judge(command))
+
+
+SCRIPT = "require('fs').writeFileSync('../mark', '')"
+PYTHON_MARK = "open('../mark', 'w')"
+RUBY_MARK = "File.write('../mark', '')"
+LOCAL_HOOK = "id: x, name: x, entry: touch ../mark, language: system, always_run: true"
+SHELL = "printf '#!/bin/sh\\n: > ../mark\\n'"
+
+
+@pytest.mark.parametrize(
+    ("program", "before", "command", "use", "path"),
+    [
+        ("hg", "hg init", "printf '[hooks]\\npre-status = : > ../mark\\n' > .hg/hgrc", "hg status", ".hg/hgrc"),
+        ("hg", "hg init && hg init ../other && printf '[hooks]\\npre-status = : > ../mark\\n' > ../other/.hg/hgrc",
+         "echo $PWD/../other/.hg > .hg/sharedpath && echo shared >> .hg/requires", "hg status", ".hg/sharedpath"),
+        ("darcs", "darcs init", "echo 'ALL posthook : > ../mark' > _darcs/prefs/defaults", "touch a; darcs whatsnew -l",
+         "_darcs/prefs/defaults"),
+        ("pre-commit", f"{START} && pre-commit install",
+         f"echo 'repos: [{{repo: local, hooks: [{{{LOCAL_HOOK}}}]}}]' > .pre-commit-config.yaml",
+         "git add . && git commit -qm x", ".pre-commit-config.yaml"),
+        ("pylint", "true", f'printf "[MAIN]\\ninit-hook={PYTHON_MARK}\\n" > .pylintrc', "touch a.py; pylint a.py",
+         ".pylintrc"),
+        ("pylint", "true", f'printf "[tool.pylint.main]\\ninit-hook=\\"{PYTHON_MARK}\\"\\n" > pyproject.toml',
+         "touch a.py; pylint a.py", "pyproject.toml"),
+        ("flake8", f'echo "{PYTHON_MARK}" > evil.py',
+         "printf '[flake8:local-plugins]\\nextension =\\n  X = evil:P\\npaths = .\\n' > .flake8",
+         "flake8 evil.py || true", ".flake8"),
+        ("mypy", f'echo "{PYTHON_MARK}" > evil.py', "printf '[mypy]\\nplugins = ./evil.py\\n' > setup.cfg",
+         "mypy evil.py || true", "setup.cfg"),
+        ("mypy", f"{SHELL} > evil; chmod +x evil", "printf '[mypy]\\npython_executable = ./evil\\n' > mypy.ini",
+         "touch a.py; mypy a.py || true", "mypy.ini"),
+        ("sqlfluff", f'mkdir lib; echo "{PYTHON_MARK}" > lib/evil.py',
+         "printf '[sqlfluff]\\ndialect=ansi\\n[sqlfluff:templater:jinja]\\nlibrary_path=lib\\n' > .sqlfluff",
+         "echo 'select 1' > a.sql; sqlfluff lint a.sql || true", ".sqlfluff"),
+        ("ansible", f'mkdir p; echo "{PYTHON_MARK}" > p/evil.py',
+         "printf '[defaults]\\ncallback_plugins=./p\\ncallbacks_enabled=evil\\n' > ansible.cfg",
+         "ansible localhost -m ping || true", "ansible.cfg"),
+        ("eslint", f'echo "{SCRIPT}" > evil.js', """echo '{"root": true, "extends": "./evil.js"}' > .eslintrc.json""",
+         "ESLINT_USE_FLAT_CONFIG=false eslint evil.js || true", ".eslintrc.json"),
+        ("eslint", "true", f'echo "{SCRIPT}; module.exports = []" > eslint.config.js',
+         "ESLINT_USE_FLAT_CONFIG=true eslint eslint.config.js || true", "eslint.config.js"),
+        ("prettier", f'echo "{SCRIPT}" > evil.cjs', """echo '{"plugins": ["./evil.cjs"]}' > .prettierrc""",
+         "prettier evil.cjs || true", ".prettierrc"),
+        ("prettier", f'echo "{SCRIPT}" > evil.cjs', """echo '{"prettier": "./evil.cjs"}' > package.json""",
+         "prettier evil.cjs || true", "package.json"),
+        ("stylelint", f'echo "{SCRIPT}" > evil.cjs', "printf 'plugins: [./evil.cjs]\\nrules: {x: 1}\\n' > .stylelintrc",
+         "echo 'a{}' > a.css; stylelint a.css || true", ".stylelintrc"),
+        ("markdownlint-cli2", f'echo "{SCRIPT}" > evil.cjs',
+         "echo 'customRules: [./evil.cjs]' > .markdownlint-cli2.yaml", "touch a.md; markdownlint-cli2 a.md || true",
+         ".markdownlint-cli2.yaml"),
+        ("oxlint", f'echo "{SCRIPT}" > evil.cjs', """echo '{"jsPlugins": ["./evil.cjs"]}' > .oxlintrc.json""",
+         "oxlint evil.cjs || true", ".oxlintrc.json"),
+        ("commitlint", f'echo "{SCRIPT}" > evil.cjs', """echo '{"extends": ["./evil.cjs"]}' > .commitlintrc""",
+         "echo 'fix: a' | commitlint || true", ".commitlintrc"),
+        ("rubocop", f'echo "{RUBY_MARK}" > evil.rb', "echo 'require: ./evil' > .rubocop.yml",
+         "rubocop --cache false evil.rb || true", ".rubocop.yml"),
+        ("rubocop", "touch a.rb", f'echo "AllCops: {{X: <%= {RUBY_MARK} %>}}" > .rubocop.yml',
+         "rubocop --cache false a.rb || true", ".rubocop.yml"),
+        ("luacheck", "touch a.lua", "echo 'io.open(\"../mark\", \"w\")' > .luacheckrc", "luacheck a.lua || true",
+         ".luacheckrc"),
+        ("rustup", f"mkdir -p t/bin t/lib; {SHELL} > t/bin/rustc; chmod +x t/bin/rustc",
+         'printf "[toolchain]\\npath = \\"$PWD/t\\"\\n" > rust-toolchain.toml', "rustc --version",
+         "rust-toolchain.toml"),
+        ("cargo", f"cargo init -q --name a --vcs none; {SHELL} > w; chmod +x w",
+         "mkdir .cargo; printf '[build]\\nrustc-wrapper = \"./w\"\\n' > .cargo/config.toml",
+         "cargo check -q --offline || true", ".cargo/config.toml"),
+    ],
+)  # fmt: skip
+def test_what_a_tool_loads_by_itself_is_held(
+    run: Callable[[str], None], judge: Judge, tmp_path: Path,
+    program: str, before: str, command: str, use: str, path: str,
+) -> None:  # fmt: skip
+    if not starts(program):
+        pytest.skip(f"{program} is not installed")
+    run(before)
+    assert path in held(judge(command))
+    run(use)
+    assert (tmp_path.resolve() / "mark").exists(), "the tool did not act on it: the rule has no ground"
+
+
+def test_a_virtual_environment_that_is_used_and_made_anew_needs_no_person(
+    run: Callable[[str], None], judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
+    need(not subprocess.run([python, "-c", "import ensurepip"], check=False).returncode, "python has no ensurepip")
+    run(f"{python} -m venv .venv")
+    assert not held(judge(f"{python} -m venv --upgrade .venv; touch .venv/bin/activate"))
+    assert not held(judge(f"rm -r .venv; {python} -m venv .venv"))
+    assert not held(judge(f"{python} -m venv --clear .venv"))
+    assert ".venv/bin/activate" in held(judge("echo evil >> .venv/bin/activate"))
+    run(f"{python} -m venv --clear .venv")
+    assert ".venv/bin/pip" in held(judge("echo 'import evil' >> .venv/bin/pip"))
+    run(f"{python} -m venv --clear .venv")
+    assert ".venv/bin/python3" in held(judge("rm .venv/bin/python3; echo evil > .venv/bin/python3"))

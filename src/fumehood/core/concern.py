@@ -17,7 +17,7 @@ class Facts(Value):
     """What was read about one change, only where it was asked for."""
 
     target: str = ""  # a symlink's text, in its new version
-    old: bytes | None = None  # the content before; None: there was none, or it could not be read
+    old: bytes | None = None  # the content before, or a link's text; None: there was none, or it could not be read
     new: bytes | None = None  # the content after
     whole: bool = True  # False: a version was longer than what is read
     root: str = ""  # the root's absolute path
@@ -48,12 +48,14 @@ class Ground(Value):
 
     `repositories` are directories that are git repositories without being called `.git`, by a root's number and a path
     in it ("" is the root itself). `own` is what Fumehood itself is loaded from, where that lies in the roots.
+    `environments` are virtual environments that were there before.
     """
 
     roots: tuple[str, ...] = ()
     repositories: frozenset[tuple[int, str]] = frozenset()
     protected: Protected | None = None
     own: Own | None = None
+    environments: frozenset[tuple[int, str]] = frozenset()
 
 
 def held(flag: str, reason: str) -> Concern:

@@ -20,8 +20,10 @@ from fumehood.core.concern import (
     is_unchanged,
     shown,
 )
+from fumehood.core.environments import environment_concern, is_program
+from fumehood.core.loaders import is_what_cloning_writes, loading_concern, may_load
 from fumehood.core.own_source import is_own, own_concern
-from fumehood.core.surroundings import AREAS, Surroundings, is_dot_git, surroundings
+from fumehood.core.surroundings import AREAS, Surroundings, is_agents, is_dot_git, surroundings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
 
         if git_wants(change, (*around.parts, name), ground):
             return True
+    if _may_load(name, around) or is_program(change, ground) or name in tables.HELD_END_NAMES:
+        return True
     # A file that was only touched, or switched away and back, needs no person.
     return change.change != ADDED and (_held_by_name(name, around) or _protected(change, ground)) is not None
 
@@ -117,10 +121,18 @@ def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | No
 def _by_name(
     change: Change, name: str, around: Surroundings, facts: Facts | None, ground: Ground
 ) -> Concern | None:
-    because = _held_by_name(name, around) or _protected(change, ground)
+    because = _held_by_name(name, around)
+    if because is tables.REPOSITORY and is_what_cloning_writes(change, name, facts):
+        return None
+    because = because or _protected(change, ground)
     if because is not None:
         as_before = change.kind == FILE and is_unchanged(facts) and not became_executable(change)
         return None if as_before else held(*because)
+    found = environment_concern(change, facts, ground)
+    if found is None and _may_load(name, around):
+        found = loading_concern(name, around.parts[-1] if around.parts else "", facts)
+    if found is not None:
+        return found
     because = _flagged_by_name(name, around)
     return None if because is None else flagged(*because)
 
@@ -171,9 +183,14 @@ def _is_loss_to_git(change: Change, ground: Ground) -> bool:
     return git_loses(change, (*around.parts, name), ground)
 
 
+def _may_load(name: str, around: Surroundings) -> bool:
+    """Tell whether the content of a file may name code that a tool loads; nobody's tools look into packages."""
+    return not around.in_git and not around.is_packaged and may_load(name, around.parts[-1] if around.parts else "")
+
+
 def _held_by_name(name: str, around: Surroundings) -> Because | None:
     if around.in_git or around.is_packaged:
-        return None
+        return _held_by_end(name, around)
     if around.held is not None:
         return around.held
     # A link with a directory's name brings the whole directory.
@@ -181,7 +198,15 @@ def _held_by_name(name: str, around: Surroundings) -> Because | None:
     found = found or tables.HELD_SUFFIXES.get(name.rpartition(".")[2])
     if found is not None or not around.parts:
         return found
-    return tables.HELD_PAIRS.get((around.parts[-1], name))
+    return tables.AGENT_REASON if is_agents(around.parts[-1], name) else _held_by_end(name, around)
+
+
+def _held_by_end(name: str, around: Surroundings) -> Because | None:
+    """Judge the settings of other version controls; as with git's, who acts on them does not ask where they lie."""
+    if name not in tables.HELD_END_NAMES:
+        return None
+    ends = ((*around.parts[-length:], name) for length in (1, 2, 3))
+    return next((tables.HELD_ENDS[end] for end in ends if end in tables.HELD_ENDS), None)
 
 
 def _flagged_by_name(name: str, around: Surroundings) -> Because | None:
@@ -255,6 +280,7 @@ def survey(
     repositories: Iterable[tuple[int, str]] = (),
     protected: Protected | None = None,
     own: Own | None = None,
+    environments: Iterable[tuple[int, str]] = (),
 ) -> Ground:
     """Gather what judging one change needs to know about the others and about the roots.
 
@@ -269,4 +295,6 @@ def survey(
     for number, root in enumerate(roots):
         if surroundings(root.strip("/")).in_git:
             known.add((number, ""))
-    return Ground(roots=roots, repositories=frozenset(known), protected=protected, own=own)
+    return Ground(
+        roots=roots, repositories=frozenset(known), protected=protected, own=own, environments=frozenset(environments)
+    )

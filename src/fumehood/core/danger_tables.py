@@ -9,7 +9,8 @@ _EDITOR = ("editor-settings", "an editor acts on this as soon as the project is 
 _AGENT = ("agent-settings", "an agent acts on this as soon as it is started here")
 _HOOK = ("git-hook", "git runs this hook by itself where it is set up")
 _SHELL = ("shell-settings", "a shell runs this when the directory is entered")
-_REPOSITORY = ("repository-settings", "names programs that the version control runs by itself")
+REPOSITORY = ("repository-settings", "names programs that the version control runs by itself")
+_HOOKS = ("hook-manager", "names commands that git hooks run by themselves where their manager is installed")
 
 Because = tuple[str, str]
 
@@ -21,39 +22,69 @@ def _table(*rows: tuple[Because, str]) -> dict[str, Because]:
 HELD_DIRECTORIES = _table(
     (_HOOK, ".husky .githooks .git-hooks"),
     (_SHELL, ".direnv"),
-    (_EDITOR, ".vscode .vs .idea .zed .fleet .devcontainer .helix .nova .theia .externaltoolbuilders"),
+    (
+        _EDITOR,
+        """.vscode .vs .idea .zed .fleet .devcontainer .helix .nova .theia .externaltoolbuilders .vim .nvim .lapce
+        .nlsp-settings .obsidian .bsp .lsp .sourcekit-lsp""",
+    ),
     (
         _AGENT,
         """.claude .cursor .gemini .codex .windsurf .continue .roo .kilocode .opencode .kiro .amazonq .augment .qwen
-        .factory .junie .trae .agents .agent .goose .crush .cline""",
+        .factory .junie .trae .agents .agent .goose .crush .cline .pi .amp .openhands .rovodev .warp .zencoder .copilot
+        .iflow .qoder .codebuddy .commandcode .mux .vibe .kode .neovate .pochi .adal .cortex""",
     ),
+    (_HOOKS, ".lefthook"),
 )
 HELD_NAMES = _table(
     (_SHELL, ".envrc"),
     (
         _EDITOR,
         """.devcontainer.json .exrc .vimrc .nvimrc .nvim.lua .lvimrc .dir-locals.el .dir-locals-2.el .ycm_extra_conf.py
-        .gdbinit .lldbinit""",
+        .gdbinit .lldbinit .local.vimrc .lazy.lua .neoconf.json coc-settings.json hie.yaml buildserver.json
+        rust-analyzer.toml .rust-analyzer.toml omnisharp.json .kateproject .kateproject.local .luacheckrc .lintr
+        .rprofile .formatter.exs .credo.exs .php-cs-fixer.php .php-cs-fixer.dist.php""",
     ),
     (
         _AGENT,
         """.mcp.json mcp.json .claude.json .aider.conf.yml .aider.model.settings.yml opencode.json opencode.jsonc
-        crush.json .crush.json .roomodes""",
+        crush.json .crush.json .roomodes .continuerc.json .kilocodemodes .opencode.json""",
+    ),
+    (
+        _HOOKS,
+        """.pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml lefthook.yaml .lefthook.yml lefthook-local.yml
+        .overcommit.yml .lintstagedrc .lintstagedrc.json .lintstagedrc.yaml .lintstagedrc.yml .lintstagedrc.js
+        .lintstagedrc.cjs .lintstagedrc.mjs lint-staged.config.js lint-staged.config.cjs lint-staged.config.mjs
+        lint-staged.config.ts .simple-git-hooks.json captainhook.json grumphp.yml""",
     ),
 )
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
-# Files of other version controls, by the directory that holds them.
-HELD_PAIRS = {
-    (".hg", "hgrc"): _REPOSITORY,
-    (".hg", "hgrc-not-shared"): _REPOSITORY,
-    (".hg", "sharedpath"): _REPOSITORY,
-}
+# Files of other version controls, by the end of their path.
+HELD_ENDS = {
+    tuple(end.split("/")): because
+    for end, because in _table((
+        REPOSITORY,
+        """.hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .sl/config .sl/hgrc .sl/sharedpath .git/sl/config .jj/repo
+        .jj/repo/config.toml .jj/repo/config-id .jj/workspace-config.toml .jj/workspace-config-id
+        .jj/repo/store/git_target _darcs/prefs/defaults _darcs/prefs/prefs""",
+    )).items()
+}  # fmt: skip
+HELD_END_NAMES = frozenset(end[-1] for end in HELD_ENDS)
+# What agents' directories have in common, whatever the agent is called: names in a directory that begins with a dot.
+AGENT_PARTS = frozenset((
+    "hooks", "mcp", "settings", "skills", "agents", "subagents", "commands", "plugins", "plugin", "extensions", "tools",
+    "toolboxes", "lsp", "copilot",
+))  # fmt: skip
+# Directories of tools that write such names by themselves.
+NOT_AGENTS = frozenset((
+    ".cache", ".expo", ".yarn", ".terraform", ".m2", ".mvn", ".npm", ".gradle", ".build", ".bundle", ".tox", ".nox",
+    ".venv", ".astro", ".netlify", ".pulumi", ".vagrant", ".next", ".nuxt",
+))  # fmt: skip
+AGENT_REASON = _AGENT
 
 _BUILD = ("build-script", "runs when the project is built or its tools are started")
 _PYTHON = ("startup-file", "python runs this at every start that finds it")
 _CONTAINER = ("container", "runs when the project's containers are built or started")
 _CI = ("ci-workflow", "runs where the project's checks run")
-_HOOKS = ("hook-manager", "names commands for a manager of git hooks")
 _PACKAGES = ("package-settings", "decides where packages come from and what runs when they are installed")
 _TOOLS = ("tool-versions", "decides which tools and variables are in force in this directory")
 _WORDS = ("agent-instructions", "an agent follows what this says")
@@ -82,22 +113,17 @@ FLAGGED_NAMES = _table(
         """.gitlab-ci.yml .travis.yml azure-pipelines.yml bitbucket-pipelines.yml .drone.yml .woodpecker.yml
         appveyor.yml .appveyor.yml .cirrus.yml cloudbuild.yaml jenkinsfile .gitpod.yml .replit""",
     ),
-    (
-        _HOOKS,
-        """.pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml lefthook.yaml .lefthook.yml lefthook-local.yml
-        .overcommit.yml .lintstagedrc .lintstagedrc.json .simple-git-hooks.json captainhook.json grumphp.yml""",
-    ),
     (_PACKAGES, ".npmrc .yarnrc .yarnrc.yml .pnpmfile.cjs pnpm-workspace.yaml bunfig.toml pip.conf .condarc uv.toml"),
     (_TOOLS, ".tool-versions mise.toml .mise.toml mise.local.toml .mise.local.toml .rtx.toml .env .flaskenv"),
     (
         _WORDS,
         """claude.md claude.local.md agents.md agent.md agents.override.md gemini.md qwen.md .cursorrules .windsurfrules
-        .clinerules .goosehints copilot-instructions.md""",
+        .clinerules .goosehints copilot-instructions.md warp.md .openhands_instructions""",
     ),
     (
         _STARTUP,
         """.bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile .zlogin .login .cshrc
-        .tcshrc .rprofile .irbrc .pryrc .pdbrc .pythonrc .pythonrc.py .gitconfig .inputrc""",
+        .tcshrc .irbrc .pryrc .pdbrc .pythonrc .pythonrc.py .gitconfig .inputrc""",
     ),
 )
 FLAGGED_SUFFIXES = {
@@ -125,7 +151,6 @@ SCRIPT_ENDINGS = frozenset(("js", "cjs", "mjs", "ts", "cts", "mts"))
 SCRIPT_REASON = _BUILD
 FLAGGED_DIRECTORIES = _table(
     (_CI, ".circleci .buildkite .teamcity .woodpecker .semaphore .tekton"),
-    (_HOOKS, ".lefthook"),
     (_PACKAGES, ".yarn"),
     (_WORDS, ".clinerules"),
 )

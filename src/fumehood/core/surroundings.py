@@ -76,10 +76,22 @@ def in_project(parts: Sequence[str]) -> Sequence[str]:
 
 def held_by_directory(parts: Sequence[str]) -> Because | None:
     """Return why everything below directories of these names is held, or None."""
+    before = ""
     for part in parts:
         if (found := tables.HELD_DIRECTORIES.get(part)) is not None:
             return found
+        if is_agents(before, part):
+            return tables.AGENT_REASON
+        before = part
     return None
+
+
+def is_agents(directory: str, name: str) -> bool:
+    """Tell whether a name is one that an agent's directory has, whatever the agent is called."""
+    if directory[:1] != "." or directory in tables.NOT_AGENTS or len(directory) < 2:
+        return False
+    stem = name.partition(".")[0]
+    return stem in tables.AGENT_PARTS or stem.startswith("mcp")
 
 
 def _flagged_by_directory(parts: Sequence[str]) -> Because | None:

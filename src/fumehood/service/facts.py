@@ -8,6 +8,7 @@ from fumehood.core import changes as c
 from fumehood.core.concern import Facts
 from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
 from fumehood.core.danger_tables import PACKAGES
+from fumehood.core.environments import SETTINGS, environments_of
 from fumehood.core.surroundings import is_dot_git
 from fumehood.linux.git_ways import protect_what_git_runs
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top
@@ -49,7 +50,12 @@ def concerns(
 def _ground(changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[_Sources]) -> Ground:
     """Look at the roots as a whole: which directories are repositories, and what leads the host into them."""
     repositories = [(root, path) for root, path in suspects(changes) if sources[root].has(path, "HEAD")]
-    return survey(changes, roots, repositories, _protected(changes, roots), own_source(roots))
+    environments = [
+        (root, path)
+        for root, path in environments_of(changes)
+        if sources[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None
+    ]
+    return survey(changes, roots, repositories, _protected(changes, roots), own_source(roots), environments)
 
 
 def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected:
@@ -111,7 +117,10 @@ class _Sources:
     def facts(self, change: c.Change) -> Facts:
         """Read what a change was and is; what can't be read counts against it."""
         if change.kind == c.SYMLINK and change.change != c.DELETED:
-            return Facts(target=_target(self._layer, change.path), root=self._root)
+            old = None
+            if change.before is not None and change.before.kind == c.SYMLINK:
+                old = os.fsencode(_target(self._live, change.path))
+            return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
         new, old = _content(self._layer, change.path), None
         if change.before is not None and change.before.kind == c.FILE:
             old = _content(self._live, change.path)
@@ -129,6 +138,10 @@ class _Sources:
             if found is not None:
                 return not is_whiteout(found)
         return False
+
+    def live_content(self, path: str) -> bytes | None:
+        """Read a file of the project as it is now."""
+        return _content(self._live, path)
 
     def close(self) -> None:
         """Let go of the directories."""

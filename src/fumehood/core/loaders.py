@@ -1,0 +1,252 @@
+"""Settings that name code for a linter, a compiler or a hook to load, and what in them is new.
+
+Such files change every day, and editors start these tools by themselves. So a change is held only where it brings
+something that loads code. What a line means is told from its text alone: a tool's own parser may be led astray.
+"""
+
+from __future__ import annotations
+
+from fumehood.core.changes import ADDED, FILE
+from fumehood.core.concern import held, shown, words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.core.changes import Change
+    from fumehood.core.concern import Concern, Facts
+
+# Keys, and sections in brackets, whose values name code. One that begins with a sign counts anywhere in a line.
+_PYTHON = words(
+    """init-hook load-plugins extension-pkg-allow-list extension-pkg-whitelist unsafe-load-any-extension local-plugins
+    plugins python_executable library_path"""
+)
+_SCRIPTED = words(
+    """extends plugins jsplugins parser processor rulesdirectory rulepaths customrules markdownitplugins
+    outputformatters modulepaths customsyntax import formatter"""
+)
+_RUBY = words("<% require plugins inherit_from inherit_gem plugin_directories extend_config")
+_CARGO = words(
+    """rustc rustc-wrapper rustc-workspace-wrapper rustdoc linker runner rustflags credential-provider
+    global-credential-providers env include"""
+)
+_MISE = words("hooks watch_files plugins source path file {{")
+_ANSIBLE = words(
+    """rulesdir library module_utils roles_path collections_path collections_paths executable action_plugins
+    become_plugins cache_plugins callback_plugins cliconf_plugins connection_plugins filter_plugins inventory_plugins
+    lookup_plugins strategy_plugins terminal_plugins test_plugins vars_plugins"""
+)
+
+
+def _table(*rows: tuple[frozenset[str], str]) -> dict[str, frozenset[str]]:
+    return {name: keys for keys, names in rows for name in names.split()}
+
+
+_NAMES = _table(
+    (
+        _PYTHON,
+        """.pylintrc pylintrc .pylintrc.toml pylintrc.toml .flake8 setup.cfg tox.ini pyproject.toml mypy.ini .mypy.ini
+        .sqlfluff .prospector.yml .prospector.yaml prospector.yml prospector.yaml""",
+    ),
+    (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml cspell.json .cspell.json cspell.yaml"),
+    (_RUBY, ".rubocop.yml .rubocop_todo.yml .standard.yml .haml-lint.yml .erb-lint.yml .solargraph.yml"),
+    (words("-r --require --plugin"), ".rubocop"),
+    (_MISE, "mise.toml .mise.toml mise.local.toml .mise.local.toml"),
+    (_ANSIBLE, "ansible.cfg .ansible-lint"),
+    (words("custom"), ".golangci.yml .golangci.yaml .golangci.toml .golangci.json"),
+    (words("plugin"), ".luarc.json .luarc.jsonc"),
+    (words("path /"), "rust-toolchain rust-toolchain.toml"),
+    (words("bootstrapfiles includes scanfiles"), "phpstan.neon phpstan.neon.dist phpstan.dist.neon"),
+)
+_PAIRS = {(".cargo", "config"): _CARGO, (".cargo", "config.toml"): _CARGO, (".pijul", "config"): words("hooks")}
+# Their settings are called `.NAMErc`, `.NAMErc.yaml`, `NAME.config.js`, …
+_TOOLS = words(
+    """eslint prettier stylelint markdownlint markdownlint-cli2 commitlint textlint remark oxlint
+    cspell tailwind graphql"""
+)
+_SCRIPTS = words("js cjs mjs ts cts mts")
+_PACKAGE = "package.json"
+# Top keys of a package.json: settings of linters, and commands that hooks run.
+_PACKAGE_LINTERS = words("eslintConfig prettier stylelint remarkConfig commitlint textlint markdownlint-cli2 cspell")
+_PACKAGE_HOOKS = words("husky lint-staged simple-git-hooks gitHooks pre-commit ghooks")
+# Sections that cloning writes into a new repository's settings, and whole contents.
+_CLONED_SECTIONS = {"hgrc": ("paths",), "config": ("paths",), "config.toml": ("revset-aliases", "user")}
+_CLONED_CONTENTS = {"git_target": (b"git", b"../../../.git")}
+_IN_KEYS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
+# ASCII letters by their numbers: nobody writes these so who wants to be read.
+_ESCAPED = tuple(f"{start}{digit}" for start in ("\\u00", "\\u{", "\\u000000", "\\x") for digit in "4567")
+_OPENING, _CLOSING = "[{(", "]})"
+_CODE_WORDS = words("import export from require eval new function async await get set class")
+_DATA = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$ \t,:{}[].-")
+
+
+def may_load(name: str, parent: str) -> bool:
+    """Tell by a file's name and its directory's, in lower case, whether its content may name code to load."""
+    return name == _PACKAGE or name in _NAMES or (parent, name) in _PAIRS or _tool(name) != ""
+
+
+def loading_concern(name: str, parent: str, facts: Facts | None) -> Concern | None:
+    """Hold a file of settings that brings something new that loads code; None if nothing does."""
+    if facts is None or facts.new is None or not facts.whole:
+        return held("linter-settings", "a tool may load code that this names, and it could not be read")
+    new = facts.new.decode("utf-8", "replace")
+    old = (facts.old or b"").decode("utf-8", "replace")
+    if new == old:
+        return None
+    line = _new_in_package(old, new) if name == _PACKAGE else _new_in_settings(name, parent, old, new)
+    if line is None:
+        return None
+    return held("linter-settings", f"a linter, compiler or hook loads what this names by itself: {shown(line)}")
+
+
+def is_what_cloning_writes(change: Change, name: str, facts: Facts | None) -> bool:
+    """Tell whether settings of another version control came with a new repository, and run nothing."""
+    if change.change != ADDED or change.within is None or change.kind != FILE or facts is None or facts.new is None:
+        return False
+    if name in _CLONED_CONTENTS:
+        return facts.new in _CLONED_CONTENTS[name]
+    section = ""
+    for line in _lines(facts.new.decode("utf-8", "replace")):
+        text = line.strip()
+        if not text or text[0] in "#;":
+            continue
+        if text[0] == "[" and text[-1] == "]":
+            section = text[1:-1]
+        if section not in _CLONED_SECTIONS.get(name, ()) or not (text[0] == "[" or "=" in text):
+            return False
+    return bool(section)
+
+
+def _new_in_settings(name: str, parent: str, old: str, new: str) -> str | None:
+    keys = _NAMES.get(name) or _PAIRS.get((parent, name)) or _SCRIPTED
+    if _tool(name) and name.rpartition(".")[2] in _SCRIPTS:
+        before = {line.strip() for line in _lines(old)}
+        fresh = [line.strip() for line in _lines(new) if line.strip() not in before]
+        if (code := next((line for line in fresh if not _is_data(line)), None)) is not None:
+            return code
+    elif _tool(name) and ":" not in new and "=" not in new and new.strip():
+        return new.strip()  # no key: the file is itself the name of what to load
+    before = set(_blocks(old, keys))
+    return next((block for block in _blocks(new, keys) if block not in before), None)
+
+
+def _tool(name: str) -> str:
+    """Return the tool that a file of settings is for, or nothing."""
+    stem = name.partition(".config.")[0] if ".config." in name else name.removeprefix(".").partition(".")[0]
+    if name[:1] == "." and ".config." not in name:
+        stem = stem.removesuffix("rc")
+    elif ".config." not in name:
+        return ""
+    return stem if stem in _TOOLS else ""
+
+
+def _blocks(text: str, keys: frozenset[str]) -> list[str]:
+    """Return each setting that loads code, from its key to the end of its value, without blanks at its ends.
+
+    The value goes on while a bracket is open, where lines are indented further or begin a list, and for a section to
+    the next one.
+    """
+    found: list[str] = []
+    lines = _lines(text)
+    for at, line in enumerate(lines):
+        if not _names_code(line, keys):
+            continue
+        is_section = line.lstrip()[:1] == "[" and line.rstrip()[-1:] == "]"
+        depth, indent, block = _depth(line), _indent(line), [line.strip()]
+        for further in lines[at + 1 :]:
+            text_of = further.strip()
+            if is_section:
+                goes_on = text_of[:1] != "["
+            else:
+                goes_on = depth > 0 or not text_of or _indent(further) > indent or text_of.startswith("- ")
+            if not goes_on:
+                break
+            depth += _depth(further)
+            block.append(text_of)
+        found.append("\n".join(block).strip())
+    return found
+
+
+def _names_code(line: str, keys: frozenset[str]) -> bool:
+    text = line.strip().lower()
+    if not text or text[0] in "#;" or text.startswith("//"):
+        return False
+    if "\\" in text and (any(letter in text for letter in _ESCAPED) or (text[0] == '"' and text[-1] == "\\")):
+        return True  # a key may be spelled so that it is not seen
+    return any(_has_key(text, key) for key in keys)
+
+
+def _has_key(text: str, key: str) -> bool:
+    if key[0] not in _IN_KEYS or key[0] == "-":
+        return key in text
+    at = text.find(key)
+    while at >= 0:
+        rest = text[at + len(key) :].lstrip().lstrip("\"'").lstrip()
+        is_whole = (at == 0 or text[at - 1] not in _IN_KEYS) and text[at + len(key) : at + len(key) + 1] not in _IN_KEYS
+        if is_whole and (rest[:1] in ("=", ":", "]", ".") or text[0] == "?"):
+            return True
+        at = text.find(key, at + 1)
+    return False
+
+
+def _lines(text: str) -> list[str]:
+    """Return lines as tools do, who know none of the other signs that Python would end one at."""
+    return text.replace("\r", "\n").split("\n")
+
+
+def _depth(line: str) -> int:
+    return sum(line.count(sign) for sign in _OPENING) - sum(line.count(sign) for sign in _CLOSING)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _is_data(line: str) -> bool:
+    """Tell whether a line of a script is data and nothing else: strings, names, brackets, a comment of its own."""
+    if line.startswith("//"):
+        return True
+    plain, quote = [], ""
+    for sign in line:
+        if quote:
+            quote = "" if sign == quote else quote
+            if sign == "\\":
+                return False
+        elif sign in "'\"":
+            quote = sign
+            plain.append(" ")
+        else:
+            plain.append(sign)
+    text = "".join(plain)
+    if quote or not _DATA.issuperset(text):
+        return False
+    for sign in ",:{}[].-":
+        text = text.replace(sign, " ")
+    return _CODE_WORDS.isdisjoint(text.split())
+
+
+def _new_in_package(old: str, new: str) -> str | None:
+    """Return what is new among a package's settings for linters and hooks; no tool reads one that can't be parsed."""
+    import json
+
+    try:
+        after = json.loads(new.removeprefix("\ufeff"))
+    except ValueError:
+        return None
+    except RecursionError:
+        return "nested too deeply"
+    try:
+        before = json.loads(old.removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        before = {}
+    if not isinstance(after, dict) or not isinstance(before, dict):
+        return None
+    for key, value in after.items():
+        text, was = json.dumps(value, indent=1), json.dumps(before.get(key), indent=1)
+        if text == was:
+            continue
+        if key in _PACKAGE_HOOKS or (key in _PACKAGE_LINTERS and isinstance(value, str)):
+            return f"{key}: {text}"
+        if key in _PACKAGE_LINTERS:
+            known = set(_blocks(was, _SCRIPTED))
+            if (block := next((block for block in _blocks(text, _SCRIPTED) if block not in known), None)) is not None:
+                return f"{key}: {block}"
+    return None

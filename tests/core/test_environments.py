@@ -1,0 +1,128 @@
+"""Which changes to a virtual environment's programs are held."""
+
+from __future__ import annotations
+
+import pytest
+
+from fumehood.core.changes import DELETED, FILE, MODIFIED, SYMLINK, TYPE, Change
+from fumehood.core.danger import Concern, Facts, Ground, concern, wants_facts
+from fumehood.core.environments import environments_of
+from judging import NO_RULES, ROOT, added, is_held, modified, stamp
+
+GROUND = Ground(roots=(ROOT,), environments=frozenset({(0, ".venv"), (0, "")}))
+PYTHON = f"{ROOT}/.venv/bin/python3"
+OLD_PIP = f"""#!{PYTHON}
+# -*- coding: utf-8 -*-
+import re
+import sys
+from pip._internal.cli.main import main
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])
+    sys.exit(main())
+"""
+NEW_PIP = f"""#!{PYTHON}
+import sys
+from pip._internal.cli.main import cli
+if __name__ == '__main__':
+    sys.argv[0] = sys.argv[0].removesuffix('.exe')
+    sys.exit(cli())
+"""
+UV = f"""#!{ROOT}/.venv/bin/python
+# -*- coding: utf-8 -*-
+import sys
+from _pytest.config import _console_main
+if __name__ == "__main__":
+    if sys.argv[0].endswith("-script.pyw"):
+        sys.argv[0] = sys.argv[0][:-11]
+    elif sys.argv[0].endswith(".exe"):
+        sys.argv[0] = sys.argv[0][:-4]
+    sys.exit(_console_main())
+"""
+LONG = NEW_PIP.replace(f"#!{PYTHON}\n", f"#!/bin/sh\n'''exec' \"{PYTHON}\" \"$0\" \"$@\"\n' '''\n")
+
+
+def replaced(path: str, new: str, old: str = "old") -> Concern | None:
+    assert wants_facts(modified(path), GROUND)
+    return concern(modified(path), Facts(old=old.encode(), new=new.encode(), root=ROOT), NO_RULES, GROUND)
+
+
+def brought(path: str, new: str = "evil") -> Concern | None:
+    return concern(added(path), Facts(new=new.encode(), root=ROOT), NO_RULES, GROUND)
+
+
+def linked(path: str, target: str, old: str | None = None, change: str = MODIFIED) -> Concern | None:
+    made = Change(0, path, change, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
+    facts = Facts(target=target, old=None if old is None else old.encode(), root=ROOT)
+    return concern(made, facts, NO_RULES, GROUND)
+
+
+@pytest.mark.parametrize("path", [".venv/bin/ruff", ".venv/bin/activate", ".venv/bin/pip", "bin/tool"])
+def test_a_program_that_takes_anothers_place_is_held(path: str) -> None:
+    assert is_held(replaced(path, "#!/bin/sh\nevil\n"))
+    assert is_held(concern(modified(path), None, NO_RULES, GROUND))
+    assert replaced(path, "old") is None
+
+
+@pytest.mark.parametrize("new", [OLD_PIP, NEW_PIP, UV, LONG])
+@pytest.mark.parametrize("old", [OLD_PIP, UV, LONG, "#!/bin/sh\n"])
+def test_a_script_that_an_installer_writes_passes(new: str, old: str) -> None:
+    assert replaced(".venv/bin/pip", new, old) is None
+    assert brought(".venv/bin/pip3", new) is None
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        NEW_PIP + "evil()\n",
+        NEW_PIP.replace("cli()", "cli(), evil()"),
+        NEW_PIP.replace("import sys", "import sys; evil()"),
+        NEW_PIP.replace("import cli", "import cli, evil"),
+        NEW_PIP.replace(PYTHON, f"{ROOT}/evil/python3"),
+        NEW_PIP.replace(PYTHON, f"{ROOT}/.venv/bin/evil"),
+        LONG.replace(PYTHON, f"{ROOT}/evil"),
+        LONG.replace("' '''", "evil"),
+        UV.replace("[:-4]", "[evil()]"),
+    ],
+)
+def test_a_script_that_does_more_is_held(new: str) -> None:
+    assert is_held(replaced(".venv/bin/pip", new, NEW_PIP))
+
+
+def test_what_a_new_package_brings_passes_and_what_every_environment_has_does_not() -> None:
+    assert brought(".venv/bin/ruff") is None
+    assert brought(".venv/bin/rst2html.py") is None
+    for name in ("python", "python3.99", "pip", "activate", "activate.fish"):
+        assert is_held(brought(f".venv/bin/{name}"))
+    assert is_held(brought(".venv/bin/re.py"))
+    assert is_held(brought(".venv/bin/re/__init__.py"))
+
+
+def test_links_to_python_pass_and_those_to_a_file_of_the_project_do_not() -> None:
+    assert linked(".venv/bin/python3", "python") is None
+    assert linked(".venv/bin/python", "../../tools/x", old="../../tools/x") is None
+    flagged = linked(".venv/bin/python", "/opt/other/bin/python3.12", old="/usr/bin/python3")
+    assert flagged is not None
+    assert not flagged.held
+    for target in ("evil", "../../evil/bin/python", f"{ROOT}/evil/bin/python", "x/../../evil"):
+        assert is_held(linked(".venv/bin/python", target, old="/usr/bin/python3"))
+        assert is_held(linked(".venv/bin/pip", target, change=TYPE))
+
+
+def test_the_settings_may_change_but_not_to_a_python_in_the_project() -> None:
+    old = "home = /usr/bin\nversion = 3.11\n"
+    assert replaced(".venv/pyvenv.cfg", old.replace("3.11", "3.12"), old) is None
+    assert replaced(".venv/pyvenv.cfg", "home = /opt/py/bin\n", old) is None
+    for home in (f"{ROOT}/evil", "evil", "../x", f"/usr/..{ROOT}/evil"):
+        assert is_held(replaced(".venv/pyvenv.cfg", f"HOME={home}\n{old}", old))
+
+
+def test_removing_and_other_directories_need_no_person() -> None:
+    assert concern(Change(0, ".venv/bin/pip", DELETED, FILE, before=stamp()), None, NO_RULES, GROUND) is None
+    assert concern(modified("other/bin/pip"), None, NO_RULES, GROUND) is None
+    assert concern(added(".venv/lib/x.py"), None, NO_RULES, GROUND) is None
+
+
+def test_an_environment_is_looked_for_above_programs_and_beside_settings() -> None:
+    changes = [added("a/bin/x"), added("bin/y"), added("b/pyvenv.cfg"), added("c/lib/z"), added("d/bin/re/__init__.py")]
+    gone = Change(0, "e/bin/x", DELETED, FILE, before=stamp())
+    assert environments_of([*changes, gone]) == {(0, "a"), (0, ""), (0, "b"), (0, "d")}
