@@ -51,6 +51,7 @@ HARMLESS = {
     ".eslintrc.json": '{"rules": {"no-console": "off"}}',
     "eslint.config.js": "  'no-console': 'off',\n  files: ['**/*.ts'],\n  // a word\n",
     ".prettierrc": '{"semi": false}',
+    ".oxlintrc.json": '{"plugins": ["react", "typescript"]}',
     ".prettierrc.yaml": "semi: false\nsingleQuote: true\n",
     "tailwind.config.js": "  content: ['./src/**/*.{js,ts}'],\n",
     "package.json": '{"devDependencies": {"prettier": "^3", "husky": "^9"}, "prettier": {"semi": false}}',
@@ -138,7 +139,7 @@ def test_nobodys_tools_look_into_packages() -> None:
 @pytest.mark.parametrize(
     ("path", "content"),
     [
-        (".hg/hgrc", b"# example\n[paths]\ndefault = https://example.org/x\n"),
+        (".hg/hgrc", b"# example\n[paths]\ndefault = https://example.org/x\n\n[ui]\n# username = x\n"),
         (".sl/config", b"[paths]\ndefault = https://example.org/x\n"),
         (".jj/repo/config.toml", b'[revset-aliases]\n"trunk()" = "main@origin"\n'),
         (".jj/repo/store/git_target", b"../../../.git"),

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -108,3 +109,61 @@ def test_a_persons_own_globs_add_to_ours(project, home):
     assert found["a.sql"][0] == "held"
     assert found["deploy/run"] == ("applied", ("own-rule",))
     assert found["b"] == ("applied", ())
+
+
+def wheel(folder, version, function):
+    """A package in pure Python with a program, as an index would have it."""
+    path, about = folder / f"thing-{version}-py3-none-any.whl", f"thing-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("thing.py", f"def {function}():\n    print('thing {version}')\n")
+        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: thing\nVersion: {version}\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/entry_points.txt", f"[console_scripts]\nthing = thing:{function}\n")
+        archive.writestr(f"{about}/RECORD", "")
+    return path.name
+
+
+def test_a_day_with_a_virtual_environment_is_not_held(sandbox, project, need):
+    has_pip = subprocess.run([PYTHON, "-c", "import ensurepip"], check=False).returncode == 0
+    need(has_pip, "python has no ensurepip")
+    first, second = wheel(project, "1", "main"), wheel(project, "2", "other")
+    for line in (
+        f"{PYTHON} -m venv .venv",
+        f".venv/bin/pip install -q --no-index ./{first}",
+        f".venv/bin/pip install -q --no-index -U ./{second} && .venv/bin/thing",
+        ".venv/bin/pip uninstall -q -y thing",
+        f"{PYTHON} -m venv .venv",
+        f"rm -r .venv && {PYTHON} -m venv .venv && .venv/bin/pip install -q --no-index ./{second}",
+    ):
+        run = sandbox.run(line, env={"PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+        assert run.exit_code == 0, run.output
+        assert run.state == "applied", (line, verdicts(run))
+    ran = subprocess.run([project / ".venv/bin/thing"], capture_output=True, text=True, check=True)
+    assert ran.stdout == "thing 2\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("echo ': > mark' >> .venv/bin/activate", ".venv/bin/activate"),
+        ("rm .venv/bin/python3; printf '#!/bin/sh\\n: > mark\\n' > .venv/bin/python3; chmod +x .venv/bin/python3",
+         ".venv/bin/python3"),
+        ("mv .venv other; echo ': > mark' >> other/bin/activate; rm other/pyvenv.cfg; mv other .venv",
+         ".venv/bin/activate"),
+        ("mkdir new; cp -r .venv/. new; rm -r .venv; echo ': > mark' >> new/bin/activate; mv new .venv",
+         ".venv/bin/activate"),
+    ],
+)  # fmt: skip
+def test_a_program_of_a_virtual_environment_is_not_replaced_unseen(sandbox, project, line, path):
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", ".venv"], cwd=project, check=True)
+    run = sandbox.run(line)
+    assert {change.path: change.verdict for change in run.changes}[path] == "held"
+    subprocess.run(["sh", "-c", ". .venv/bin/activate && .venv/bin/python3 -c pass"], cwd=project, check=True)
+    assert not (project / "mark").exists()
+
+
+def test_settings_of_a_linter_are_held_only_when_they_load_something_new(sandbox, project):
+    (project / "setup.cfg").write_text("[flake8]\nmax-line-length = 100\n")
+    assert sandbox.run("sed -i s/100/120/ setup.cfg").state == "applied"
+    run = sandbox.run("printf '[flake8:local-plugins]\\nextension =\\n  X = evil:P\\n' >> setup.cfg")
+    assert verdicts(run) == {"setup.cfg": ("held", ("linter-settings",))}

@@ -59,7 +59,7 @@ def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
 
         if git_wants(change, (*around.parts, name), ground):
             return True
-    if _may_load(name, around) or is_program(change, ground) or name in tables.HELD_END_NAMES:
+    if name in tables.HELD_END_NAMES or may_load(name, around) or (ground.environments and is_program(change, ground)):
         return True
     # A file that was only touched, or switched away and back, needs no person.
     return change.change != ADDED and (_held_by_name(name, around) or _protected(change, ground)) is not None
@@ -128,9 +128,9 @@ def _by_name(
     if because is not None:
         as_before = change.kind == FILE and is_unchanged(facts) and not became_executable(change)
         return None if as_before else held(*because)
-    found = environment_concern(change, facts, ground)
-    if found is None and _may_load(name, around):
-        found = loading_concern(name, around.parts[-1] if around.parts else "", facts)
+    found = environment_concern(change, facts, ground) if ground.environments else None
+    if found is None and may_load(name, around):
+        found = loading_concern(name, around.parent, facts)
     if found is not None:
         return found
     because = _flagged_by_name(name, around)
@@ -183,14 +183,9 @@ def _is_loss_to_git(change: Change, ground: Ground) -> bool:
     return git_loses(change, (*around.parts, name), ground)
 
 
-def _may_load(name: str, around: Surroundings) -> bool:
-    """Tell whether the content of a file may name code that a tool loads; nobody's tools look into packages."""
-    return not around.in_git and not around.is_packaged and may_load(name, around.parts[-1] if around.parts else "")
-
-
 def _held_by_name(name: str, around: Surroundings) -> Because | None:
     if around.in_git or around.is_packaged:
-        return _held_by_end(name, around)
+        return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
     if around.held is not None:
         return around.held
     # A link with a directory's name brings the whole directory.
@@ -198,13 +193,13 @@ def _held_by_name(name: str, around: Surroundings) -> Because | None:
     found = found or tables.HELD_SUFFIXES.get(name.rpartition(".")[2])
     if found is not None or not around.parts:
         return found
-    return tables.AGENT_REASON if is_agents(around.parts[-1], name) else _held_by_end(name, around)
+    if around.parent[:1] == "." and is_agents(around.parent, name):
+        return tables.AGENT_REASON
+    return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
 
 
 def _held_by_end(name: str, around: Surroundings) -> Because | None:
     """Judge the settings of other version controls; as with git's, who acts on them does not ask where they lie."""
-    if name not in tables.HELD_END_NAMES:
-        return None
     ends = ((*around.parts[-length:], name) for length in (1, 2, 3))
     return next((tables.HELD_ENDS[end] for end in ends if end in tables.HELD_ENDS), None)
 

@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.core.changes import Change
     from fumehood.core.concern import Concern, Facts
+    from fumehood.core.surroundings import Surroundings
 
 # Keys, and sections in brackets, whose values name code. One that begins with a sign counts anywhere in a line.
 _PYTHON = words(
@@ -46,6 +47,7 @@ _NAMES = _table(
         """.pylintrc pylintrc .pylintrc.toml pylintrc.toml .flake8 setup.cfg tox.ini pyproject.toml mypy.ini .mypy.ini
         .sqlfluff .prospector.yml .prospector.yaml prospector.yml prospector.yaml""",
     ),
+    (words("jsplugins extends"), ".oxlintrc.json"),  # its plugins are built in
     (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml cspell.json .cspell.json cspell.yaml"),
     (_RUBY, ".rubocop.yml .rubocop_todo.yml .standard.yml .haml-lint.yml .erb-lint.yml .solargraph.yml"),
     (words("-r --require --plugin"), ".rubocop"),
@@ -78,9 +80,18 @@ _CODE_WORDS = words("import export from require eval new function async await ge
 _DATA = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$ \t,:{}[].-")
 
 
-def may_load(name: str, parent: str) -> bool:
-    """Tell by a file's name and its directory's, in lower case, whether its content may name code to load."""
-    return name == _PACKAGE or name in _NAMES or (parent, name) in _PAIRS or _tool(name) != ""
+def may_load(name: str, around: Surroundings) -> bool:
+    """Tell whether the content of a file, its name in lower case, may name code that a tool loads.
+
+    Nobody's tools look into packages.
+    """
+    if name in _NAMES or name == _PACKAGE:
+        is_named = True
+    elif name[:1] == "." or ".config." in name:
+        is_named = _tool(name) != ""
+    else:
+        is_named = around.parent[:1] == "." and (around.parent, name) in _PAIRS
+    return is_named and not around.in_git and not around.is_packaged
 
 
 def loading_concern(name: str, parent: str, facts: Facts | None) -> Concern | None:
@@ -110,7 +121,7 @@ def is_what_cloning_writes(change: Change, name: str, facts: Facts | None) -> bo
             continue
         if text[0] == "[" and text[-1] == "]":
             section = text[1:-1]
-        if section not in _CLONED_SECTIONS.get(name, ()) or not (text[0] == "[" or "=" in text):
+        elif section not in _CLONED_SECTIONS.get(name, ()) or "=" not in text:
             return False
     return bool(section)
 
@@ -130,11 +141,9 @@ def _new_in_settings(name: str, parent: str, old: str, new: str) -> str | None:
 
 def _tool(name: str) -> str:
     """Return the tool that a file of settings is for, or nothing."""
-    stem = name.partition(".config.")[0] if ".config." in name else name.removeprefix(".").partition(".")[0]
-    if name[:1] == "." and ".config." not in name:
-        stem = stem.removesuffix("rc")
-    elif ".config." not in name:
-        return ""
+    stem, is_config, _ = name.partition(".config.")
+    if not is_config:
+        stem = name[1:].partition(".")[0].removesuffix("rc") if name[0] == "." else ""
     return stem if stem in _TOOLS else ""
 
 

@@ -25,10 +25,11 @@ _known: dict[str, Surroundings] = {}
 class Surroundings:
     """One directory: its names in lower case, and what they mean for every file in it."""
 
-    __slots__ = ("above_own", "flagged", "held", "in_git", "is_dull", "is_packaged", "is_store", "parts")
+    __slots__ = ("above_own", "flagged", "held", "in_git", "is_dull", "is_packaged", "is_store", "parent", "parts")
 
     def __init__(self, directory: str) -> None:
         self.parts = tuple(directory.lower().split("/")) if directory else ()
+        self.parent = self.parts[-1] if self.parts else ""
         git = [at for at, name in enumerate(self.parts) if is_dot_git(name)]
         self.in_git = bool(git)
         self.is_dull = len(git) == 1 and not AREAS.isdisjoint(self.parts[git[0] + 1 : git[0] + 2])
