@@ -73,16 +73,9 @@ def concern(
     Facts that `wants_facts` asked for and that could not be had count against the change. Deleting is dangerous
     only where git loses settings; a person's own globs hold it all the same.
     """
-    if ground.own is not None and (own := own_concern(change, facts, ground.own)) is not None:
-        return own
-    if change.change != DELETED and became_open(change) and _must_stay_closed(change, ground):
-        return held("opened", "others could write this, and the host acts on what is in it")
-    if change.change == DELETED and _is_loss_to_git(change, ground):
-        from fumehood.core.gitdir import loss_concern
-
-        loss = loss_concern(change, change.path.lower().split("/"), facts, ground)
-        if loss is not None:
-            return loss
+    graver = _whatever_its_kind(change, facts, ground)
+    if graver is not None:
+        return graver
     if change.kind == DIRECTORY:
         return None
     if extra.hold and (glob := _matching(change.path, extra.hold)) is not None:
@@ -93,6 +86,20 @@ def concern(
     if found is None and extra.flag and (glob := _matching(change.path, extra.flag)) is not None:
         return flagged("own-rule", f"a rule of yours flags it: {shown(glob)}")
     return found
+
+
+def _whatever_its_kind(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+    """Judge what counts for directories and deletions too."""
+    if ground.own is not None and (own := own_concern(change, facts, ground.own)) is not None:
+        return own
+    if change.change != DELETED:
+        if became_open(change) and _must_stay_closed(change, ground):
+            return held("opened", "others could write this, and the host acts on what is in it")
+    elif _is_loss_to_git(change, ground):
+        from fumehood.core.gitdir import loss_concern
+
+        return loss_concern(change, change.path.lower().split("/"), facts, ground)
+    return None
 
 
 def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
