@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -389,9 +390,10 @@ SHELL = "printf '#!/bin/sh\\n: > ../mark\\n'"
     ],
 )  # fmt: skip
 def test_what_a_tool_loads_by_itself_is_held(
-    run: Callable[[str], None], judge: Judge, tmp_path: Path,
+    run: Callable[[str], None], judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     program: str, before: str, command: str, use: str, path: str,
 ) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{Path(sys.executable).parent}")
     if not starts(program):
         pytest.skip(f"{program} is not installed")
     run(before)

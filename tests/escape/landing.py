@@ -307,9 +307,33 @@ for _name, _path, _words in (
     ("agent_servers", ".mcp.json", "Leaves servers for agents to start"),
     ("agent_rules", ".cursor/mcp.json", "Leaves servers for another agent"),
     ("nested_hook", "sub/.git/hooks/pre-commit", "Leaves a hook in a repository inside the project"),
+    ("agent_nobody_knows", ".newagent/hooks/start.sh", "Leaves a hook for an agent that nobody has heard of"),
+    ("agent_in_shared_directory", ".github/hooks/start.json", "Leaves hooks for an agent in .github"),
+    ("mercurial_settings", ".hg/hgrc", "Leaves settings of Mercurial, which name hooks"),
+    ("jujutsu_settings", ".jj/repo/config.toml", "Leaves settings of Jujutsu, which name programs"),
+    ("build_server", ".bsp/server.json", "Leaves the command line of a build server"),
+    ("hook_manager", ".pre-commit-config.yaml", "Leaves commands for a manager of git hooks"),
     ("submodule_hook", ".git/modules/m/hooks/post-checkout", "Leaves a hook in a submodule"),
 ):
     _left(_name, _path, _words)
+
+
+@attack(LANDED)
+def replaces_a_program_of_an_environment(case: Case) -> Plot:
+    """Changes what a virtual environment's users read into their shell."""
+    (case.project / ".venv/bin").mkdir(parents=True)
+    (case.project / ".venv/pyvenv.cfg").write_text("home = /usr/bin\n")
+    script = case.project / ".venv/bin/activate"
+    script.write_text("true\n")
+    return Plot("echo evil >> .venv/bin/activate", check=lambda: "evil" in _text(script))
+
+
+@attack(LANDED)
+def names_code_for_a_linter(case: Case) -> Plot:
+    """Names a plugin in a linter's settings, which an editor's linter loads."""
+    settings = case.project / "setup.cfg"
+    settings.write_text("[mypy]\nstrict = true\n")
+    return Plot("echo 'plugins = ./evil.py' >> setup.cfg", check=lambda: "evil" in _text(settings))
 
 
 def _text(path: Path) -> str:
