@@ -139,7 +139,8 @@ PASSING_FILES = [
     "venv/lib/python3.11/site-packages/x/conftest.py", "venv/lib/python3.11/site-packages/x/setup.py",
     ".jj/repo/op_store/operations/x", ".jj/working_copy/checkout", ".hg/store/00changelog.i", ".hg/requires",
     "_darcs/prefs/boring", ".github/ISSUE_TEMPLATE/x.md", ".github/dependabot.yml", ".storybook/main.css",
-    ".astro/settings.json", ".expo/settings.json", ".cache/x/hooks/y", "src/settings.json", "plugins/x.js", "bin/pip",
+    ".astro/settings.json", "docs/.vitepress/plugins/x.ts",
+    ".expo/settings.json", ".cache/x/hooks/y", "src/settings.json", "plugins/x.js", "bin/pip",
     ".clangd", "compile_commands.json", "pyrightconfig.json", ".editorconfig", ".isort.cfg",
     ".claude/worktrees/x/src/app.py", "target/debug/app", "rc.js", "src/config.ts", "repo/config.toml",
 ]  # fmt: skip

@@ -108,6 +108,15 @@ def test_links_to_python_pass_and_those_to_a_file_of_the_project_do_not() -> Non
         assert is_held(linked(".venv/bin/pip", target, change=TYPE))
 
 
+def test_a_link_in_place_of_an_environment_or_of_its_programs_is_held() -> None:
+    assert is_held(linked(".venv", "evil", change=TYPE))
+    assert is_held(linked(".venv/bin", "../evil", change=TYPE))
+    assert linked("other", "evil", change=TYPE) is None
+    made = Change(0, ".venv", TYPE, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
+    programs = Change(0, "a/bin", TYPE, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
+    assert {(0, ".venv"), (0, "a")} <= environments_of([made, programs])
+
+
 def test_the_settings_may_change_but_not_to_a_python_in_the_project() -> None:
     old = "home = /usr/bin\nversion = 3.11\n"
     assert replaced(".venv/pyvenv.cfg", old.replace("3.11", "3.12"), old) is None

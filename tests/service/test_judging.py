@@ -150,6 +150,8 @@ def test_a_day_with_a_virtual_environment_is_not_held(sandbox, project, need):
          ".venv/bin/python3"),
         ("mv .venv other; echo ': > mark' >> other/bin/activate; rm other/pyvenv.cfg; mv other .venv",
          ".venv/bin/activate"),
+        ("mv .venv other; echo ': > mark' >> other/bin/activate; ln -s other .venv", ".venv"),
+        ("mv .venv/bin other; echo ': > mark' >> other/activate; ln -s ../other .venv/bin", ".venv/bin"),
         ("mkdir new; cp -r .venv/. new; rm -r .venv; echo ': > mark' >> new/bin/activate; mv new .venv",
          ".venv/bin/activate"),
     ],
@@ -160,6 +162,11 @@ def test_a_program_of_a_virtual_environment_is_not_replaced_unseen(sandbox, proj
     assert {change.path: change.verdict for change in run.changes}[path] == "held"
     subprocess.run(["sh", "-c", ". .venv/bin/activate && .venv/bin/python3 -c pass"], cwd=project, check=True)
     assert not (project / "mark").exists()
+
+
+def test_a_link_that_was_held_may_be_changed_again(sandbox, project):
+    assert sandbox.run("ln -s /etc/passwd out").state == "held"
+    assert sandbox.run("ln -sfn /etc/group out").state == "held"
 
 
 def test_settings_of_a_linter_are_held_only_when_they_load_something_new(sandbox, project):

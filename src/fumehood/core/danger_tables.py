@@ -74,10 +74,11 @@ AGENT_PARTS = frozenset((
     "hooks", "mcp", "settings", "skills", "agents", "subagents", "commands", "plugins", "plugin", "extensions", "tools",
     "toolboxes", "lsp", "copilot",
 ))  # fmt: skip
-# Directories of tools that write such names by themselves.
+# Directories of tools that write such names by themselves, of sites and of what runs elsewhere.
 NOT_AGENTS = frozenset((
     ".cache", ".expo", ".yarn", ".terraform", ".m2", ".mvn", ".npm", ".gradle", ".build", ".bundle", ".tox", ".nox",
-    ".venv", ".astro", ".netlify", ".pulumi", ".vagrant", ".next", ".nuxt",
+    ".venv", ".astro", ".netlify", ".pulumi", ".vagrant", ".next", ".nuxt", ".vitepress", ".vuepress", ".storybook",
+    ".circleci", ".buildkite", ".platform", ".ddev",
 ))  # fmt: skip
 AGENT_REASON = _AGENT
 

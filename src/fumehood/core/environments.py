@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from fumehood.core.changes import Change
     from fumehood.core.concern import Concern, Facts, Ground
 
-SETTINGS = "pyvenv.cfg"
+SETTINGS, _PROGRAMS = "pyvenv.cfg", "bin"
 # What every environment has and people start without a thought: a new one stands for one that was removed before.
-_ITS_OWN = ("python", "pypy", "pip", "activate", "Activate")
+_ITS_OWN = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
 _LONGEST_SCRIPT = 2048
 # All that pip, uv and setuptools write into a script besides the function that it calls.
 _SCRIPT_LINES = frozenset((
@@ -36,39 +36,48 @@ _SCRIPT_LINES = frozenset((
 
 def environments_of(changes: Iterable[Change]) -> set[tuple[int, str]]:
     """Return the directories, by root and path, that are virtual environments if a `pyvenv.cfg` is in them now."""
-    return {
-        (change.root, _place(change.path)[0])
-        for change in changes
-        if change.change != DELETED and change.kind in (FILE, SYMLINK) and _place(change.path)[1]
-    }
+    found = set()
+    for change in changes:
+        if change.change == DELETED or change.kind not in (FILE, SYMLINK):
+            continue
+        if change.kind == SYMLINK and change.before is not None:
+            found.add((change.root, change.path))
+        environment, name = _place(change)
+        if name:
+            found.add((change.root, environment))
+    return found
 
 
-def _place(path: str) -> tuple[str, str]:
-    """Return the environment that a path would be a program or the settings of, and its name there; "": none."""
-    directory, _, name = path.rpartition("/")
-    if name == SETTINGS:
+def _place(change: Change) -> tuple[str, str]:
+    """Return the environment that a change is to a program or the settings of, and the name there; "": none."""
+    directory, _, name = change.path.rpartition("/")
+    if name == SETTINGS or (change.kind == SYMLINK and name == _PROGRAMS):
         return directory, name
     if name.startswith("__init__."):  # of a package that scripts beside it would load
         directory, _, name = directory.rpartition("/")
     above, _, last = directory.rpartition("/")
-    return (above, name) if last == "bin" else ("", "")
+    return (above, name) if last == _PROGRAMS else ("", "")
 
 
 def is_program(change: Change, ground: Ground) -> bool:
     """Tell whether a change is to an environment that was there before: its programs, or its settings."""
     if not ground.environments or change.kind not in (FILE, SYMLINK):
         return False
-    environment, name = _place(change.path)
+    environment, name = _place(change)
     return bool(name) and (change.root, environment) in ground.environments
 
 
 def environment_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
     """Hold what takes the place of an environment's program, or has it use another Python that lies in a root."""
-    if change.change == DELETED or not is_program(change, ground):
+    if change.change == DELETED:
         return None
-    name = _place(change.path)[1]
+    if change.kind == SYMLINK and (change.root, change.path) in ground.environments:
+        return held("environment-program", "leads to another place than the virtual environment that is here")
+    if not is_program(change, ground):
+        return None
+    name = _place(change)[1]
     stands_for_a_module = name.partition(".")[0] in sys.stdlib_module_names
-    if change.change == ADDED and not name.startswith(_ITS_OWN) and name != SETTINGS and not stands_for_a_module:
+    if change.change == ADDED and not name.startswith(_ITS_OWN) and not stands_for_a_module:
         return None
     if facts is not None and _is_harmless(change, facts, ground):
         return None

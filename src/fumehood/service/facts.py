@@ -117,9 +117,8 @@ class _Sources:
     def facts(self, change: c.Change) -> Facts:
         """Read what a change was and is; what can't be read counts against it."""
         if change.kind == c.SYMLINK and change.change != c.DELETED:
-            old = None
-            if change.before is not None and change.before.kind == c.SYMLINK:
-                old = os.fsencode(_target(self._live, change.path))
+            was_link = change.before is not None and change.before.kind == c.SYMLINK
+            old = _old_target(self._live, change.path) if was_link else None
             return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
         new, old = _content(self._layer, change.path), None
         if change.before is not None and change.before.kind == c.FILE:
@@ -168,3 +167,10 @@ def _content(side: Parents, path: str) -> bytes | None:
 def _target(side: Parents, path: str) -> str:
     parent, _, name = path.rpartition("/")
     return os.readlink(name, dir_fd=side.of(parent))
+
+
+def _old_target(side: Parents, path: str) -> bytes | None:
+    try:
+        return os.fsencode(_target(side, path))
+    except OSError:
+        return None  # it lies in a held layer, or is gone by now
