@@ -121,8 +121,9 @@ def judge(project: Path, tmp_path: Path, run: Callable[[str], None]) -> Judge:
 
     def judged(command: str) -> dict[str, Concern]:
         old = entries(project)
-        shutil.copytree(project, tmp_path / "before", symlinks=True)
-        before = Parents(open_top(str(tmp_path / "before")))
+        copy = tmp_path / f"before-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(project, copy, symlinks=True)
+        before = Parents(open_top(str(copy)))
         run(command)
         new = entries(project)
         changes, root = between(old, new), str(project)
