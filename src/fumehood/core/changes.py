@@ -19,6 +19,7 @@ WAITING = (HELD, CONFLICT)  # for a person's word
 NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # flags: the new version is not whose the old one was
 
 ORIGIN, OTHERS = 1, 2
+_NUMBERS = 5  # in every stamp's text
 
 LIVE_KINDS = (ABSENT, FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, DEVICE)
 LAYER_KINDS = (WHITEOUT, FILE, DIRECTORY, OPAQUE, SYMLINK, FIFO, SOCKET, DEVICE)
@@ -95,13 +96,17 @@ def classify(layer: str, live: str) -> str | None:
 
 
 class Stamp:
-    """What identifies one version of one path, so that a later look tells whether it is still that one."""
+    """What identifies one version of one path, so that a later look tells whether it is still that one.
 
-    __slots__ = ("changed_ns", "inode", "kind", "links", "mode", "modified_ns", "size")
+    `meaning` is a digest of what a git index says (`core/gitindex.py`): one that was only refreshed is the same by it.
+    """
+
+    __slots__ = ("changed_ns", "inode", "kind", "links", "meaning", "mode", "modified_ns", "size")
 
     def __init__(
-        self, kind: str, inode: int, size: int, modified_ns: int, changed_ns: int, mode: int, links: int = 1
-    ) -> None:
+        self, kind: str, inode: int, size: int, modified_ns: int, changed_ns: int, mode: int, links: int = 1,
+        meaning: str = "",
+    ) -> None:  # fmt: skip
         self.kind = kind
         self.inode = inode
         self.size = size
@@ -109,6 +114,7 @@ class Stamp:
         self.changed_ns = changed_ns
         self.mode = mode
         self.links = links
+        self.meaning = meaning
 
     def same(self, other: Stamp | None) -> bool:
         """Tell whether both are one version; a directory's size and time change with its entries."""
@@ -122,14 +128,16 @@ class Stamp:
 
     def text(self) -> str:
         """Write the stamp for the record."""
-        return f"{self.kind} {self.inode} {self.size} {self.modified_ns} {self.mode} {self.links}"
+        text = f"{self.kind} {self.inode} {self.size} {self.modified_ns} {self.mode} {self.links}"
+        return f"{text} {self.meaning}" if self.meaning else text
 
     @classmethod
     def read(cls, text: str) -> Stamp:
         """Read a stamp from the record."""
         kind, *numbers = text.split(" ")
+        meaning = numbers.pop() if len(numbers) > _NUMBERS else ""
         inode, size, modified_ns, mode, links = map(int, numbers)
-        return cls(kind, inode, size, modified_ns, 0, mode, links)
+        return cls(kind, inode, size, modified_ns, 0, mode, links, meaning)
 
     def __repr__(self) -> str:
         return f"Stamp({self.text()})"

@@ -59,7 +59,7 @@ def kind_of(mode: int) -> str:
     return _KINDS[stat.S_IFMT(mode)]
 
 
-def stamp_of(found: os.stat_result) -> c.Stamp:
+def stamp_of(found: os.stat_result, meaning: str = "") -> c.Stamp:
     """Turn what the kernel told about an entry into the stamp we keep."""
     mode = found.st_mode
     return c.Stamp(
@@ -70,6 +70,7 @@ def stamp_of(found: os.stat_result) -> c.Stamp:
         found.st_ctime_ns,
         mode & 0o7777,
         found.st_nlink,
+        meaning,
     )
 
 

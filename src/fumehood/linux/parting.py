@@ -67,7 +67,8 @@ class Parting:
         self._in_layer(
             change, lambda there, name: found.append(os.stat(name, dir_fd=there, follow_symlinks=False))
         )
-        return stamp_of(found[0])
+        was: c.Stamp = getattr(change, self._version)
+        return stamp_of(found[0], was.meaning)
 
     def _in_layer(self, change: c.Change, act: Callable[[int, str], None]) -> None:
         """Do something in the directory that holds a change, opened up if it forbids that to its owner."""

@@ -94,6 +94,10 @@ class Merged:
             return look(part, name), part
         return None, self._layers[-1]
 
+    def is_projects(self, part: int) -> bool:
+        """Tell whether a part is the project's own, and no held layer's."""
+        return part in self._live
+
     def names(self) -> set[str]:
         """Return every name that some part has, whiteouts included."""
         return {name for part in (*self._layers, *self._live) for name in entries(part)}

@@ -122,7 +122,7 @@ class Staging:
                 continue
             found = copies.get(change.path)
             if found is not None and (change.within is not None or change.path in moved):
-                change.after = stamp_of(found)
+                change.after = stamp_of(found, change.after.meaning)
 
     def copy_home(self) -> None:
         """Copy what came out of the project to beside the layer, which stays as it is."""

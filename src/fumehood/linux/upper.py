@@ -6,6 +6,8 @@ import os
 import stat
 
 from fumehood.core import changes as c
+from fumehood.linux.indexes import NAME as INDEX
+from fumehood.linux.indexes import meaning_in
 from fumehood.linux.nofollow import Loosened, is_whiteout, kind_of, split, stamp_of
 from fumehood.linux.stack import WHITEOUT, Stack, is_opaque
 
@@ -13,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fumehood.linux.indexes import SeenIndexes
     from fumehood.linux.stack import Merged
 
 BOOKKEEPING = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
@@ -21,13 +24,14 @@ _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE = 1 << 20
 
 
-def scan(root: int, upper: int, *below: int) -> list[c.Change]:
+def scan(root: int, upper: int, *below: int, indexes: SeenIndexes | None = None) -> list[c.Change]:
     """Return the change set of one layer: every path whose content, mode or kind differs from what lies below.
 
     `upper` is a descriptor of the layer's top directory, `below` are those of held layers, the topmost first,
-    and of the project. What was copied up and is no change is removed from the layer.
+    and of the project. What was copied up and is no change is removed from the layer. `indexes` are the project's as
+    they were when the command began.
     """
-    reading = _Scan(root, upper, Stack(below))
+    reading = _Scan(root, upper, Stack(below), indexes)
     try:
         reading.top()
         while reading.merged:
@@ -54,8 +58,9 @@ def marks(names: list[str]) -> int:
 class _Scan:
     """One reading of one layer."""
 
-    def __init__(self, root: int, upper: int, below: Stack) -> None:
+    def __init__(self, root: int, upper: int, below: Stack, indexes: SeenIndexes | None) -> None:
         self.root = root
+        self._indexes = indexes
         self.upper = upper
         self.below = below
         self.changes: list[c.Change] = []
@@ -118,23 +123,41 @@ class _Scan:
             self.merged.append((path, hidden))
         elif below is not None and change == c.MODIFIED:
             change = _difference(upper, part, name, found, below, names)
+            before, after = stamp_of(below), _stamped(upper, name, found)
+            if after.meaning and change == c.MODIFIED and self._is_refresh(live, part, path, below, before, after):
+                change = None
             if change is None:
                 _forget(upper, name)
             else:
                 self._add(
                     path, change, kind,
-                    before=stamp_of(below), after=stamp_of(found), marked=_cleaned(upper, name, names),
-                    flags=_flags(found, below),
+                    before=before, after=after, marked=_cleaned(upper, name, names), flags=_flags(found, below),
                 )  # fmt: skip
         else:
-            self._new(path, change or c.ADDED, kind, found, below, _cleaned(upper, name, names))
+            after = _stamped(upper, name, found)
+            self._new(path, change or c.ADDED, kind, after, below, _cleaned(upper, name, names))
+
+    def _is_refresh(
+        self, live: Merged, part: int, path: str, below: os.stat_result, before: c.Stamp, after: c.Stamp
+    ) -> bool:
+        """Tell whether a command only refreshed a git index, of which the times are a cache.
+
+        Where a person refreshed it meanwhile, it is still the version that the command saw.
+        """
+        before.meaning = meaning_in(part, INDEX, below)
+        seen = ""
+        if self._indexes is not None and live.is_projects(part):
+            seen = self._indexes.meaning(self.root, path, below, before.meaning)
+        if seen and seen == before.meaning:
+            before.changed_ns = 0
+        return after.meaning in (before.meaning, seen) and after.mode == before.mode
 
     def _new(
-        self, path: str, change: str, kind: str, found: os.stat_result, below: os.stat_result | None, marked: int
+        self, path: str, change: str, kind: str, after: c.Stamp, below: os.stat_result | None, marked: int
     ) -> None:
         """Something where the project has nothing, or something of another kind."""
         before = None if below is None else stamp_of(below)
-        self._add(path, change, kind, before=before, after=stamp_of(found), marked=marked)
+        self._add(path, change, kind, before=before, after=after, marked=marked)
         if below is not None and before is not None and before.kind == c.DIRECTORY:
             self._lost_inside(path)
         if kind == c.DIRECTORY:
@@ -158,7 +181,7 @@ class _Scan:
                         continue
                     self._add(
                         path, c.ADDED, kind,
-                        after=stamp_of(found), within=top, marked=_cleaned(directory, name, names),
+                        after=_stamped(directory, name, found), within=top, marked=_cleaned(directory, name, names),
                     )  # fmt: skip
                     if kind == c.DIRECTORY:
                         waiting.append(path)
@@ -201,6 +224,11 @@ class _Scan:
 
     def _add(self, path: str, change: str, kind: str, **more: object) -> None:
         self.changes.append(c.Change(self.root, path, change, kind, **more))  # type: ignore[arg-type]
+
+
+def _stamped(directory: int, name: str, found: os.stat_result) -> c.Stamp:
+    """Return the stamp of an entry of the layer; that of a git index with what it means."""
+    return stamp_of(found, meaning_in(directory, name, found) if name == INDEX else "")
 
 
 def _forget(directory: int, name: str) -> None:

@@ -12,8 +12,9 @@ from fumehood.core.plan import is_plain
 from fumehood.core.report import printable
 from fumehood.core.together import CHANGED_SINCE, free_of_conflicts
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
+from fumehood.linux.indexes import refreshed
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.nofollow import is_version, looks, open_top
+from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of
 from fumehood.service import holds
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
@@ -51,9 +52,8 @@ def apply_held(
         _refuse_before_others(store, run, waiting)
         if force:
             run.found, waiting = _judged_anew(store, run, waiting)
-        elif run.below:
-            _stamp_anew(run, waiting)
-        failure = _apply(store, project, run, waiting, is_anew=force or bool(run.below))
+        is_anew = force or _stamp_anew(run, waiting) or bool(run.below)
+        failure = _apply(store, project, run, waiting, is_anew=is_anew)
         if failure is not None:
             raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
         if run.state != HELD:
@@ -201,16 +201,31 @@ def _count_links(run: Run) -> None:
             os.close(directory)
 
 
-def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> None:
-    """Know what an earlier run has left in the project by its inode there: between file systems it is a copy."""
+def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
+    """Know by its inode what an earlier run has left in the project, and a git index that was refreshed since.
+
+    Between file systems, the first is a copy. Tells whether anything has another stamp now.
+    """
+    is_anew = False
     for number, root in enumerate(run.roots):
+        mine = [
+            change for change in waiting
+            if change.root == number and change.before is not None and (run.below or change.before.meaning)
+        ]  # fmt: skip
+        if not mine:
+            continue
         directory = open_top(root)
         try:
-            for change, found, _ in looks(directory, [change for change in waiting if change.root == number]):
-                if change.before is not None and found is not None and is_version(change.before, found):
-                    change.before.inode = found.st_ino
+            for change, found, _ in looks(directory, mine):
+                if change.before is None or found is None or change.before.same(stamp_of(found)):
+                    continue
+                if is_version(change.before, found):
+                    change.before.inode, is_anew = found.st_ino, True
+                elif (now := refreshed(change.before, directory, change.path, found)) is not None:
+                    change.before, is_anew = now, True
         finally:
             os.close(directory)
+    return is_anew
 
 
 def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[list[c.Change], list[c.Change]]:

@@ -7,6 +7,7 @@ import os
 from fumehood.core.inverse import needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import COPY, FUSE, Layer
+from fumehood.linux.indexes import SeenIndexes
 from fumehood.linux.nofollow import LISTING, open_top, remove_tree
 from fumehood.linux.upper import scan
 
@@ -66,6 +67,7 @@ class Claim:
     def __init__(self, places: Places, run: str) -> None:
         self._places = places
         self.run = run
+        self.indexes = SeenIndexes()
         self._fd = -1
 
     def take(self) -> None:
@@ -84,6 +86,7 @@ class Claim:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.indexes.close()
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -127,13 +130,13 @@ def resemble(upper: str, root: str) -> None:
     os.chmod(upper, found.st_mode & 0o7777)
 
 
-def scanned(layers: Sequence[Layer]) -> list[Change]:
+def scanned(layers: Sequence[Layer], indexes: SeenIndexes | None = None) -> list[Change]:
     """Return what a command changed, root by root."""
     found: list[Change] = []
     for number, layer in enumerate(layers):
         tops = [open_top(layer.upper), *(open_top(each) for each in _left_of(layer))]
         try:
-            found += scan(number, *tops)
+            found += scan(number, *tops, indexes=indexes)
         finally:
             for top in tops:
                 os.close(top)

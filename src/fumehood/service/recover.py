@@ -273,7 +273,7 @@ def _give_modes_back(top: int, changes: Sequence[c.Change], version: str) -> Non
         if mode != stamp.mode and mode in {stamp.mode | bits for bits in _OPENED}:
             _set_mode(top, change.path, stamp.mode)
         if is_layer:
-            change.after = stamp_of(found)
+            change.after = stamp_of(found, stamp.meaning)
             change.after.mode = stamp.mode
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Limits
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.capture import Layer
+    from fumehood.linux.indexes import SeenIndexes
     from fumehood.linux.launch import Exit, Given, Starter
     from fumehood.linux.output import Sink
     from fumehood.linux.probe import Host
@@ -66,12 +67,15 @@ class Wishes(Value):
 class Execution:
     """One command in its sandbox."""
 
-    def __init__(self, host: Host, capture: Capture, start: Starter, limits: Limits) -> None:
+    def __init__(
+        self, host: Host, capture: Capture, start: Starter, limits: Limits, indexes: SeenIndexes | None = None
+    ) -> None:
         self._host = host
         self._capture = capture
         self._start = start
         self._besides: tuple[str, ...] = ()  # what the command may write and fill besides its layers
         self._limits = limits
+        self._indexes = indexes
         self._look_again: Callable[[], Seen]
         self._seen_last: Seen | None = None
 
@@ -102,6 +106,8 @@ class Execution:
         self, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes, access: Access | None
     ) -> Ended:
         """Attend a command between the two ends of the capture."""
+        if self._indexes is not None:
+            self._indexes.look([layer.root for layer in self._capture.layers])
         try:
             self._capture.begin()
             ended = self.attend(plan, outputs, timeout, wishes, access)

@@ -140,7 +140,7 @@ class Hood:
             request = request.replace(mode=HOLD)  # whoever lost interest has not seen what came of it
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
-            run.found = layering.scanned(layers)
+            run.found = layering.scanned(layers, claim.indexes)
             run.blocked += (*self._limits_met(ended), *_missing(run, network, world, ended), *world.blocked)
             run.blocked += (*self._refused_by_owners(run), *self._missed(run))
             run.blocked += _met(run, self.policy, world, run.blocked)
@@ -306,7 +306,7 @@ class Hood:
         self.store.history.begin(self.project.id, run, os.getpid())
         layers = layering.make(places, run.run, run.roots, run.capture, self._below(run))
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups)
-        return layers, Execution(found, capture, self.start, self.policy.limits)
+        return layers, Execution(found, capture, self.start, self.policy.limits, claim.indexes)
 
     def host(self) -> Host:
         """Return what this host can do."""

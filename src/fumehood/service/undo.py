@@ -10,6 +10,7 @@ from fumehood.core.inverse import inverse, on_their_own, staying
 from fumehood.core.plan import is_plain
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
+from fumehood.linux.indexes import refreshed
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of, walk
 from fumehood.linux.steps import Changed
@@ -227,7 +228,7 @@ def _find_backups(store: Store, back: Run, changes: Sequence[c.Change]) -> None:
                         hint=f"it should lie in {store.places.run(back.layer)}; fumehood files"
                         f" {printable(change.path)} shows what else it can be restored from",
                     )
-                change.after = stamp_of(found)
+                change.after = stamp_of(found, change.after.meaning if change.after else "")
         finally:
             os.close(layer)
 
@@ -284,15 +285,20 @@ def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
             if before is None or found is None:
                 if not is_reached or before is not None or found is not None:
                     moved.append(change.path)
-            elif not is_version(before, found):
+            elif (now := _as_left(live, change.path, before, found)) is None:
                 moved.append(change.path)
             else:
-                change.before = stamp_of(found)
+                change.before = now
                 if before.kind == c.DIRECTORY and change.change != c.MODE:
                     moved += _moved_inside(live, change.path, inside.get(change.path, ()))
     finally:
         os.close(live)
     return moved
+
+
+def _as_left(live: int, path: str, before: c.Stamp, found: os.stat_result) -> c.Stamp | None:
+    """Return the stamp of what lies at a path now, if that is what a run left; a git index may be refreshed since."""
+    return stamp_of(found, before.meaning) if is_version(before, found) else refreshed(before, live, path, found)
 
 
 def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
@@ -301,8 +307,9 @@ def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
     moved = []
     for path, found in walk(live, top):
         change = expected.pop(path, None)
-        if change is None or change.before is None or not is_version(change.before, found):
+        now = None if change is None or change.before is None else _as_left(live, path, change.before, found)
+        if change is None or now is None:
             moved.append(path)
         else:
-            change.before = stamp_of(found)
+            change.before = now
     return moved + list(expected)
