@@ -184,6 +184,9 @@ def test_a_time_limit_ends_everything_and_keeps_what_was_done(told: Any, project
     )
     assert found["timed_out"]
     assert found["output"] == "begun\n"
+    assert (found["state"], found["reason"]) == ("held", "ended by the time limit")
+    assert not (project / "done").exists()
+    told("apply", found["run"])
     assert (project / "done").exists()
     assert not left_over(f"sleep {mark}")
 
@@ -283,7 +286,8 @@ def test_interrupting_ends_the_command_not_the_bookkeeping(started: Any, told: A
     assert process.returncode in (130, 137)
     assert b"Traceback" not in process.stderr.read()
     (run,) = told("log")
-    assert (run["state"], run["exit_code"]) == ("applied", process.returncode)
+    assert (run["state"], run["exit_code"]) == ("held", process.returncode)
+    told("apply", "last")
     assert (project / "file").read_text() == "changed\n"
     told("undo")
     assert not (project / "file").exists()

@@ -305,7 +305,8 @@ def test_the_time_limit_ends_everything_and_keeps_what_was_printed(sandbox, proj
     run = with_enough_time(lambda limit: sandbox.run(line, timeout=limit), lambda run: run.stderr)
     assert (run.exit_code, run.timed_out, run.stdout, run.stderr) == (124, True, "before\n", "err\n")
     assert not left_over(f"{LONG}.12", patience_s=0.0)
-    assert run.state == "applied"
+    assert (run.state, run.reason) == ("held", "ended by the time limit")
+    assert not (project / "f").exists()
     assert sandbox.history()[0].timed_out
 
 

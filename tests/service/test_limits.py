@@ -101,7 +101,7 @@ def test_a_disk_filler_ends_with_the_run_and_what_it_wrote_is_held(limited, proj
 
     assert details(run) == ["written: 50 MiB"]
     assert run.state == "held"
-    assert {change.reason for change in run.changes} == {"the run wrote more than it may"}
+    assert {change.reason for change in run.changes} == {"ended by a limit: written: 50 MiB"}
     assert not list(project.glob("fill.*"))
 
 

@@ -25,6 +25,23 @@ if TYPE_CHECKING:
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"
 
 
+def cut_short(
+    *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False
+) -> str:
+    """Say what ended a command before its own end, so that its changes are held; nothing where they are taken as asked.
+
+    Half of what a command does can be worse than none of it, and whoever asked for it has not seen what came of it. A
+    person who ends one with Ctrl-C at their terminal has: that is none of these `signals`.
+    """
+    if limit:
+        return f"ended by a limit: {limit}"
+    if signals:
+        return f"ended by a signal: {signals[0]}"
+    if is_cancelled:
+        return "ended by the program that had asked for it"
+    return "ended by the time limit" if is_timed_out else ""
+
+
 def judge(
     changes: Sequence[Change],
     mode: str,

@@ -10,15 +10,16 @@ OUTPUT, TIME = "output", "time"
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _SIZES = (MEMORY, FILE_SIZE, WRITTEN, OUTPUT)
 _SECONDS = (CPU, TIME)
+_ENDED = "the command was ended and its changes are held"
 _EFFECTS = {
-    MEMORY: "the command was ended",
-    PROCESSES: "the command was ended",
-    CPU: "the command was ended",
+    MEMORY: _ENDED,
+    PROCESSES: _ENDED,
+    CPU: _ENDED,
     FILES: "a process could open no more files",
     FILE_SIZE: "a file could grow no further",
-    WRITTEN: "the command was ended and its changes are held",
+    WRITTEN: _ENDED,
     OUTPUT: "the rest was not kept",
-    TIME: "the command was ended",
+    TIME: _ENDED,
 }
 _KEYS = {OUTPUT: "output_limit", TIME: "timeout"}
 

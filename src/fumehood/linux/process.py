@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Blocked
     from fumehood.linux.launch import Exit
     from fumehood.linux.output import Stream
+    from fumehood.linux.signals import Signals
     from fumehood.linux.stdio import Carrier
 
     class Running(Protocol):
@@ -87,6 +88,7 @@ class Outcome(Value):
     exit: Exit
     timed_out: bool = False
     interrupted: bool = False
+    signals: tuple[int, ...] = ()  # that asked for its end, as far as they were noted
     limit: Blocked | None = None
 
 
@@ -106,6 +108,7 @@ class Attendance:
         feeding: Carrier | None = None,
         cancelled: Callable[[], bool] | None = None,
         guarding: Callable[[int], Guard | None] | None = None,
+        signals: Signals | None = None,
     ) -> None:
         self._running = running
         self._outputs = dict(outputs)
@@ -114,6 +117,8 @@ class Attendance:
         self._feeding = feeding
         self._cancelled = cancelled
         self._guarding = guarding
+        self._signals = signals
+        self._heard: list[int] = []
         self._guard: Guard | None = None
         self._next_look = time.monotonic() + _FIRST_LOOK_S
         self._limit: Blocked | None = None
@@ -140,6 +145,7 @@ class Attendance:
             exit=self._exit,
             timed_out=self._timed_out and not self._interrupted,
             interrupted=self._interrupted,
+            signals=tuple(self._heard),
             limit=self._limit,
         )
 
@@ -165,11 +171,11 @@ class Attendance:
     def _turn(self) -> None:
         """Wait for something to happen and see to it."""
         poll = select.poll()
-        poll.register(self._running.fileno(), _READABLE)
         for fd in self._outputs:
             poll.register(fd, _READABLE)
-        if self._watched is not None:
-            poll.register(self._watched.fileno(), _READABLE)
+        for each in (self._running, self._watched, self._signals):
+            if each is not None:
+                poll.register(each.fileno(), _READABLE)
         fed = -1
         if self._feeding is not None:
             fed, event = self._feeding.waits_for
@@ -182,9 +188,17 @@ class Attendance:
             self._watched.drain()
         if self._feeding is not None and fed in ready and not self._feeding.advance():
             self._end_feeding()
+        self._listen(ready)
         if self._running.fileno() in ready:
             self._exit = self._running.advance()
         self._look_at_the_clock()
+
+    def _listen(self, ready: set[int]) -> None:
+        """Give way to every signal that came."""
+        if self._signals is not None and self._signals.fileno() in ready:
+            for number in self._signals.drain():
+                self._heard.append(number)
+                self._give_way()
 
     def _patience_ms(self) -> float | None:
         until = self._deadline

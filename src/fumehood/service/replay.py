@@ -51,6 +51,8 @@ def connected(
         hosts = access.to_ask()
         if not hosts or ask is None or (ended.outcome.interrupted and not access.ended_it):
             return ended
+        if wishes.signals is not None:
+            wishes.signals.interrupt_again()
         ask(hosts)
         renew()
         network = network.replace(mode=HOSTS, hosts=(*network.hosts, *hosts))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fumehood.linux.output import Sink
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Guard, Running, Watched
+    from fumehood.linux.signals import Signals
     from fumehood.linux.stdio import Stdio
     from fumehood.linux.terminal import Terminal
     from fumehood.service.ask import Ask
@@ -61,6 +62,7 @@ class Wishes(Value):
     watch: Callable[[Sequence[Layer]], Watched] | None = None
     cancelled: Callable[[], bool] | None = None
     terminal: Terminal | None = None  # the command's own, in place of pipes
+    signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does
     asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
 
 
@@ -249,6 +251,8 @@ class Execution:
     ) -> Ended:  # fmt: skip
         began = time.monotonic()
         watched = None
+        if wishes.signals is not None:
+            wishes.signals.note()
         try:
             # Before the command starts, or its first writes would not be seen. A copied tree tells nothing until
             # it is compared with the project.
@@ -266,7 +270,7 @@ class Execution:
                 running, stdio.outputs,
                 deadline=None if timeout is None else began + timeout,
                 watched=watched, feeding=stdio.feed, cancelled=wishes.cancelled,
-                guarding=None if plan.bare else self._guard,
+                guarding=None if plan.bare else self._guard, signals=wishes.signals,
             ).attend()  # fmt: skip
         finally:
             if watched is not None:

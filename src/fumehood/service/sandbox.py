@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core.changes import HELD
-from fumehood.core.judge import APPLY, HOLD, judge
+from fumehood.core.judge import APPLY, HOLD, cut_short, judge
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.permission import network_question
 from fumehood.core.policy import HIDDEN, Policy
@@ -136,8 +136,6 @@ class Hood:
         except BaseException as error:
             self._failed(run, error)
             raise
-        if ended.outcome.interrupted and request.mode == APPLY and wishes.cancelled is not None and wishes.cancelled():
-            request = request.replace(mode=HOLD)  # whoever lost interest has not seen what came of it
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
             run.found = layering.scanned(layers, claim.indexes)
@@ -145,10 +143,11 @@ class Hood:
             run.blocked += (*self._refused_by_owners(run), *self._missed(run))
             run.blocked += _met(run, self.policy, world, run.blocked)
             run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
-            mode = _mode(request, run)
+            why_held = _cut_short(ended.outcome, wishes) if request.mode == APPLY else ""
+            mode = HOLD if why_held else request.mode
             judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
-            if mode != request.mode:
-                _give_reason(run)
+            if why_held:
+                _give_reason(run, why_held)
             if run.found:
                 from fumehood.service.owners import hold_what_is_not_ours
 
@@ -478,20 +477,23 @@ def _missing_roots(run: Run) -> tuple[Blocked, ...]:
     return (Blocked(what="write", detail=found, hint=hint),)
 
 
-def _give_reason(run: Run) -> None:
+def _cut_short(outcome: Outcome, wishes: Wishes) -> str:
+    """Say what ended a command that did not end by itself, nor by a person at their terminal."""
+    return cut_short(
+        limit="" if outcome.limit is None else outcome.limit.detail,
+        signals=() if wishes.signals is None else wishes.signals.sent(outcome.signals),
+        is_cancelled=outcome.interrupted and wishes.cancelled is not None and wishes.cancelled(),
+        is_timed_out=outcome.timed_out,
+    )
+
+
+def _give_reason(run: Run, why: str) -> None:
     """Say why changes are held that nobody asked to hold."""
-    for change in run.found:
-        if change.verdict == HELD:
-            change.reason = "the run wrote more than it may"
-
-
-def _mode(request: Request, run: Run) -> str:
-    """Return what becomes of the changes: those of a run that filled the disk are not taken over unseen."""
-    if request.mode != APPLY or not run.blocked:
-        return request.mode
-    from fumehood.core.limits import WRITTEN, is_of
-
-    return HOLD if any(is_of(each, WRITTEN) for each in run.blocked) else APPLY
+    held = [change for change in run.found if change.verdict == HELD]
+    for change in held:
+        change.reason = why
+    if held:
+        run.reason = f"{why}; {run.reason}" if run.reason else why
 
 
 def _exit_code(outcome: Outcome) -> int | None:

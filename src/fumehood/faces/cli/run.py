@@ -12,6 +12,7 @@ from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.sink import sink_to
 from fumehood.faces.cli.standing import here
 from fumehood.linux.launch import start
+from fumehood.linux.signals import Signals
 from fumehood.linux.stdio import CLOSED, INHERITED, TYPED
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
@@ -49,7 +50,7 @@ options:
   --network          ask for the network of this machine, all of it
   --allow-host HOST  ask for this host only: pypi.org, pypi.org:443, *.example.org; may be given again
   --root ROOT        the system the command sees: host, alpine, an installed tree, or its directory
-  --timeout SECONDS  end the command, and everything it started, after this time
+  --timeout SECONDS  end the command, and everything it started, after this time; what it wrote is held
   --session NAME     one of several runs that share a directory, the variables written to "$FUMEHOOD_ENV", and undo
   --own-tmp          in a session: a /tmp that its runs share
   --shell PATH       the shell that runs a shell line (default: /bin/sh)
@@ -125,25 +126,37 @@ def parse(arguments: Sequence[str]) -> Options | None:
 def main(arguments: Sequence[str]) -> int:
     """Run a command, show its output as it comes, then what it changed."""
     # Known even where the options make no sense.
-    _end_as_by_ctrl_c()
-    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    signals = Signals(may_be_typed="--brief" not in ours)  # whoever is at an agent's terminal talks to the agent
+    code, tidy = _told(arguments, signals, as_json="--json" in ours)
+    try:
+        signals.interrupt_again()
+        tidy()
+        signals.note()
+    except KeyboardInterrupt:
+        return code  # there is another time for that
+    return code
+
+
+def _told(arguments: Sequence[str], signals: Signals, *, as_json: bool) -> tuple[int, Callable[[], None]]:
+    """Run a command, and tell what it changed; returns the exit code, and what is left to be done."""
     options: Options | None = Options()
     brief: Brief | None = None
     try:
         options = parse(arguments)
         if options is None:
             sys.stdout.write(HELP)
-            return 0
+            return 0, _nothing
         as_json = "--json" in options.flags
         if "--explain" in options.flags:
             _explain(options, as_json)
-            return 0
+            return 0, _nothing
         brief = _brief(options)
-        run, tidy = _run(options, as_json, brief)
+        run, tidy = _run(options, as_json, brief, signals)
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is told in the form that was asked for
-        return _told(error, options or Options(), brief, as_json=as_json)
+        return _told_error(error, options or Options(), brief, as_json=as_json), _nothing
     if as_json:
         _print_object(run.as_dict())
     elif brief is not None:
@@ -151,11 +164,10 @@ def main(arguments: Sequence[str]) -> int:
     elif "--quiet" not in options.flags:
         _tell_changes(run)
     sys.stdout.flush()
-    tidy()
-    return run.exit_code if run.exit_code is not None else 125
+    return (run.exit_code if run.exit_code is not None else 125), tidy
 
 
-def _told(error: Exception, options: Options, brief: Brief | None, *, as_json: bool) -> int:
+def _told_error(error: Exception, options: Options, brief: Brief | None, *, as_json: bool) -> int:
     """Tell why nothing ran, or what went wrong, to whoever reads it."""
     plain = plain_error(error)
     is_shown_whole = plain is not error and bool(os.environ.get("FUMEHOOD_DEBUG"))
@@ -176,14 +188,8 @@ def _brief(options: Options) -> Brief | None:
     return Brief(options.last("--session") or "")
 
 
-def _end_as_by_ctrl_c() -> None:
-    """Take a request to end like Ctrl-C: the command is ended, and what it wrote is judged as ever."""
-    import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
-
-    for number in (_signal.SIGTERM, _signal.SIGHUP):
-        # What `nohup` had ignored stays so.
-        if _signal.getsignal(number) != _signal.SIG_IGN:
-            _signal.signal(number, _signal.default_int_handler)
+def _nothing() -> None:
+    """For those who leave nothing to be done."""
 
 
 def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
@@ -228,7 +234,9 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
     )  # fmt: skip
 
 
-def _run(options: Options, as_json: bool, brief: Brief | None) -> tuple[Run, Callable[[], None]]:
+def _run(
+    options: Options, as_json: bool, brief: Brief | None, signals: Signals
+) -> tuple[Run, Callable[[], None]]:
     """Run the command; returns the run, and what is to be done once it is told."""
     store = Store(face=HOOK if "--brief" in options.flags else CLI)
     project = store.projects.open(_project(store, options, options.last("--session") or ""))
@@ -237,7 +245,9 @@ def _run(options: Options, as_json: bool, brief: Brief | None) -> tuple[Run, Cal
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
     asks = () if "--brief" in options.flags else _asks
     permissions = Permissions(store.grants, asks, patience_s=policy.ask_timeout)
-    run = Hood(store, project, policy, start, permissions).run(request, _wishes(options, as_json, brief))
+    run = Hood(store, project, policy, start, permissions).run(
+        request, _wishes(options, as_json, brief).replace(signals=signals)
+    )
     _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)
     return run, lambda: upkeep(store, project.id, policy.clean)
 

@@ -1,0 +1,170 @@
+"""A command that did not end by itself: held, unless a person ended it with Ctrl-C at their terminal."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from at_terminal import Terminal
+from conftest import command_line
+from fumehood import Sandbox
+from fumehood.core.judge import cut_short
+from patience import LONG_S, with_enough_time
+
+WRITES = "echo changed > file; echo ready; sleep 100"
+STUBBORN = "trap '' INT; echo changed > file; echo ready; while :; do sleep 100; done"
+CTRL_C = "\x03"
+
+in_the_hood = pytest.mark.namespaces
+
+
+@pytest.fixture
+def alone(home: Path, project: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `fumehood run` without a terminal; it has begun when this returns."""
+    processes = []
+
+    def start(*arguments: str, command: str = WRITES) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*command_line(), "run", *arguments, "--", command], cwd=project, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def typing(home: Path, project: Path) -> Iterator[Callable[..., Terminal]]:
+    """Start `fumehood run` at a terminal; it has begun when this returns."""
+    terminals = []
+
+    def start(*arguments: str, command: str = WRITES) -> Terminal:
+        terminal = Terminal([*command_line(), "run", *arguments, "--", command], project)
+        terminals.append(terminal)
+        terminal.wait_for("ready")
+        return terminal
+
+    yield start
+    for terminal in terminals:
+        terminal.close()
+
+
+def last(project: Path) -> Any:
+    with Sandbox(project) as sandbox:
+        run = sandbox.history(1)[0]
+        assert len(run.changes) == 1  # which are read when they are asked for
+        return run
+
+
+@in_the_hood
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("face", ["--quiet", "--brief", ""])
+def test_a_command_that_a_signal_ended_is_held(alone: Any, project: Path, number: signal.Signals, face: str) -> None:
+    process = alone(*([face] if face else []))
+    process.send_signal(number)
+    _, told = process.communicate(timeout=LONG_S)
+    assert process.returncode == 130
+    run = last(project)
+    assert (run.state, run.reason) == ("held", f"ended by a signal: {number.name}")
+    assert [change.reason for change in run.changes] == [run.reason]
+    assert (run.reason in told) == (face != "--quiet")
+    assert not (project / "file").exists()
+
+
+@in_the_hood
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_signals_that_go_on_do_not_lose_the_report(alone: Any, project: Path, first: signal.Signals) -> None:
+    process = alone(command=STUBBORN)
+    process.send_signal(first)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    told = process.stderr.read()
+    assert process.returncode == 130
+    assert "1 change held: ended by a signal" in told
+    assert "ERROR" not in told
+    assert last(project).state == "held"
+
+
+@in_the_hood
+def test_ctrl_c_at_a_terminal_applies_as_asked(typing: Any, project: Path) -> None:
+    terminal = typing()
+    terminal.type(CTRL_C)
+    assert terminal.end() == 130
+    assert "1 change applied" in terminal.seen
+    assert (project / "file").read_text() == "changed\n"
+
+
+@in_the_hood
+def test_ctrl_c_at_a_terminal_holds_what_was_to_be_held(typing: Any, project: Path) -> None:
+    terminal = typing("--hold")
+    terminal.type(CTRL_C)
+    assert terminal.end() == 130
+    assert "1 change held" in terminal.seen
+    assert not (project / "file").exists()
+
+
+@in_the_hood
+def test_a_second_ctrl_c_ends_it_at_once_with_its_report(typing: Any, project: Path) -> None:
+    terminal = typing(command=STUBBORN)
+    while terminal.process.poll() is None:
+        terminal.type(CTRL_C)
+        terminal.read(0.01)
+    assert terminal.end() == 130
+    assert "1 change applied" in terminal.seen
+    assert "ERROR" not in terminal.seen
+    assert last(project).state == "applied"
+
+
+@in_the_hood
+def test_what_is_typed_at_an_agents_terminal_is_not_meant_for_its_command(typing: Any, project: Path) -> None:
+    terminal = typing("--brief")
+    terminal.type(CTRL_C)
+    assert terminal.end() == 130
+    assert "ended by a signal: SIGINT" in terminal.seen
+    assert not (project / "file").exists()
+
+
+@in_the_hood
+def test_a_terminal_that_goes_away_holds(typing: Any, project: Path) -> None:
+    terminal = typing("--quiet")
+    os.kill(terminal.process.pid, signal.SIGHUP)
+    assert terminal.end() == 130
+    assert last(project).reason == "ended by a signal: SIGHUP"
+
+
+@in_the_hood
+def test_a_program_that_calls_a_command_off_finds_it_held(home: Path, project: Path) -> None:
+    begun: list[str] = []
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(WRITES, on_output=lambda _, text: begun.append(text), cancelled=lambda: bool(begun))
+    assert (run.state, run.reason) == ("held", "ended by the program that had asked for it")
+    assert not (project / "file").exists()
+
+
+@in_the_hood
+@pytest.mark.parametrize("asked", ["apply", "hold", "discard"])
+def test_the_time_limit_holds_what_was_to_be_applied(home: Path, project: Path, asked: str) -> None:
+    with Sandbox(project) as sandbox:
+        run = with_enough_time(
+            lambda limit: sandbox.run(WRITES, timeout=limit, apply=asked), lambda run: run.stdout
+        )
+        assert run.state == ("discarded" if asked == "discard" else "held")
+        assert ("[held: ended by the time limit]" in run.for_model()) == (asked == "apply")
+
+
+def test_one_rule_says_what_ended_a_command() -> None:
+    assert cut_short() == ""
+    assert cut_short(is_timed_out=True) == "ended by the time limit"
+    assert cut_short(is_cancelled=True, is_timed_out=True) == "ended by the program that had asked for it"
+    assert cut_short(signals=["SIGTERM", "SIGINT"], is_cancelled=True) == "ended by a signal: SIGTERM"
+    assert cut_short(limit="memory: 1 GiB", signals=["SIGTERM"]) == "ended by a limit: memory: 1 GiB"
