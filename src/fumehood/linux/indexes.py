@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.linux.nofollow import LISTING, open_below, open_top, stamp_of
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 NAME = "index"  # in a git directory, whatever that one is called; only the content tells whether it is an index
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_HELD = 8  # descriptors are few in some places, and a project with more work trees just has more conflicts
-_OTHERS = ("worktrees", "modules")
 
 
 def meaning_in(directory: int, name: str, found: os.stat_result) -> str:
@@ -76,19 +75,31 @@ class SeenIndexes:
         for number, root in enumerate(roots):
             top = open_top(root)
             try:
-                for path in _index_paths(top):
-                    if len(self._held) == _MOST_HELD:
-                        return
-                    self._hold(number, top, path)
+                self._look_in(number, top)
             finally:
                 os.close(top)
 
-    def _hold(self, number: int, top: int, path: str) -> None:
+    def _look_in(self, number: int, top: int) -> None:
+        """Hold those of one root: it is a work tree, or a git directory itself."""
         try:
-            file = open_below(top, path, _READING)
+            git, prefix = os.open(".git", PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top), ".git/"
         except OSError:
-            return  # there is none, or nobody may read it: as it was, it is not known then
-        self._held[number, path] = file, os.fstat(file)
+            if look(top, "HEAD") is None:
+                return
+            git, prefix = os.dup(top), ""
+        try:
+            for path in (NAME, *_others(git)):
+                if len(self._held) < _MOST_HELD:
+                    self._hold((number, prefix + path), git, path)
+        finally:
+            os.close(git)
+
+    def _hold(self, place: tuple[int, str], git: int, path: str) -> None:
+        try:
+            file = open_below(git, path, _READING)
+        except OSError:
+            return  # there is none, or nobody may read it: what it was is not known then
+        self._held[place] = file, os.fstat(file)
 
     def meaning(self, root: int, path: str, now: os.stat_result, means: str) -> str:
         """Return what an index meant when it was looked at; `means` is what the one that lies there now does."""
@@ -104,24 +115,15 @@ class SeenIndexes:
         self._held = {}
 
 
-def _index_paths(top: int) -> Iterator[str]:
-    """Yield where the indexes of a root may lie: it is a work tree, or a git directory itself."""
-    for git in (".git/", ""):
-        yield f"{git}{NAME}"
-        for others in _OTHERS:
-            try:
-                directory = open_below(top, f"{git}{others}", LISTING)
-            except OSError:
-                continue
-            try:
-                for name in os.listdir(directory)[:_MOST_HELD] if git or _is_git_directory(top) else ():
-                    yield f"{git}{others}/{name}/{NAME}"
-            finally:
-                os.close(directory)
-
-
-def _is_git_directory(top: int) -> bool:
-    try:
-        return stat.S_ISREG(os.stat("HEAD", dir_fd=top, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
+def _others(git: int) -> Iterator[str]:
+    """Yield where the indexes of linked work trees and of submodules lie in a git directory."""
+    for kind in ("worktrees", "modules"):
+        try:
+            directory = os.open(kind, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=git)
+        except OSError:
+            continue
+        try:
+            names = os.listdir(directory)
+        finally:
+            os.close(directory)
+        yield from (f"{kind}/{name}/{NAME}" for name in names[:_MOST_HELD])
