@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,15 @@ from fumehood.service import files, layers
 from fumehood.service.clean import Freed, clean
 from fumehood.service.differences import differences
 from fumehood.service.store import Store
+from passing_days import DAY, pass_days
 from patience import LONG_S
 
-DAY = 86_400
 on_real_layers = pytest.mark.namespaces
 
 
-def later(days: float) -> float:
-    return time.time() + days * DAY
+def cleaned(store: Store, after: float = 0, **options: Any) -> Freed:
+    """Clean when so many days have passed, on each of which Fumehood ran."""
+    return clean(store, now=pass_days(store, after), **options)
 
 
 def kept(store: Store) -> set[str]:
@@ -45,9 +47,9 @@ def layer_of(store: Store, run: Run) -> str:
 def test_old_backups_go_and_young_ones_stay(sandbox: Sandbox, project: Path, store: Store) -> None:
     (project / "a").write_text("x" * 100_000)
     run = sandbox.run("echo new > a")
-    assert clean(store, now=later(29)) == Freed(backups=1)
+    assert cleaned(store, 29) == Freed(backups=1)
     assert kept(store) == {run.run}
-    freed = clean(store, now=later(31))
+    freed = cleaned(store, 31)
     assert (freed.runs, freed.backups) == (1, 0)
     assert freed.bytes >= 100_000
     assert kept(store) == set()
@@ -60,7 +62,7 @@ def test_a_run_without_its_backups_stays_in_the_history_and_says_so(
 ) -> None:
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")
-    clean(store, now=later(31))
+    cleaned(store, 31)
     found = store.history.find(run.run)
     assert (found.state, found.layer) == ("applied", "")
     assert "no longer kept" in differences(store, found)[0].text
@@ -73,7 +75,7 @@ def test_a_run_without_its_backups_stays_in_the_history_and_says_so(
 @on_real_layers
 def test_a_run_that_only_added_can_be_undone_however_old(sandbox: Sandbox, project: Path, store: Store) -> None:
     run = sandbox.run("echo new > a")
-    assert clean(store, now=later(365)).runs == 0
+    assert cleaned(store, 365).runs == 0
     sandbox.undo(run)
     assert not (project / "a").exists()
 
@@ -81,7 +83,7 @@ def test_a_run_that_only_added_can_be_undone_however_old(sandbox: Sandbox, proje
 @on_real_layers
 def test_what_is_held_is_never_removed(sandbox: Sandbox, project: Path, store: Store) -> None:
     run = sandbox.run("echo held > a; yes | head -c 100000", apply="hold")
-    assert clean(store, now=later(1000)) == Freed()
+    assert cleaned(store, 1000) == Freed()
     assert kept(store) == {run.run, f"{run.run}.stdout"}
     sandbox.apply(run)
     assert (project / "a").read_text() == "held\n"
@@ -93,7 +95,7 @@ def test_what_stays_held_when_the_rest_was_undone_is_not_removed(
 ) -> None:
     run = sandbox.run("echo a > a; echo b > b", apply="hold")
     rejudge(store, run, "undone", {"a": "applied"})
-    assert clean(store, now=later(1000)) == Freed()
+    assert cleaned(store, 1000) == Freed()
     assert kept(store) == {run.run}
 
 
@@ -103,7 +105,7 @@ def test_a_run_under_way_is_left_alone(state: str, sandbox: Sandbox, project: Pa
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a; yes | head -c 100000")
     store.history.state(run.run, state)
-    assert clean(store, now=later(1000)) == Freed(backups=1)
+    assert cleaned(store, 1000) == Freed(backups=1)
     assert kept(store) == {run.run, f"{run.run}.stdout"}
 
 
@@ -111,12 +113,12 @@ def test_a_run_under_way_is_left_alone(state: str, sandbox: Sandbox, project: Pa
 def test_a_young_undo_keeps_the_layer_of_an_old_run(sandbox: Sandbox, project: Path, store: Store) -> None:
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")
+    pass_days(store, 40)
     back = sandbox.undo(run)
-    store.database.rows("UPDATE runs SET started_at = started_at - ? WHERE id = ?", (40 * DAY, run.run))
     assert clean(store) == Freed()
     sandbox.undo(back)
     assert (project / "a").read_text() == "new\n"
-    assert clean(store, now=later(31)).runs == 1
+    assert cleaned(store, 72).runs == 1
     assert layer_of(store, run) == layer_of(store, back) == ""
 
 
@@ -126,7 +128,7 @@ def test_an_old_run_that_was_applied_only_now_keeps_its_backups(
 ) -> None:
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a", apply="hold")
-    store.database.rows("UPDATE runs SET started_at = started_at - ? WHERE id = ?", (40 * DAY, run.run))
+    pass_days(store, 40)
     sandbox.apply(run)
     assert clean(store) == Freed()
     sandbox.undo(run)
@@ -136,8 +138,8 @@ def test_an_old_run_that_was_applied_only_now_keeps_its_backups(
 @on_real_layers
 def test_old_outputs_go_and_are_said_to_be_gone(sandbox: Sandbox, store: Store) -> None:
     run = sandbox.run("yes | head -c 100000; echo short >&2")
-    assert clean(store, now=later(29)).outputs == 0
-    freed = clean(store, now=later(31))
+    assert cleaned(store, 29).outputs == 0
+    freed = cleaned(store, 31)
     assert (freed.runs, freed.outputs) == (0, 1)
     assert freed.bytes >= 100_000
     assert "100000 bytes, no longer kept" in store.history.find(run.run).stdout
@@ -149,7 +151,8 @@ def test_what_came_to_nothing_goes_after_a_day(state: str, sandbox: Sandbox, sto
     run = sandbox.run("echo a > a", apply="hold")
     rejudge(store, run, state, {"a": "discarded"})
     assert clean(store, days=0) == Freed(days=0)
-    freed = clean(store, now=later(1.1))
+    assert cleaned(store, 1).leftovers == 0
+    freed = cleaned(store, 2)
     assert (freed.runs, freed.leftovers) == (0, 1)
     assert kept(store) == set()
 
@@ -161,8 +164,8 @@ def test_directories_without_a_record_stay_as_long_as_any_backup(store: Store) -
     output = Path(store.places.output("01STRAY", "stdout"))
     output.write_text("dear")
     assert clean(store, days=0) == Freed(days=0), "another process may just have made it"
-    assert clean(store, now=later(29)) == Freed(), "the database may have been lost"
-    freed = clean(store, now=later(31))
+    assert cleaned(store, 29) == Freed(), "the database may have been lost"
+    freed = cleaned(store, 31)
     assert (freed.leftovers, freed.outputs) == (1, 1)
     assert kept(store) == set()
 
@@ -181,7 +184,7 @@ def test_a_crash_before_the_layer_was_set_aside_is_made_up_for(
     run = sandbox.run("echo new > a")
     store.database.rows("UPDATE runs SET layer = '' WHERE id = ?", (run.run,))
     assert clean(store) == Freed()
-    assert clean(store, now=later(31)).runs == 1
+    assert cleaned(store, 31).runs == 1
     assert kept(store) == set()
 
 
@@ -198,7 +201,7 @@ def test_no_symlink_is_followed_and_closed_directories_go_too(
     os.link(project / "tree/closed/file", project / "tree/again")
     (project / "tree/closed").chmod(0o500)
     sandbox.run("chmod 700 tree/closed; rm -r tree")
-    freed = clean(store, now=later(31))
+    freed = cleaned(store, 31)
     assert freed.runs == 1
     assert freed.bytes < 1_000_000
     assert kept(store) == set()
@@ -211,10 +214,10 @@ def test_nothing_is_removed_while_a_project_is_being_changed(
 ) -> None:
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")
-    clean(store, now=later(8))  # the daily backup, for which it would wait first
+    cleaned(store, 8)  # the daily backup, for which it would wait first
     ended = threading.Event()
     with store.alone(store.projects.open(str(project)).id):
-        thread = threading.Thread(target=lambda: (clean(store, now=later(31)), ended.set()))
+        thread = threading.Thread(target=lambda: (cleaned(store, 31), ended.set()))
         thread.start()
         assert not ended.wait(0.5)
         assert kept(store) == {run.run}
@@ -249,11 +252,15 @@ def test_what_cannot_be_removed_is_said(store: Store, monkeypatch: pytest.Monkey
 
 
 def test_it_tells_what_it_did() -> None:
-    assert Freed().told() == "nothing to remove: no backup and no output is older than 30 days"
-    assert Freed(days=1).told().endswith("older than 1 day")
+    assert Freed().told() == (
+        "nothing to remove: no backup and no output is older than 30 days on which Fumehood ran"
+    )
+    assert "older than 1 day on which" in Freed(days=1).told()
     told = Freed(runs=2, outputs=1, leftovers=1, bytes=3 << 20).told()
     assert told == "removed 2 runs' backups, 1 output, 1 leftover: 3.0 MiB freed"
     assert Freed(runs=1, bytes=512).told() == "removed 1 run's backups: 512 bytes freed"
+    told = Freed(runs=1, bytes=512, not_undoable=("01A",), is_done=False).told()
+    assert told == "would remove 1 run's backups: 512 bytes to be freed\ncould no longer be undone: 01A"
 
 
 def test_a_negative_age_is_refused(store: Store) -> None:
@@ -269,10 +276,10 @@ def test_daily_backups_go_after_a_week_and_a_held_change_keeps_those_of_its_file
         (project / name).write_text("old")
     sandbox.run("echo new > a; echo new > b")
     sandbox.run("echo newer > b", apply="hold")
-    assert clean(store, now=later(6.9)) == Freed()
-    assert clean(store, now=later(8)) == Freed(backups=1)
+    assert cleaned(store, 6.9) == Freed()
+    assert cleaned(store, 8) == Freed(backups=1)
     assert [name.rpartition("-")[2] for name in os.listdir(edited)] == ["b"]
-    assert clean(store, now=later(8), backup_days=9) == Freed()
+    assert cleaned(store, 8, backup_days=9) == Freed()
 
 
 @on_real_layers
@@ -283,13 +290,13 @@ def test_beyond_the_budget_the_oldest_go_but_none_of_the_last_day_and_none_that_
     for name in ("a", "b", "c"):
         (project / name).write_bytes(os.urandom(100_000))
         runs.append(sandbox.run(f"echo new > {name}", apply="hold" if name == "b" else "apply"))
-    for age, run in zip((20, 15, 10), runs, strict=True):
+    for age, run in zip((20, 15, 10), reversed(runs), strict=True):
         store.database.rows("UPDATE runs SET started_at = started_at - ? WHERE id = ?", (age * DAY, run.run))
-    assert clean(store, budget=1) == Freed(), "all is of today: its times on the disk are"
-    assert clean(store, now=later(2), budget=10_000_000) == Freed()
-    assert clean(store, now=later(2), budget=150_000, backup_days=1).runs == 1
+    assert clean(store, budget=1) == Freed(), "all was recorded today"
+    assert cleaned(store, 2, budget=10_000_000) == Freed()
+    assert cleaned(store, 2, budget=150_000, backup_days=1).runs == 1
     assert kept(store) == {runs[1].run, runs[2].run}
-    assert clean(store, now=later(2), budget=1).runs == 1
+    assert cleaned(store, 2, budget=1).runs == 1
     assert kept(store) == {runs[1].run}
     assert sandbox.apply(runs[1]).state == "applied"
 
@@ -298,10 +305,12 @@ def test_beyond_the_budget_the_oldest_go_but_none_of_the_last_day_and_none_that_
 def test_what_was_cleaned_is_in_the_audit_trail(sandbox: Sandbox, project: Path, store: Store) -> None:
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")
-    freed = clean(store, now=later(31))
+    freed = cleaned(store, 31)
     assert store.audit.of([run.run])[run.run][-1].act == "cleaned"
-    assert [(event.act, event.detail) for event in store.audit.apart()] == [("cleaned", freed.told())]
-    clean(store, now=later(31))
+    assert [(event.act, event.detail) for event in store.audit.apart()] == [
+        ("cleaned", freed.told().replace("\n", "; "))
+    ]
+    cleaned(store, 31)
     assert len(store.audit.apart()) == 1
 
 
@@ -313,16 +322,16 @@ def test_what_is_due_is_recorded_before_its_original_goes(
     (project / "a").write_bytes(b"x" * 100_000)
     sandbox.run("echo new > a")
     assert not edited.exists()
-    assert clean(store, now=later(6), budget=1).runs == 1
+    assert cleaned(store, 6, budget=1).runs == 1
     assert [(edited / name).stat().st_size for name in os.listdir(edited)] == [100_000]
 
 
 def test_a_run_that_its_process_still_claims_is_not_set_aside(store: Store) -> None:
     with layers.Claim(store.places, "01CLAIMED") as claim:
         claim.take()
-        assert clean(store, now=later(31)).leftovers == 1
+        assert cleaned(store, 31).leftovers == 1
         assert kept(store) == {"01CLAIMED"}
-    clean(store, now=later(31))
+    cleaned(store, 31)
     assert kept(store) == set()
 
 

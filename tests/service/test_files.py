@@ -17,12 +17,19 @@ from fumehood.service.daily import clean_daily
 from fumehood.service.files import catch_up
 from fumehood.service.scan import Scanned, scan_project
 from fumehood.service.store import Store
-from fumehood.store.backups import day_of
+from fumehood.store.days import Days, day_of
 from fumehood.store.files import Files, Record
 from fumehood.store.projects import Project
+from passing_days import pass_days
 
 DAY = 86_400
 pytestmark = pytest.mark.namespaces
+
+
+def clean_after(store: Store, days: int) -> tuple[int, int]:
+    """Clean the daily backups when so many days have passed."""
+    now = pass_days(store, days)
+    return clean_daily(store, 7, Days(store.database), now)
 
 
 def at(store: Store, project: Project, path: str, root: str = "") -> Record | None:
@@ -505,8 +512,8 @@ def test_a_recording_that_is_killed_is_done_again(
 def test_a_copy_that_was_never_finished_is_cleaned_a_day_later(store: Store, edited: Path) -> None:
     edited.mkdir()
     (edited / ".copying-1-abcd").write_text("half")
-    assert clean_daily(store)[0] == 0
-    assert clean_daily(store, now=time.time() + 2 * DAY)[0] == 1
+    assert clean_after(store, 0)[0] == 0
+    assert clean_after(store, 2)[0] == 1
     assert names(edited) == []
 
 
@@ -548,9 +555,9 @@ def test_old_daily_backups_are_cleaned_and_records_forget_them(
     (project / "a").write_text("x" * 10_000)
     (project / "b").write_text("x")
     done = run("echo new > a; rm b")
-    assert clean_daily(store, now=time.time() + 7 * DAY) == (0, 0)
+    assert clean_after(store, 7) == (0, 0)
     # The run's own original is the same file: nothing is freed yet.
-    assert clean_daily(store, now=time.time() + 8 * DAY) == (2, 0)
+    assert clean_after(store, 8) == (2, 0)
     assert names(edited) == []
     assert must(at(store, known, "a")).last_approved_copy_path == ""
     assert must(at(store, known, "b")).is_deleted
@@ -563,7 +570,7 @@ def test_cleaning_counts_what_nothing_else_holds(
     (project / "a").write_text("x" * 10_000)
     done = run("echo new > a")
     Path(store.uppers(done)[0], "a").unlink()
-    count, freed = clean_daily(store, now=time.time() + 8 * DAY)
+    count, freed = clean_after(store, 8)
     assert count == 1
     assert freed >= 10_000
 
@@ -577,7 +584,7 @@ def test_a_record_goes_with_its_last_backup_only_if_the_file_is_gone_and_no_run_
     (project / "lost").unlink()
     (edited / "99-20-01-01-stray").write_text("of no record")
     (edited / "not-a-backup").write_text("kept")
-    clean_daily(store, now=time.time() + 8 * DAY)
+    clean_after(store, 8)
     assert must(at(store, known, "there"))
     assert must(at(store, known, "deleted")).is_deleted
     assert at(store, known, "lost") is None

@@ -13,11 +13,18 @@ from fumehood.service.daily import clean_daily
 from fumehood.service.restore import restore
 from fumehood.service.store import Store
 from fumehood.service.versions import known_file, known_files, versions
-from fumehood.store.backups import day_of
+from fumehood.store.days import Days, day_of
 from fumehood.store.projects import Project
+from passing_days import pass_days
 
 DAY = 86_400
 pytestmark = pytest.mark.namespaces
+
+
+def clean_after(store: Store, days: int) -> tuple[int, int]:
+    """Clean the daily backups when so many days have passed."""
+    now = pass_days(store, days)
+    return clean_daily(store, 7, Days(store.database), now)
 
 
 def sources(store: Store, project: Project, path: str) -> list[str]:
@@ -264,7 +271,7 @@ def test_a_daily_backup_outlives_the_layer_of_its_run(
 ) -> None:
     (project / "a").write_text("one")
     done = run("echo two > a")
-    clean(store, now=time.time() + 2 * DAY, budget=1)
+    clean(store, now=pass_days(store, 2), budget=1)
     assert sources(store, known, "a") == [day_of(time.time())]
     with pytest.raises(BadRequest, match="no longer kept"):
         restore(store, known, "a", done.run)
@@ -278,7 +285,7 @@ def test_a_backup_that_is_gone_is_said_to_be_gone_and_nothing_changes(
     (project / "a").write_text("one")
     done = run("echo two > a")
     Path(store.uppers(done)[0], "a").unlink()
-    clean_daily(store, now=time.time() + 8 * DAY)
+    clean_after(store, 8)
     before = states(store)
     with pytest.raises(BadRequest, match=r"there is no backup of a$"):
         restore(store, known, "a")

@@ -12,6 +12,7 @@ import trees
 from conftest import need
 from fumehood import BadRequest, Sandbox, UndoRefused
 from fumehood.core.permission import Question
+from passing_days import pass_days
 
 pytestmark = pytest.mark.namespaces
 
@@ -211,10 +212,9 @@ def test_cleaning_removes_what_old_sessions_left_and_nothing_of_others(
 ) -> None:
     need(not str(project).startswith("/tmp/"), "the project lies in /tmp")
     rooms = home / ".local/state/fumehood/sessions"
-    for name in ("old", "new"):
+    for name, days in (("old", 31), ("new", 1)):
         sandbox.session(name, own_tmp=True).run("mkdir /tmp/d; echo x >/tmp/d/x; chmod 0 /tmp/d")
-    os.utime(rooms / "old", (1, 1))
-    sandbox._store.database.rows("UPDATE runs SET started_at = 1 WHERE session = 'old'")
+        pass_days(sandbox._store, days)
     assert "1 leftover" in cli("clean").stdout
     assert os.listdir(rooms) == ["new"]
     assert sandbox.session("old", own_tmp=True).run("ls -A /tmp").stdout == ""

@@ -12,6 +12,7 @@ from fumehood.linux.nofollow import stamp_of
 from fumehood.service.store import Store
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots
+from fumehood.store.days import Days, day_of, note_day
 from fumehood.store.files import Files
 
 ROOT = b"/project"
@@ -62,13 +63,16 @@ def test_a_long_name_loses_its_end_and_keeps_its_bytes() -> None:
     assert backups.parsed(os.fsdecode(name)) == (7, "26-03-01")
 
 
-def test_backups_expire_by_the_day_in_their_names() -> None:
+def test_backups_expire_by_the_days_that_were_recorded_since(files: Files) -> None:
     now = 1_772_366_400.0  # 2026-03-01, noon UTC
-    today = backups.day_of(now)
-    week_ago, older = backups.day_of(now - 7 * 86_400), backups.day_of(now - 8 * 86_400)
-    names = [f"1-{today}-a", f"2-{week_ago}-b", f"3-{older}-c", "no-backup-at-all"]
-    assert backups.expired(names, now) == [f"3-{older}-c"]
-    assert backups.expired(names, now, days=0) == [f"2-{week_ago}-b", f"3-{older}-c"]
+    with files.database.transaction() as connection:
+        for days in (8, 7, 400, 5, 4, 3, 2, 1, 0):
+            note_day(connection, now - days * 86_400)
+    oldest, wrong, today = (day_of(now - days * 86_400) for days in (8, 400, 0))
+    names = [f"1-{today}-a", f"2-{wrong}-b", f"3-{oldest}-c", "4-20-01-01-d", "5-99-01-01-e", "no-backup-at-all"]
+    recorded = Days(files.database)
+    assert backups.expired(names, recorded) == [f"3-{oldest}-c", "4-20-01-01-d"]
+    assert backups.expired(names, recorded, days=5) == [f"2-{wrong}-b", f"3-{oldest}-c", "4-20-01-01-d"]
 
 
 def test_a_number_is_never_given_twice(files: Files) -> None:

@@ -24,20 +24,23 @@ from fumehood.service.session import sweep_sessions
 from fumehood.service.store import Alone
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
+from fumehood.store.days import Days, note_day
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from fumehood.service.store import Store
+    from fumehood.store.projects import Project
 
 DAYS = 30
-_DAY_S = 86_400
 _NEEDED = frozenset({"held", "running", "applying", "settling"})
 # Not `failed`: where a command was stopped, its files may be in there and nowhere else.
 _CAME_TO_NOTHING = frozenset({"discarded", "empty", "refused"})
 _GONE = ".gone"  # ends the name of a layer that only waits to be removed
 _LOCK = "clean"
+_SHORT = 16  # letters of an id, as reports show it
+_NAMED = 5
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -51,7 +54,9 @@ class Freed(Value):
     caches: int = 0  # of programs, kept for a project
     bytes: int = 0
     days: int = DAYS
+    not_undoable: tuple[str, ...] = ()  # the runs whose originals are gone, the earliest first
     failed: tuple[str, ...] = ()
+    is_done: bool = True  # False where it was only looked at what would go
 
     def told(self) -> str:
         """Say it in one line, and one more for each thing that could not be removed."""
@@ -61,15 +66,28 @@ class Freed(Value):
         parts = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
         first = f"nothing to remove: no backup and no output is older than {_days(self.days)}"
         if parts:
-            first = f"removed {', '.join(parts)}: {size_told(self.bytes)} freed"
-        return "\n".join([first, *(f"could not remove {each}" for each in self.failed)])
+            began, ended = ("removed", "freed") if self.is_done else ("would remove", "to be freed")
+            first = f"{began} {', '.join(parts)}: {size_told(self.bytes)} {ended}"
+        return "\n".join([first, *self._lost(), *(f"could not remove {each}" for each in self.failed)])
+
+    def _lost(self) -> list[str]:
+        """Name the runs that can't be undone any more, the first of many."""
+        if not self.not_undoable:
+            return []
+        named = ", ".join(run[:_SHORT] for run in self.not_undoable[:_NAMED])
+        more = f" and {len(self.not_undoable) - _NAMED} more" if len(self.not_undoable) > _NAMED else ""
+        verb = "can no longer be undone" if self.is_done else "could no longer be undone"
+        return [f"{verb}: {named}{more}"]
 
 
 def clean(
     store: Store, *, days: int = DAYS, backup_days: int = BACKUP_DAYS, budget: int = 0, now: float | None = None,
-    wait: bool = True,
+    project: Project | None = None, wait: bool = True, dry: bool = False,
 ) -> Freed:  # fmt: skip
     """Remove the backups and saved outputs of runs older than some days, and daily backups; never what is held.
+
+    Of one project, or, without one, of all, with what no record names. Old is by the days on which Fumehood ran, so
+    that no single reading of a clock removes anything. A `dry` one only tells what would go.
 
     Beyond the budget, in bytes, the backups of the oldest runs go too, save those of the last day; 0 is no budget. A
     run whose backups are gone stays in the history, and its record no longer names a layer: that is how undo knows.
@@ -80,37 +98,56 @@ def clean(
         raise BadRequest(f"there is no age of {min(days, backup_days)} days", hint="fumehood clean --days 30")
     moment = time.time() if now is None else now
     with Alone(store.places.lock(_LOCK), wait=wait):
-        os.utime(store.places.lock(_LOCK))
-        # A daily backup is of the run's original: while that is there, it can still be made.
-        catch_up_all(store)
-        backups, size = clean_daily(store, min(days, backup_days), moment)
-        freed = _Cleaning(store, days, budget, moment).all()
-        forget(store.places.cache, KEPT, moment - days * _DAY_S)
-        caches, cached = sweep(store.places, moment - days * _DAY_S, moment - 2 * _DAY_S)
-        leftovers = freed.leftovers + sweep_sessions(store, moment - days * _DAY_S)
-        freed = freed.replace(backups=backups, caches=caches, bytes=freed.bytes + size + cached, leftovers=leftovers)
-        if freed != Freed(days=days):
-            store.audit.tell("", CLEANED, freed.told().replace("\n", "; "))
+        if project is None and not dry:
+            os.utime(store.places.lock(_LOCK))
+        if not dry:
+            # A daily backup is of the run's original: while that is there, it can still be made.
+            catch_up_all(store)
+        with store.database.transaction() as connection:
+            note_day(connection, moment)
+        recorded = Days(store.database)
+        owner = None if project is None else project.id
+        backups, size = clean_daily(store, min(days, backup_days), recorded, moment, project=owner, dry=dry)
+        freed = _Cleaning(store, days, budget, recorded, moment, project=owner, dry=dry).all()
+        old = recorded.moment(days, moment)
+        caches, cached = sweep(
+            store.places, old, recorded.moment(2, moment), project=None if project is None else project.path, dry=dry
+        )
+        leftovers = freed.leftovers + sweep_sessions(store, recorded, days, moment, project=owner, dry=dry)
+        freed = freed.replace(
+            backups=backups, caches=caches, bytes=freed.bytes + size + cached, leftovers=leftovers, is_done=not dry
+        )
+        if not dry:
+            if project is None:
+                forget(store.places.cache, KEPT, old)
+            if freed != Freed(days=days):
+                store.audit.tell("", CLEANED, freed.told().replace("\n", "; "), project=owner)
         return freed
 
 
 class _Layer(Value):
-    """A layer by its records: the runs that use it, by id and state, and when the latest of them began."""
+    """A layer by its records: the runs that use it, by id and state, and the latest of their numbers and days."""
 
     name: str
     project: int
     users: tuple[tuple[str, str], ...]
-    latest: float
+    latest: int = 0
+    day: int = 0
 
 
 class _Cleaning:
     """One cleaning, done while no other is."""
 
-    def __init__(self, store: Store, days: int, budget: int, now: float) -> None:
+    def __init__(
+        self, store: Store, days: int, budget: int, recorded: Days, now: float, *, project: int | None, dry: bool
+    ) -> None:
         self._store = store
         self._days = days
         self._budget = budget
+        self._recorded = recorded
         self._now = now
+        self._project = project
+        self._is_dry = dry
         self._bytes = 0
         self._failed: list[str] = []
 
@@ -123,32 +160,42 @@ class _Cleaning:
             # only those that have been there for long go.
             on_disk, printed = entries(runs), entries(outputs)
             known = _layers(self._store)
-            here = [known[name] for name in on_disk if name in known]
-            old = [layer for layer in here if self._may_go(layer, runs, self._days)]
-            retired = self._retire(old + self._beyond_budget([each for each in here if each not in old], runs), runs)
-            strays = [name for name in on_disk if name not in known and self._is_stray(name, runs)]
-            self._set_aside(strays, runs)
-            useless = sum(_is_useless(layer) for layer in retired)
-            self._remove_gone(runs)
+            here = [known[name] for name in on_disk if name in known and self._is_meant(known[name].project)]
+            old = [layer for layer in here if self._may_go(layer, self._days)]
+            going = old + self._beyond_budget([each for each in here if each not in old], runs)
+            strays = [] if self._project is not None else [
+                name for name in on_disk if name not in known and self._is_stray(name, runs)
+            ]
+            if self._is_dry:
+                # What a daily backup has too is counted here: that is not younger, and goes as well.
+                self._bytes += sum(space_of(runs, name) for name in [each.name for each in going] + strays)
+            else:
+                going = self._retire(going, runs)
+                self._set_aside(strays, runs)
+                self._remove_gone(runs)
+            wanted = [layer for layer in going if not _is_useless(layer)]
             return Freed(
-                runs=len(retired) - useless, leftovers=useless + len(strays),
+                runs=len(wanted), leftovers=len(going) - len(wanted) + len(strays),
                 outputs=self._remove_outputs(printed, outputs), bytes=self._bytes, days=self._days,
+                not_undoable=tuple(run for layer in sorted(wanted, key=_by_age) for run in _undoable(layer)),
                 failed=tuple(self._failed),
             )  # fmt: skip
         finally:
             os.close(runs)
             os.close(outputs)
 
-    def _before(self, days: int) -> float:
-        return self._now - days * _DAY_S
+    def _is_meant(self, project: int) -> bool:
+        return self._project in (None, project)
 
-    def _may_go(self, layer: _Layer, runs: int, days: int) -> bool:
+    def _is_old(self, day: int, days: int) -> bool:
+        """Tell whether more than so many days were recorded since one; of no days, everything is."""
+        return days == 0 or self._recorded.since(day) > days
+
+    def _may_go(self, layer: _Layer, days: int) -> bool:
         """Tell whether nobody needs a layer: nothing in it waits, and all that used it is so many days old."""
         if _NEEDED & {state for _, state in layer.users}:
             return False
-        limit = self._before(1 if _is_useless(layer) else days)
-        # A run may have been held for long, and applied or undone only now: that moved things into its layer.
-        is_old = layer.latest < limit and _newest(runs, layer.name) < limit
+        is_old = self._is_old(layer.day, 1 if _is_useless(layer) else days)
         return is_old and not self._holds_something(layer)
 
     def _beyond_budget(self, layers: Sequence[_Layer], runs: int) -> list[_Layer]:
@@ -157,10 +204,10 @@ class _Cleaning:
             return []
         sizes = {layer.name: space_of(runs, layer.name) for layer in layers}
         total, going = sum(sizes.values()), []
-        for layer in sorted(layers, key=lambda each: each.latest):
+        for layer in sorted(layers, key=_by_age):
             if total <= self._budget:
                 break
-            if sizes[layer.name] and self._may_go(layer, runs, 1):
+            if sizes[layer.name] and self._may_go(layer, 1):
                 going.append(layer)
                 total -= sizes[layer.name]
         return going
@@ -194,7 +241,8 @@ class _Cleaning:
 
         Should the database be lost, these are the person's only copies: they stay as long as any other.
         """
-        return not name.endswith(_GONE) and _newest(runs, name) < self._before(max(self._days, 1))
+        limit = self._recorded.moment(max(self._days, 1), self._now)
+        return not name.endswith(_GONE) and _newest(runs, name) < limit
 
     def _set_aside(self, names: Iterable[str], runs: int) -> None:
         for name in names:
@@ -222,31 +270,49 @@ class _Cleaning:
 
     def _remove_outputs(self, names: Sequence[str], outputs: int) -> int:
         """Remove the outputs of old runs; their records say how long they were."""
-        query = "SELECT id, state, started_at FROM runs"
-        runs = {run: (state, began) for run, state, began in self._store.database.rows(query)}
+        query = "SELECT id, project, state, day FROM runs"
+        runs = {run: (project, state, day) for run, project, state, day in self._store.database.rows(query)}
+        stray_limit = self._recorded.moment(max(self._days, 1), self._now)
         removed = 0
         for name in names:
             found = look(outputs, name)
-            state, began = runs.get(name.partition(".")[0], ("", 0.0))
-            limit = self._before(self._days if state else max(self._days, 1))
-            if found is None or state in _NEEDED or max(began, found.st_mtime) >= limit:
+            if found is None:
                 continue
-            os.unlink(name, dir_fd=outputs)
-            self._bytes += found.st_blocks * 512
-            removed += 1
+            project, state, day = runs.get(name.partition(".")[0], (None, "", 0))
+            if project is None:
+                may_go = self._project is None and found.st_mtime < stray_limit
+            else:
+                may_go = self._is_meant(project) and state not in _NEEDED and self._is_old(day, self._days)
+            if may_go:
+                if not self._is_dry:
+                    os.unlink(name, dir_fd=outputs)
+                self._bytes += found.st_blocks * 512
+                removed += 1
         return removed
 
 
 def _layers(store: Store, project: int | None = None) -> dict[str, _Layer]:
     """Return the layers that records name, and by their own ids the runs that have none."""
     mine = "" if project is None else f"WHERE project = {int(project)}"
-    rows = store.database.rows(f"SELECT id, layer, project, state, started_at FROM runs {mine} ORDER BY id")
+    rows = store.database.rows(
+        f"SELECT id, layer, project, state, max(number, settled_after), day FROM runs {mine} ORDER BY number"
+    )
     found: dict[str, _Layer] = {}
-    for run, layer, owner, state, began in rows:
+    for run, layer, owner, state, latest, day in rows:
         name = layer or run
-        known = found.get(name, _Layer(name=name, project=owner, users=(), latest=0.0))
-        found[name] = known.replace(users=(*known.users, (run, state)), latest=max(known.latest, began))
+        known = found.get(name, _Layer(name=name, project=owner, users=()))
+        users = (*known.users, (run, state))
+        found[name] = known.replace(users=users, latest=max(known.latest, latest), day=max(known.day, day))
     return found
+
+
+def _undoable(layer: _Layer) -> list[str]:
+    """Return the runs that can be taken back with the help of a layer."""
+    return [run for run, state in layer.users if state == "applied"]
+
+
+def _by_age(layer: _Layer) -> int:
+    return layer.latest
 
 
 def _is_useless(layer: _Layer) -> bool:
@@ -297,7 +363,7 @@ def space_of(directory: int, name: str, *, freed: bool = False) -> int:
 
 
 def _days(days: int) -> str:
-    return f"{days} day{'' if days == 1 else 's'}"
+    return f"{days} day{'' if days == 1 else 's'} on which Fumehood ran"
 
 
 def size_told(size: int) -> str:

@@ -18,6 +18,7 @@ from fumehood.errors import FumehoodError
 from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots
+from fumehood.store.days import day_of
 from fumehood.store.files import Files, Told
 
 TYPE_CHECKING = False
@@ -155,7 +156,7 @@ def _save(
     ]
     paths = [each[0] for each in seen]
     numbers = Files(store.database).numbers(project, told.root, seen)
-    day = backups.day_of(at).encode()
+    day = day_of(at).encode()
     wanted: list[Wanted] = []
     for change, path in zip(changes, paths, strict=True):
         parent, _, basename = path.rpartition(b"/")

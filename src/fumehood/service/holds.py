@@ -44,7 +44,7 @@ def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
     for name in reversed(run.below):  # the latest word on a path counts
         earlier = store.history.find(name)
         verdicts: tuple[str, ...] = c.WAITING if earlier.state == "held" else ()
-        if store.history.was_decided_after(name, run.started_at):
+        if store.history.was_decided_during(name, run):
             verdicts = (*c.WAITING, c.DISCARDED)
         for change in earlier.found if verdicts else ():
             root = earlier.roots[change.root]

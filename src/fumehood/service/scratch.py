@@ -216,12 +216,16 @@ class Scratch:
         self._forget()
 
 
-def sweep(places: Places, before: float, leftovers_before: float) -> tuple[int, int]:
+def sweep(
+    places: Places, before: float, leftovers_before: float, *, project: str | None = None, dry: bool = False
+) -> tuple[int, int]:
     """Remove scratch that was last used before a time, and what dead runs left; return how many, and their bytes."""
     import fcntl
 
     count = size = 0
-    for project, room in _rooms(places):
+    for top, room in _rooms(places):
+        if project is not None and os.path.basename(top) != _digest(project):
+            continue
         fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -229,11 +233,12 @@ def sweep(places: Places, before: float, leftovers_before: float) -> tuple[int, 
                 limit, aged = (before, room) if name == _KEPT else (leftovers_before, f"{room}/{name}")
                 if os.stat(aged, follow_symlinks=False).st_mtime < limit:
                     count, size = count + 1, size + _weight(f"{room}/{name}")
-                    remove_tree(fd, name)
-            if not entries(fd):
+                    if not dry:
+                        remove_tree(fd, name)
+            if not dry and not entries(fd):
                 os.rmdir(room)
-                if not os.listdir(project):
-                    os.rmdir(project)
+                if not os.listdir(top):
+                    os.rmdir(top)
         except BlockingIOError:
             continue  # in use
         finally:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.core.session import Session
     from fumehood.linux.mounts import Operation
     from fumehood.service.store import Store
+    from fumehood.store.days import Days
     from fumehood.store.projects import Project
 
 _MOST = 1 << 16  # what a pipe holds
@@ -173,24 +174,39 @@ def leave_link(link: str, target: str) -> None:
         os.symlink(target, link)
 
 
-def sweep_sessions(store: Store, before: float) -> int:
-    """Remove the directories of sessions that have not run since; their records stay. Returns how many there were."""
+def sweep_sessions(
+    store: Store, recorded: Days, days: int, now: float, *, project: int | None = None, dry: bool = False
+) -> int:
+    """Remove the directories of sessions that have not run for some recorded days; their records stay.
+
+    Of one project, or of all. Returns how many there were.
+    """
     try:
         sessions = open_top(f"{store.places.state}/sessions")
     except FileNotFoundError:
         return 0
     try:
-        old = [name for name in entries(sessions) if _last_used(store, name, sessions) < before]
-        for name in old:
+        rows = store.database.rows(
+            "SELECT name, sessions.project, max(day) FROM sessions LEFT JOIN runs ON session = name GROUP BY name"
+        )
+        last_days = {name: (owner, day) for name, owner, day in rows}
+        old = []
+        for name in entries(sessions):
+            owner, day = last_days.get(name, (None, None))
+            if project not in (None, owner):
+                continue
+            if day is None:
+                used_at = os.stat(name, dir_fd=sessions, follow_symlinks=False).st_mtime
+                is_old = used_at < recorded.moment(days, now)
+            else:
+                is_old = days == 0 or recorded.since(day) > days
+            if is_old:
+                old.append(name)
+        for name in [] if dry else old:
             remove_tree(sessions, name)
     finally:
         os.close(sessions)
     return len(old)
-
-
-def _last_used(store: Store, name: str, sessions: int) -> float:
-    ((latest,),) = store.database.rows("SELECT max(started_at) FROM runs WHERE session = ?", (name,))
-    return max(latest or 0.0, os.stat(name, dir_fd=sessions, follow_symlinks=False).st_mtime)
 
 
 def keep_variables(store: Store, name: str, variables: Mapping[str, str | None]) -> None:

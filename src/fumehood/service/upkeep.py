@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 _DAY_S = 86_400
 
 
-def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> None:
+def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
     """Bring the records of a project's files up to date, and, where that is asked for, clean once a day.
 
-    It waits for nobody, and nothing else fails for it: whoever needs the records does it again, and is told.
+    Returns what to tell a person: which backups went, where some did. It waits for nobody, and nothing else fails for it: whoever needs the records does it again, and is told.
     """
     try:
         if store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):
@@ -28,9 +28,10 @@ def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> None:
             with InterruptsHeld():
                 catch_up(store, project, wait=False)
         if cleaning is not None and is_cleaning_due(store):
-            clean_up(store, cleaning)
+            return clean_up(store, cleaning)
     except (OSError, FumehoodError):
-        return
+        return ""
+    return ""
 
 
 def is_cleaning_due(store: Store) -> bool:
@@ -45,13 +46,14 @@ def is_cleaning_due(store: Store) -> bool:
     return not 0 <= time.time() - last < _DAY_S
 
 
-def clean_up(store: Store, cleaning: Clean) -> None:
-    """Clean as the person wishes it, unless another process is at it."""
+def clean_up(store: Store, cleaning: Clean) -> str:
+    """Clean as the person wishes it, unless another process is at it; returns what to tell them."""
     from fumehood.service.clean import clean
 
     try:
-        clean(
+        freed = clean(
             store, days=cleaning.keep_days, backup_days=cleaning.backup_days, budget=cleaning.budget, wait=False
         )
     except (OSError, FumehoodError):
-        return
+        return ""
+    return freed.told() if freed.runs or freed.backups else ""

@@ -13,6 +13,7 @@ from fumehood.linux.nofollow import stamp_of
 from fumehood.service.choose import meanings
 from fumehood.service.files import catch_up
 from fumehood.store.backups import Daily, Slots, parsed
+from fumehood.store.days import Days
 from fumehood.store.files import Files
 
 TYPE_CHECKING = False
@@ -32,6 +33,7 @@ class Version(Value):
     """
 
     source: str  # a run's id, or a day
+    order: float  # the number of that run, or just before that of the day's first one
     at: float
     about: str
     kind: str
@@ -114,8 +116,8 @@ def versions(store: Store, project: Project, root: str, path: str) -> list[Versi
     record = files.at(project.id, root, path)
     if record is not None:
         with Daily(store.places.state) as daily:
-            found += _by_day(daily, record)
-    return sorted(found, key=lambda version: version.at, reverse=True)
+            found += _by_day(daily, record, Days(store.database))
+    return sorted(found, key=lambda version: version.order, reverse=True)
 
 
 def _in_layer(store: Store, past: Past) -> Version | None:
@@ -131,19 +133,19 @@ def _in_layer(store: Store, past: Past) -> Version | None:
         return None
     about = f"before: {past.command}" if past.act == "run" else f"before {past.command}"
     return Version(
-        source=past.run, at=past.started_at, about=about, kind=before.kind, size=before.size,
+        source=past.run, order=past.number, at=past.started_at, about=about, kind=before.kind, size=before.size,
         modified_ns=before.modified_ns, top=upper, path=past.change.path,
     )  # fmt: skip
 
 
-def _by_day(daily: Daily, record: Record) -> Iterator[Version]:
+def _by_day(daily: Daily, record: Record, recorded: Days) -> Iterator[Version]:
     for name in daily.by_file().get(record.id, ()):
         found, day = daily.look(name), _day(name)
         if found is not None:
-            stamp = stamp_of(found)
+            stamp, at = stamp_of(found), time.mktime(time.strptime(day, "%y-%m-%d"))
             yield Version(
-                source=day, at=time.mktime(time.strptime(day, "%y-%m-%d")), about="daily backup", kind=stamp.kind,
-                size=stamp.size, modified_ns=stamp.modified_ns, top=daily.path, path=name,
+                source=day, order=recorded.first_run(day) - 0.5, at=at, about="daily backup",
+                kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns, top=daily.path, path=name,
             )  # fmt: skip
 
 

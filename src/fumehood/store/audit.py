@@ -82,6 +82,18 @@ class Audit:
         mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
         return self._events(f"run = ''{mine}", ())
 
+    def cleanings(self, runs: Sequence[str], project: int | None = None) -> dict[str, list[Event]]:
+        """Return what was cleaned away since the earliest of some runs, by the last of them that came before."""
+        began = self.database.rows(
+            f"SELECT run, min(n) FROM events WHERE run IN ({', '.join('?' * len(runs))}) GROUP BY run ORDER BY 2", runs
+        )
+        found: dict[str, list[Event]] = {}
+        for number, (run, first) in enumerate(began):
+            until = f" AND n < {began[number + 1][1]}" if number + 1 < len(began) else ""
+            mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
+            found[run] = self._events(f"run = '' AND act = '{CLEANED}' AND n > {first}{until}{mine}", ())
+        return found
+
     def _events(self, where: str, values: Sequence[str]) -> list[Event]:
         rows = self.database.rows(
             f"SELECT at, run, act, uid, user, face, agent, detail FROM events WHERE {where} ORDER BY n", values

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 
 from fumehood.linux.nofollow import LISTING, PATH_ONLY, Loosened, Parents, open_top
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from fumehood.core.changes import Change
+    from fumehood.store.days import Days
 
     # A directory of a layer, a name in it, the name of its backup, and the change that put an original there.
     Wanted = tuple[bytes, bytes, bytes, Change]
@@ -29,11 +29,6 @@ _LONGEST = 255  # bytes in a name
 _COPYING = ".copying-"  # begins the name of a copy that is not whole yet
 GONE = "it is no longer in the run's layer"
 _CANT_LINK = (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
-
-
-def day_of(moment: float) -> str:
-    """Name the local day of a moment, YY-MM-DD."""
-    return time.strftime("%y-%m-%d", time.localtime(moment))
 
 
 def name_of(number: int, day: bytes, basename: bytes) -> bytes:
@@ -51,10 +46,13 @@ def parsed(name: str) -> tuple[int, str] | None:
     return None
 
 
-def expired(names: Iterable[str], now: float, days: int = DAYS) -> list[str]:
-    """Return the backups that are older than some days, by the day in their names."""
-    limit = day_of(now - days * 86_400)
-    return [name for name in names if (found := parsed(name)) is not None and found[1] < limit]
+def expired(names: Iterable[str], recorded: Days, days: int = DAYS) -> list[str]:
+    """Return the backups that are older than some of the recorded days, by the day in their names."""
+    return [
+        name
+        for name in names
+        if (found := parsed(name)) is not None and recorded.since_day(found[1]) > days
+    ]
 
 
 class Daily:

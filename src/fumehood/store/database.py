@@ -129,9 +129,29 @@ CREATE TABLE workspaces (           -- store/workspaces.py
     environment BLOB NOT NULL,      -- NAME=value, joined by NUL
     created_at REAL NOT NULL) WITHOUT ROWID;
 """
+_ORDER = """
+-- Runs are in the order of their numbers, whatever the clock said.
+DROP INDEX runs_of_project;
+CREATE INDEX runs_of_project ON runs (project, number);
+DROP INDEX runs_of_session;
+CREATE INDEX runs_of_session ON runs (session, number) WHERE session IS NOT NULL;
+DROP INDEX runs_held;
+CREATE INDEX runs_held ON runs (project, number) WHERE state = 'held';
+-- the number of the latest run when this one was last settled
+ALTER TABLE runs ADD COLUMN settled_after INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE days (                 -- on which something was recorded or cleaned: store/days.py
+    n INTEGER PRIMARY KEY, day TEXT NOT NULL UNIQUE,
+    first_run INTEGER NOT NULL      -- runs before this number are from before that day
+    );
+-- the latest recorded day when this run began or was last settled
+ALTER TABLE runs ADD COLUMN day INTEGER NOT NULL DEFAULT 0;
+INSERT INTO days (day, first_run) SELECT substr(date(started_at, 'unixepoch', 'localtime'), 3), min(number)
+    FROM runs GROUP BY 1 ORDER BY min(number);
+UPDATE runs SET day = (SELECT n FROM days WHERE days.day = substr(date(started_at, 'unixepoch', 'localtime'), 3));
+"""
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
-    _STACKED,
+    _STACKED, _ORDER,
 )  # fmt: skip
 
 

@@ -35,14 +35,14 @@ _SET = (
     " last_run = max(coalesce(excluded.last_run, last_run), coalesce(last_run, excluded.last_run))"
 )
 _PAST = (
-    "SELECT runs.id, runs.act, runs.command, runs.layer, runs.started_at, runs.roots,"
+    "SELECT runs.id, runs.number, runs.act, runs.command, runs.layer, runs.started_at, runs.roots,"
     f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run"
 )
-_COLUMNS = 6  # of the run, before those of the change
+_COLUMNS = 7  # of the run, before those of the change
 _ENTRIES = _COLUMNS + changing.COLUMNS.index("entries")
 _RECORD = (
     "SELECT files.id, root, path, kind, size, modified_ns, files.last_approved_copy_path, is_deleted, needs_approval,"
-    " runs.id FROM files LEFT JOIN runs ON number = last_run"
+    " runs.id, coalesce(runs.day, 0) FROM files LEFT JOIN runs ON number = last_run"
 )
 
 
@@ -59,12 +59,14 @@ class Record(Value):
     is_deleted: bool
     needs_approval: bool
     last_run: str | None
+    last_day: int  # the number of the recorded day of that run
 
 
 class Past(Value):
     """One run's change of a path, and the layer that may hold what was there before."""
 
     run: str
+    number: int
     act: str
     command: str
     layer: str
@@ -295,7 +297,7 @@ class Files:
         """Return the changes of one path that were applied, the latest first."""
         directory, _, name = path.rpartition("/")
         rows = self.database.rows(
-            f"{_PAST} WHERE runs.project = ? AND changes.directory = ? ORDER BY runs.id DESC",
+            f"{_PAST} WHERE runs.project = ? AND changes.directory = ? ORDER BY runs.number DESC",
             (project, os.fsencode(directory)),
         )
         # Read only if it is there: very much may have changed in one directory.
@@ -313,7 +315,7 @@ class Files:
         found: dict[tuple[str, str], list[str]] = {}
         rows = self.database.rows(
             f"{_PAST} WHERE runs.project = ? AND runs.layer != '' AND runs.state IN ('applied', 'held')"
-            " ORDER BY runs.id DESC",
+            " ORDER BY runs.number DESC",
             (project,),
         )
         for row in rows:
@@ -328,22 +330,22 @@ def _marks(count: int) -> str:
 
 
 def _record(row: Sequence[Any]) -> Record:
-    number, root, path, kind, size, modified_ns, copy, is_deleted, needs_approval, last_run = row
+    number, root, path, kind, size, modified_ns, copy, is_deleted, needs_approval, last_run, last_day = row
     return Record(
         id=number, root=os.fsdecode(root), path=os.fsdecode(path), kind=kind, size=size, modified_ns=modified_ns,
         last_approved_copy_path=os.fsdecode(copy), is_deleted=bool(is_deleted), needs_approval=bool(needs_approval),
-        last_run=last_run,
+        last_run=last_run, last_day=last_day,
     )  # fmt: skip
 
 
 def _pasts(row: Sequence[Any]) -> Iterator[Past]:
-    run, act, command, layer, started_at, roots = row[:_COLUMNS]
+    run, number, act, command, layer, started_at, roots = row[:_COLUMNS]
     paths = [os.fsdecode(root) for root in roots.split(b"\0")]
     for change in changing.read([row[_COLUMNS:]]):
         if change.verdict == APPLIED:
             yield Past(
-                run=run, act=act, command=command, layer=layer, started_at=started_at, root=paths[change.root],
-                change=change,
+                run=run, number=number, act=act, command=command, layer=layer, started_at=started_at,
+                root=paths[change.root], change=change,
             )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.store import audit as trail
 from fumehood.store import rows as changing
+from fumehood.store.days import note_day
 from fumehood.store.outputs import pieces, read_kept
 
 TYPE_CHECKING = False
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 RUNNING, APPLYING = "running", "applying"
 HELD = "held"
+LAST = "last"
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 
 _COLUMNS = (
@@ -65,10 +67,11 @@ class History:
             self._begin(connection, project, run, process)
 
     def _begin(self, connection: sqlite3.Connection, project: int, run: Run, process: int) -> None:
+        note_day(connection)
         connection.execute(
             "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
-            " network, started_at, process, dropped, session, below)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " network, started_at, process, dropped, session, below, day)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT max(n) FROM days))",
             (
                 run.run, project, run.act, run.of, run.layer, _text(run.command), os.fsencode(run.cwd),
                 b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
@@ -153,9 +156,10 @@ class History:
         mine = "" if project is None else f"AND project = {int(project)}"
         # Ordered here: asked to, SQLite would go through all runs.
         found = self.database.rows(
-            f"SELECT id, state, act, project FROM runs WHERE state IN ('running', 'applying', 'settling') {mine}"
+            "SELECT number, id, state, act, project FROM runs"
+            f" WHERE state IN ('running', 'applying', 'settling') {mine}"
         )
-        return sorted(found, reverse=True) if found else []
+        return [(run, state, act, owner) for _, run, state, act, owner in sorted(found, reverse=True)]
 
     def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
@@ -182,9 +186,10 @@ class History:
         that led to it, given at some time.
         """
         with self.database.transaction() as connection:
+            note_day(connection)
             connection.execute(
-                "UPDATE runs SET state = ?, reason = ?, duration_s = ?, decided_at = coalesce(?, decided_at)"
-                " WHERE id = ?",
+                "UPDATE runs SET state = ?, reason = ?, duration_s = ?, decided_at = coalesce(?, decided_at),"
+                " settled_after = (SELECT max(number) FROM runs), day = (SELECT max(n) FROM days) WHERE id = ?",
                 (run.state, _text(run.reason), run.duration_s, decided_at, run.run),
             )
             if rewrite:
@@ -202,7 +207,7 @@ class History:
     def held(self, project: int) -> list[str]:
         """Return the runs of a project that hold something, the latest first."""
         found = self.database.rows(
-            "SELECT id FROM runs WHERE project = ? AND state = 'held' ORDER BY id DESC", (project,)
+            "SELECT id FROM runs WHERE project = ? AND state = 'held' ORDER BY number DESC", (project,)
         )
         return [name for (name,) in found]
 
@@ -213,21 +218,31 @@ class History:
 
     def users_of(self, layer: str) -> list[str]:
         """Return the runs that have versions in a run's layer: itself, its undos, and their undos."""
-        return [name for (name,) in self.database.rows("SELECT id FROM runs WHERE layer = ? ORDER BY id", (layer,))]
+        return [name for (name,) in self.database.rows("SELECT id FROM runs WHERE layer = ? ORDER BY number", (layer,))]
 
-    def was_decided_after(self, run: str, moment: float) -> bool:
-        """Tell whether a person applied or discarded something of a held run after a moment."""
-        ((decided,),) = self.database.rows("SELECT decided_at FROM runs WHERE id = ?", (run,))
-        return decided is not None and decided > moment
+    def was_decided_during(self, run: str, later: Run) -> bool:
+        """Tell whether a person applied or discarded something of a held run after a later one had begun.
+
+        By the clock, for one that is only just beginning; by the record, for the clock may have been set back.
+        """
+        rows = self.database.rows(
+            "SELECT decided_at, settled_after >= (SELECT number FROM runs WHERE id = ?) FROM runs WHERE id = ?",
+            (later.run, run),
+        )
+        ((decided_at, is_settled_after),) = rows
+        return decided_at is not None and (decided_at > later.started_at or bool(is_settled_after))
 
     def find(self, name: str, *reaches: Reach) -> Run:
-        """Return the run that an id, a unique prefix of one, or `last` names, among those in every reach given.
+        """Return the run that an id, a unique prefix of one, `last` or `last~2` names, in every reach given.
 
         What is out of reach is not told from what was never there.
         """
         conditions, values = _within(reaches)
-        if name == "last":
-            rows = self.database.rows(f"{_SELECT} WHERE {conditions} ORDER BY runs.id DESC LIMIT 1", values)
+        back = _counted_back(name)
+        if back is not None:
+            rows = self.database.rows(
+                f"{_SELECT} WHERE {conditions} ORDER BY runs.number DESC LIMIT 1 OFFSET ?", (*values, back)
+            )
         elif not name.isascii():
             rows = []  # and maybe no letters at all, which the database would refuse
         else:
@@ -248,7 +263,7 @@ class History:
         """Return the runs in every reach given, the latest first."""
         conditions, values = _within(reaches)
         most = f"LIMIT {int(limit)}" if limit else ""
-        rows = self.database.rows(f"{_SELECT} WHERE {conditions} ORDER BY runs.id DESC {most}", values)
+        rows = self.database.rows(f"{_SELECT} WHERE {conditions} ORDER BY runs.number DESC {most}", values)
         return [self._run(row) for row in rows]
 
     def printed(self, run: str, stream: str) -> Iterator[bytes]:
@@ -283,7 +298,8 @@ class History:
         rows = self.database.rows(
             f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
             " JOIN projects ON projects.id = runs.project"
-            " WHERE changes.directory = ? AND runs.id > ? AND projects.path = ? ORDER BY runs.id",
+            " WHERE changes.directory = ? AND runs.number > (SELECT number FROM runs WHERE id = ?)"
+            " AND projects.path = ? ORDER BY runs.number",
             (os.fsencode(path.rpartition("/")[0]), run, os.fsencode(project_path)),
         )
         return [(row[0], change) for row in rows for change in changing.read([row[1:]]) if change.path == path]
@@ -312,6 +328,15 @@ class History:
         if data is None and size:
             return read_kept(self.places.output(fields["id"], name), size)
         return (data or b"").decode("utf-8", "replace"), False
+
+
+def _counted_back(name: str) -> int | None:
+    """Return how many runs before the last one a name means; None where it is an id."""
+    if name == LAST:
+        return 0
+    count = name.removeprefix(f"{LAST}~")
+    # No more digits than the database has room for.
+    return int(count) if count != name and count.isascii() and count.isdigit() and len(count) < 10 else None
 
 
 def _within(reaches: Sequence[Reach]) -> tuple[str, tuple[str | int, ...]]:

@@ -58,7 +58,7 @@ class Sessions:
         columns = ", ".join(f"sessions.{column}" for column in _COLUMNS.split(", "))
         rows = self.database.rows(
             f"SELECT {columns}, count(runs.id) FROM sessions LEFT JOIN runs ON runs.session = name {mine}"
-            " GROUP BY name ORDER BY sessions.started_at DESC"
+            " GROUP BY name ORDER BY max(runs.number) DESC, sessions.started_at DESC"
         )
         return [(_session(row[:-1]), row[-1]) for row in rows]
 

@@ -59,6 +59,8 @@ def _log(context: Context) -> int:
     if context.as_json:
         return context.say(_audit(context, runs, counts), lambda: None)
 
+    cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
+
     def show() -> None:
         colour = paint()
         if not runs:
@@ -68,6 +70,8 @@ def _log(context: Context) -> int:
                 sys.stdout.write(f"session {colour(printable(session), 'bold')}\n")
             for run in group:
                 indent = "  " if session is not None else ""
+                for event in reversed(cleanings.get(run.run, ())):
+                    sys.stdout.write(f"{indent}{_event(event, colour)}\n")
                 sys.stdout.write(f"{indent}{_log_line(run, counts[run.run], colour)}\n")
 
     return context.say(None, show)
@@ -112,7 +116,8 @@ def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str
     command = printable(run.command)
     command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"
     bare = "" if run.sandboxed else colour(" UNSANDBOXED", "red")
-    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts):14} {command}{code}{bare}"
+    gone = "" if run.layer or run.state != "applied" else colour(" backups cleaned away", "dim")
+    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts):14} {command}{code}{bare}{gone}"
 
 
 def _counted(counts: dict[str, int]) -> str:

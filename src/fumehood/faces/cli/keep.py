@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from fumehood.faces.cli import doctor
 from fumehood.faces.cli.commands import Context, paint
 from fumehood.linux.examine import examine_roots
 from fumehood.service import owners
-from fumehood.service.clean import DAYS, clean
+from fumehood.service.clean import DAYS, Freed, clean
 from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
@@ -25,12 +26,16 @@ def add_commands(add: Add) -> None:
     """Make these commands known."""
     add("doctor", "say what this host can do, what is missing, and how to mend it", _doctor, "  fumehood doctor")
     cleaning = add(
-        "clean", "remove what is no longer needed, and say what that freed; what is held stays", _clean,
-        "  fumehood clean\n  fumehood clean --days 7",
+        "clean", "remove what this project no longer needs, and say what that freed; what is held stays", _clean,
+        "  fumehood clean --dry-run\n  fumehood clean --days 7\n  fumehood clean --all --yes",
     )  # fmt: skip
+    cleaning.add_argument("--all", action="store_true", help="of every project, and what no record names")
+    cleaning.add_argument("--dry-run", action="store_true", help="only tell what would go")
+    cleaning.add_argument("--yes", action="store_true", help="don't ask, on a terminal")
     cleaning.add_argument(
         "--days", type=int, metavar="N",
-        help="backups and outputs older than this go, and those runs can't be undone"
+        help="backups and outputs older than this go, and those runs can't be undone; counted are days on which"
+        " Fumehood ran"
         f" (default: clean.keep_days of the configuration, else {DAYS})",
     )  # fmt: skip
 
@@ -56,7 +61,32 @@ def _project(context: Context) -> Callable[[Host], Ability] | None:
 
 
 def _clean(context: Context) -> int:
+    options = context.options
+    if options.all and (options.project or options.workspace):
+        raise BadRequest("--all and --project exclude each other", hint="choose one")
     wishes = policy_for(context.store.places, ()).clean
-    days = wishes.keep_days if context.options.days is None else context.options.days
-    freed = clean(context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget)
+    days = wishes.keep_days if options.days is None else options.days
+    project = None if options.all else context.project
+
+    def cleaned(*, dry: bool) -> Freed:
+        return clean(
+            context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget, project=project, dry=dry
+        )
+
+    is_asked = not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1)
+    if is_asked and not _is_agreed(cleaned(dry=True)):
+        return 1
+    freed = cleaned(dry=options.dry_run)
     return context.say(freed.fields(), lambda: print(freed.told()))
+
+
+def _is_agreed(going: Freed) -> bool:
+    """Ask the person at the terminal, where backups would go."""
+    if not going.runs and not going.backups:
+        return True
+    sys.stderr.write(f"{going.told()}\ngo on? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    sys.stderr.write("nothing was removed\n")
+    return False

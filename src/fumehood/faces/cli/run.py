@@ -131,14 +131,16 @@ def main(arguments: Sequence[str]) -> int:
     code, tidy = _told(arguments, signals, as_json="--json" in ours)
     try:
         signals.interrupt_again()
-        tidy()
+        cleaned = tidy()
+        if cleaned:
+            sys.stderr.write(f"fumehood: {cleaned}\n")
         signals.note()
     except KeyboardInterrupt:
         return code  # there is another time for that
     return code
 
 
-def _told(arguments: Sequence[str], signals: Signals, *, as_json: bool) -> tuple[int, Callable[[], None]]:
+def _told(arguments: Sequence[str], signals: Signals, *, as_json: bool) -> tuple[int, Callable[[], str]]:
     """Run a command, and tell what it changed; returns the exit code, and what is left to be done."""
     options: Options | None = Options()
     brief: Brief | None = None
@@ -164,7 +166,8 @@ def _told(arguments: Sequence[str], signals: Signals, *, as_json: bool) -> tuple
     elif "--quiet" not in options.flags:
         _tell_changes(run)
     sys.stdout.flush()
-    return (run.exit_code if run.exit_code is not None else 125), tidy
+    is_told = options.flags.isdisjoint({"--brief", "--quiet"})
+    return (run.exit_code if run.exit_code is not None else 125), tidy if is_told else lambda: tidy() and ""
 
 
 def _told_error(error: Exception, options: Options, brief: Brief | None, *, as_json: bool) -> int:
@@ -188,8 +191,9 @@ def _brief(options: Options) -> Brief | None:
     return Brief(options.last("--session") or "")
 
 
-def _nothing() -> None:
+def _nothing() -> str:
     """For those who leave nothing to be done."""
+    return ""
 
 
 def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
@@ -236,8 +240,8 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
 
 def _run(
     options: Options, as_json: bool, brief: Brief | None, signals: Signals
-) -> tuple[Run, Callable[[], None]]:
-    """Run the command; returns the run, and what is to be done once it is told."""
+) -> tuple[Run, Callable[[], str]]:
+    """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
     store = Store(face=HOOK if "--brief" in options.flags else CLI)
     project = store.projects.open(_project(store, options, options.last("--session") or ""))
     policy = store.policy_of(project)
