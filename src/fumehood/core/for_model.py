@@ -96,7 +96,7 @@ def change_lines(run: Run) -> list[str]:
     """Write what a run changed, a line for each where they are few, else by directory; deletions may be more."""
     if not run.found:
         return []
-    told = [f"Changes ({run.state}, run {run.run}):"]
+    told = [f"Changes ({run.outcome}, run {run.run}):"]
     telling = [change for change in run.found if _is_telling(change)]
     gone = [change for change in run.found if change.change == DELETED and not _is_telling(change)]
     others = [change for change in run.found if change.change != DELETED and not _is_telling(change)]

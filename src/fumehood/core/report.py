@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from fumehood.core.changes import Change
     from fumehood.core.connection import Connection
 
-__all__ = ["QUOTED", "Blocked", "ReportedChange", "Run", "joined", "named", "printable", "short"]
+__all__ = ["QUOTED", "REDO", "Blocked", "ReportedChange", "Run", "joined", "named", "printable", "short"]
 
 QUOTED = 300  # characters of somebody else's text that a sentence of ours repeats
 _IN_NAMES = frozenset("@%+=:,./-_~")
+REDO = "redo"  # begins the command of an undo that takes an undo back
 
 
 class ReportedChange(Value):
@@ -121,6 +122,13 @@ class Run:
     def id(self) -> str:
         """The run's id."""
         return self.run
+
+    @property
+    def outcome(self) -> str:
+        """What became of it, in people's words: an undo takes back what others apply."""
+        if self.act != "undo" or self.state != "applied":
+            return self.state
+        return "brought back" if self.command.startswith(f"{REDO} ") else "taken back"
 
     @property
     def output(self) -> str:

@@ -22,11 +22,11 @@ from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, session_of, undo_session
 from fumehood.service.store import Store
-from fumehood.service.undo import undo
+from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
 from fumehood.service.watching import watcher
 from fumehood.store.audit import PYTHON
-from fumehood.store.history import Reach
+from fumehood.store.history import LAST, Reach
 from fumehood.store.marks import new_mark
 
 if TYPE_CHECKING:
@@ -234,10 +234,17 @@ class Sandbox:
     def undo(self, run: Run | str = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
         """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
 
+        `last` is here the last run that changed something and is not taken back yet; again, it is the one before.
         With `force`, also what was changed since; what is there now is saved first.
         """
-        back = undo(self._store, self._project, self._found(run), _paths(paths), force=force, by=self._session)
+        chosen = last_to_undo(self._store, self._reach) if run == LAST else self._found(run)
+        back = undo(self._store, self._project, chosen, _paths(paths), force=force, by=self._session)
         return self._marked(back)
+
+    def redo(self, run: Run | str = "last", *, force: bool = False) -> Run:
+        """Bring back what the last undo took back, or the one of a run; returns a run of its own."""
+        back = to_redo(self._store, run if isinstance(run, str) else run.run, self._reach)
+        return self._marked(undo(self._store, self._project, back, force=force, by=self._session))
 
     def history(self, limit: int = 0) -> list[Run]:
         """Return this project's runs, or this session's, the latest first."""
@@ -330,15 +337,14 @@ class Sandbox:
 
         return reset(self._store, self._project)
 
-    def find(self, run: str = "last", beside: Sequence[Sandbox] = ()) -> Run:
-        """Return a run of this project, or session, by its id, the beginning of one, or `last`.
+    def find(self, run: str = "last", beside: Sequence[Sandbox] = (), *, to_undo: bool = False) -> Run:
+        """Return a run of this project, or session, by its id, the beginning of one, `last` or `last~1`.
 
-        With other sessions' sandboxes `beside`, theirs are looked through too.
+        With other sessions' sandboxes `beside`, theirs are looked through too. `to_undo`: `last` is what `undo` means.
         """
-        if beside:
-            sessions = tuple(each._session for each in (self, *beside))
-            return self._store.history.find(run, Reach(sessions=sessions))
-        return self._found(run)
+        reach = Reach(sessions=tuple(each._session for each in (self, *beside))) if beside else self._reach
+        is_to_undo = to_undo and run == LAST
+        return self._marked(last_to_undo(self._store, reach) if is_to_undo else self._store.history.find(run, reach))
 
     def diff(self, run: Run | str = "last", paths: Sequence[str] = ()) -> str:
         """Return what a run changed, line by line."""

@@ -16,7 +16,7 @@ from fumehood.store.places import make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from fumehood.core.report import Run
     from fumehood.core.session import Session
@@ -227,14 +227,30 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "") -> 
 
     `by` is the session that asks, if it is not a person.
     """
-    from fumehood.service.undo import undo
-
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
     mine = Reach(project=project.id, sessions=(name,))
-    runs = [run for run in store.history.runs(mine) if _stands(run)]
+    runs = [run for run in store.history.standing(mine) if run.act == "run"]
     if not runs:
         raise BadRequest(f"nothing of the session {name} is left to undo", hint=f"fumehood log --session {name}")
+    return _all_or_none(store, project, name, runs, "undone", by)
+
+
+def redo_session(store: Store, project: Project, name: str, *, by: str = "") -> list[Run]:
+    """Bring back every run of a session that was taken back, the last one first: all of them, or none."""
+    taken_back = {run.layer or run.run for run in store.history.runs(Reach(project=project.id, sessions=(name,)))}
+    mine = Reach(project=project.id, sessions=(by,) if by else ())
+    undos = [back for back in store.history.undos(mine) if back.layer in taken_back]
+    if not undos:
+        raise BadRequest(f"nothing of the session {name} is left to redo", hint=f"fumehood log --session {name}")
+    return _all_or_none(store, project, name, undos, "brought back", by)
+
+
+def _all_or_none(
+    store: Store, project: Project, name: str, runs: Sequence[Run], what: str, by: str
+) -> list[Run]:
+    from fumehood.service.undo import undo
+
     done: list[Run] = []
     try:
         # One by one: what is done already must be known when one of them refuses.
@@ -243,13 +259,6 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "") -> 
         for back in reversed(done):
             undo(store, project, back, by=by)
         raise UndoRefused(
-            f"the session {name} was not undone: {error.message}", hint=error.hint or "the project is as it was"
+            f"the session {name} was not {what}: {error.message}", hint=error.hint or "the project is as it was"
         ) from error
     return done
-
-
-def _stands(run: Run) -> bool:
-    """Tell whether a run has something in the project that can be taken back."""
-    return run.act == "run" and run.state in ("applied", "held") and any(
-        change.verdict == "applied" for change in run.found
-    )  # fmt: skip

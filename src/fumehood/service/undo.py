@@ -8,7 +8,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.inverse import inverse, on_their_own, staying
 from fumehood.core.plan import is_plain
-from fumehood.core.report import Run, printable
+from fumehood.core.report import REDO, Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.indexes import refreshed
 from fumehood.linux.libc import InterruptsHeld
@@ -21,7 +21,7 @@ from fumehood.service.decide import recorded
 from fumehood.service.files import record, release
 from fumehood.service.force import counted_as_they_are
 from fumehood.service.settle import state_of
-from fumehood.store.history import APPLYING
+from fumehood.store.history import APPLYING, LAST
 from fumehood.store.ids import new_id
 
 TYPE_CHECKING = False
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from fumehood.service.store import Store
+    from fumehood.store.history import Reach
     from fumehood.store.projects import Project
 
 UNDONE = "undone"
+_STANDING = ("applied", "held")
 _UNDONE_BY = "undone by run {}"
 _NAMED = 5  # paths named in a refusal
 _ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
@@ -49,7 +51,7 @@ def undo(
     """
     with InterruptsHeld(), store.alone(project.id):
         run = recorded(store, project, run)
-        back = _planned(run, paths, here, by)
+        back = _planned(store, run, paths, here, by)
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
             back.found = counted_as_they_are(run, back.found)
@@ -86,12 +88,36 @@ def _others(store: Store, back: Run) -> Iterator[c.Change]:
             yield from other.found if other.state != UNDONE else ()
 
 
-def _planned(run: Run, paths: Sequence[str], here: str, by: str) -> Run:
+def last_to_undo(store: Store, *reaches: Reach) -> Run:
+    """Return the last run that changed something and is not taken back yet."""
+    run = next(store.history.standing(*reaches), None)
+    if run is None:
+        raise BadRequest("nothing is left to undo", hint="fumehood log shows what ran; fumehood redo brings back")
+    return run
+
+
+def to_redo(store: Store, name: str, *reaches: Reach) -> Run:
+    """Return the undo that a redo takes back: the last one, or of a run, or of an undo, that is named."""
+    if name == LAST:
+        back = next(store.history.undos(*reaches), None)
+        if back is None:
+            raise BadRequest("nothing is left to redo", hint="fumehood log shows what was taken back")
+        return back
+    run = store.history.find(name, *reaches)
+    undos = store.history.undos(*reaches, of_layer=run.layer or run.run)
+    back = next((each for each in undos if run.act != "undo" or each.run == run.run), None)
+    if back is None:
+        raise BadRequest(f"run {run.run} is not taken back", hint=f"fumehood show {run.run}")
+    return back
+
+
+def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -> Run:
     """Return the run that takes another back."""
     found = _to_take_back(run, paths, here)
     which = "".join(f" {path}" for path in paths)
+    verb = REDO if store.history.turns(run) % 2 else "undo"
     return Run(
-        run=new_id(), project=run.project, command=f"undo {run.run}{which}", cwd=run.project, state=APPLYING,
+        run=new_id(), project=run.project, command=f"{verb} {run.run}{which}", cwd=run.project, state=APPLYING,
         act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
         found=found, capture=run.capture,
         session=by or None,
@@ -107,18 +133,10 @@ def _refuse_what_was_taken_back(store: Store, run: Run, back: Run) -> None:
             break
     else:
         return
-    if _turns(store, later) % 2 != _turns(store, run) % 2:
+    if store.history.turns(later) % 2 != store.history.turns(run) % 2:
         raise UndoRefused(
-            f"run {run.run} was taken back by run {later.run}", hint=f"to have it back: fumehood undo {later.run}"
+            f"run {run.run} was taken back by run {later.run}", hint=f"to have it back: fumehood redo {later.run}"
         )
-
-
-def _turns(store: Store, run: Run) -> int:
-    """Count the undos between a run and the first one, whose changes they all move."""
-    count = 0
-    while run.of is not None:
-        run, count = store.history.find(run.of), count + 1
-    return count
 
 
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
@@ -138,11 +156,15 @@ def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]
             )  # fmt: skip
         except (ApplyFailed, Changed) as error:
             store.history.state(back.run, "failed", str(error))
-            _check(store, run, back, back.found)
-            if last:
-                raise UndoRefused(
-                    f"nothing was undone: {error}", hint="the project is as it was before the undo"
-                ) from error
+            try:
+                _check(store, run, back, back.found)
+                if last:
+                    raise UndoRefused(
+                        f"nothing was undone: {error}", hint="the project is as it was before the undo"
+                    ) from error
+            except UndoRefused as refusal:
+                store.history.withdraw(back, refusal.message)
+                raise
             store.history.note(back, APPLYING)
         else:
             return
@@ -151,7 +173,7 @@ def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]
 def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
     """Return the changes that undo a run, or some of its paths, or say why there are none."""
     if run.state == UNDONE:
-        raise BadRequest(f"run {run.run} is undone already", hint="undo the undo to have its changes back")
+        raise BadRequest(f"run {run.run} is undone already", hint=f"to have its changes back: fumehood redo {run.run}")
     meant = chosen(run, paths, here=here)
     changes = inverse(with_companions(run, _applied(meant), forth=False) if paths else meant)
     if not changes:
@@ -261,14 +283,19 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
 
 
 def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
-    """Return the later runs that changed some paths too, the latest first."""
-    found = {
+    """Return the later runs that changed some paths too, the latest first.
+
+    Neither those that came to nothing, nor what was taken back meanwhile, nor the undo that did so.
+    """
+    found = [
         name
         for path in paths
         for name, change in store.history.later_versions(run.run, run.project, path)
         if change.verdict == c.APPLIED
-    }
-    return [name for name in sorted(found, reverse=True) if store.history.find(name).state != UNDONE]
+    ]
+    later = [store.history.find(name) for name in dict.fromkeys(reversed(found))]
+    names = {each.run for each in later}
+    return [each.run for each in later if each.state in _STANDING and each.of not in names]
 
 
 def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:

@@ -19,7 +19,8 @@ _DAY_S = 86_400
 def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
     """Bring the records of a project's files up to date, and, where that is asked for, clean once a day.
 
-    Returns what to tell a person: which backups went, where some did. It waits for nobody, and nothing else fails for it: whoever needs the records does it again, and is told.
+    Returns what to tell a person: which backups went, where some did. It waits for nobody, and nothing else fails for
+    it: whoever needs the records does it again, and is told.
     """
     try:
         if store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):

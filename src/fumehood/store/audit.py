@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fumehood.store.database import Database
 
 ASKED, DECIDED, RECOVERED, CLEANED = "asked", "decided", "recovered", "cleaned"
+REFUSED = "refused"
 PYTHON, CLI, HOOK, MCP = "python", "cli", "hook", "mcp"
 
 _COLUMNS = ("at", "run", "project", "act", "uid", "user", "face", "agent", "detail")

@@ -259,6 +259,44 @@ class History:
             )
         return self._run(rows[0])
 
+    def standing(self, *reaches: Reach) -> Iterator[Run]:
+        """Yield the runs that have something in the project which is not taken back, the latest first.
+
+        An undo is none of them: what it took back, or brought back, is told of the run that it was about.
+        """
+        for run in self._ended(reaches, "runs.act != 'undo' AND runs.state IN ('applied', 'held')"):
+            if any(change.verdict == APPLIED for change in run.found):
+                yield run
+
+    def undos(self, *reaches: Reach, of_layer: str = "") -> Iterator[Run]:
+        """Yield the undos that are not taken back themselves, the latest first; of one layer, or of all."""
+        mine = "runs.layer = ? AND" if of_layer else ""
+        found = self._ended(reaches, f"{mine} runs.act = 'undo' AND runs.state = 'applied'", of_layer)
+        return (run for run in found if self.turns(run) % 2)
+
+    def _ended(self, reaches: Sequence[Reach], condition: str, *more: str) -> Iterator[Run]:
+        conditions, values = _within(reaches)
+        rows = self.database.rows(
+            f"SELECT runs.id FROM runs WHERE {conditions} AND {condition} AND runs.counts != ''"
+            " ORDER BY runs.number DESC",
+            (*values, *(each for each in more if each)),
+        )
+        return (self.find(name) for (name,) in rows)
+
+    def turns(self, run: Run) -> int:
+        """Count the undos between a run and the first one, whose changes they all move: where odd, it takes back."""
+        count = 0
+        while run.of is not None:
+            run, count = self.find(run.of), count + 1
+        return count
+
+    def withdraw(self, run: Run, reason: str) -> None:
+        """Forget an undo that was refused, and so never was; the audit trail tells of it."""
+        with self.database.transaction() as connection:
+            connection.execute("DELETE FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)", (run.run,))
+            connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
+            self.audit.add(connection, run.run, trail.REFUSED, f"{run.command}: {reason}")
+
     def runs(self, *reaches: Reach, limit: int = 0) -> list[Run]:
         """Return the runs in every reach given, the latest first."""
         conditions, values = _within(reaches)

@@ -15,7 +15,7 @@ from fumehood.faces.cli.style import Paint
 from fumehood.service.session import project_of
 from fumehood.service.store import Store
 from fumehood.store.audit import CLI
-from fumehood.store.history import Reach
+from fumehood.store.history import LAST, Reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,9 +66,13 @@ class Context:
         return Reach(project=self.project.id, sessions=() if self._only_session is None else (self._only_session,))
 
     def run(self, name: str) -> Run:
-        """The run that was named; `last` means the last one of this project."""
-        here_alone = Reach(project=self.project.id if name == "last" else None)
-        return self.store.history.find(name, self.reach, here_alone)
+        """The run that was named; `last` and `last~1` are those of this project."""
+        return self.store.history.find(name, *self.reaches(name))
+
+    def reaches(self, name: str) -> tuple[Reach, Reach]:
+        """What a run is looked for in, by how it is named."""
+        is_counted = name.partition("~")[0] == LAST
+        return self.reach, Reach(project=self.project.id if is_counted else None)
 
     def project_of(self, run: Run) -> Project:
         """The project that a run belongs to."""
@@ -179,7 +183,7 @@ def add_run(command: argparse.ArgumentParser, *, default: str | None = None) -> 
     """Let a command take a run by name."""
     command.add_argument(
         "run", nargs=None if default is None else "?", default=default, metavar="RUN",
-        help="an id, the beginning of one, or `last`",
+        help="an id, the beginning of one, `last`, or `last~1` for the one before",
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ _RUN_BY_SHELLS = frozenset("\n\"\\;|&$`<>()#")
 _IN_PLAIN_NAMES = _IN_NAMES - {":"}
 _LONGEST_NAME = 100
 # What an agent may do about its own runs, on the host: look, and take back. Never to apply what is held.
-_LOOKING = frozenset({"undo", "diff", "show", "output", "log"})
+_LOOKING = frozenset({"undo", "redo", "diff", "show", "output", "log"})
 _NARROWING = ("--only-session", "--only-project")
 
 
@@ -243,7 +243,8 @@ def _looking(command: str, ours: str, reach: str) -> str:
     rest = f"{rest} ".removeprefix(f"{reach} ")
     words = rest.split(" ")[:-1] if rest.strip() else []
     for word in words:
-        if not word or not _IN_NAMES.issuperset(word) or (word[0] == "-" and word not in ("--json", *_NARROWING)):
+        name = word.replace("last~", "last", 1)
+        if not name or not _IN_NAMES.issuperset(name) or (word[0] == "-" and word not in ("--json", *_NARROWING)):
             return ""
     before = ["", *words]
     kept = [word for last, word in zip(before, words, strict=False) if word not in _NARROWING and last != _NARROWING[0]]

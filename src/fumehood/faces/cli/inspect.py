@@ -111,7 +111,7 @@ def _grouped(runs: list[Run]) -> list[tuple[str | None, list[Run]]]:
 
 def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
-    state = colour(f"{run.state:9}", _COLOURS.get(run.state, "dim"))
+    state = colour(f"{run.outcome:12}", _COLOURS.get(run.state, "dim"))
     code = "" if not run.exit_code else colour(f" exit {run.exit_code}", "red")
     command = printable(run.command)
     command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"

@@ -1,4 +1,4 @@
-"""Commands that settle what a run left: apply, discard, undo."""
+"""Commands that settle what a run left: apply, discard, undo, redo."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fumehood.core.changes import CONFLICT
+from fumehood.core.report import REDO
 from fumehood.core.wording import MOST_OF_A_NAME, quoted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_reach, add_run
@@ -13,9 +14,10 @@ from fumehood.faces.cli.show import short, tell_run
 from fumehood.faces.cli.standing import here
 from fumehood.service import decide
 from fumehood.service.choose import chosen
-from fumehood.service.session import project_of, undo_session
-from fumehood.service.undo import undo
+from fumehood.service.session import project_of, redo_session, undo_session
+from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.service.upkeep import upkeep
+from fumehood.store.history import LAST
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -41,14 +43,20 @@ def add_commands(add: Add) -> None:
     add_run(away)
     _add_paths(away)
     back = add(
-        "undo", "bring back what was there before a run", _undo,
-        "  fumehood undo\n  fumehood undo 01J8ZQ\n  fumehood undo last src/main.py",
+        "undo", "bring back what was there before a run; without one, before the last that is not taken back yet",
+        _undo, "  fumehood undo\n  fumehood undo 01J8ZQ\n  fumehood undo last src/main.py",
     )  # fmt: skip
-    add_run(back, default="last")
+    again = add(
+        "redo", "bring back what an undo took back; without a run, the last one", _redo,
+        "  fumehood redo\n  fumehood redo 01J8ZQ",
+    )  # fmt: skip
+    for command in (back, again):
+        add_run(command, default=LAST)
     _add_paths(back)
-    _add_force(back, "also what was changed since")
-    back.add_argument("--session", metavar="NAME", help="every run of this session: all of them, or none")
-    add_reach(back)
+    for command in (back, again):
+        _add_force(command, "also what was changed since")
+        command.add_argument("--session", metavar="NAME", help="every run of this session: all of them, or none")
+        add_reach(command)
 
 
 def _add_paths(command: ArgumentParser) -> None:
@@ -84,15 +92,26 @@ def _discard(context: Context) -> int:
 
 
 def _undo(context: Context) -> int:
-    if context.options.session is not None:
-        return _undo_session(context, context.options.session)
     options = context.options
-    run = context.run(options.run)
+    if options.session is not None:
+        return _whole_session(context, options.session, undo_session)
+    run = last_to_undo(context.store, *context.reaches(LAST)) if options.run == LAST else context.run(options.run)
     back = undo(
         context.store, context.project_of(run), run, options.paths, here=here(), force=options.force,
         by=options.only_session or "",
     )  # fmt: skip
     return _say(context, back, lambda: _tell_undo(back))
+
+
+def _redo(context: Context) -> int:
+    options = context.options
+    if options.session is not None:
+        return _whole_session(context, options.session, redo_session)
+    run = to_redo(context.store, options.run, *context.reaches(options.run))
+    forth = undo(
+        context.store, context.project_of(run), run, force=options.force, by=options.only_session or ""
+    )
+    return _say(context, forth, lambda: _tell_undo(forth))
 
 
 def _say(context: Context, done: Run, show: Callable[[], None]) -> int:
@@ -103,14 +122,12 @@ def _say(context: Context, done: Run, show: Callable[[], None]) -> int:
     return code
 
 
-def _undo_session(context: Context, name: str) -> int:
+def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -> int:
     path, reach = project_of(context.store, name), context.reach
     is_in_reach = name in (reach.sessions or (name,)) and (reach.project is None or path == context.project.path)
     if path is None or not is_in_reach:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    backs = undo_session(
-        context.store, context.store.projects.open(path), name, by=context.options.only_session or ""
-    )
+    backs = act(context.store, context.store.projects.open(path), name, by=context.options.only_session or "")
 
     def show() -> None:
         for back in backs:
@@ -121,4 +138,5 @@ def _undo_session(context: Context, name: str) -> int:
 
 def _tell_undo(back: Run) -> None:
     tell_run(back, sys.stdout)
-    sys.stdout.write(f"  to have it back: fumehood undo {short(back.run)}\n")
+    again = "to take it back again: fumehood undo" if back.command.startswith(f"{REDO} ") else "to have it back: fumehood redo"
+    sys.stdout.write(f"  {again} {short(back.of or back.run)}\n")

@@ -94,6 +94,8 @@ def headline(run: Run) -> str:
     counts = {verdict: verdicts.count(verdict) for verdict in _VERDICTS if verdict in verdicts}
     if run.state == "undone":
         counts = {run.state: len(verdicts)}
+    if run.act == "undo" and c.APPLIED in counts:
+        counts = {run.outcome if verdict == c.APPLIED else verdict: count for verdict, count in counts.items()}
     (first, count), *others = counts.items()
     text = f"{count} {'change' if count == 1 else 'changes'} {first}"
     text += "".join(f", {count} {verdict}" for verdict, count in others)

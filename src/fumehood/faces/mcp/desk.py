@@ -73,9 +73,9 @@ class Place:
         """Return the sandbox for the call."""
         return self.desk.workplaces.sandbox(self.client, self._directories, working_dir)
 
-    def holding(self, run: str) -> "Sandbox":
+    def holding(self, run: str, *, to_undo: bool = False) -> "Sandbox":
         """Return the sandbox that a run of this client belongs to."""
-        return self.desk.workplaces.holding(self.client, self._directories, run)
+        return self.desk.workplaces.holding(self.client, self._directories, run, to_undo=to_undo)
 
     def job(self, name: str) -> Job:
         """Return a command that this client started."""

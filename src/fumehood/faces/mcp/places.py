@@ -69,13 +69,13 @@ class Workplaces:
             mine[path] = self._opened(path).session(name, own_tmp=self._own_tmp)
         return mine[path]
 
-    def holding(self, client: str, directories: list[str], run: str) -> Sandbox:
+    def holding(self, client: str, directories: list[str], run: str, *, to_undo: bool = False) -> Sandbox:
         """Return the sandbox, among those of a client, that a run of its own belongs to."""
         here = self.sandbox(client, directories)
         others = [each for each in self._sandboxes[client].values() if each is not here]
         if not others:
             return here
-        found = here.find(run, beside=others)
+        found = here.find(run, beside=others, to_undo=to_undo)
         return next(each for each in (here, *others) if each.session_name == found.session)
 
     def _opened(self, path: str) -> Sandbox:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _MOST_TEXT = 100_000
 _MOST_ASKED = 3  # times that a person is asked about what changes while they think
 
-RunName = Annotated[str, Field(description="A run's id, a unique beginning of one, or `last`.")]
+RunName = Annotated[str, Field(description="A run's id, a unique beginning of one, `last`, or `last~1`.")]
+ToUndo = Annotated[str, Field(description="As elsewhere; `last`: the last that changed something and stands.")]
 Paths = Annotated[list[str] | None, Field(description="Only these paths, relative to the project.")]
 
 
@@ -65,11 +66,11 @@ async def read_output(
 @told
 async def undo(
     where: Where,
-    run: RunName = "last",
+    run: ToUndo = "last",
     session: Annotated[bool, Field(description="Take back every run of this session instead.")] = False,
 ) -> Annotated[CallToolResult, r.Undone]:
     """Bring back exactly what was there before a run; an undo is a run, and can be undone."""
-    sandbox = where.sandbox() if session else where.holding(run)
+    sandbox = where.sandbox() if session else where.holding(run, to_undo=True)
     done = await anyio.to_thread.run_sync(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
     return r.returned(model_texts(done, r.MARK), runs=[r.report_of(each) for each in done])
 

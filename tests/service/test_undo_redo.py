@@ -1,0 +1,157 @@
+"""Undo and redo as people mean them: the last run that stands, again the one before, and back."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fumehood import BadRequest, Sandbox, UndoRefused
+
+pytestmark = pytest.mark.namespaces
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_undo_goes_back_run_by_run_and_redo_forth_again(sandbox: Sandbox, project: Path) -> None:
+    (project / "a").write_text("0\n")
+    runs = [sandbox.run(f"echo {number} > a") for number in (1, 2, 3)]
+    for number, run in ((2, runs[2]), (1, runs[1]), (0, runs[0])):
+        assert sandbox.undo().of == run.run
+        assert (project / "a").read_text() == f"{number}\n"
+    with pytest.raises(BadRequest, match="nothing is left to undo"):
+        sandbox.undo()
+    for number in (1, 2, 3):
+        sandbox.redo()
+        assert (project / "a").read_text() == f"{number}\n"
+    with pytest.raises(BadRequest, match="nothing is left to redo"):
+        sandbox.redo()
+    assert {sandbox.find(run.run).state for run in runs} == {"applied"}
+    sandbox.undo()
+    assert (project / "a").read_text() == "2\n"
+    sandbox.redo()
+    assert (project / "a").read_text() == "3\n"
+
+
+def test_what_changed_nothing_is_passed_over(sandbox: Sandbox, project: Path) -> None:
+    (project / "b").write_text("old")
+    sandbox.run("echo 1 > a")
+    sandbox.run("echo new > b; echo held > c", apply="hold")
+    sandbox.run("true")
+    sandbox.run("echo no > d", apply="discard")
+    with pytest.raises(BadRequest):
+        sandbox.run("true", cwd="/nowhere/at/all")
+    sandbox.undo()
+    assert not (project / "a").exists()
+
+
+def test_what_was_only_partly_taken_back_is_next(sandbox: Sandbox, project: Path) -> None:
+    run = sandbox.run("echo 1 > a; echo 1 > b")
+    sandbox.undo(run, "a")
+    sandbox.undo()
+    assert list(project.iterdir()) == []
+    assert sandbox.find(run.run).state == "undone"
+
+
+def test_a_run_that_is_named_is_meant_and_runs_are_counted_back(sandbox: Sandbox, project: Path) -> None:
+    for name in "abc":
+        sandbox.run(f"echo 1 > {name}")
+    sandbox.undo("last~2")
+    assert {path.name for path in project.iterdir()} == {"b", "c"}
+    assert sandbox.find("last~1").command == "echo 1 > c"
+    for name in ("last~9", "last~", "last~x", "last~99999999999999999999"):
+        with pytest.raises(BadRequest, match="there is no run"):
+            sandbox.find(name)
+
+
+def test_a_run_is_redone_by_its_own_name_or_that_of_its_undo(sandbox: Sandbox, project: Path) -> None:
+    first, second = sandbox.run("echo 1 > a"), sandbox.run("echo 2 > b")
+    sandbox.undo(second)
+    back = sandbox.undo(first)
+    sandbox.redo(second)
+    assert (project / "b").exists()
+    assert not (project / "a").exists()
+    sandbox.redo(back)
+    assert (project / "a").exists()
+    with pytest.raises(BadRequest, match="is not taken back"):
+        sandbox.redo(first)
+
+
+def test_a_refused_undo_leaves_no_run_and_names_who_is_in_the_way(sandbox: Sandbox, project: Path) -> None:
+    (project / "a").write_text("old")
+    first = sandbox.run("echo 1 > a")
+    second = sandbox.run("echo 2 > a")
+    before = [run.run for run in sandbox.history()]
+    for _ in range(2):
+        with pytest.raises(UndoRefused, match=f"by run {second.run}$") as refused:
+            sandbox.undo(first)
+        assert refused.value.hint.startswith(f"first: fumehood undo {second.run};")
+    assert [run.run for run in sandbox.history()] == before
+    assert sandbox.find("last").run == second.run
+    assert (project / "a").read_text() == "2\n"
+
+
+def test_a_refusal_names_neither_what_was_taken_back_nor_the_undo(sandbox: Sandbox, project: Path) -> None:
+    (project / "a").write_text("old")
+    first = sandbox.run("echo 1 > a")
+    sandbox.run("echo 2 > a")
+    sandbox.undo()
+    (project / "a").write_text("mine")
+    with pytest.raises(UndoRefused) as refused:
+        sandbox.undo()
+    assert refused.value.message == f"changed since run {first.run}: a"
+    (project / "a").write_text("1\n")
+
+
+def test_a_refusal_is_in_the_audit_trail(sandbox: Sandbox, project: Path) -> None:
+    (project / "a").write_text("old")
+    run = sandbox.run("echo 1 > a")
+    (project / "a").write_text("mine")
+    with pytest.raises(UndoRefused):
+        sandbox.undo()
+    rows = sandbox._store.database.rows("SELECT detail FROM events WHERE act = 'refused'")
+    assert len(rows) == 1
+    assert rows[0][0].startswith(f"undo {run.run}: changed since")
+
+
+def test_the_command_line_says_taken_back_and_how_to_have_it_again(cli: Cli, project: Path) -> None:
+    cli("run", "--", "echo 1 > a; echo 1 > b")
+    cli("run", "--", "true")
+    back = cli("undo")
+    assert back.stdout.startswith("fumehood: 2 changes taken back\n")
+    assert "to have it back: fumehood redo" in back.stdout
+    assert "taken back" in cli("log").stdout
+    forth = cli("redo")
+    assert forth.stdout.startswith("fumehood: 2 changes brought back\n")
+    assert "fumehood undo" in forth.stdout
+    assert (project / "a").exists()
+    assert cli("undo", "last").returncode == 0
+    assert not (project / "a").exists()
+    assert "nothing is left to undo" in cli("undo").stderr
+
+
+def test_a_session_is_brought_back_as_it_was_taken_back(sandbox: Sandbox, cli: Cli, project: Path) -> None:
+    agent = sandbox.session("agent")
+    agent.run("echo 1 > a")
+    sandbox.run("echo mine > b")
+    agent.run("echo 2 > a")
+    assert cli("undo", "--session", "agent").returncode == 0
+    assert not (project / "a").exists()
+    done = cli("redo", "--session", "agent")
+    assert done.stdout.count("brought back") == 2, done.stderr
+    assert (project / "a").read_text() == "2\n"
+    assert "nothing of the session agent is left to redo" in cli("redo", "--session", "agent").stderr
+
+
+def test_an_agent_redoes_its_own_undos_only(sandbox: Sandbox, project: Path) -> None:
+    agent = sandbox.session("agent")
+    run = agent.run("echo 1 > a")
+    sandbox.undo(run)
+    for name in ("last", run.run):
+        with pytest.raises(BadRequest):
+            agent.redo(name)
+    assert not (project / "a").exists()
+    sandbox.redo()
+    agent.undo()
+    agent.redo()
+    assert (project / "a").exists()
