@@ -65,7 +65,8 @@ def test_programs_are_told_everything_about_a_file(run: Callable[..., Run], cli:
     done = run("echo two > a; echo x > b")
     found = told(cli("files", "--json"))
     assert isinstance(found, list)
-    (known,) = found
+    known, made = found
+    assert (made["path"], made["days"], made["runs"]) == ("b", [], [])
     day = time.strftime("%y-%m-%d")
     assert (known["path"], known["root"], known["kind"], known["size"]) == ("a", str(project), "file", 4)
     assert (known["is_deleted"], known["needs_approval"], known["last_run"]) == (False, False, done.run)

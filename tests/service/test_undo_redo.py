@@ -118,7 +118,7 @@ def test_the_command_line_says_taken_back_and_how_to_have_it_again(cli: Cli, pro
     cli("run", "--", "echo 1 > a; echo 1 > b")
     cli("run", "--", "true")
     back = cli("undo")
-    assert back.stdout.startswith("fumehood: 2 changes taken back\n")
+    assert back.stdout.startswith("fumehood: 2 changes taken back (2 deletions)\n")
     assert "to have it back: fumehood redo" in back.stdout
     assert "taken back" in cli("log").stdout
     forth = cli("redo")

@@ -146,6 +146,15 @@ def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> No
     _find_backups(store, back, changes)
 
 
+def _why_not(store: Store, run: Run, back: Run) -> UndoRefused | None:
+    """Look at everything that an undo would do, and return what stands in its way."""
+    try:
+        _check(store, run, back, back.found)
+    except UndoRefused as refusal:
+        return refusal
+    return None
+
+
 def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]]) -> None:
     """Do it. Where something is not as the record says, everything is looked at, and it is tried once more."""
     for last in (False, True):
@@ -156,15 +165,12 @@ def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]
             )  # fmt: skip
         except (ApplyFailed, Changed) as error:
             store.history.state(back.run, "failed", str(error))
-            try:
-                _check(store, run, back, back.found)
-                if last:
-                    raise UndoRefused(
-                        f"nothing was undone: {error}", hint="the project is as it was before the undo"
-                    ) from error
-            except UndoRefused as refusal:
+            refusal = _why_not(store, run, back)
+            if refusal is None and last:
+                refusal = UndoRefused(f"nothing was undone: {error}", hint="the project is as it was before the undo")
+            if refusal is not None:
                 store.history.withdraw(back, refusal.message)
-                raise
+                raise refusal from error
             store.history.note(back, APPLYING)
         else:
             return

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.changes import DIRECTORY
+from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.nofollow import stamp_of
 from fumehood.service.choose import meanings
-from fumehood.service.files import catch_up
+from fumehood.service.files import Live, catch_up
 from fumehood.store.backups import Daily, Slots, parsed
 from fumehood.store.days import Days
 from fumehood.store.files import Files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from fumehood.service.store import Store
@@ -72,8 +72,9 @@ class Known(Value):
 
     @property
     def is_worth_telling(self) -> bool:
-        """Whether something happened to it: it can be restored, was deleted, or a held change waits on it."""
-        return bool(self.days or self.runs or self.record.is_deleted or self.record.needs_approval)
+        """Whether something happened to it: a run made or changed it, or a held change waits on it."""
+        known = self.record
+        return bool(self.days or self.runs or known.last_run or known.is_deleted or known.needs_approval)
 
 
 def known_files(store: Store, project: Project, root: str = "", path: str = "") -> list[Known]:
@@ -83,7 +84,8 @@ def known_files(store: Store, project: Project, root: str = "", path: str = "") 
     with Daily(store.places.state) as daily:
         names = daily.by_file()
     sources = files.sources(project.id)
-    records = [each for top in ((root,) if root else project.roots) for each in files.below(project.id, top, path)]
+    tops = (root,) if root else project.roots
+    records = [each for top in tops for each in _as_they_are(top, files.below(project.id, top, path))]
     return [
         Known(
             record=record, state=store.places.state, days=tuple(_day(name) for name in names.get(record.id, ())),
@@ -96,13 +98,36 @@ def known_files(store: Store, project: Project, root: str = "", path: str = "") 
 def known_file(store: Store, project: Project, root: str, path: str) -> Known | None:
     """Return what is known of one file."""
     catch_up(store, project.id)
-    record = Files(store.database).at(project.id, root, path)
-    if record is None:
+    recorded = Files(store.database).at(project.id, root, path)
+    if recorded is None:
         return None
+    (record,) = _as_they_are(root, [recorded])
     found = versions(store, project, root, path)
     days = tuple(each.source for each in found if "-" in each.source)
     runs = tuple(each.source for each in found if "-" not in each.source)
     return Known(record=record, state=store.places.state, days=days, runs=runs)
+
+
+def _as_they_are(root: str, records: Sequence[Record]) -> list[Record]:
+    """Return records as they are now: what a run deleted, somebody may have made again."""
+    if not any(record.is_deleted for record in records) or not os.path.isdir(root):
+        return list(records)
+    with Live(root) as live:
+        return [_as_it_is(live, record) if record.is_deleted else record for record in records]
+
+
+def _as_it_is(live: Live, record: Record) -> Record:
+    found = live.look(record.path)
+    stamp = None if found is None else stamp_of(found)
+    if stamp is None or stamp.kind not in (FILE, SYMLINK):
+        return record
+    return record.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
+
+
+def made_by(store: Store, project: Project, root: str, path: str) -> str:
+    """Return the run that last changed a path in the project, or nothing where none did."""
+    pasts = Files(store.database).past(project.id, root, path)
+    return pasts[0].run if pasts else ""
 
 
 def versions(store: Store, project: Project, root: str, path: str) -> list[Version]:

@@ -36,7 +36,7 @@ class Days:
         rows = database.rows("SELECT n, day, first_run FROM days ORDER BY n")
         self._numbers = [number for number, _, _ in rows]
         self._days = [day for _, day, _ in rows]
-        self._first_runs = {day: first for _, day, first in rows}
+        self._first_runs: dict[str, int] = {day: first for _, day, first in rows}
 
     def first_run(self, day: str) -> int:
         """Return the number of the first run of a day; 0 where that was not recorded."""

@@ -152,7 +152,7 @@ class Files:
 
     def _learn(
         self, connection: sqlite3.Connection, project: int, root: bytes, seen: Sequence[Seen], since: float, run: str,
-        are_deleted: bool,
+        are_deleted: bool, *, is_latest: bool = False,
     ) -> int:  # fmt: skip
         rows = connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchall()
         last_run = int(rows[0][0]) if rows else "NULL"
@@ -165,7 +165,8 @@ class Files:
                 connection,
                 "INSERT INTO files (path, kind, size, modified_ns, project, root, is_deleted, recorded_at,"
                 f" last_run) VALUES {', '.join([one] * len(some))} ON CONFLICT (project, root, path)"
-                f" DO UPDATE SET {_SET} WHERE recorded_at < {since!r} AND (is_deleted != excluded.is_deleted"
+                f" DO UPDATE SET {_SET} WHERE ({int(is_latest)} OR recorded_at < {since!r})"
+                " AND (is_deleted != excluded.is_deleted"
                 " OR size != excluded.size OR modified_ns != excluded.modified_ns OR kind != excluded.kind"
                 " OR excluded.last_run > coalesce(last_run, 0))",
                 some,
@@ -173,7 +174,10 @@ class Files:
         return written
 
     def record(self, project: int, run: str, told: Iterable[Told]) -> None:
-        """Record all that is to be recorded after a run, in one transaction."""
+        """Record all that is to be recorded after a run, in one transaction.
+
+        That is the latest word on those files, whatever the clock says: the project's lock is held.
+        """
         now = time.time()
         with self.database.transaction() as connection:
             for each in told:
@@ -182,7 +186,7 @@ class Files:
                         self._note(connection, project, each.root, run, noted, are_deleted)
                 for seen, are_deleted in ((each.seen, False), (each.seen_deleted, True)):
                     if seen:
-                        self._learn(connection, project, each.root, seen, now, run, are_deleted)
+                        self._learn(connection, project, each.root, seen, now, run, are_deleted, is_latest=True)
 
     def due(self, project: int) -> list[Due]:
         """Return what is due, in order: number, run, when that was settled, whether its backups may be begun."""

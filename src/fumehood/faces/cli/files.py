@@ -14,7 +14,7 @@ from fumehood.faces.cli.show import short, tell_run
 from fumehood.faces.cli.standing import here
 from fumehood.service.restore import EMPTY, restore
 from fumehood.service.scan import scan_project
-from fumehood.service.versions import known_file, known_files, place_of, versions
+from fumehood.service.versions import known_file, known_files, made_by, place_of, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,21 +103,23 @@ def _line(project: str, each: Known, colour: Paint) -> str:
 
 def _tell_one(context: Context, project: Project, root: str, path: str, known: Known | None) -> int:
     found = versions(context.store, project, root, path)
-    if known is None and not found:
+    by = made_by(context.store, project, root, path)
+    if known is None and not found and not by:
         raise BadRequest(
             f"nothing is known of {printable(path)}", hint="no run changed it; fumehood scan reads the project"
         )
     told = {**({"path": path, "root": root} if known is None else known.told()),
             "versions": [version.told() for version in found]}  # fmt: skip
-    return context.say(told, lambda: _show_versions(project, path, known, found))
+    return context.say(told, lambda: _show_versions(project, path, known, found, by))
 
 
-def _show_versions(project: Project, path: str, known: Known | None, found: Sequence[Version]) -> None:
+def _show_versions(project: Project, path: str, known: Known | None, found: Sequence[Version], by: str) -> None:
     colour = paint()
     if known is not None:
         sys.stdout.write(f"{_line(project.path, known.replace(days=(), runs=()), colour)}\n")
     if not found:
-        sys.stdout.write("it can't be restored: no run that is kept changed it\n")
+        why = f"no earlier version is kept; run {short(by)} changed it last" if by else "no run changed it"
+        sys.stdout.write(f"it can't be restored: {why}\n")
         return
     sys.stdout.write("it can be restored:\n")
     for version in found:

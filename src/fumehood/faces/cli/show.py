@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from fumehood.core.report import Run
+    from fumehood.core.summary import Line
 
-_MOST = 12  # additions and modifications listed; deletions and what was not applied always are
-_LARGE = 4  # entries of a new tree that get lines of their own
+_MOST = 12  # lines about changes; what is alike is then told by directory
+_LARGE = 4  # entries of a tree that comes or goes whole that get lines of their own
 _SIGNS = {
     c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
     c.TYPE: ("t", "cyan"),
@@ -99,71 +100,82 @@ def headline(run: Run) -> str:
     (first, count), *others = counts.items()
     text = f"{count} {'change' if count == 1 else 'changes'} {first}"
     text += "".join(f", {count} {verdict}" for verdict, count in others)
+    deletions = sum(change.change == c.DELETED for change in run.found)
+    text += f" ({deletions} {'deletion' if deletions == 1 else 'deletions'})" if deletions else ""
     return f"{text}: {printable(run.reason)}" if run.reason else text
 
 
 def lines(run: Run, paint: Paint, most: int) -> list[str]:
-    """Write one line a change, leaving out only additions and modifications beyond a number."""
-    listed: list[str] = []
-    left_out = 0
-    room = most
-    for change, inside in _shown(run.found, whole=most < len(run.found)):
-        must = change.change == c.DELETED or change.verdict != c.APPLIED
-        if not must and room <= 0:
-            left_out += 1
-            continue
-        room -= not must
-        listed.append(line(run, change, paint) + (f"  {paint(f'{inside} entries', 'dim')}" if inside else ""))
-    if left_out:
-        listed.append(paint(f"… and {left_out} more; fumehood show {short(run.run)}", "dim"))
-    return listed
+    """Write one line a change; where they are too many, a tree that comes or goes whole, and what is alike, in one.
 
-
-def _shown(changes: Sequence[c.Change], *, whole: bool) -> list[tuple[c.Change, int]]:
-    """Choose what is worth a line, with how many entries it stands for.
-
-    A directory that only came with what lies in it is left out; where there is little room, a large new tree is
-    one line, and so is each entry in it that a person should look at.
+    The numbers in the lines, and one for each line without, are those of the headline.
     """
-    parents = {(change.root, change.path.rpartition("/")[0]) for change in changes}
-    large = _large_trees(changes) if whole else {}
-    chosen = []
-    for change in changes:
-        own, above = (change.root, change.path), (change.root, change.within)
-        is_shell = change.change == c.ADDED and change.kind == c.DIRECTORY and own in parents
-        if change.within is not None and above in large:
-            if _is_telling(change) and not is_shell:
-                chosen.append((change, 0))
-        elif own in large:
-            chosen.append((change, large[own]))
-        elif not is_shell:
-            chosen.append((change, 0))
-    return chosen
+    if len(run.found) <= most:
+        return [line(run, change, paint) for change in run.found]
+    inside = _whole_trees(run.found)
+    shown = [change for change in run.found if not _is_inside(change, inside)]
+    listed, left_out = summary(shown, most)
+    written = [_told(run, each, inside, shown, paint) for each in listed]
+    if left_out or inside or any(each.count > 1 for each in listed):
+        more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
+        written.append(paint(f"{more}all of them: fumehood show {short(run.run)}", "dim"))
+    return written
 
 
-def _is_telling(change: c.Change) -> bool:
-    return change.verdict != c.APPLIED or bool(change.flags)
+def _told(
+    run: Run, told: Line, inside: dict[tuple[int, str], int], shown: Sequence[c.Change], paint: Paint
+) -> str:
+    """Write a line for a change, with what is in the tree that it moves, or for several in a directory."""
+    change = told.change
+    if told.count == 1:
+        count = inside.get((change.root, change.path), 0)
+        return line(run, change, paint) + (f"  {paint(f'and {count} in it', 'dim')}" if count else "")
+    top = "" if told.path == "./" else told.path
+    alike = [each for each in shown if _key(each) == _key(change) and each.path.startswith(top)]
+    count = sum(1 + inside.get((each.root, each.path), 0) for each in alike)
+    return line(run, change, paint, path=f"{told.path}…") + f"  {paint(f'{count} of them', 'dim')}"
 
 
-def _large_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
-    """Return the new directories that hold many entries, with how many of them need no look."""
+def _key(change: c.Change) -> tuple[object, ...]:
+    return change.root, change.verdict, change.change, change.reason, change.flags
+
+
+def _is_inside(change: c.Change, trees: dict[tuple[int, str], int]) -> bool:
+    return change.within is not None and (change.root, change.within) in trees and not change.flags
+
+
+def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
+    """Return the directories that come or go whole and hold many entries, with how many need no look.
+
+    Not where something in it became of otherwise: that is told one by one.
+    """
+    tops = {
+        (change.root, change.path): change
+        for change in changes
+        if change.kind == c.DIRECTORY and change.change in (c.ADDED, c.DELETED) and change.within is None
+    }
     counts: dict[tuple[int, str], int] = {}
+    mixed: set[tuple[int, str]] = set()
     for change in changes:
-        if change.within is not None and change.change == c.ADDED and not _is_telling(change):
-            top = change.root, change.within
-            counts[top] = counts.get(top, 0) + 1
-    return {top: count for top, count in counts.items() if count > _LARGE}
+        top = None if change.within is None else tops.get((change.root, change.within))
+        if top is None:
+            continue
+        if (change.change, change.verdict, change.reason) != (top.change, top.verdict, top.reason) and not change.flags:
+            mixed.add((top.root, top.path))
+        elif not change.flags:
+            counts[top.root, top.path] = counts.get((top.root, top.path), 0) + 1
+    return {top: count for top, count in counts.items() if count > _LARGE and top not in mixed}
 
 
-def line(run: Run, change: c.Change, paint: Paint) -> str:
-    """Write one change."""
+def line(run: Run, change: c.Change, paint: Paint, path: str = "") -> str:
+    """Write one change, or several that are alike in the directory at a path."""
     sign, colour = _SIGNS[change.change]
     where = "" if change.root == 0 else f"{run.roots[change.root]}/"
-    path = printable(where + change.path) + ("/" if change.kind == c.DIRECTORY else "")
+    place = printable(where + (path or change.path)) + ("/" if change.kind == c.DIRECTORY and not path else "")
     modes = ""
-    if change.change == c.MODE and change.before is not None and change.after is not None:
+    if not path and change.change == c.MODE and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
     told = "" if change.verdict == c.APPLIED else f"  [{change.verdict}: {printable(change.reason)}]"
     flags = f"  ({', '.join(change.flags)})" if change.flags else ""
-    return f"{paint(sign, colour)} {path}{modes}{flags}{told}"
+    return f"{paint(sign, colour)} {place}{modes}{flags}{told}"
 

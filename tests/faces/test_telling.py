@@ -1,0 +1,98 @@
+"""What is told of many changes: by directory, deletions counted, and the numbers agree."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fumehood import Sandbox
+
+pytestmark = pytest.mark.namespaces
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+NEW_AND_GONE = "rm -r t; rm u/[0-9]*; mkdir -p n/m; for i in 1 2 3 4 5 6 7 8; do echo > n/m/$i; done; echo x > one"
+
+
+@pytest.fixture
+def many(project: Path) -> Path:
+    for directory in ("t/q", "u"):
+        (project / directory).mkdir(parents=True)
+        for number in range(300):
+            (project / directory / str(number)).write_text("x")
+    (project / "u/stays").write_text("x")
+    return project
+
+
+def listed(text: str) -> list[str]:
+    return [line[2:] for line in text.splitlines() if line[:4] in ("  + ", "  - ", "  ~ ")]
+
+
+def count_told(line: str) -> int:
+    counts = re.search(r"  (?:and )?(\d+) (of them|in it)$", line)
+    return 1 if counts is None else int(counts[1]) + (counts[2] == "in it")
+
+
+@pytest.mark.parametrize("how", ["--hold", "--discard", ""])
+def test_thousands_of_changes_are_told_by_directory_and_add_up(how: str, cli: Cli, many: Path) -> None:
+    told = cli("run", *filter(None, [how]), "--", NEW_AND_GONE).stderr
+    lines = listed(told)
+    assert {line.split()[1] for line in lines} == {"t/", "u/…", "n/", "one"}, told
+    total = int(told.split()[1])
+    assert total == len(json.loads(cli("show", "--json").stdout)["changes"])
+    assert sum(map(count_told, lines)) == total
+    assert "(602 deletions)" in told.splitlines()[0]
+    shown = cli("show").stdout
+    assert len(listed(shown)) == total, "the exact list is a command away"
+
+
+def test_directories_are_listed_as_they_are_counted(cli: Cli, project: Path) -> None:
+    told = cli("run", "--", "mkdir -p a/b; echo x > a/b/c").stderr
+    assert told.startswith("fumehood: 3 changes applied\n")
+    assert listed(told) == ["+ a/", "+ a/b/", "+ a/b/c"]
+    assert "+3" in cli("log").stdout
+
+
+def test_what_needs_a_look_in_a_new_tree_has_its_own_line(cli: Cli, project: Path) -> None:
+    line = "mkdir n; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo > n/$i; done; echo 'x:' > n/Makefile"
+    told = cli("run", "--", line).stderr
+    assert [each.split()[1] for each in listed(told)] == ["n/Makefile", "n/"]
+    assert sum(map(count_told, listed(told))) == int(told.split()[1])
+
+
+def test_files_that_a_run_made_are_among_those_that_runs_changed(cli: Cli, project: Path) -> None:
+    (project / "other").write_text("x")
+    cli("run", "--", "mkdir d; echo x > d/made")
+    cli("scan")
+    shown = cli("files").stdout
+    assert "d/made" in shown
+    assert "1 more that no run changed" in shown
+    run = json.loads(cli("show", "--json").stdout)["run"]
+    assert f"run {run[:16]} changed it last" in cli("files", "d/made").stdout
+    assert "no run changed it" in cli("files", "other").stdout
+
+
+@pytest.mark.parametrize("hours", [0, -2], ids=["", "the clock set back"])
+def test_files_that_exist_after_undo_and_redo_are_not_called_deleted(
+    hours: int, sandbox: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "a").write_text("old")
+    sandbox.run("rm a; echo x > b; ln -s b c")
+    real = time.time
+    for step, act in enumerate((sandbox.undo, sandbox.redo, sandbox.undo, sandbox.redo), 1):
+        monkeypatch.setattr(time, "time", lambda step=step: real() + hours * step * 3600)
+        act()
+        assert {each["path"] for each in sandbox.files() if not each["is_deleted"]} == set(os.listdir(project))
+
+
+def test_a_file_that_somebody_made_again_is_not_called_deleted(cli: Cli, project: Path) -> None:
+    cli("run", "--", "echo x > a")
+    cli("undo")
+    assert cli("files").stdout.startswith("deleted")
+    (project / "a").write_text("made again")
+    assert not cli("files").stdout.startswith("deleted")
+    assert "10 bytes  a" in cli("files", "a").stdout
