@@ -391,6 +391,7 @@ def test_a_line_that_only_begins_like_ours_runs_in_the_hood_whole(after: str) ->
 @pytest.mark.parametrize("command", [
     "fumehood apply last", "fumehood undo last; id", "fumehood log --all", "fumehood undo $(id)", "fumehood undo\nid",
     "fumehood run -- id", "fumehood clean", "fumehood", "fumehood undo 'a'", "fumehood undo ../x", "fumehood undo a&",
+    "fumehood undo ~root", "fumehood show a~1", "fumehood undo last~1~2",
 ])  # fmt: skip
 def test_an_agent_can_only_look_and_undo_on_the_host(command: str) -> None:
     line = hook.rewrite(command, "codex", call("x"), hook.Options())
@@ -475,13 +476,16 @@ def test_two_agents_in_two_projects_know_nothing_of_each_other(
 
     assert agent("a", project, "fumehood undo").returncode == 0
     assert not (project / "a").exists()
-    assert agent("a", project, "fumehood undo").returncode == 0, "an agent's undo is its own"
+    assert agent("a", project, "fumehood redo").returncode == 0, "an agent's undo is its own"
     assert (project / "a").exists()
     assert cli("undo", own["b"][1]).returncode == 0
-    assert "undone already" in agent("b", project, "fumehood undo").stderr, "a person's undo is the person's"
+    assert "nothing is left to redo" in agent("b", project, "fumehood redo").stderr, "a person's undo is the person's"
+    assert "is not taken back" in agent("b", project, f"fumehood redo {own['b'][1]}").stderr
+    assert "undone already" in agent("b", project, "fumehood undo last~0").stderr
     assert sorted(os.listdir(project)) == ["a", "mine"]
     assert agent("new", project, "fumehood log --json").stdout == "[]\n"
-    assert "there is no run last" in agent("new", project, "fumehood undo").stderr
+    assert "nothing is left to undo" in agent("new", project, "fumehood undo").stderr
+    assert "there is no run last" in agent("new", project, "fumehood show").stderr
 
 
 @pytest.mark.namespaces

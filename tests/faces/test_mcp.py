@@ -297,7 +297,8 @@ def test_an_agent_cannot_take_back_what_a_person_took_back(home: Path, project: 
             own = (await client.call_tool("run_command", {"command": "echo own >own"})).structured_content["run"]
             back = json.loads(cli("undo", own, "--json").stdout)["run"]
             await unknown(client, back)
-            assert "undone already" in text(await client.call_tool("undo", {}))
+            assert "nothing is left to undo" in text(await client.call_tool("undo", {}))
+            assert "undone already" in text(await client.call_tool("undo", {"run": own}))
 
     asked(test)
     assert os.listdir(project) == []
