@@ -96,7 +96,10 @@ KEYS: tuple[Key, ...] = (
     _key("limits.files", k.COUNT, "Open files of one process; 0: no limit."),
     _key("limits.file_size", k.SIZE, "Size of one file; 0: no limit."),
     _key("limits.written", k.SIZE, "Bytes that one run may write; 0: no limit."),
-    _key("clean.keep_days", k.COUNT, "Days on which Fumehood ran that the originals of a run are kept.", global_only=True),
+    _key(
+        "clean.keep_days", k.COUNT, "Days on which Fumehood ran that the originals of a run are kept.",
+        global_only=True,
+    ),
     _key("clean.backup_days", k.COUNT, "Days on which Fumehood ran that daily backups are kept.", global_only=True),
     _key("clean.budget", k.SIZE, "Space that originals may take before the oldest go; 0: no limit.", global_only=True),
     _key("rootfs.mirror", k.TEXT, "Where root trees are downloaded from.", global_only=True),

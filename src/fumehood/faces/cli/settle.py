@@ -10,7 +10,7 @@ from fumehood.core.report import REDO
 from fumehood.core.wording import MOST_OF_A_NAME, quoted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_reach, add_run
-from fumehood.faces.cli.show import tell_run
+from fumehood.faces.cli.show import short, tell_run
 from fumehood.faces.cli.standing import here
 from fumehood.service import decide
 from fumehood.service.choose import chosen
@@ -140,4 +140,4 @@ def _tell_undo(back: Run) -> None:
     tell_run(back, sys.stdout)
     is_redo = back.command.startswith(f"{REDO} ")
     again = "to take it back again: fumehood undo" if is_redo else "to have it back: fumehood redo"
-    sys.stdout.write(f"  {again}\n")
+    sys.stdout.write(f"  that was run {short(back.of or '')}; {again}\n")
