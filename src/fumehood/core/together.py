@@ -1,12 +1,13 @@
-"""Changes that must share one fate: the state of a repository, and all of a run where a person wants it so."""
+"""Changes that must share one fate: the state of a repository or database, or all of a run if a person wants it so."""
 
 from __future__ import annotations
 
 from fumehood.core import changes as c
+from fumehood.core.judge import keep_replacements_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
 ON_CONFLICT = (HOLD_PATH, HOLD_ALL)
@@ -15,6 +16,20 @@ CHANGED_SINCE = "it changed in the project after the run began"
 _FILES = ("HEAD", "index", "packed-refs")
 _TREES = ("refs", "logs")
 _OF_ANOTHER = ("worktrees", "modules")  # whose own state lies below, by name
+_JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
+
+
+def one_state(place: str) -> str:
+    """Name the state that a path is a part of: a git directory, a database, else the path itself."""
+    return repository(place) or database(place)
+
+
+def database(place: str) -> str:
+    """Return the database that a path is a journal of, else the path itself: what might be one is its own."""
+    for journal in _JOURNALS:
+        if place.endswith(journal):
+            return place[: -len(journal)]
+    return place
 
 
 def repository(place: str) -> str:
@@ -54,11 +69,10 @@ def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict
         return False
     if on_conflict == HOLD_ALL:
         return _hold_all(changes, conflicts[0])
-    torn = {repository(f"{roots[change.root]}/{change.path}"): change.path for change in reversed(conflicts)}
-    torn.pop("", None)
+    torn = {one_state(f"{roots[change.root]}/{change.path}"): change.path for change in reversed(conflicts)}
     more = False
-    for change in changes if torn else ():
-        first = torn.get(repository(f"{roots[change.root]}/{change.path}"))
+    for change in changes:
+        first = torn.get(one_state(f"{roots[change.root]}/{change.path}"))
         if first is not None and change.verdict == c.APPLIED:
             more = True
             change.verdict = c.CONFLICT
@@ -66,12 +80,32 @@ def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict
     return more
 
 
+def hold_open(
+    changes: Sequence[c.Change], roots: Sequence[str], busy: Mapping[tuple[int, str], str], on_conflict: str = HOLD_PATH
+) -> None:
+    """Hold what other programs have open, with what belongs to it; `busy` are these files, with the reason for each."""
+    states = {one_state(f"{roots[root]}/{path}"): path for root, path in busy}
+    first = next(iter(busy))[1]
+    for change in changes:
+        if change.verdict != c.APPLIED:
+            continue
+        reason = busy.get((change.root, change.path), "")
+        partner = states.get(one_state(f"{roots[change.root]}/{change.path}"))
+        if not reason and partner is not None:
+            reason = f"{partner} is open in another program, and they are one state"
+        elif not reason and on_conflict == HOLD_ALL:
+            reason = f"{first} is open in another program, and then everything is held"
+        if reason:
+            change.verdict, change.reason = c.HELD, reason
+    keep_replacements_whole(changes)
+
+
 def free_of_conflicts(
     changes: Sequence[c.Change], meant: Sequence[c.Change], roots: Sequence[str]
 ) -> list[c.Change]:
     """Return those of a run's changes that can go while its conflicts stay.
 
-    What would lie in one stays with it, so does a replaced tree that has one in it, and the state of a repository.
+    What would lie in one stays with it, so does a replaced tree that has one in it, and the rest of one state.
     """
     conflicts = [change for change in changes if change.verdict == c.CONFLICT]
     if not conflicts:
@@ -79,14 +113,14 @@ def free_of_conflicts(
     places = {(change.root, change.path) for change in conflicts if not c.is_mode_alone(change)}
     replaced = {(change.root, change.path) for change in changes if change.change in (c.TYPE, c.DELETED)}
     trees = replaced & {(change.root, change.within or "") for change in conflicts}
-    torn = {repository(f"{roots[change.root]}/{change.path}") for change in conflicts} - {""}
+    torn = {one_state(f"{roots[change.root]}/{change.path}") for change in conflicts}
     return [
         change
         for change in meant
         if change.verdict != c.CONFLICT
         and places.isdisjoint((change.root, each) for each in c.above(change.path))
         and trees.isdisjoint(((change.root, change.path), (change.root, change.within or "")))
-        and (not torn or repository(f"{roots[change.root]}/{change.path}") not in torn)
+        and one_state(f"{roots[change.root]}/{change.path}") not in torn
     ]
 
 

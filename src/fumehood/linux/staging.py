@@ -42,17 +42,17 @@ def can_rename(first: int, second: int) -> bool:
 
     One file system is not enough: a mount of a part of it, as containers get their volumes, is apart too.
     """
-    return os.fstat(first).st_dev == os.fstat(second).st_dev and _mount(first) == _mount(second)
+    return os.fstat(first).st_dev == os.fstat(second).st_dev and mount_of(first) == mount_of(second)
 
 
-def _mount(directory: int) -> bytes:
+def mount_of(directory: int) -> bytes:
     """Return the number of the mount that a directory was opened on."""
     info = os.open(f"/proc/self/fdinfo/{directory}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         lines = os.read(info, 4096).split(b"\n")
     finally:
         os.close(info)
-    return next(line for line in lines if line.startswith(b"mnt_id:"))
+    return next(line for line in lines if line.startswith(b"mnt_id:")).split()[1]
 
 
 class Staging:

@@ -7,8 +7,9 @@ import os
 from fumehood.core import changes as c
 from fumehood.core.plan import PUT, RMDIR, SWAP, TAKE, plan, sharing
 from fumehood.core.report import printable
-from fumehood.core.together import CHANGED_SINCE, HOLD_PATH, hold_together
+from fumehood.core.together import CHANGED_SINCE, HOLD_PATH, hold_open, hold_together
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
+from fumehood.linux.inuse import open_elsewhere
 from fumehood.linux.nofollow import make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename
 from fumehood.linux.steps import Changed, Sides
@@ -17,9 +18,11 @@ from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fumehood.core.plan import Step
+
+_NAMED = 5  # paths named in a refusal
 
 
 def take_over(
@@ -32,12 +35,14 @@ def take_over(
     or_nothing: bool = False,
     journal: Callable[[str], None] | None = None,
     on_conflict: str = HOLD_PATH,
+    even_open: bool = False,
 ) -> None:
     """Perform every change whose verdict is `applied`, between layers and the project.
 
     A path that is no longer what it was judged against becomes a conflict and stays in the layer, and what belongs
     together with it too; with `or_nothing`, Changed is raised instead. That, and any other failure, takes back what
     was done: the project is then as it was. `journal` records how far it has come, with the changes as they are then.
+    A file that another program has open for writing is held in the same way, unless it goes `even_open`.
     """
     conflicts = hold_together(changes, roots, on_conflict)
     note = journal or _unrecorded
@@ -49,9 +54,15 @@ def take_over(
             between.open(steps, changes)
             if between.has_copies or conflicts:
                 note(APPLYING)  # with the stamps of what will be in the project
-            between.has_originals = True
-            _perform(steps, between, done, changes, or_nothing=or_nothing)
-            is_torn = not or_nothing and hold_together(changes, roots, on_conflict)
+            # As late as can be, for a program may open a file at any moment.
+            busy = {} if even_open else open_elsewhere(changes, roots)
+            is_torn = bool(busy)
+            if busy:
+                _hold(changes, roots, busy, on_conflict, or_nothing=or_nothing)
+            else:
+                between.has_originals = True
+                _perform(steps, between, done, changes, or_nothing=or_nothing)
+                is_torn = not or_nothing and hold_together(changes, roots, on_conflict)
             if not is_torn and between.save(changes):
                 note(SETTLING)
         except (Changed, OSError, FumehoodError) as error:
@@ -73,7 +84,24 @@ def take_over(
     if is_torn:
         # With nothing done yet, and without what is held now.
         note(APPLYING)
-        take_over(changes, roots, uppers, run, staying=staying, journal=journal, on_conflict=on_conflict)
+        take_over(changes, roots, uppers, run, staying=staying, journal=journal, on_conflict=on_conflict, even_open=even_open)
+
+
+def _hold(
+    changes: Sequence[c.Change], roots: Sequence[str], busy: Mapping[tuple[int, str], str], on_conflict: str,
+    *, or_nothing: bool,
+) -> None:  # fmt: skip
+    """Hold what other programs have open; where it is all or nothing, that is a failure."""
+    if or_nothing:
+        raise ApplyFailed(open_in_words(busy), hint="close it there, then try again")
+    hold_open(changes, roots, busy, on_conflict)
+
+
+def open_in_words(busy: Mapping[tuple[int, str], str]) -> str:
+    """Name what other programs have open, the first ones with the program."""
+    shown = [f"{printable(path)} is {reason}" for (_, path), reason in busy.items()]
+    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+    return "; ".join(shown[:_NAMED]) + more
 
 
 def _is_cut_off(error: Exception, changes: Sequence[c.Change], roots: Sequence[str]) -> bool:

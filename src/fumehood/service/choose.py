@@ -6,7 +6,7 @@ import os
 
 from fumehood.core import changes as c
 from fumehood.core.report import printable
-from fumehood.core.together import repository
+from fumehood.core.together import one_state
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
     """Add the changes of the same fate that can't stay behind.
 
     On the way `forth` into the project, what lies in a new directory needs that. A replaced or deleted directory goes
-    whole, and a repository's state is never half of two histories.
+    whole, and the state of a repository or database is never half of two histories.
     """
     verdicts = {change.verdict for change in changes}
     if not verdicts.isdisjoint(c.WAITING):
@@ -81,9 +81,9 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
     by_place = {(change.root, change.path): change for change in alike}
     trees = {(change.root, change.within) for change in alike if change.within is not None}
     wanted = {(change.root, change.path) for change in changes}
-    repositories = {_repository(run, change) for change in changes} - {""}
+    states = {_state(run, change) for change in changes}
     for change in alike:
-        if repositories and _repository(run, change) in repositories:
+        if _state(run, change) in states:
             wanted.add((change.root, change.path))
     for root, path in list(wanted):
         wanted |= _needed_above(root, path, by_place, (c.ADDED, c.DELETED, c.TYPE) if forth else (c.DELETED, c.TYPE))
@@ -95,8 +95,8 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
     ]
 
 
-def _repository(run: Run, change: c.Change) -> str:
-    return repository(f"{run.roots[change.root]}/{change.path}")
+def _state(run: Run, change: c.Change) -> str:
+    return one_state(f"{run.roots[change.root]}/{change.path}")
 
 
 def _needed_above(

@@ -39,7 +39,7 @@ def apply_held(
     store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False,
     expected: str = "",
 ) -> Run:  # fmt: skip
-    """Take over what a run had to hold; with `force`, also what was changed in the project after the run began.
+    """Take over what a run had to hold; with `force`, also what was changed there after the run began, or is open.
 
     What a person has there is then saved in the run's layer first, like any original. Without, conflicts stay.
     `expected` is the digest of what the person was shown (`shown_digest`); anything else raises ChangedMeanwhile.
@@ -53,7 +53,7 @@ def apply_held(
         if force:
             run.found, waiting = _judged_anew(store, run, waiting)
         is_anew = force or _stamp_anew(run, waiting) or bool(run.below)
-        failure = _apply(store, project, run, waiting, is_anew=is_anew)
+        failure = _apply(store, project, run, waiting, is_anew=is_anew, even_open=force)
         if failure is not None:
             raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
         if run.state != HELD:
@@ -125,7 +125,7 @@ def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -
 
 
 def _apply(
-    store: Store, project: Project, run: Run, waiting: Sequence[c.Change], *, is_anew: bool
+    store: Store, project: Project, run: Run, waiting: Sequence[c.Change], *, is_anew: bool, even_open: bool
 ) -> ApplyFailed | None:
     """Move what was held; those applied before are done, and what is not meant stays.
 
@@ -149,8 +149,9 @@ def _apply(
     try:
         _bring_back(store, run, others=others)
         take_over(
-            run.found, run.roots, store.uppers(run), run.run, journal=lambda state: store.history.note(run, state)
-        )
+            run.found, run.roots, store.uppers(run), run.run, journal=lambda state: store.history.note(run, state),
+            even_open=even_open,
+        )  # fmt: skip
     except ApplyFailed as error:
         failure = error
         hold_all(run, error)

@@ -11,11 +11,12 @@ from fumehood.core.plan import is_plain
 from fumehood.core.report import REDO, Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.indexes import refreshed
+from fumehood.linux.inuse import open_elsewhere
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of, walk
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
-from fumehood.service.apply import take_over
+from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.choose import chosen, with_companions
 from fumehood.service.decide import recorded
 from fumehood.service.files import record, release
@@ -46,7 +47,8 @@ def undo(
 ) -> Run:  # fmt: skip
     """Bring back exactly what was there before a run; returns the undo, which can itself be undone.
 
-    With paths, only what lies there. With `force`, also what was changed since: that is saved in the layer first.
+    With paths, only what lies there. With `force`, also what was changed since, or is open in another program: that
+    is saved in the layer first.
     `by` is the session that asks, and that the undo belongs to: an agent can't take back what a person took back.
     """
     with InterruptsHeld(), store.alone(project.id):
@@ -63,6 +65,7 @@ def undo(
             if again:
                 _refuse_what_was_taken_back(store, run, back)
             _check(store, run, back, [change for change in back.found if again or not is_plain(change)])
+            _refuse_open(run, back)
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))
@@ -155,13 +158,22 @@ def _why_not(store: Store, run: Run, back: Run) -> UndoRefused | None:
     return None
 
 
+def _refuse_open(run: Run, back: Run) -> None:
+    busy = open_elsewhere(back.found, run.roots)
+    if busy:
+        raise UndoRefused(
+            open_in_words(busy),
+            hint="close it there, then undo again; with --force, what that program goes on writing stays in the backup",
+        )
+
+
 def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]]) -> None:
     """Do it. Where something is not as the record says, everything is looked at, and it is tried once more."""
     for last in (False, True):
         try:
             take_over(
                 back.found, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True,
-                journal=lambda state: store.history.note(back, state),
+                even_open=True, journal=lambda state: store.history.note(back, state),
             )  # fmt: skip
         except (ApplyFailed, Changed) as error:
             store.history.state(back.run, "failed", str(error))

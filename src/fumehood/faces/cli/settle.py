@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from fumehood.core.changes import CONFLICT
+from fumehood.core.changes import WAITING
 from fumehood.core.report import REDO
 from fumehood.core.wording import MOST_OF_A_NAME, quoted
 from fumehood.errors import BadRequest
@@ -75,7 +75,7 @@ def _apply(context: Context) -> int:
     )
     code = _say(context, done, lambda: _tell_decided(done))
     # As those do who merge: what was asked for is not all done.
-    left = any(change.verdict == CONFLICT for change in chosen(done, options.paths, here=here()))
+    left = any(change.verdict in WAITING for change in chosen(done, options.paths, here=here()))
     return 1 if left and not code else code
 
 

@@ -1,0 +1,155 @@
+"""Tell which files of a project other programs have open for writing: swapped away, their next write would be lost.
+
+A read lease is granted only where nobody has the file open for writing, by whatever name, mapped memory included; who
+only reads loses nothing and does not count. Where there are no leases (some file systems, other people's files),
+`/proc` tells of the programs that we may look at.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from fumehood.core import changes as c
+from fumehood.core.report import printable
+from fumehood.core.together import database
+from fumehood.linux.nofollow import Parents, look, open_top, split
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_SIGURG = 23  # nothing happens by default; a lease that somebody breaks would kill us by SIGIO
+_BY_A_SERVER = ("nfs", "nfs4", "cifs", "smb3")  # a lease depends on what their server granted us, not only on programs
+
+
+def open_elsewhere(changes: Sequence[c.Change], roots: Sequence[str]) -> dict[tuple[int, str], str]:
+    """Return the files that applied changes take out of the project and that programs write, with those in words.
+
+    For a database's journal, its database is asked for too: the two are one state.
+    """
+    busy: dict[tuple[int, str], str] = {}
+    for number, root in enumerate(roots):
+        paths = list(_asked_for(change for change in changes if change.root == number))
+        if not paths:
+            continue
+        top = open_top(root)
+        try:
+            busy.update(((number, path), programs) for path, programs in written(top, paths).items())
+        finally:
+            os.close(top)
+    return busy
+
+
+def _asked_for(changes: Iterable[c.Change]) -> Iterator[str]:
+    databases: set[str] = set()
+    for change in changes:
+        if change.verdict != c.APPLIED:
+            continue
+        if change.before is not None and change.before.kind == c.FILE:
+            yield change.path
+        belongs_to = database(change.path)
+        if belongs_to != change.path:
+            databases.add(belongs_to)
+    yield from databases
+
+
+def written(top: int, paths: Iterable[str]) -> dict[str, str]:
+    """Return those paths below a directory that some program has open for writing, with the programs as far as seen."""
+    refused: list[str] = []
+    undecided: list[str] = []
+    parents = Parents(top)
+    try:
+        for path in paths:
+            parent, name = split(path)
+            try:
+                _lease(parents.of(parent), name)
+            except BlockingIOError:
+                refused.append(path)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    undecided.append(path)
+        if not refused and not undecided:
+            return {}
+        if refused and _is_by_a_server(top):
+            refused, undecided = [], refused + undecided
+        files = {path: _identity(parents, path) for path in (*refused, *undecided)}
+    finally:
+        parents.close()
+    writers = _writers({split(path)[1] for path in files})
+    named = {path: writers[identity] for path, identity in files.items() if identity in writers}
+    return {path: _in_words(named.get(path, [])) for path in (*refused, *(each for each in undecided if each in named))}
+
+
+def _lease(directory: int, name: str) -> None:
+    """Take a read lease and give it back; raises BlockingIOError where somebody has the file open for writing."""
+    file = os.open(name, _READING, dir_fd=directory)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETSIG, _SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    finally:
+        os.close(file)
+
+
+def _identity(parents: Parents, path: str) -> tuple[int, int]:
+    parent, name = split(path)
+    try:
+        found = look(parents.of(parent), name)
+    except OSError:
+        found = None  # in a directory that is closed to us: the swap says more
+    return (0, 0) if found is None else (found.st_dev, found.st_ino)
+
+
+def _is_by_a_server(top: int) -> bool:
+    """Tell whether a directory lies on a file system where a lease is refused for other reasons too."""
+    from fumehood.linux.staging import mount_of
+
+    mount = mount_of(top)
+    with open("/proc/self/mountinfo", "rb") as table:
+        for line in table:
+            fields = line.split(b" ")
+            if fields[0] == mount:
+                return os.fsdecode(fields[fields.index(b"-") + 1]) in _BY_A_SERVER
+    return False
+
+
+def _writers(names: set[str]) -> dict[tuple[int, int], list[tuple[str, str]]]:
+    """Return who has files of these names open for writing, of the processes that we may look at.
+
+    Only what bears one of the names is looked at: a stat may hang where a file system's server is gone.
+    """
+    found: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            descriptors = os.listdir(f"/proc/{process}/fd")
+        except OSError:
+            continue  # another user's, or gone
+        for number in descriptors:
+            file = f"/proc/{process}/fd/{number}"
+            try:
+                if split(os.readlink(file))[1] not in names or not os.lstat(file).st_mode & 0o200:
+                    continue
+                seen = os.stat(file)
+                program = _program(process)
+            except OSError:
+                continue  # closed meanwhile
+            programs = found.setdefault((seen.st_dev, seen.st_ino), [])
+            if (program, process) not in programs:
+                programs.append((program, process))
+    return found
+
+
+def _program(process: str) -> str:
+    with open(f"/proc/{process}/comm", "rb") as name:
+        return printable(os.fsdecode(name.read().rstrip(b"\n")))
+
+
+def _in_words(programs: Sequence[tuple[str, str]]) -> str:
+    if not programs:
+        return "open in another program"
+    (name, process), *others = programs
+    more = f", and {len(others)} more" if others else ""
+    return f"open in another program ({name}, pid {process}{more})"
