@@ -16,7 +16,7 @@ CHANGED_SINCE = "it changed in the project after the run began"
 _FILES = ("HEAD", "index", "packed-refs")
 _TREES = ("refs", "logs")
 _OF_ANOTHER = ("worktrees", "modules")  # whose own state lies below, by name
-_JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
+JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
 
 
 def one_state(place: str) -> str:
@@ -26,7 +26,7 @@ def one_state(place: str) -> str:
 
 def database(place: str) -> str:
     """Return the database that a path is a journal of, else the path itself: what might be one is its own."""
-    for journal in _JOURNALS:
+    for journal in JOURNALS:
         if place.endswith(journal):
             return place[: -len(journal)]
     return place

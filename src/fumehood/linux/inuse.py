@@ -13,7 +13,7 @@ import os
 
 from fumehood.core import changes as c
 from fumehood.core.report import printable
-from fumehood.core.together import database
+from fumehood.core.together import JOURNALS, database
 from fumehood.linux.nofollow import Parents, look, open_top, split
 
 TYPE_CHECKING = False
@@ -45,16 +45,13 @@ def open_elsewhere(changes: Sequence[c.Change], roots: Sequence[str]) -> dict[tu
 
 
 def _asked_for(changes: Iterable[c.Change]) -> Iterator[str]:
-    databases: set[str] = set()
     for change in changes:
-        if change.verdict != c.APPLIED:
-            continue
-        if change.before is not None and change.before.kind == c.FILE:
-            yield change.path
-        belongs_to = database(change.path)
-        if belongs_to != change.path:
-            databases.add(belongs_to)
-    yield from databases
+        if change.verdict == c.APPLIED:
+            before, path = change.before, change.path
+            if before is not None and before.kind == c.FILE:
+                yield path
+            if path.endswith(JOURNALS):
+                yield database(path)
 
 
 def written(top: int, paths: Iterable[str]) -> dict[str, str]:
@@ -62,11 +59,22 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
     refused: list[str] = []
     undecided: list[str] = []
     parents = Parents(top)
+    last, directory = None, -1
+    # As fast as Python can: one for each path that goes.
+    open_file, close_file, control = os.open, os.close, fcntl.fcntl
+    set_signal, set_lease, for_reading = fcntl.F_SETSIG, fcntl.F_SETLEASE, fcntl.F_RDLCK
     try:
         for path in paths:
-            parent, name = split(path)
+            parent, _, name = path.rpartition("/")
             try:
-                _lease(parents.of(parent), name)
+                if parent != last:
+                    directory, last = parents.of(parent), parent
+                file = open_file(name, _READING, dir_fd=directory)
+                try:
+                    control(file, set_signal, _SIGURG)
+                    control(file, set_lease, for_reading)  # given back when it is closed
+                finally:
+                    close_file(file)
             except BlockingIOError:
                 refused.append(path)
             except OSError as error:
@@ -82,16 +90,6 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
     writers = _writers({split(path)[1] for path in files})
     named = {path: writers[identity] for path, identity in files.items() if identity in writers}
     return {path: _in_words(named.get(path, [])) for path in (*refused, *(each for each in undecided if each in named))}
-
-
-def _lease(directory: int, name: str) -> None:
-    """Take a read lease and give it back; raises BlockingIOError where somebody has the file open for writing."""
-    file = os.open(name, _READING, dir_fd=directory)
-    try:
-        fcntl.fcntl(file, fcntl.F_SETSIG, _SIGURG)
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    finally:
-        os.close(file)
 
 
 def _identity(parents: Parents, path: str) -> tuple[int, int]:

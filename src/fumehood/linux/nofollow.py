@@ -280,7 +280,7 @@ def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.
         for change in changes:
             parent, _, name = change.path.rpartition("/")
             try:
-                found = look(_reached(parents, loosened, parent), name)
+                found = look(reached(parents, loosened, parent), name)
             except OSError:
                 yield change, None, False  # gone, or something else stands there
             else:
@@ -290,7 +290,7 @@ def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.
         loosened.restore()
 
 
-def _reached(parents: Parents, loosened: Loosened, parent: str) -> int:
+def reached(parents: Parents, loosened: Loosened, parent: str) -> int:
     """Return a directory's descriptor from the cache, opened up where its owner may not look into it."""
     try:
         directory = parents.of(parent)

@@ -21,6 +21,7 @@ from fumehood.service.choose import chosen, with_companions
 from fumehood.service.decide import recorded
 from fumehood.service.files import record, release
 from fumehood.service.force import counted_as_they_are
+from fumehood.service.intact import find_backups
 from fumehood.service.settle import state_of
 from fumehood.store.history import APPLYING, LAST
 from fumehood.store.ids import new_id
@@ -57,7 +58,6 @@ def undo(
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
             back.found = counted_as_they_are(run, back.found)
-            _find_backups(store, back, back.found)
         else:
             # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
             # redone: versions may be where they would be if this had been done already.
@@ -66,12 +66,13 @@ def undo(
                 _refuse_what_was_taken_back(store, run, back)
             _check(store, run, back, [change for change in back.found if again or not is_plain(change)])
             _refuse_open(run, back)
+        find_backups(store, project, back, first)
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))
         stamps = [(change.before, change.after) for change in back.found]
         release(store, back)
-        _perform(store, run, back, staying(first.found))
+        _perform(store, project, run, back, first)
         back.state, back.duration_s = "applied", time.monotonic() - began
         store.history.settle(
             back, rewrite=stamps != [(change.before, change.after) for change in back.found],
@@ -143,16 +144,16 @@ def _refuse_what_was_taken_back(store: Store, run: Run, back: Run) -> None:
 
 
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
-    """Refuse where a live path is no longer what the run left, or where a backup is gone."""
+    """Refuse where a live path is no longer what the run left."""
     if _moved(run, changes):
         _refuse(store, run, _moved(run, back.found))
-    _find_backups(store, back, changes)
 
 
-def _why_not(store: Store, run: Run, back: Run) -> UndoRefused | None:
+def _why_not(store: Store, project: Project, run: Run, back: Run, first: Run) -> UndoRefused | None:
     """Look at everything that an undo would do, and return what stands in its way."""
     try:
         _check(store, run, back, back.found)
+        find_backups(store, project, back, first)
     except UndoRefused as refusal:
         return refusal
     return None
@@ -167,8 +168,9 @@ def _refuse_open(run: Run, back: Run) -> None:
         )
 
 
-def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]]) -> None:
+def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) -> None:
     """Do it. Where something is not as the record says, everything is looked at, and it is tried once more."""
+    stays = staying(first.found)
     for last in (False, True):
         try:
             take_over(
@@ -177,7 +179,7 @@ def _perform(store: Store, run: Run, back: Run, stays: frozenset[tuple[int, str]
             )  # fmt: skip
         except (ApplyFailed, Changed) as error:
             store.history.state(back.run, "failed", str(error))
-            refusal = _why_not(store, run, back)
+            refusal = _why_not(store, project, run, back, first)
             if refusal is None and last:
                 refusal = UndoRefused(f"nothing was undone: {error}", hint="the project is as it was before the undo")
             if refusal is not None:
@@ -249,32 +251,6 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
             change.verdict, change.reason, changed = c.APPLIED, "", True
     run.state, run.reason = state_of(run.found), ""
     return changed
-
-
-def _find_backups(store: Store, back: Run, changes: Sequence[c.Change]) -> None:
-    """Let changes name what lies in the layers now: a backup may have got another inode since it was judged.
-
-    Layers are made again where they were dropped because they held nothing.
-    """
-    for number, upper in enumerate(store.uppers(back)):
-        os.makedirs(upper, 0o700, exist_ok=True)
-        layer = open_top(upper)
-        try:
-            wanted = [change for change in changes if change.root == number and _is_kept(change)]
-            for change, found, _ in looks(layer, wanted):
-                if found is None:
-                    raise UndoRefused(
-                        f"the backup of {printable(change.path)} is gone",
-                        hint=f"it should lie in {store.places.run(back.layer)}; fumehood files"
-                        f" {printable(change.path)} shows what else it can be restored from",
-                    )
-                change.after = stamp_of(found, change.after.meaning if change.after else "")
-        finally:
-            os.close(layer)
-
-
-def _is_kept(change: c.Change) -> bool:
-    return change.after is not None and not c.is_mode_alone(change)
 
 
 def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:
