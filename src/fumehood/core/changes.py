@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 FILE, DIRECTORY, SYMLINK = "file", "directory", "symlink"
 FIFO, SOCKET, DEVICE = "fifo", "socket", "device"
@@ -17,6 +17,7 @@ APPLIED, HELD, CONFLICT, DISCARDED, UNSUPPORTED = "applied", "held", "conflict",
 WAITING = (HELD, CONFLICT)  # for a person's word
 
 NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # flags: the new version is not whose the old one was
+OTHER_NAMES = "other-names"  # with a number: as many names of the file keep the old content
 
 ORIGIN, OTHERS = 1, 2
 _NUMBERS = 5  # in every stamp's text
@@ -184,6 +185,19 @@ class Change:
 
     def __repr__(self) -> str:
         return f"Change({self.change} {self.kind} {self.path!r} {self.verdict} {self.reason})"
+
+
+def flags_in_words(flags: Sequence[str]) -> str:
+    """Write flags for people: most are plain words already."""
+    return ", ".join(map(_in_words, flags))
+
+
+def _in_words(flag: str) -> str:
+    name, _, number = flag.partition(":")
+    if name != OTHER_NAMES:
+        return flag
+    who = "1 other name of this file keeps" if number == "1" else f"{number} other names of this file keep"
+    return f"{who} the old content"
 
 
 def is_mode_alone(change: Change) -> bool:

@@ -7,7 +7,7 @@ are escaped, short, and in quotes where they could go on with our sentence.
 
 from __future__ import annotations
 
-from fumehood.core.changes import APPLIED, DELETED
+from fumehood.core.changes import APPLIED, DELETED, flags_in_words
 from fumehood.core.report import named, short
 from fumehood.core.summary import summary
 from fumehood.core.visible import visible
@@ -115,7 +115,7 @@ def one_line(line: Line) -> str:
     """Write a change, or several that are alike, in one line."""
     change = line.change
     reason = "" if change.verdict == APPLIED else f" [{change.verdict}: {short(change.reason)}]"
-    flags = f" ({', '.join(change.flags)})" if change.flags else ""
+    flags = f" ({flags_in_words(change.flags)})" if change.flags else ""
     if line.count > 1:
         return f"{change.change} {line.count} entries in {named(line.path)}{flags}{reason}"
     kind = "" if change.kind == "file" else f" {change.kind}"

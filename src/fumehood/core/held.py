@@ -28,7 +28,7 @@ _FLAGS: dict[str, tuple[int, tuple[str, str]]] = {
     "build-script": _BUILD, "startup-file": _BUILD, "container": _BUILD, "ci-workflow": _BUILD, "hook-manager": _BUILD,
     "package-settings": _BUILD, "tool-versions": _BUILD, "agent-instructions": _BUILD, "git-remote": _BUILD,
     "own-rule": (4, ("file that a rule of yours names", "files that rules of yours name")),
-    c.NEW_OWNER: _OTHER, c.NEW_GROUP: _OTHER,
+    c.NEW_OWNER: _OTHER, c.NEW_GROUP: _OTHER, c.OTHER_NAMES: _OTHER,
 }  # fmt: skip
 _UNKNOWN = 0, ("change that may run by itself", "changes that may run by themselves")
 
@@ -53,7 +53,8 @@ def _version(stamp: c.Stamp | None) -> str:
 
 def held_item(run: Run, change: c.Change) -> Item:
     """Say what one held change is, and how dangerous."""
-    rated = [_FLAGS.get(flag, _RUN_BY_GIT if flag.startswith("git-") else _UNKNOWN) for flag in change.flags]
+    flags = [flag.partition(":")[0] for flag in change.flags]
+    rated = [_FLAGS.get(flag, _RUN_BY_GIT if flag.startswith("git-") else _UNKNOWN) for flag in flags]
     danger, kind = min(rated, default=_OTHER)
     path = change.path if change.root == 0 else f"{run.roots[change.root]}/{change.path}"
     what = change.change if change.kind == c.FILE else f"{change.change} {change.kind}"

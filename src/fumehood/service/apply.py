@@ -84,7 +84,9 @@ def take_over(
     if is_torn:
         # With nothing done yet, and without what is held now.
         note(APPLYING)
-        take_over(changes, roots, uppers, run, staying=staying, journal=journal, on_conflict=on_conflict, even_open=even_open)
+        take_over(
+            changes, roots, uppers, run, staying=staying, journal=journal, on_conflict=on_conflict, even_open=even_open
+        )
 
 
 def _hold(

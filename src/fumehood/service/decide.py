@@ -231,7 +231,7 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
 
 def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[list[c.Change], list[c.Change]]:
     """Compare what is held with the project as it is now; what the project has already is not needed any more."""
-    fresh = {(change.root, change.path): change for change in layering.scanned(holds.layers(store, run))}
+    fresh = {(change.root, change.path): change for change in layering.scanned(holds.layers(store, run), whole=False)}
     known = {(change.root, change.path): change for change in run.found if change.verdict in c.WAITING}
     meant = {(change.root, change.path) for change in waiting}
     # Directories that are gone from the project are made again; what takes another's place goes whole.

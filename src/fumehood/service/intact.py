@@ -50,7 +50,7 @@ def _is_kept(change: c.Change) -> bool:
 
 
 def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str]) -> list[tuple[str, str, int]]:
-    """Return what is wrong with backups: the path, what it is, and the inode that lies there; the others are stamped."""
+    """Return which backups are wrong: the path, in what way, and the inode that lies there; the others are stamped."""
     wrong: list[tuple[str, str, int]] = []
     missing = dict(wanted)
     for path, found in _lying(layer, wanted.values()):

@@ -121,22 +121,28 @@ def take_up(places: Places, run: str) -> int:
 
 
 def resemble(upper: str, root: str) -> None:
-    """Give a directory of ours the owner and the mode of the one it stands for, as far as we may."""
+    """Give a directory of ours the owner, mode and time of the one it stands for, as far as we may."""
     found = os.stat(root)
     if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
         from fumehood.linux.copying import give_owner
 
         give_owner(upper, found)
     os.chmod(upper, found.st_mode & 0o7777)
+    os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def scanned(layers: Sequence[Layer], indexes: SeenIndexes | None = None) -> list[Change]:
-    """Return what a command changed, root by root."""
+def scanned(layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whole: bool = True) -> list[Change]:
+    """Return what a command changed, root by root; `whole` with the other names of the files that it wrote."""
     found: list[Change] = []
     for number, layer in enumerate(layers):
         tops = [open_top(layer.upper), *(open_top(each) for each in _left_of(layer))]
         try:
-            found += scan(number, *tops, indexes=indexes)
+            changes = scan(number, *tops, indexes=indexes)
+            if whole and any(change.before is not None and change.before.links > 1 for change in changes):
+                from fumehood.linux.hardlinks import keep_links
+
+                changes = keep_links(changes, *tops)
+            found += changes
         finally:
             for top in tops:
                 os.close(top)

@@ -176,6 +176,6 @@ def line(run: Run, change: c.Change, paint: Paint, path: str = "") -> str:
     if not path and change.change == c.MODE and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
     told = "" if change.verdict == c.APPLIED else f"  [{change.verdict}: {printable(change.reason)}]"
-    flags = f"  ({', '.join(change.flags)})" if change.flags else ""
+    flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
     return f"{paint(sign, colour)} {place}{modes}{flags}{told}"
 

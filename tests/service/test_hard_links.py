@@ -1,0 +1,137 @@
+"""What a command writes to a file reaches every name of it, or the report says which it does not."""
+
+import os
+import subprocess
+
+import pytest
+
+from fumehood import Policy, Sandbox
+from snapshots import snapshot
+
+pytestmark = pytest.mark.namespaces
+
+
+@pytest.fixture(params=["one file system", "two file systems"])
+def project(request, test_directory):
+    alone = request.param == "one file system"
+    project = (test_directory if alone else request.getfixturevalue("other_filesystem")) / "project"
+    project.mkdir()
+    return project
+
+
+def on_host(project, script):
+    subprocess.run(["sh", "-ec", script], cwd=project, check=True)
+
+
+def inodes(project, *names):
+    return {(project / name).stat().st_ino for name in names}
+
+
+def flags(run):
+    return {change.path: change.flags for change in run.changes if change.flags}
+
+
+def in_backups(store):
+    found = set()
+    for directory, _, files in os.walk(store.places.state):
+        found |= {os.lstat(os.path.join(directory, name)).st_ino for name in files}
+    return found
+
+
+WRITTEN = {
+    "appended to": ("echo more >> d/a", "old\nmore\n"),
+    "written anew in place": ("echo new > d/a", "new\n"),
+    "beside others": ("echo new > d/a; echo x > top; chmod 600 single", "new\n"),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_all_names_of_a_file_get_what_was_written_by_one_and_an_undo_brings_them_back_as_one(
+    sandbox, store, project, written
+):
+    on_host(project, "mkdir -p d e/f; echo old > d/a; ln d/a d/b; ln d/a e/f/c; ln d/a here; echo s > single")
+    on_host(project, "chmod 500 e")
+    names = ("d/a", "d/b", "e/f/c", "here")
+    before = snapshot(project)
+    command, content = WRITTEN[written]
+    run = sandbox.run(command)
+    assert run.state == "applied"
+    assert {change.path for change in run.changes if change.path in names} == set(names)
+    assert flags(run) == {}
+    assert {(project / name).read_text() for name in names} == {content}
+    assert len(inodes(project, *names)) == 1
+    after = snapshot(project)
+    if project.stat().st_dev == os.stat(store.places.state).st_dev:
+        assert inodes(project, *names).isdisjoint(in_backups(store))
+    back = sandbox.undo(run)
+    assert snapshot(project) == before
+    assert len(inodes(project, *names)) == 1
+    sandbox.undo(back)
+    assert snapshot(project) == after
+
+
+def test_a_mode_is_a_files_and_so_every_names(sandbox, project):
+    on_host(project, "echo old > a; ln a b; chmod 644 a")
+    run = sandbox.run("chmod 600 a")
+    assert {(project / name).stat().st_mode & 0o777 for name in "ab"} == {0o600}
+    assert len(inodes(project, "a", "b")) == 1
+    sandbox.undo(run)
+    assert {(project / name).stat().st_mode & 0o777 for name in "ab"} == {0o644}
+
+
+FLAGGED = {
+    "replaced": ("sed -i s/old/new/ a", {"a": ("other-names:2",)}),
+    "replaced by hand": ("echo new > t; mv t a", {"a": ("other-names:2",)}),
+    "another changed too": ("echo one > a; echo two > b", {"a": ("other-names:1",), "b": ("other-names:1",)}),
+    "another deleted": ("echo one > a; rm b", {"a": ("other-names:1",)}),
+    "all changed": ("echo one > a; echo two > b; echo three > d/c", {}),
+}
+
+
+@pytest.mark.parametrize("how", FLAGGED)
+def test_a_name_that_keeps_the_old_content_is_counted(sandbox, project, how):
+    on_host(project, "mkdir d; echo old > a; ln a b; ln a d/c")
+    before = snapshot(project)
+    command, expected = FLAGGED[how]
+    run = sandbox.run(command)
+    assert run.state == "applied"
+    assert flags(run) == expected
+    if expected and "b" not in expected and "rm b" not in command:
+        assert [(project / name).read_text() for name in ("a", "b", "d/c")] == ["new\n", "old\n", "old\n"]
+        assert "2 other names of this file keep the old content" in run.for_model()
+    sandbox.undo(run)
+    assert {path: entry for path, entry in snapshot(project).items()}.keys() == before.keys()
+    assert {(project / name).read_text() for name in ("a", "b", "d/c")} == {"old\n"}
+
+
+def test_a_name_outside_of_the_project_is_counted(sandbox, project):
+    (project.parent / "outside").write_text("old\n")
+    os.link(project.parent / "outside", project / "a")
+    run = sandbox.run("echo new > a")
+    assert flags(run) == {"a": ("other-names:1",)}
+    assert (project.parent / "outside").read_text() == "old\n"
+    assert (project / "a").read_text() == "new\n"
+
+
+def test_what_is_held_is_held_for_all_names_and_later_commands_see_it_by_each(sandbox, project):
+    on_host(project, "mkdir d; echo old > a; ln a d/b")
+    run = sandbox.run("echo new > a", apply="hold")
+    assert {change.path for change in run.changes} == {"a", "d/b"}
+    assert sandbox.run("cat a d/b; stat -c %a d").stdout.splitlines()[:2] == ["new", "new"]
+    assert sandbox.run("stat -c %a d").stdout.strip() == f"{(project / 'd').stat().st_mode & 0o777:o}"
+    sandbox.apply(run)
+    assert (project / "d/b").read_text() == "new\n"
+    assert len(inodes(project, "a", "d/b")) == 1
+
+
+@pytest.mark.parametrize("directory", [".", "d"])
+def test_whatever_captures_the_writes_no_name_is_left_behind_without_a_word(home, project, way, directory):
+    on_host(project, f"mkdir d e; echo old | tee {directory}/a > {directory}/r; ln {directory}/a e/b; ln {directory}/r e/s")
+    a, r = (os.path.normpath(f"{directory}/{name}") for name in "ar")
+    with Sandbox(project, policy=Policy(capture=way)) as sandbox:
+        run = sandbox.run(f"echo new > {a}")
+        replaced = sandbox.run(f"sed -i s/old/new/ {r}")
+    assert (project / a).read_text() == (project / r).read_text() == "new\n"
+    assert (project / "e/b").read_text() == "new\n" or flags(run) == {a: ("other-names:1",)}
+    assert (project / "e/s").read_text() == "old\n"
+    assert flags(replaced) == {r: ("other-names:1",)}
