@@ -100,7 +100,7 @@ def test_a_name_that_keeps_the_old_content_is_counted(sandbox, project, how):
         assert [(project / name).read_text() for name in ("a", "b", "d/c")] == ["new\n", "old\n", "old\n"]
         assert "2 other names of this file keep the old content" in run.for_model()
     sandbox.undo(run)
-    assert {path: entry for path, entry in snapshot(project).items()}.keys() == before.keys()
+    assert snapshot(project).keys() == before.keys()
     assert {(project / name).read_text() for name in ("a", "b", "d/c")} == {"old\n"}
 
 
@@ -126,8 +126,8 @@ def test_what_is_held_is_held_for_all_names_and_later_commands_see_it_by_each(sa
 
 @pytest.mark.parametrize("directory", [".", "d"])
 def test_whatever_captures_the_writes_no_name_is_left_behind_without_a_word(home, project, way, directory):
-    on_host(project, f"mkdir d e; echo old | tee {directory}/a > {directory}/r; ln {directory}/a e/b; ln {directory}/r e/s")
     a, r = (os.path.normpath(f"{directory}/{name}") for name in "ar")
+    on_host(project, f"mkdir d e; echo old | tee {a} > {r}; ln {a} e/b; ln {r} e/s")
     with Sandbox(project, policy=Policy(capture=way)) as sandbox:
         run = sandbox.run(f"echo new > {a}")
         replaced = sandbox.run(f"sed -i s/old/new/ {r}")

@@ -1,8 +1,8 @@
 """The other names of a file that a command wrote: an overlay gives the new content to the one name it was written by.
 
-A write in place reaches every name of a file, a replacement (as by `sed -i` and most editors) one name only, and a layer
-looks the same after both. What tells them apart is the directory: a copy-up leaves its time as it was, and whatever
-makes, renames or removes an entry does not.
+A write in place reaches every name of a file, a replacement (as by `sed -i`, and most editors) one name only, and a
+layer looks the same after both. What tells them apart is the directory: a copy-up leaves its time as it was, and
+whatever makes, renames or removes an entry does not.
 """
 
 from __future__ import annotations
