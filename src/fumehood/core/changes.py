@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 FILE, DIRECTORY, SYMLINK = "file", "directory", "symlink"
 FIFO, SOCKET, DEVICE = "fifo", "socket", "device"
@@ -205,12 +205,46 @@ def is_mode_alone(change: Change) -> bool:
     return change.change == MODE and change.kind == DIRECTORY
 
 
-def above(path: str) -> list[str]:
-    """Return the directories above a path, the topmost first."""
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+def above(path: str) -> Iterator[str]:
+    """Yield the directories above a path, the nearest first."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def all_above(changes: Iterable[Change]) -> set[tuple[int, str]]:
+    """Return every directory above some changes, each with its root: it takes no longer for being deep."""
+    found: set[tuple[int, str]] = set()
+    for change in changes:
+        for each in above(change.path):
+            if (change.root, each) in found:
+                break  # so are those above it
+            found.add((change.root, each))
+    return found
+
+
+class Inside:
+    """Which of some directories, each with its root, a path lies in: every directory is asked for once."""
+
+    def __init__(self, directories: Collection[tuple[int, str]]) -> None:
+        self._directories = directories
+        self._topmost: dict[tuple[int, str], str | None] = {}
+
+    def topmost(self, root: int, path: str) -> str | None:
+        """Return the topmost of them above a path, or None."""
+        if not self._directories:
+            return None
+        asked = []
+        for each in above(path):
+            if (root, each) in self._topmost:
+                break
+            asked.append(each)
+        for each in reversed(asked):
+            higher = self._topmost.get((root, each.rpartition("/")[0]))
+            self._topmost[root, each] = higher or (each if (root, each) in self._directories else None)
+        return self._topmost.get((root, path.rpartition("/")[0]))
 
 
 def by_path(changes: Iterable[Change]) -> list[Change]:
     """Order changes as a person reads them: root by root, parents before what lies in them."""
-    return sorted(changes, key=lambda change: (change.root, change.path.split("/")))
+    # With the least character for a slash, texts compare like lists of names.
+    return sorted(changes, key=lambda change: (change.root, change.path.replace("/", "\0")))

@@ -21,7 +21,10 @@ class Waiting:
             if not c.is_mode_alone(change):
                 self._trees[root, change.path] = run
             for each in c.above(change.path):
+                if self._above.get((root, each)) == run:
+                    break  # so it is for those above it
                 self._above[root, each] = run
+        self._inside = c.Inside(self._trees)
 
     def __bool__(self) -> bool:
         return bool(self._at)
@@ -36,7 +39,8 @@ class Waiting:
             return self._at[root, path]
         if change.change in (c.DELETED, c.TYPE) and (root, path) in self._above:
             return self._above[root, path]
-        return next((self._trees[root, each] for each in c.above(path) if (root, each) in self._trees), None)
+        tree = self._inside.topmost(root, path)
+        return None if tree is None else self._trees[root, tree]
 
 
 def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:

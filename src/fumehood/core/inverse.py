@@ -44,12 +44,7 @@ def _opposite(change: c.Change) -> c.Change:
 
 def staying(changes: Sequence[c.Change]) -> frozenset[tuple[int, str]]:
     """Return the directories of the layer that hold something which was not taken over."""
-    return frozenset(
-        (change.root, parent)
-        for change in changes
-        if change.verdict != c.APPLIED
-        for parent in c.above(change.path)
-    )
+    return frozenset(c.all_above(change for change in changes if change.verdict != c.APPLIED))
 
 
 def needs_layer(change: c.Change) -> bool:

@@ -77,7 +77,7 @@ def _trees(tree: Sequence[c.Change], staying: frozenset[tuple[int, str]]) -> lis
     if not tree:
         return []
     whole, piece = (PUT, MKDIR) if tree[0].change == c.ADDED else (TAKE, RMDIR)
-    broken = {parent for each in tree if each.verdict != c.APPLIED for parent in c.above(each.path)}
+    broken = {path for _, path in c.all_above(each for each in tree if each.verdict != c.APPLIED)}
     steps: list[Step] = []
     covered = "\0"
     for change in tree:

@@ -43,7 +43,11 @@ class Protected:
         """Return why all in a directory is protected; thousands of changes share a few directories."""
         if not directory or not self._directories:
             return None
-        place = root, directory
-        if place not in self._known:
-            self._known[place] = self._directories.get(place) or self._above(root, directory.rpartition("/")[0])
-        return self._known[place]
+        asked = []
+        while directory and (root, directory) not in self._known:
+            asked.append(directory)
+            directory = directory.rpartition("/")[0]
+        because = self._known.get((root, directory))
+        for each in reversed(asked):
+            because = self._known[root, each] = self._directories.get((root, each)) or because
+        return because

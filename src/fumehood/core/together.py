@@ -37,6 +37,8 @@ def repository(place: str) -> str:
 
     HEAD, the index, refs and their logs tell one story together. Objects are only ever added, so they are apart.
     """
+    if ".git/" not in place:
+        return ""
     parts = place.split("/")
     at = next((n for n in range(len(parts) - 1, -1, -1) if parts[n].endswith(".git")), None)
     if at is None or at + 1 == len(parts):
@@ -110,7 +112,7 @@ def free_of_conflicts(
     conflicts = [change for change in changes if change.verdict == c.CONFLICT]
     if not conflicts:
         return list(meant)
-    places = {(change.root, change.path) for change in conflicts if not c.is_mode_alone(change)}
+    places = c.Inside({(change.root, change.path) for change in conflicts if not c.is_mode_alone(change)})
     replaced = {(change.root, change.path) for change in changes if change.change in (c.TYPE, c.DELETED)}
     trees = replaced & {(change.root, change.within or "") for change in conflicts}
     torn = {one_state(f"{roots[change.root]}/{change.path}") for change in conflicts}
@@ -118,7 +120,7 @@ def free_of_conflicts(
         change
         for change in meant
         if change.verdict != c.CONFLICT
-        and places.isdisjoint((change.root, each) for each in c.above(change.path))
+        and places.topmost(change.root, change.path) is None
         and trees.isdisjoint(((change.root, change.path), (change.root, change.within or "")))
         and one_state(f"{roots[change.root]}/{change.path}") not in torn
     ]

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file
 from fumehood.linux.distil import COPIED, LEFT_OUT, STAND_IN, Distilling, generation, record
-from fumehood.linux.nofollow import LISTING, is_whiteout, look, open_below, open_top, set_mode
+from fumehood.linux.nofollow import LISTING, Parents, is_whiteout, look, open_below, open_top, set_mode
 from fumehood.linux.stack import is_opaque
 
 TYPE_CHECKING = False
@@ -87,13 +87,14 @@ class _Copying:
         self._layer = layer
         self._manifest: Manifest = {}
         self._latest_ns = 0
-        self._target = open_top(layer.merged)
-        self._lowers = [open_top(path) for path in layer.lowers]
+        self._target = Parents(open_top(layer.merged))
+        self._lowers = [Parents(open_top(path)) for path in layer.lowers]
 
     def close(self) -> None:
         """Let go of the directories."""
-        for fd in (self._target, *self._lowers):
-            os.close(fd)
+        for each in (self._target, *self._lowers):
+            each.close()
+            os.close(each.top)
 
     def copy(self) -> Manifest:
         """Copy all; directories get their modes and times when they are full."""
@@ -112,7 +113,7 @@ class _Copying:
             waiting.append((path, numbers if path else [-1], True))
             waiting += [(below, lowers, False) for below, lowers in inside]
         # The layer's own top directory is what an overlay would show.
-        set_mode(self._target, stat.S_IMODE(os.stat(self._layer.upper).st_mode))
+        set_mode(self._target.top, stat.S_IMODE(os.stat(self._layer.upper).st_mode))
         self._wait_a_tick()
         return self._manifest
 
@@ -127,7 +128,7 @@ class _Copying:
         inside: list[tuple[str, Sequence[int]]] = []
         records = self._manifest[path] = {}
         sources: dict[int, int] = {}
-        writing = open_below(self._target, path)
+        writing = self._target.of(path)
         try:
             for name, (found, lowers) in self._visible(path, numbers, sources).items():
                 source = sources[lowers[0]]
@@ -138,7 +139,7 @@ class _Copying:
                 elif (copied := self._leaf(source, writing, name, found, lowers[0])) is not None:
                     records[name] = copied
         finally:
-            for fd in (writing, *sources.values()):
+            for fd in sources.values():
                 os.close(fd)
         return inside
 
@@ -149,7 +150,7 @@ class _Copying:
         shown: dict[str, tuple[os.stat_result, list[int]]] = {}
         settled: set[str] = set()
         for number in numbers:
-            source = sources[number] = open_below(self._lowers[number], path, LISTING)
+            source = sources[number] = self._lowers[number].open(path, LISTING)
             for name in os.listdir(source):
                 found = None if name in settled else look(source, name)
                 if found is None:
@@ -186,8 +187,8 @@ class _Copying:
         self._latest_ns = max(self._latest_ns, copy.st_ctime_ns)
         return record(copy.st_ino, copy.st_size, copy.st_mtime_ns, copy.st_ctime_ns, copy.st_mode, lower, how)
 
-    def _finish(self, path: str, lower: int) -> None:
-        reading, writing = open_below(lower, path, LISTING), open_below(self._target, path, LISTING)
+    def _finish(self, path: str, lower: Parents) -> None:
+        reading, writing = lower.open(path, LISTING), self._target.open(path, LISTING)
         try:
             copy_belongings(reading, writing, os.fstat(reading))
         finally:

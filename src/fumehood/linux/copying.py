@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from fumehood.linux.nofollow import LISTING, Loosened, open_below, set_mode, split
+from fumehood.linux.nofollow import LISTING, Loosened, Parents, open_below, set_mode, split
 from fumehood.linux.upper import BOOKKEEPING
 
 _FICLONE = 0x40049409
@@ -144,7 +144,7 @@ class Links:
     """Where the first copy of each file with several names lies below a top: the next ones become links to it."""
 
     def __init__(self, top: int) -> None:
-        self._top = top
+        self._parents = Parents(top)
         self._first: dict[int, str] = {}
 
     def link(self, inode: int, directory: int, name: str) -> bool:
@@ -152,16 +152,17 @@ class Links:
         if inode not in self._first:
             return False
         parent, first = split(self._first[inode])
-        there = open_below(self._top, parent)
-        try:
-            os.link(first, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
-        finally:
-            os.close(there)
+        there = self._parents.of(parent)
+        os.link(first, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
         return True
 
     def note(self, inode: int, path: str) -> None:
         """Take note of a first copy."""
         self._first[inode] = path
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        self._parents.close()
 
 
 def copy_entry(
@@ -211,7 +212,8 @@ def copy_tree(
     """Copy a directory and all below it, directories closed up again only when they are full."""
     os.mkdir(target, 0o700, dir_fd=target_dir)
     from_top, to_top = open_below(source_dir, source), open_below(target_dir, target)
-    copying = _Tree(from_top, to_top, Links(to_top) if links is None else links, at)
+    own_links = Links(to_top)
+    copying = _Tree(from_top, to_top, own_links if links is None else links, at)
     waiting = [("", os.fstat(from_top), False)]
     try:
         while waiting:
@@ -222,7 +224,8 @@ def copy_tree(
             waiting.append((path, found, True))
             waiting += [(below, status, False) for below, status in copying.level(path)]
     finally:
-        copying.loosened.restore()
+        copying.close()
+        own_links.close()
         os.close(from_top)
         os.close(to_top)
 
@@ -231,15 +234,15 @@ class _Tree:
     """One tree being copied, level by level."""
 
     def __init__(self, from_top: int, to_top: int, links: Links, at: str) -> None:
-        self.loosened = Loosened(from_top)
-        self._to_top = to_top
+        self._source = Loosened(from_top)
+        self._target = Parents(to_top)
         self._links = links
         self._at = at
 
     def level(self, path: str) -> list[tuple[str, os.stat_result]]:
         """Copy the entries of one directory; return the directories in it, made but still empty."""
         directories = []
-        reading, writing = self.loosened.reach(path), open_below(self._to_top, path)
+        reading, writing = self._source.reach(path), self._target.of(path)
         try:
             for name in os.listdir(reading):
                 below = f"{path}/{name}" if path else name
@@ -252,17 +255,21 @@ class _Tree:
                     _copy_leaf(reading, name, writing, name, found, self._links, at)
         finally:
             os.close(reading)
-            os.close(writing)
         return directories
 
     def finish(self, path: str, found: os.stat_result) -> None:
         """Give a directory that is full what belongs to its source, as it was found."""
-        reading, writing = self.loosened.reach(path), open_below(self._to_top, path, LISTING)
+        reading, writing = self._source.reach(path), self._target.open(path, LISTING)
         try:
             copy_belongings(reading, writing, found)
         finally:
             os.close(reading)
             os.close(writing)
+
+    def close(self) -> None:
+        """Close up what was opened to be read, and let go of the directories."""
+        self._source.restore()
+        self._target.close()
 
 
 def copy_directory(source_dir: int, target_dir: int, name: str) -> None:

@@ -8,7 +8,7 @@ from struct import Struct
 
 from fumehood.linux.copying import copy_belongings
 from fumehood.linux.marks import set_opaque, unmark, whiteout
-from fumehood.linux.nofollow import LISTING, Loosened, is_whiteout, open_below, open_top, set_mode, split
+from fumehood.linux.nofollow import LISTING, Loosened, Parents, is_whiteout, open_below, open_top, set_mode, split
 from fumehood.linux.upper import BOOKKEEPING, attributes
 
 TYPE_CHECKING = False
@@ -58,7 +58,7 @@ class Distilling:
         self._manifest = manifest
         self._merged = Loosened(open_top(layer.merged))
         self._upper = Loosened(open_top(layer.upper))
-        self._lowers = [open_top(path) for path in layer.lowers]
+        self._lowers = [Parents(open_top(path)) for path in layer.lowers]
         self._made: dict[str, int] = {"": stat.S_IMODE(os.fstat(self._merged.top).st_mode)}
         self._open: tuple[str, int] | None = None
 
@@ -66,8 +66,12 @@ class Distilling:
         """Let go of the directories."""
         if self._open is not None:
             os.close(self._open[1])
-        for fd in (self._merged.top, self._upper.top, *self._lowers):
-            os.close(fd)
+        for each in (self._merged, self._upper):
+            each.let_go()
+        for lower in self._lowers:
+            lower.close()
+        for one in (self._merged, self._upper, *self._lowers):
+            os.close(one.top)
 
     def distil(self) -> None:
         """Compare directory by directory, then close up the layer's directories, the deepest first."""
@@ -132,15 +136,9 @@ class Distilling:
     def _is_like_original(self, here: int, name: str, parent: str, lower: int) -> bool:
         """Compare with what was copied: a link made to it, or a mode set back, leaves a file as it was."""
         try:
-            original = open_below(self._lowers[lower], parent)
-        except OSError:
-            return False
-        try:
-            return _same(here, original, name)
+            return _same(here, self._lowers[lower].of(parent), name)
         except OSError:
             return False  # gone or replaced meanwhile: the apply will see that it is a conflict
-        finally:
-            os.close(original)
 
     def _layer_directory(self, path: str) -> int:
         """Return a descriptor of a directory in the layer, made with those above it; valid until the next call."""
@@ -153,7 +151,7 @@ class Distilling:
             here = split(here)[0]
         for each in reversed(missing):
             above, name = split(each)
-            directory = open_below(self._upper.top, above)
+            directory = self._upper.as_is(above)
             try:
                 os.mkdir(name, 0o700, dir_fd=directory)
             finally:
@@ -162,14 +160,14 @@ class Distilling:
         if self._open is not None:
             os.close(self._open[1])
             self._open = None
-        self._open = path, open_below(self._upper.top, path)
+        self._open = path, self._upper.as_is(path)
         return self._open[1]
 
     def _mode_of(self, path: str) -> int:
         """Return the mode that the command left a directory of the copy at."""
         if path in self._merged.modes:
             return self._merged.modes[path]
-        directory = open_below(self._merged.top, path)
+        directory = self._merged.as_is(path)
         try:
             return stat.S_IMODE(os.fstat(directory).st_mode)
         finally:
@@ -185,6 +183,7 @@ class Distilling:
             return
         os.close(self._merged.open(path))  # a directory must be writable to change parents
         os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
+        self._merged.forget(path)
         if path in self._merged.modes:
             self._upper.modes[path] = self._merged.modes.pop(path)
         self._clean_tree(path)
@@ -214,8 +213,7 @@ class Distilling:
 
     def _finish(self, path: str, mode: int) -> None:
         """Give a directory of the layer what belongs to the one it stands for."""
-        reading = open_below(self._merged.top, path, LISTING)
-        writing = open_below(self._upper.top, path, LISTING)
+        reading, writing = self._merged.as_is(path, LISTING), self._upper.as_is(path, LISTING)
         try:
             copy_belongings(reading, writing, os.fstat(reading))
             set_mode(writing, mode)

@@ -15,7 +15,7 @@ from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
 from fumehood.linux.marks import set_opaque, unmark, whiteout
-from fumehood.linux.nofollow import Loosened, is_whiteout, look, open_below, open_top
+from fumehood.linux.nofollow import Loosened, Parents, is_whiteout, look, open_top
 from fumehood.linux.overlay import mounts_inside
 from fumehood.linux.probe import may_mount
 from fumehood.linux.upper import attributes
@@ -204,25 +204,29 @@ def normalise(layer: Layer) -> None:
 
 def _normalise(layer: Layer) -> None:
     top = open_top(layer.upper)
-    lowers = [open_top(path) for path in layer.lowers]
+    lowers = [Parents(open_top(path)) for path in layer.lowers]
     opened = Loosened(top)
-    waiting: list[tuple[str, Sequence[int]]] = [("", lowers)]
+    waiting: list[tuple[str, Sequence[Parents]]] = [("", lowers)]
     try:
         while waiting:
             path, below = waiting.pop()
             waiting += _normalise_directory(opened, path, below)
     finally:
         opened.restore()
-        for fd in (top, *lowers):
+        for lower in lowers:
+            lower.close()
+        for fd in (top, *(lower.top for lower in lowers)):
             os.close(fd)
 
 
-def _normalise_directory(opened: Loosened, path: str, lowers: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
+def _normalise_directory(
+    opened: Loosened, path: str, lowers: Sequence[Parents]
+) -> list[tuple[str, Sequence[Parents]]]:
     """Put one directory in order; return those in it, each with the lower layers that matter there."""
     here = opened.open(path)
     visible = [(lower, fd) for lower in lowers if (fd := _directory_in(lower, path)) is not None]
     below = [fd for _, fd in visible]
-    inside: list[tuple[str, Sequence[int]]] = []
+    inside: list[tuple[str, Sequence[Parents]]] = []
     try:
         if _take_opaque_marks(here) and below:
             set_opaque(here)
@@ -280,10 +284,10 @@ def _pass_on(directory: int, name: str, found: os.stat_result) -> None:
         os.chmod(name, stat.S_IMODE(found.st_mode) | inherited, dir_fd=directory)
 
 
-def _directory_in(lower: int, path: str) -> int | None:
+def _directory_in(lower: Parents, path: str) -> int | None:
     """Open a directory of a lower layer, or tell that it has none there that could be seen."""
     try:
-        return open_below(lower, path)
+        return lower.open(path)
     except OSError as error:
         if error.errno not in _NOTHING_THERE:
             raise

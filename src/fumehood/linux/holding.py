@@ -58,12 +58,13 @@ def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change
 def prune(top: int, waiting: Sequence[c.Change]) -> None:
     """Remove the directories that nothing waits in: one left behind would hide that the project's own is gone."""
     needed = _ancestors(waiting) | {change.path for change in waiting}
-    whole = tuple(f"{change.path}/" for change in waiting if change.kind == c.DIRECTORY and change.change != c.MODE)
+    trees = {(0, change.path) for change in waiting if change.kind == c.DIRECTORY and change.change != c.MODE}
+    whole = c.Inside(trees)
     found = [path for path, entry in walk(top, "") if stat.S_ISDIR(entry.st_mode)]
     loosened = Loosened(top)
     try:
         for path in reversed(found):
-            if path not in needed and not path.startswith(whole):
+            if path not in needed and whole.topmost(0, path) is None:
                 _in(loosened, c.Change(0, path, c.DELETED, c.DIRECTORY), _remove_empty)
     finally:
         loosened.restore()
@@ -79,7 +80,7 @@ def _remove_empty(directory: int, name: str) -> None:
 
 def _ancestors(changes: Sequence[c.Change]) -> set[str]:
     """Return the directories above the paths of changes."""
-    return {parent for change in changes for parent in c.above(change.path)}
+    return {path for _, path in c.all_above(changes)}
 
 
 def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:

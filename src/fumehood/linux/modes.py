@@ -5,6 +5,7 @@ Each note is a file, locked by the process that wrote it for as long as it lives
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -12,6 +13,7 @@ import stat
 directory = ""
 
 _NEW = "."  # begins the name of a note that is not locked yet, so that nothing can be in it
+_LONGEST = 3000  # bytes of path given to the kernel at once
 _ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -22,13 +24,13 @@ class Note:
         self._path = ""
         self._file = -1
 
-    def add(self, fd: int, found: os.stat_result) -> None:
-        """Write down the mode that something has now, before it is changed."""
+    def add(self, fd: int, found: os.stat_result, below: str = "") -> None:
+        """Write down the mode that something has now, before it is changed: what `fd` names, or a path below that."""
         if not directory:
             return
         if self._file < 0:
             self._begin()
-        path = os.fsencode(os.readlink(f"/proc/self/fd/{fd}"))
+        path = _place(fd) + (b"/" + os.fsencode(below) if below else b"")
         entry = b"%d %d %o %s\0" % (found.st_dev, found.st_ino, stat.S_IMODE(found.st_mode), path)
         os.write(self._file, entry)
         os.fdatasync(self._file)
@@ -54,6 +56,27 @@ class Note:
             os.unlink(self._path)
             os.close(self._file)
         self._file = -1
+
+
+def _place(fd: int) -> bytes:
+    """Return the path of what a descriptor names; the kernel tells none of more than a page, so it may take climbing."""
+    names: list[bytes] = []
+    here = os.dup(fd)
+    try:
+        while True:
+            try:
+                return b"/".join((os.readlink(b"/proc/self/fd/%d" % here), *reversed(names)))
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+            found = os.fstat(here)
+            above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+            os.close(here)
+            here = above
+            with os.scandir(above) as entries:
+                names.append(os.fsencode(next(each.name for each in entries if each.inode() == found.st_ino)))
+    finally:
+        os.close(here)
 
 
 def notes(where: str) -> list[str]:
@@ -95,7 +118,7 @@ def _give_back(path: str) -> None:
 def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:
     """Set a mode, if it is still there, and still as it was opened up."""
     try:
-        fd = os.open(place, _ITSELF)
+        fd = _opened(place)
     except OSError:
         return
     try:
@@ -104,3 +127,19 @@ def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:
             os.chmod(f"/proc/self/fd/{fd}", mode)
     finally:
         os.close(fd)
+
+
+def _opened(place: bytes) -> int:
+    """Open what lies at a path, which may be longer than the kernel takes at once."""
+    fd = os.open("/", _ITSELF)
+    while place:
+        step, place = place, b""
+        if len(step) >= _LONGEST:
+            cut = step.rindex(b"/", 0, _LONGEST)
+            step, place = step[:cut], step[cut + 1 :]
+        above = fd
+        try:
+            fd = os.open(step.lstrip(b"/"), _ITSELF, dir_fd=above)
+        finally:
+            os.close(above)
+    return fd

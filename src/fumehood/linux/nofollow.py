@@ -6,6 +6,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
+from fumehood.errors import FumehoodError
 from fumehood.linux import libc
 from fumehood.linux.modes import Note
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
 _LONGEST = 3000  # bytes of path given to the kernel at once; its own limit is 4096
+_STRIDE = 128  # levels between directories that are kept open on the way to a deep one
+# Twice the levels, and eight times the length, that a program can name by one path: each entry is recorded with all
+# of its path, so what these take grows with the square of the depth.
+DEEPEST, LONGEST = 4096, 32768
 PATH_ONLY = os.O_PATH | os.O_DIRECTORY
 LISTING = os.O_RDONLY | os.O_DIRECTORY
 
@@ -39,19 +44,18 @@ def open_below(top: int, path: str, flags: int = PATH_ONLY) -> int:
     if not path:
         return os.open(".", flags | os.O_CLOEXEC, dir_fd=top)
     raw = os.fsencode(path)
-    if len(raw) < _LONGEST:
-        return libc.openat2(top, raw, flags, _BENEATH)
-    cut = raw.rfind(b"/", 0, _LONGEST)
-    step = libc.openat2(top, raw[:cut], PATH_ONLY, _BENEATH)
+    here = top
     try:
-        return open_below(step, os.fsdecode(raw[cut + 1 :]), flags)
+        while len(raw) >= _LONGEST:
+            cut = raw.rindex(b"/", 0, _LONGEST)
+            step = libc.openat2(here, raw[:cut], PATH_ONLY, _BENEATH)
+            if here != top:
+                os.close(here)
+            here, raw = step, raw[cut + 1 :]
+        return libc.openat2(here, raw, flags, _BENEATH)
     finally:
-        os.close(step)
-
-
-def itself(top: int, path: str) -> int:
-    """Open a directory that may be closed even to its owner: one such does not let its own dot be looked up."""
-    return open_below(top, path) if path else os.dup(top)
+        if here != top:
+            os.close(here)
 
 
 def kind_of(mode: int) -> str:
@@ -102,26 +106,78 @@ def split(path: str) -> tuple[str, str]:
 
 
 class Parents:
-    """The parent directories of the paths at hand, below one top, the latest kept open."""
+    """Directories below one top, by their relative paths, the latest kept open.
+
+    On the way to the latest, one in every so many levels is kept open too, and the next is opened from the nearest of
+    those: however deep a tree is, going from entry to entry costs the same. A path of few levels is looked up from
+    the top each time.
+    """
 
     def __init__(self, top: int) -> None:
         self.top = top
         self._path: str | None = None
         self._fd = -1
+        self._stops: list[tuple[str, int]] = []  # prefixes of the latest path, each ending in a slash
 
     def of(self, parent: str) -> int:
         """Return a descriptor of a directory by its relative path; it stays valid until the next call."""
         if parent != self._path:
-            fd = open_below(self.top, parent)
-            self.close()
+            fd = self.open(parent)
+            if self._path is not None:
+                os.close(self._fd)
             self._path, self._fd = parent, fd
         return self._fd
+
+    def open(self, path: str, flags: int = PATH_ONLY) -> int:
+        """Open what lies at a relative path; the descriptor is the caller's."""
+        while self._stops and not path.startswith(self._stops[-1][0]):
+            os.close(self._stops.pop()[1])
+        start, here = self._nearest()
+        while path.count("/", start) > _STRIDE:
+            if len(self._stops) * _STRIDE >= DEEPEST or len(path) > LONGEST:
+                raise _too_deep()
+            end = start
+            for _ in range(_STRIDE):
+                end = path.index("/", end) + 1
+            here = open_below(here, path[start : end - 1])
+            self._stops.append((path[:end], here))
+            start = end
+        return open_below(here, path[start:], flags)
+
+    def itself(self, path: str) -> int:
+        """Open a directory that may be closed even to its owner: one such does not let its own dot be looked up."""
+        return self.open(path) if path else os.dup(self.top)
+
+    def forget(self, path: str) -> None:
+        """Close what is open in a directory that was made, moved or removed: the next call looks it up anew."""
+        inside = f"{path}/"
+        while self._stops and self._stops[-1][0].startswith(inside):
+            os.close(self._stops.pop()[1])
+        if self._path is not None and f"{self._path}/".startswith(inside):
+            os.close(self._fd)
+            self._path = None
+
+    def _nearest(self) -> tuple[int, int]:
+        if not self._stops:
+            return 0, self.top
+        prefix, fd = self._stops[-1]
+        return len(prefix), fd
 
     def close(self) -> None:
         """Close what is open; the next call opens again."""
         if self._path is not None:
             os.close(self._fd)
         self._path = None
+        while self._stops:
+            os.close(self._stops.pop()[1])
+
+
+def _too_deep() -> FumehoodError:
+    """Say that a tree is deeper than any that is taken over."""
+    return FumehoodError(
+        f"directories are nested more than {DEEPEST:,} deep, or to a path of more than {LONGEST:,} characters",
+        hint="nothing of it was taken over; have the command make a flatter tree",
+    )
 
 
 class Loosened:
@@ -130,15 +186,17 @@ class Loosened:
     def __init__(self, top: int) -> None:
         self.top = top
         self.modes: dict[str, int] = {}
+        self._parents = Parents(top)
+        self._passable = ""  # a directory on the way to which all are open
         self._note = Note()
 
     def reach(self, path: str, flags: int = LISTING) -> int:
         """Open a directory whose entries are to be looked at, even one that its owner closed."""
         try:
-            directory = open_below(self.top, path, flags)
+            directory = self._parents.open(path, flags)
         except PermissionError:
             self.loosen(path)
-            return open_below(self.top, path, flags)
+            return self._parents.open(path, flags)
         if os.fstat(directory).st_mode & 0o500 != 0o500:
             self.loosen(path)
         return directory
@@ -150,35 +208,50 @@ class Loosened:
             self.loosen(path)
         return directory
 
+    def as_is(self, path: str, flags: int = PATH_ONLY) -> int:
+        """Open what lies at a path without opening anything up."""
+        return self._parents.open(path, flags)
+
     def loosen(self, path: str) -> bool:
         """Let the owner into every directory on the way to a path; tell whether any mode had to change."""
-        me = os.geteuid()
-        if me == 0:
+        if os.geteuid() == 0:
             return False  # modes forbid nothing to root
-        parts = path.split("/") if path else []
-        changed = False
-        for end in range(len(parts) + 1):
-            here = "/".join(parts[:end])
+        if self._passable and path.startswith(f"{self._passable}/"):
             try:
-                directory = itself(self.top, here)
+                if self._let_in(path, self._passable):
+                    return True
+            except PermissionError:
+                pass  # one above was closed meanwhile
+        return self._let_in(path, "")
+
+    def _let_in(self, path: str, here: str) -> bool:
+        """Open up every directory from one to another below it."""
+        me, changed = os.geteuid(), False
+        while True:
+            try:
+                directory = self._parents.itself(here)
             except FileNotFoundError:
-                break
+                return changed
             try:
                 found = os.fstat(directory)
                 if found.st_mode & 0o700 != 0o700 and found.st_uid == me:
-                    self._note.add(directory, found)
+                    self._note.add(self.top, found, here)
                     self.modes.setdefault(here, stat.S_IMODE(found.st_mode))
                     set_mode(directory, stat.S_IMODE(found.st_mode) | 0o700)
                     changed = True
             finally:
                 os.close(directory)
-        return changed
+            self._passable = here
+            if here == path:
+                return changed
+            end = path.find("/", len(here) + 1)
+            here = path if end < 0 else path[:end]
 
     def restore(self) -> None:
-        """Close up what was opened, the deepest first."""
+        """Close up what was opened, the deepest first, and let go of the directories on the way."""
         for path, mode in sorted(self.modes.items(), key=lambda item: -len(item[0])):
             try:
-                directory = itself(self.top, path)
+                directory = self._parents.itself(path)
             except OSError:
                 continue  # removed, or replaced by something that is not ours to change
             try:
@@ -186,13 +259,24 @@ class Loosened:
             finally:
                 os.close(directory)
         self.modes.clear()
+        self._passable = ""
+        self.let_go()
         self._note.end()
+
+    def forget(self, path: str) -> None:
+        """Look a directory up anew that was made, moved or removed."""
+        self._parents.forget(path)
+
+    def let_go(self) -> None:
+        """Close the directories on the way to the last one."""
+        self._parents.close()
 
 
 class opened_up:  # noqa: N801 - read as a verb, in a `with`
     """Lets the owner write one entry of a directory for a while, whatever its mode, which is noted and given back."""
 
     def __init__(self, directory: int, name: str) -> None:
+        self._directory, self._name = directory, name
         self._fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         self._mode = 0
         self._note = Note()
@@ -200,7 +284,7 @@ class opened_up:  # noqa: N801 - read as a verb, in a `with`
     def __enter__(self) -> None:
         found = os.fstat(self._fd)
         self._mode = stat.S_IMODE(found.st_mode)
-        self._note.add(self._fd, found)
+        self._note.add(self._directory, found, self._name)
         set_mode(self._fd, self._mode | 0o700)
 
     def __exit__(self, *_error: object) -> None:
@@ -209,17 +293,25 @@ class opened_up:  # noqa: N801 - read as a verb, in a `with`
         os.close(self._fd)
 
 
-def make_parents(top: int, path: str) -> None:
+def make_parents(top: int | Parents, path: str) -> None:
     """Make a directory of ours below a top, with those above it, where they are missing."""
-    missing: list[str] = []
-    while path and not _is_directory(top, path):
-        path, name = split(path)
-        missing.append(name)
-    if not missing:
-        return
-    here = open_below(top, path)
+    parents = Parents(top) if isinstance(top, int) else top
     try:
-        for name in reversed(missing):
+        missing: list[str] = []
+        while path and not _is_directory(parents, path):
+            path, name = split(path)
+            missing.append(name)
+        if missing:
+            _make(parents.open(path), reversed(missing))
+    finally:
+        if isinstance(top, int):
+            parents.close()
+
+
+def _make(here: int, names: Iterable[str]) -> None:
+    """Make directories, each in the one before."""
+    try:
+        for name in names:
             os.mkdir(name, 0o700, dir_fd=here)
             below = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
             os.close(here)
@@ -228,9 +320,9 @@ def make_parents(top: int, path: str) -> None:
         os.close(here)
 
 
-def _is_directory(top: int, path: str) -> bool:
+def _is_directory(parents: Parents, path: str) -> bool:
     try:
-        os.close(open_below(top, path))
+        os.close(parents.open(path))
     except FileNotFoundError:
         return False
     except PermissionError:
@@ -305,13 +397,13 @@ def reached(parents: Parents, loosened: Loosened, parent: str) -> int:
 def remove_directories(parent: int, name: str) -> None:
     """Remove a directory that holds nothing but directories; fails if there is anything else."""
     paths = [path for path, _ in walk(parent, name)]
-    for path in (*reversed(paths), name):
-        above, last = split(path)
-        directory = open_below(parent, above)
-        try:
-            os.rmdir(last, dir_fd=directory)
-        finally:
-            os.close(directory)
+    parents = Parents(parent)
+    try:
+        for path in (*reversed(paths), name):
+            above, last = split(path)
+            os.rmdir(last, dir_fd=parents.of(above))
+    finally:
+        parents.close()
 
 
 def remove_tree(parent: int, name: str) -> None:
@@ -328,45 +420,50 @@ def remove_tree(parent: int, name: str) -> None:
 
 
 def _empty(parent: int, name: str) -> None:
-    """Remove what is in a directory, however deep, with a bounded number of descriptors open."""
+    """Remove what is in a directory, however deep: what is nested is moved up first, so that no path gets long."""
     top = open_below(parent, name)
     try:
-        waiting = [("", False)]
+        waiting = _unlink_files(top)
+        number = 0
         while waiting:
-            path, emptied = waiting.pop()
-            if emptied:
-                _rmdir_below(top, path)
-                continue
-            if path:
-                waiting.append((path, True))
-            waiting += [(f"{path}/{sub}" if path else sub, False) for sub in _unlink_files(top, path)]
+            here = open_below(top, waiting[-1])
+            try:
+                for inner in _unlink_files(here):
+                    number = _move_up(here, inner, top, number)
+                    waiting.insert(-1, str(number))
+            finally:
+                os.close(here)
+            os.rmdir(waiting.pop(), dir_fd=top)
     finally:
         os.close(top)
 
 
-def _rmdir_below(top: int, path: str) -> None:
-    above, name = split(path)
-    parent = open_below(top, above)
+def _move_up(directory: int, name: str, top: int, number: int) -> int:
+    """Move a directory to another one, under the next number that is free there; return that."""
+    inner = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        os.rmdir(name, dir_fd=parent)
+        _make_usable(inner)  # its own `..` is written
     finally:
-        os.close(parent)
+        os.close(inner)
+    while True:
+        number += 1
+        try:
+            libc.renameat2(directory, os.fsencode(name), top, str(number).encode(), libc.RENAME_NOREPLACE)
+        except FileExistsError:
+            continue
+        return number
 
 
-def _unlink_files(top: int, path: str) -> list[str]:
+def _unlink_files(directory: int) -> list[str]:
     """Unlink what is not a directory at one level; return the directories left."""
-    here = itself(top, path)
-    try:
-        _make_usable(here)
-        left = []
-        for name in entries(here):
-            try:
-                os.unlink(name, dir_fd=here)
-            except (IsADirectoryError, PermissionError):
-                left.append(name)
-        return left
-    finally:
-        os.close(here)
+    _make_usable(directory)
+    left = []
+    for name in entries(directory):
+        try:
+            os.unlink(name, dir_fd=directory)
+        except (IsADirectoryError, PermissionError):
+            left.append(name)
+    return left
 
 
 def _make_usable(directory: int) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 
-from fumehood.linux.nofollow import PATH_ONLY, Loosened, entries, is_whiteout, look, walk
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, Loosened, entries, is_whiteout, look, split, walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,35 +25,79 @@ class Stack:
     """Layers over a project, each named by a descriptor of its top directory, the topmost first."""
 
     def __init__(self, tops: Sequence[int]) -> None:
-        self._held = [Loosened(top) for top in tops[:-1]]
-        self._live = Loosened(tops[-1])
+        self._tops = [Loosened(top) for top in tops]
+        self._parts: dict[str, tuple[int, ...]] = {"": tuple(range(len(tops)))}
         self.top = tops[0]
 
     def reach(self, path: str) -> Merged:
         """Open a directory as the command saw it; raises FileNotFoundError where it saw none."""
-        if not self._held:
-            return Merged((self._live.reach(path, PATH_ONLY),))
+        if len(self._tops) == 1:
+            return Merged((self._tops[0].reach(path, PATH_ONLY),))
         parts: list[int] = []
+        is_whole = False
         try:
-            for layer in self._held:
-                part, is_last = _in_layer(layer, path)
-                if part is not None:
+            for number in self._having(path):
+                part = self._reached(number, path, PATH_ONLY)
+                if part >= 0:
                     parts.append(part)
-                if is_last:
-                    return _merged(parts, path)
-            try:
-                live = self._live.reach(path, PATH_ONLY)
-            except (FileNotFoundError, NotADirectoryError):
-                return _merged(parts, path)  # only held layers have it
+                    is_whole = number == len(self._tops) - 1
         except OSError:
-            Merged(parts, whole=False).close()
+            Merged(parts).close()
             raise
-        return Merged((*parts, live))
+        if not parts:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return Merged(parts, whole=is_whole)
+
+    def _reached(self, number: int, path: str, flags: int = LISTING) -> int:
+        """Open a directory of one layer, or of the project; -1 where that has gone since."""
+        try:
+            return self._tops[number].reach(path, flags)
+        except (FileNotFoundError, NotADirectoryError):
+            return -1
+
+    def _having(self, path: str) -> tuple[int, ...]:
+        """Return the numbers of the layers that have part in a directory; found once for each directory on the way."""
+        missing = []
+        while path not in self._parts:
+            missing.append(path)
+            path = split(path)[0]
+        for each in reversed(missing):
+            above, name = split(each)
+            self._parts[each] = tuple(self._found_in(self._parts[above], above, name))
+        return self._parts[missing[0] if missing else path]
+
+    def _found_in(self, numbers: Sequence[int], above: str, name: str) -> Iterator[int]:
+        """Yield the numbers of those layers, the topmost first, until something hides what lies below it."""
+        for number in numbers:
+            above_it = self._reached(number, above)
+            if above_it < 0:
+                continue
+            try:
+                found = look(above_it, name)
+            finally:
+                os.close(above_it)
+            if found is None:
+                continue
+            if not stat.S_ISDIR(found.st_mode):
+                return
+            yield number
+            # Asked of layers only: in the project itself, such a mark means nothing.
+            if number < len(self._tops) - 1 and self._is_opaque(number, f"{above}/{name}" if above else name):
+                return
+
+    def _is_opaque(self, number: int, path: str) -> bool:
+        directory = self._reached(number, path)
+        if directory < 0:
+            return False
+        try:
+            return is_opaque(directory)
+        finally:
+            os.close(directory)
 
     def walk(self, top: str) -> Iterator[tuple[str, os.stat_result]]:
         """Yield every entry below a directory, parents first, following no symlink."""
-        if not self._held:
-            yield from walk(self._live.top, top)
+        if len(self._tops) == 1:
+            yield from walk(self.top, top)
             return
         waiting = [top]
         while waiting:
@@ -73,7 +117,7 @@ class Stack:
 
     def restore(self) -> None:
         """Close up the directories that were opened to be looked at."""
-        for each in (*self._held, self._live):
+        for each in self._tops:
             each.restore()
 
 
@@ -108,12 +152,6 @@ class Merged:
             os.close(part)
 
 
-def _merged(parts: Sequence[int], path: str) -> Merged:
-    if not parts:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    return Merged(parts, whole=False)
-
-
 def hides(directory: int, name: str, found: os.stat_result) -> bool:
     """Tell whether an entry of a layer means that there is nothing."""
     if is_whiteout(found):
@@ -128,24 +166,3 @@ def is_opaque(directory: int | str, marks: Sequence[str] = OPAQUE) -> bool:
     """Tell whether a directory of a layer hides what lies below it; a descriptor must be one that can be read."""
     names = os.listxattr(directory)
     return any(name in names and os.getxattr(directory, name) == b"y" for name in marks)
-
-
-def _in_layer(layer: Loosened, path: str) -> tuple[int | None, bool]:
-    """Return what a layer has at a directory's path, and whether nothing below this layer is seen there."""
-    is_last = False
-    here = ""
-    for name in path.split("/") if path else ():
-        directory = layer.reach(here)
-        try:
-            found = look(directory, name)
-            if found is None:
-                return None, is_last
-            if not stat.S_ISDIR(found.st_mode):
-                return None, True
-        finally:
-            os.close(directory)
-        here = f"{here}/{name}" if here else name
-        below = layer.reach(here)
-        is_last = is_last or is_opaque(below)
-        os.close(below)
-    return layer.reach(path, PATH_ONLY), is_last

@@ -92,7 +92,7 @@ class Staging:
         try:
             for step in steps:
                 if step.act in (SWAP, PUT, TAKE, MKDIR):
-                    make_parents(self.directory, step.parent)
+                    make_parents(target, step.parent)
                 if step.act in (SWAP, PUT, MKDIR):
                     source = loosened.reach(step.parent, PATH_ONLY)
                     try:
@@ -102,6 +102,7 @@ class Staging:
         finally:
             loosened.restore()
             target.close()
+            links.close()
             os.close(layer)
         self._note_copies(changes, steps)
 
@@ -149,6 +150,7 @@ class Staging:
                     if step.act in _HOMECOMING and step.change.verdict == c.APPLIED:
                         self._settle(source, target, step)
             finally:
+                source.restore()
                 target.restore()
                 os.close(home)
                 os.close(layer)
@@ -166,7 +168,7 @@ class Staging:
             target.loosen(step.parent)
             make_parents(target.top, step.parent)
             self._settled = step.parent
-        here, there = open_below(source.top, step.parent), open_below(target.top, step.parent)
+        here, there = source.as_is(step.parent), target.as_is(step.parent)
         try:
             (_resemble if step.act == RMDIR else _move_home)(here, there, step)
         finally:

@@ -16,7 +16,6 @@ from fumehood.linux.nofollow import (
     Parents,
     is_whiteout,
     look,
-    open_below,
     remove_directories,
     set_mode,
     split,
@@ -149,6 +148,10 @@ class Sides:
             if not any(loosened):
                 raise
             return act(self, step)
+        finally:
+            if not step.is_plain:
+                for each in (self.layer, self.live, *self._loosened):
+                    each.forget(step.change.path)
 
     def set_directory_mode(self, path: str, mode: int) -> None:
         """Give a live directory its mode, now or when it is closed again."""
@@ -156,7 +159,7 @@ class Sides:
         if here in self._loosened[1].modes:
             self._loosened[1].modes[here] = mode
             return
-        directory = open_below(self.live.top, here)
+        directory = self.live.open(here)
         try:
             set_mode(directory, mode)
         finally:

@@ -112,11 +112,14 @@ def _is_cut_off(error: Exception, changes: Sequence[c.Change], roots: Sequence[s
         return False
     going = [change for change in changes if change.verdict == c.APPLIED]
     made = {(change.root, change.path) for change in going if change.change in (c.ADDED, c.TYPE)}
+    in_made = c.Inside(made)
     parents = {(change.root, split(change.path)[0]) for change in going if change.path != "."}
     gone = {
         (root, parent)
         for root, parent in parents
-        if made.isdisjoint((root, each) for each in (parent, *c.above(parent))) and not _is_there(roots[root], parent)
+        if (root, parent) not in made
+        and in_made.topmost(root, parent) is None
+        and not _is_there(roots[root], parent)
     }
     for change in going:
         if (change.root, split(change.path)[0]) in gone:
@@ -240,9 +243,9 @@ class Between:
                 self._staging[number].prepare(mine, here)
                 layer = self._staging[number].directory
                 self.has_copies = True
-            for parent in {_needed(step) for step in mine}:
-                make_parents(layer, parent)
-            self.sides[number] = Sides(layer, live)
+            sides = self.sides[number] = Sides(layer, live)
+            for parent in sorted({_needed(step) for step in mine}):
+                make_parents(sides.layer, parent)
             if number not in self._staging:
                 # Copies have neither bookkeeping nor links to anything else.
                 shared = sharing(here, "after")

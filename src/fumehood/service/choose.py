@@ -85,8 +85,9 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
     for change in alike:
         if _state(run, change) in states:
             wanted.add((change.root, change.path))
-    for root, path in list(wanted):
-        wanted |= _needed_above(root, path, by_place, (c.ADDED, c.DELETED, c.TYPE) if forth else (c.DELETED, c.TYPE))
+    kinds = (c.ADDED, c.DELETED, c.TYPE) if forth else (c.DELETED, c.TYPE)
+    around = c.all_above(by_place[place] for place in wanted) & by_place.keys()
+    wanted |= {place for place in around if by_place[place].change in kinds}
     whole = {place for place in wanted & trees if by_place[place].change in (c.DELETED, c.TYPE)}
     return [
         change
@@ -97,15 +98,3 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
 
 def _state(run: Run, change: c.Change) -> str:
     return one_state(f"{run.roots[change.root]}/{change.path}")
-
-
-def _needed_above(
-    root: int, path: str, by_place: dict[tuple[int, str], c.Change], kinds: tuple[str, ...]
-) -> set[tuple[int, str]]:
-    """Return the directories that a change lies in and that were changed in some ways."""
-    found: set[tuple[int, str]] = set()
-    while path := path.rpartition("/")[0]:
-        above = by_place.get((root, path))
-        if above is not None and above.change in kinds:
-            found.add((root, path))
-    return found

@@ -235,12 +235,13 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
     known = {(change.root, change.path): change for change in run.found if change.verdict in c.WAITING}
     meant = {(change.root, change.path) for change in waiting}
     # Directories that are gone from the project are made again; what takes another's place goes whole.
-    around = {(root, each) for root, path in meant if (root, path) in fresh for each in c.above(path)} & fresh.keys()
+    around = c.all_above(fresh[place] for place in meant if place in fresh) & fresh.keys()
     meant |= {place for place in around if fresh[place].change == c.TYPE}
+    in_meant = c.Inside(meant)
     going = []
     for (root, path), change in fresh.items():
         is_gone = (root, path) in around and change.change == c.ADDED
-        if is_gone or any((root, each) in meant for each in (path, *c.above(path))):
+        if is_gone or (root, path) in meant or in_meant.topmost(root, path) is not None:
             held = known.get((root, path))
             change.flags = () if held is None else held.flags
             change.verdict, change.reason = _fate(held, change)

@@ -92,8 +92,7 @@ def _homes(roots: Sequence[str]) -> tuple[str, ...]:
 
 def _directories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
     """Return every directory that something was changed in, or below."""
-    found = {(change.root, change.path.rpartition("/")[0]) for change in changes}
-    return found | {(root, above) for root, path in found for above in ("", *c.above(path))}
+    return c.all_above(changes) | {(change.root, "") for change in changes}
 
 
 def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
