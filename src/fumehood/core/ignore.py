@@ -35,7 +35,7 @@ def is_skipped(name: str) -> bool:
 
 def lies_in_skipped(parent: str) -> bool:
     """Tell whether a directory is one that a scan leaves out, or lies in one."""
-    return any(map(is_skipped, parent.split("/")))
+    return any(map(is_skipped, set(parent.split("/"))))
 
 
 class Rules:

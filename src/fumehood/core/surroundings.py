@@ -18,6 +18,7 @@ AREAS = frozenset(("refs", "logs", "objects"))
 _IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches"))
 _HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 _MANY = 4096
+_TELLING = {*tables.HELD_DIRECTORIES, *tables.FLAGGED_DIRECTORIES, *(name for _, name in tables.FLAGGED_PAIRS)}
 
 _known: dict[str, Surroundings] = {}
 
@@ -30,17 +31,20 @@ class Surroundings:
     def __init__(self, directory: str) -> None:
         self.parts = tuple(directory.lower().split("/")) if directory else ()
         self.parent = self.parts[-1] if self.parts else ""
-        git = [at for at, name in enumerate(self.parts) if is_dot_git(name)]
+        # Asked first: of a directory that is a thousand deep, most names mean nothing, or are the same.
+        different = set(self.parts)
+        git = [at for at, name in enumerate(self.parts) if is_dot_git(name)] if any(map(is_dot_git, different)) else []
         self.in_git = bool(git)
         self.is_dull = len(git) == 1 and not AREAS.isdisjoint(self.parts[git[0] + 1 : git[0] + 2])
         self.is_store = self.parts[-2:-1] == ("objects",)
-        self.is_packaged = not tables.PACKAGES.isdisjoint(self.parts)
+        self.is_packaged = not tables.PACKAGES.isdisjoint(different)
         self.held = self.flagged = None
-        if not (self.in_git or self.is_packaged):
+        is_telling = not _TELLING.isdisjoint(different) or any(name[:1] == "." for name in different)
+        if is_telling and not (self.in_git or self.is_packaged):
             parts = in_project(self.parts)
             self.held = held_by_directory(parts)
             self.flagged = _flagged_by_directory(parts)
-        names = [] if git else directory.split("/")
+        names = [] if git or _IN_REPOSITORIES.isdisjoint(different) else directory.split("/")
         own = [at for at, name in enumerate(names) if name.lower() in _IN_REPOSITORIES]
         self.above_own = tuple("/".join(names[:at]) for at in own)
 

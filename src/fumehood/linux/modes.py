@@ -59,7 +59,7 @@ class Note:
 
 
 def _place(fd: int) -> bytes:
-    """Return the path of what a descriptor names; the kernel tells none of more than a page, so it may take climbing."""
+    """Return the path of what a descriptor names; the kernel tells none of more than a page, so it may climb."""
     names: list[bytes] = []
     here = os.dup(fd)
     try:
