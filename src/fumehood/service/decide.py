@@ -15,7 +15,7 @@ from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.indexes import refreshed
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of
-from fumehood.service import holds
+from fumehood.service import folds, holds
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.choose import chosen, with_companions
@@ -44,20 +44,22 @@ def apply_held(
     What a person has there is then saved in the run's layer first, like any original. Without, conflicts stay.
     `expected` is the digest of what the person was shown (`shown_digest`); anything else raises ChangedMeanwhile.
     """
-    with InterruptsHeld(), store.alone(project.id):
+    with InterruptsHeld(), store.alone(project.id), store.stack(project.id, settling=True):
         run, waiting = _waiting(store, project, run, paths, here, forth=True)
         _refuse_another(run, waiting, expected)
         if not force:
             waiting = _without_conflicts(run, waiting)
         _refuse_before_others(store, run, waiting)
+        others = store.runs_now(project.id)
+        folds.let_go(store, project.id, run.run, others=others)
         if force:
             run.found, waiting = _judged_anew(store, run, waiting)
         is_anew = force or _stamp_anew(run, waiting) or bool(run.below)
-        failure = _apply(store, project, run, waiting, is_anew=is_anew, even_open=force)
+        failure = _apply(store, project, run, waiting, is_anew=is_anew, even_open=force, others=others)
         if failure is not None:
             raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
-        if run.state != HELD:
-            _drop_if_unneeded(store, run)
+        if run.state != HELD and not others:
+            holds.drop_if_unneeded(store, run)
     return run
 
 
@@ -125,11 +127,13 @@ def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -
 
 
 def _apply(
-    store: Store, project: Project, run: Run, waiting: Sequence[c.Change], *, is_anew: bool, even_open: bool
+    store: Store, project: Project, run: Run, waiting: Sequence[c.Change], *, is_anew: bool, even_open: bool,
+    others: bool,
 ) -> ApplyFailed | None:
     """Move what was held; those applied before are done, and what is not meant stays.
 
-    `is_anew` tells that changes were stamped anew, so that the journal needs all of them.
+    `is_anew` tells that changes were stamped anew, so that the journal needs all of them; `others`, that commands run
+    which may see it.
     """
     going = {id(change) for change in waiting}
     earlier = [change for change in run.found if change.verdict == c.APPLIED and id(change) not in going]
@@ -141,11 +145,12 @@ def _apply(
         change.verdict = c.APPLIED
     keep_replacements_whole(run.found)
     _count_links(run)
+    if others:
+        holds.count_links(store, run)
     # What is in flight is `applied` in the journal, what was applied before is `done`.
     begin = store.history.note if is_anew else store.history.note_verdicts
     begin(run, APPLYING, decided=f"apply {named(waiting)}")
     expected, failure = outcomes(run.found), None
-    others = any(state == "running" for _, state, _, _ in store.history.unfinished(project.id))
     try:
         _bring_back(store, run, others=others)
         take_over(
@@ -264,7 +269,7 @@ def discard_held(
     store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", expected: str = ""
 ) -> Run:
     """Throw away what a run had to hold; what it had applied stays, with its backups. `expected` as in `apply_held`."""
-    with InterruptsHeld(), store.alone(project.id):
+    with InterruptsHeld(), store.alone(project.id), store.stack(project.id, settling=True):
         run, waiting = _waiting(store, project, run, paths, here, forth=False)
         _refuse_another(run, waiting, expected)
         later = holds.built_upon(store, project.id, run, waiting)
@@ -273,6 +278,8 @@ def discard_held(
                 f"run {later[0]} builds on it: {printable(later[1])}",
                 hint=f"first: fumehood discard {later[0]}, or apply both",
             )
+        others = store.runs_now(project.id)
+        folds.let_go(store, project.id, run.run, others=others)
         for change in waiting:
             change.verdict, change.reason = c.DISCARDED, "a person threw it away"
         store.history.note(run, SETTLING)
@@ -280,15 +287,9 @@ def discard_held(
         run.state, run.reason = state_of(run.found), ""
         store.history.settle(run, rewrite=False, decided=f"discard {named(waiting)}", decided_at=time.time())
         record_files(store, project.id, run)
-        if run.state != HELD:
-            _drop_if_unneeded(store, run)
+        if run.state != HELD and not others:
+            holds.drop_if_unneeded(store, run)
     return run
-
-
-def _drop_if_unneeded(store: Store, run: Run) -> None:
-    """Remove the layer of a run that has nothing in it, unless an undo of some of its paths uses it."""
-    if store.history.users_of(run.layer) == [run.run]:
-        layering.drop_if_empty(store.places, run.layer, run.found)
 
 
 def recorded(store: Store, project: Project, run: Run) -> Run:

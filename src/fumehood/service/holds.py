@@ -11,8 +11,10 @@ import os
 
 from fumehood.core import changes as c
 from fumehood.core.dependence import Waiting
+from fumehood.errors import FumehoodError
 from fumehood.linux import holding
-from fumehood.linux.nofollow import open_top
+from fumehood.linux.nofollow import looks, open_top
+from fumehood.service import folds
 from fumehood.service import layers as layering
 
 TYPE_CHECKING = False
@@ -33,6 +35,42 @@ def trees(store: Store, names: Sequence[str], roots: Sequence[str]) -> list[tupl
             if root in roots and os.path.isdir(tree):
                 found[roots.index(root)].append(tree)
     return [tuple(each) for each in found]
+
+
+def seen(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
+    """Return for each root the trees that a command which was recorded sees, folded where they are too many."""
+    if len(run.below) <= folds.most(store.places.state):
+        return trees(store, run.below, run.roots)
+    with store.stack(project, settling=True):
+        held = set(store.history.held(project))
+        try:
+            items = folds.folded(store, project, [name for name in run.below if name in held])
+        except OSError as error:
+            raise FumehoodError(
+                f"cannot bring together what {len(held)} runs hold: {error.strerror}",
+                hint="fumehood clean frees space; fumehood log lists what waits",
+            ) from error
+    return [tuple(tree for item in items if (tree := item.tree(root))) for root in run.roots]
+
+
+def clear_away(store: Store, project: int, names: Sequence[str]) -> None:
+    """Remove what runs needed no longer when they were settled, and what a command kept that has ended since."""
+    held = set(store.history.held(project))
+    settled = [name for name in names if name not in held and os.path.isdir(store.places.run(name))]
+    if not settled and len(names) <= folds.most(store.places.state):
+        return
+    with store.alone(project), store.stack(project, settling=True):
+        if store.runs_now(project):
+            return
+        for name in settled:
+            drop_if_unneeded(store, store.history.find(name))
+        folds.tidy(store, project)
+
+
+def drop_if_unneeded(store: Store, run: Run) -> None:
+    """Remove the layer of a run that has nothing in it, unless an undo of some of its paths uses it."""
+    if run.layer and store.history.users_of(run.layer) == [run.run]:
+        layering.drop_if_empty(store.places, run.layer, run.found)
 
 
 def waiting(store: Store, run: Run) -> Waiting:
@@ -113,6 +151,22 @@ def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
             os.makedirs(upper, 0o700, exist_ok=True)
             _carried(held, upper, going, staying)
             _pruned(held, staying)
+
+
+def count_links(store: Store, run: Run) -> None:
+    """Find out which files that go have other names in a fold that a running command sees: they are copied then."""
+    for number in range(len(run.roots)):
+        held = store.places.layer(run.run, number, "held")
+        if not os.path.isdir(held):
+            continue
+        going = [change for change in run.found if change.root == number and change.verdict == c.APPLIED]
+        top = open_top(held)
+        try:
+            for change, found, _ in looks(top, going):
+                if change.after is not None and found is not None:
+                    change.after.links = found.st_nlink
+        finally:
+            os.close(top)
 
 
 def _is_gone_or_empty(directory: str) -> bool:

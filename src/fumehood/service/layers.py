@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 
 from fumehood.core.inverse import needs_layer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
 
 _PARTS = ("upper", "work", "merged")
+_BELOW = "below"
 
 
 def make(
@@ -33,6 +35,8 @@ def make(
             for part in parts:
                 os.mkdir(places.layer(run, number, part), 0o700)
             resemble(layer.upper, layer.lowers[0])
+        if any(below):
+            _note_below(places, run, below)
     except OSError as error:
         drop(places, run)
         raise _cannot_make(places, error) from error
@@ -49,6 +53,30 @@ def known(
         held = below[number] if below else ()
         layers.append(Layer(root=root, upper=upper, work=work, merged=merged, below=held))
     return tuple(layers)
+
+
+def _note_below(places: Places, run: str, below: Sequence[tuple[str, ...]]) -> None:
+    """Keep which trees a command sees for whoever goes on should this process die: they may be folds."""
+    with open(f"{places.run(run)}/0/{_BELOW}", "wb") as file:
+        marshal.dump(list(below), file)
+
+
+def below_of(places: Places, run: str) -> list[tuple[str, ...]]:
+    """Return which trees a command that did not end saw below its layers; none where it had not begun."""
+    try:
+        with open(f"{places.run(run)}/0/{_BELOW}", "rb") as file:
+            below: list[tuple[str, ...]] = marshal.load(file)  # noqa: S302  (nobody else can write in our state)
+    except (FileNotFoundError, EOFError):
+        return []
+    return below
+
+
+def _remove_note(directory: str) -> None:
+    """Remove the note of the trees that a command saw: it has ended."""
+    try:
+        os.unlink(f"{directory}/{_BELOW}")
+    except FileNotFoundError:
+        return  # done before
 
 
 def _cannot_make(places: Places, error: OSError) -> FumehoodError:
@@ -156,6 +184,8 @@ def _left_of(layer: Layer) -> list[str]:
 
 def drop_scratch(layers: Sequence[Layer]) -> None:
     """Remove what only the mount needed."""
+    if any(layer.below for layer in layers):
+        _remove_note(os.path.dirname(layers[0].upper))
     for layer in layers:
         if _drop_usual_work(layer):
             continue

@@ -41,7 +41,7 @@ from fumehood.linux.traces import NO_WAY
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between
 from fumehood.service.decide import BY_FORCE, DONE
-from fumehood.service.holds import bring_back, set_apart, throw_away, trees
+from fumehood.service.holds import bring_back, set_apart, throw_away
 from fumehood.service.settle import FAILED, HELD, find_conflicts, state_of
 from fumehood.service.store import Alone
 from fumehood.store.audit import RECOVERED
@@ -72,7 +72,10 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
                 if state == RUNNING and act == "run":
                     _keep(store, run, project)
                 else:
-                    with Alone(store.places.lock(f"project-{project}"), wait=False):
+                    with (
+                        Alone(store.places.lock(f"project-{project}"), wait=False),
+                        store.stack(project, settling=True),
+                    ):
                         _mend(store, run)
             except (OSError, FumehoodError):
                 continue
@@ -81,9 +84,10 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
 
 def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
     """Take back applies and undos of the project whose lock is held."""
-    for run, state, act, _ in unfinished:
+    for run, state, act, project in unfinished:
         if state != RUNNING or act != "run":
-            _mend(store, run)
+            with store.stack(project, settling=True):
+                _mend(store, run)
 
 
 # --- a command that was running ---
@@ -104,8 +108,7 @@ def _keep(store: Store, name: str, project: int) -> None:
             return
         time.sleep(_DYING_S)
         with Alone(store.places.lock(f"project-{project}"), wait=False):
-            below = trees(store, run.below, run.roots)
-            _hold(store, run, layering.known(store.places, name, run.roots, below))
+            _hold(store, run, layering.known(store.places, name, run.roots, layering.below_of(store.places, name)))
     finally:
         if claim >= 0:
             os.close(claim)

@@ -157,6 +157,10 @@ class Hood:
                 from fumehood.service.owners import forget_what_was_moved
 
                 forget_what_was_moved(self.store.places, self.project, run)
+            if run.below:
+                from fumehood.service.holds import clear_away
+
+                clear_away(self.store, self.project.id, run.below)
         return run
 
     def _missed(self, run: Run) -> tuple[Blocked, ...]:
@@ -301,8 +305,9 @@ class Hood:
         run.capture, run.reason = choice.way, choice.why
         self.store.recover()
         claim.take()
-        run.below = tuple(self.store.history.held(self.project.id))
-        self.store.history.begin(self.project.id, run, os.getpid())
+        with self.store.stack(self.project.id, settling=False):
+            run.below = tuple(self.store.history.held(self.project.id))
+            self.store.history.begin(self.project.id, run, os.getpid())
         layers = layering.make(places, run.run, run.roots, run.capture, self._below(run))
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups)
         return layers, Execution(found, capture, self.start, self.policy.limits, claim.indexes)
@@ -317,9 +322,9 @@ class Hood:
         """Find what earlier runs hold: the command sees that too, root by root."""
         if not run.below:
             return []
-        from fumehood.service.holds import trees
+        from fumehood.service.holds import seen
 
-        return trees(self.store, run.below, run.roots)
+        return seen(self.store, self.project.id, run)
 
     def _execute(
         self, run: Run, execution: Execution, command: tuple[str, ...], world: World,

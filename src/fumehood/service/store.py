@@ -9,7 +9,7 @@ from fumehood.store.audit import PYTHON, Audit
 from fumehood.store.config import policy_for
 from fumehood.store.database import Database
 from fumehood.store.grants import Grants
-from fumehood.store.history import History
+from fumehood.store.history import RUNNING, History
 from fumehood.store.places import places
 from fumehood.store.projects import Projects
 from fumehood.store.sessions import Sessions
@@ -77,6 +77,18 @@ class Store:
         """
         return Alone(self.places.lock(f"project-{project}"), lambda: self._mend(project), wait=wait)
 
+    def stack(self, project: int, *, settling: bool) -> Alone:
+        """Take the lock on which trees of held runs there are, for a `with` block.
+
+        Whoever settles something held has it alone. Whoever records a run takes it with others: the trees that the
+        run then names stay until it has ended, empty perhaps.
+        """
+        return Alone(self.places.lock(f"stack-{project}"), shared=not settling)
+
+    def runs_now(self, project: int) -> bool:
+        """Tell whether a command of a project is running, which may see what is held."""
+        return any(state == RUNNING for _, state, _, _ in self.history.unfinished(project))
+
     def _mend(self, project: int) -> None:
         unfinished = self.history.unfinished(project)
         if unfinished:
@@ -92,10 +104,13 @@ class Store:
 class Alone:
     """A lock between processes, and between the threads of this one; `first` is done as soon as it is held."""
 
-    def __init__(self, path: str, first: Callable[[], None] | None = None, *, wait: bool = True) -> None:
+    def __init__(
+        self, path: str, first: Callable[[], None] | None = None, *, wait: bool = True, shared: bool = False
+    ) -> None:
         self._path = path
         self._first = first
         self._wait = wait
+        self._shared = shared
         self._file = -1
 
     def __enter__(self) -> None:
@@ -103,7 +118,8 @@ class Alone:
 
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX if self._wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            how = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
+            fcntl.flock(self._file, how if self._wait else how | fcntl.LOCK_NB)
             if self._first is not None:
                 self._first()
         except BaseException:

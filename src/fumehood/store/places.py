@@ -33,6 +33,10 @@ class Places(Value):
         """One part of the layer that captured a run's writes to one root."""
         return f"{self.state}/runs/{run}/{root}/{part}"
 
+    def folded(self, project: int) -> str:
+        """Where trees lie that stand for several held runs of a project; they can be made again."""
+        return f"{self.state}/folded/{project}"
+
     def output(self, run: str, stream: str) -> str:
         """The file that holds the whole of an output too long for the record."""
         return f"{self.state}/outputs/{run}.{stream}"
