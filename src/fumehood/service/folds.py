@@ -12,7 +12,7 @@ import os
 
 from fumehood.core.value import Value
 from fumehood.linux.fold import fold
-from fumehood.linux.nofollow import entries, open_top, remove_tree
+from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.store.ids import new_id
 
 TYPE_CHECKING = False
@@ -29,11 +29,12 @@ _BEGUN = "."  # begins the name of a fold that is not whole yet
 
 
 class Item(Value):
-    """A tree for each of some roots that stands for some runs, the latest first."""
+    """A tree for each of some roots that stands for some runs, the latest first; a fold has a name."""
 
     runs: tuple[str, ...]
     roots: tuple[str, ...]
     trees: tuple[str, ...]  # one for each root, not all of which exist
+    name: str = ""
 
     def tree(self, root: str) -> str:
         """Return the tree for a root; nothing where there is none."""
@@ -61,27 +62,37 @@ def folded(store: Store, project: int, runs: Sequence[str]) -> list[Item]:
 
 def let_go(store: Store, project: int, run: str, *, others: bool) -> None:
     """Stop using the folds that a run is in, for something of it is settled; where no `others` run, remove them."""
-    for path, item in _folds(store, project):
+    for item in _folds(store, project):
         if run in item.runs:
-            os.unlink(f"{path}/{_MEMBERS}")
+            _retire(item)
     if not others:
         tidy(store, project)
 
 
-def tidy(store: Store, project: int) -> None:
-    """Remove folds that nobody uses any more; no command of the project may be running."""
+def unused(store: Store, project: int) -> list[str]:
+    """Return the names of folds that no new run will see."""
     where = store.places.folded(project)
-    if not os.path.isdir(where):
+    used = {item.name for item in _folds(store, project)}
+    return [name for name in os.listdir(where) if name not in used] if os.path.isdir(where) else []
+
+
+def tidy(store: Store, project: int) -> None:
+    """Remove folds that are not used any more; no command of the project may be running."""
+    names = unused(store, project)
+    if not names:
         return
-    used = {item.trees for item in _standing_for(store, project, store.history.held(project))}
-    needed = {os.path.basename(path) for path, item in _folds(store, project) if item.trees in used}
-    top = open_top(where)
+    top = open_top(store.places.folded(project))
     try:
-        for name in entries(top):
-            if name not in needed:
-                remove_tree(top, name)
+        for name in names:
+            remove_tree(top, name)
     finally:
         os.close(top)
+
+
+def _retire(item: Item) -> None:
+    """Let no new run see a fold."""
+    if item.name:
+        os.unlink(f"{os.path.dirname(item.trees[0])}/{_MEMBERS}")
 
 
 def _standing_for(store: Store, project: int, runs: Sequence[str]) -> list[Item]:
@@ -89,12 +100,14 @@ def _standing_for(store: Store, project: int, runs: Sequence[str]) -> list[Item]
     places = {run: at for at, run in enumerate(runs)}
     items: dict[int, Item] = {}
     taken: set[int] = set()
-    for _, item in sorted(_folds(store, project), key=lambda fold: -len(fold[1].runs)):
+    for item in sorted(_folds(store, project), key=lambda item: -len(item.runs)):
         start = places.get(item.runs[0], len(runs))
         span = range(start, start + len(item.runs))
         if tuple(runs[start : span.stop]) == item.runs and taken.isdisjoint(span):
             items[start] = item
             taken.update(span)
+        else:
+            _retire(item)  # another run came between
     for at, run in enumerate(runs):
         if at not in taken:
             items[at] = _single(store, run)
@@ -107,7 +120,7 @@ def _single(store: Store, run: str) -> Item:
     return Item(runs=(run,), roots=roots, trees=trees)
 
 
-def _folds(store: Store, project: int) -> list[tuple[str, Item]]:
+def _folds(store: Store, project: int) -> list[Item]:
     """Return the folds that were made since the machine started: a crash may have left others half written."""
     where = store.places.folded(project)
     found = []
@@ -120,7 +133,7 @@ def _folds(store: Store, project: int) -> list[tuple[str, Item]]:
             continue
         if boot == _boot() and not name.startswith(_BEGUN):
             trees = tuple(f"{path}/{number}" for number in range(len(roots)))
-            found.append((path, Item(runs=runs, roots=roots, trees=trees)))
+            found.append(Item(runs=runs, roots=roots, trees=trees, name=name))
     return found
 
 
@@ -141,7 +154,10 @@ def _folded(store: Store, project: int, items: Sequence[Item]) -> Item:
     with open(f"{begun}/{_MEMBERS}", "wb") as file:
         marshal.dump((_boot(), runs, roots), file)
     os.rename(begun, f"{where}/{name}")
-    return Item(runs=runs, roots=roots, trees=tuple(f"{where}/{name}/{number}" for number in range(len(roots))))
+    for item in items:
+        _retire(item)
+    trees = tuple(f"{where}/{name}/{number}" for number in range(len(roots)))
+    return Item(runs=runs, roots=roots, trees=trees, name=name)
 
 
 def _fold_root(target: str, trees: Sequence[str]) -> None:

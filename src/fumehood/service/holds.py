@@ -57,7 +57,7 @@ def clear_away(store: Store, project: int, names: Sequence[str]) -> None:
     """Remove what runs needed no longer when they were settled, and what a command kept that has ended since."""
     held = set(store.history.held(project))
     settled = [name for name in names if name not in held and os.path.isdir(store.places.run(name))]
-    if not settled and len(names) <= folds.most(store.places.state):
+    if not settled and not folds.unused(store, project):
         return
     with store.alone(project), store.stack(project, settling=True):
         if store.runs_now(project):
@@ -79,13 +79,13 @@ def waiting(store: Store, run: Run) -> Waiting:
 
 
 def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
-    for name in reversed(run.below):  # the latest word on a path counts
-        earlier = store.history.find(name)
-        verdicts: tuple[str, ...] = c.WAITING if earlier.state == "held" else ()
-        if store.history.was_decided_during(name, run):
+    # The latest word on a path counts.
+    for name, state, was_decided_meanwhile, roots in store.history.decisions(run.below[::-1], run):
+        verdicts: tuple[str, ...] = c.WAITING if state == "held" else ()
+        if was_decided_meanwhile:
             verdicts = (*c.WAITING, c.DISCARDED)
-        for change in earlier.found if verdicts else ():
-            root = earlier.roots[change.root]
+        for change in store.history.changes(name) if verdicts else ():
+            root = roots[change.root]
             if change.verdict in verdicts and root in run.roots:
                 yield name, run.roots.index(root), change
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 RUNNING, APPLYING = "running", "applying"
 HELD = "held"
 LAST = "last"
+_AT_ONCE = 500  # names in one query
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 
 _COLUMNS = (
@@ -220,17 +221,20 @@ class History:
         """Return the runs that have versions in a run's layer: itself, its undos, and their undos."""
         return [name for (name,) in self.database.rows("SELECT id FROM runs WHERE layer = ? ORDER BY number", (layer,))]
 
-    def was_decided_during(self, run: str, later: Run) -> bool:
-        """Tell whether a person applied or discarded something of a held run after a later one had begun.
+    def decisions(self, runs: Sequence[str], later: Run) -> Iterator[tuple[str, str, bool, tuple[str, ...]]]:
+        """Yield the id, the state and the roots of some runs, and whether a person decided on it after a later one began.
 
         By the clock, for one that is only just beginning; by the record, for the clock may have been set back.
         """
-        rows = self.database.rows(
-            "SELECT decided_at, settled_after >= (SELECT number FROM runs WHERE id = ?) FROM runs WHERE id = ?",
-            (later.run, run),
-        )
-        ((decided_at, is_settled_after),) = rows
-        return decided_at is not None and (decided_at > later.started_at or bool(is_settled_after))
+        columns = "id, state, decided_at, settled_after >= (SELECT number FROM runs WHERE id = ?), roots"
+        for start in range(0, len(runs), _AT_ONCE):
+            some = runs[start : start + _AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            rows = self.database.rows(f"SELECT {columns} FROM runs WHERE id IN ({marks})", (later.run, *some))
+            found = {row[0]: row for row in rows}
+            for run, state, decided_at, is_settled_after, roots in (found[name] for name in some if name in found):
+                is_late = decided_at is not None and (decided_at > later.started_at or bool(is_settled_after))
+                yield run, state, is_late, _roots(roots)
 
     def find(self, name: str, *reaches: Reach) -> Run:
         """Return the run that an id, a unique prefix of one, `last` or `last~2` names, in every reach given.
