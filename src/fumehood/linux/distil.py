@@ -68,10 +68,10 @@ class Distilling:
             os.close(self._open[1])
         for each in (self._merged, self._upper):
             each.let_go()
+            os.close(each.top)
         for lower in self._lowers:
             lower.close()
-        for one in (self._merged, self._upper, *self._lowers):
-            os.close(one.top)
+            os.close(lower.top)
 
     def distil(self) -> None:
         """Compare directory by directory, then close up the layer's directories, the deepest first."""

@@ -59,7 +59,7 @@ class Note:
 
 
 def _place(fd: int) -> bytes:
-    """Return the path of what a descriptor names; the kernel tells none of more than a page, so it may climb."""
+    """Return the path of what a descriptor names; one longer than a page is found by climbing."""
     names: list[bytes] = []
     here = os.dup(fd)
     try:

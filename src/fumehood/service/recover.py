@@ -120,7 +120,12 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         store.history.state(run.run, FAILED, lost, event=RECOVERED)
         return
     layering.drop_scratch(layers)
-    run.found = layering.scanned(layers)
+    try:
+        run.found = layering.scanned(layers)
+    except FumehoodError as error:
+        store.history.state(run.run, FAILED, f"{STOPPED_RUNNING}; {error.message}", event=RECOVERED)
+        layering.drop(store.places, run.run)
+        return
     judge(run.found, DISCARD if run.mode == DISCARD else HOLD, _concerns(store, run, layers))
     for change in run.found:
         if change.verdict == c.HELD:

@@ -14,7 +14,7 @@ from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import overflows, refused_writes
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
-from fumehood.errors import Refused
+from fumehood.errors import FumehoodError, Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.output import INLINE, HeldBack, Stream
@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from fumehood.core.changes import Change
     from fumehood.core.concern import Concern
     from fumehood.core.dependence import Waiting
     from fumehood.core.network import Network
     from fumehood.core.permission import Question
     from fumehood.core.profile import Profile
     from fumehood.linux.capture import Layer
+    from fumehood.linux.indexes import SeenIndexes
     from fumehood.linux.launch import Starter
     from fumehood.linux.probe import Host
     from fumehood.linux.process import Outcome
@@ -80,9 +82,14 @@ class Hood:
         if hood._withheld and hood._permissions(wishes).are_answered:
             request = hood._asking(request)
         try:
-            return hood._run_claimed(request, wishes)
+            run = hood._run_claimed(request, wishes)
         finally:
             self._host = hood._host
+        if run.below:
+            from fumehood.service.holds import clear_away
+
+            clear_away(self.store, self.project.id, run.below)
+        return run
 
     def profiled(self, request: Request) -> tuple[Hood, Request]:
         """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
@@ -138,30 +145,29 @@ class Hood:
             raise
         # The command has ended; Ctrl-C no longer stops what is left to be done.
         with InterruptsHeld():
-            run.found = layering.scanned(layers, claim.indexes)
+            run.found = self._scanned(run, layers, claim.indexes)
             run.blocked += (*self._limits_met(ended), *_missing(run, network, world, ended), *world.blocked)
             run.blocked += (*self._refused_by_owners(run), *self._missed(run))
             run.blocked += _met(run, self.policy, world, run.blocked)
             run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
-            why_held = _cut_short(ended.outcome, wishes) if request.mode == APPLY else ""
-            mode = HOLD if why_held else request.mode
-            judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
-            if why_held:
-                _give_reason(run, why_held)
-            if run.found:
-                from fumehood.service.owners import hold_what_is_not_ours
-
-                hold_what_is_not_ours(run.found, layers)
+            self._judge(run, layers, request.mode, _cut_short(ended.outcome, wishes) if request.mode == APPLY else "")
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
             if run.found:
                 from fumehood.service.owners import forget_what_was_moved
 
                 forget_what_was_moved(self.store.places, self.project, run)
-            if run.below:
-                from fumehood.service.holds import clear_away
-
-                clear_away(self.store, self.project.id, run.below)
         return run
+
+    def _judge(self, run: Run, layers: Sequence[Layer], mode: str, why_held: str) -> None:
+        """Give every change its verdict; a command that was cut short has its changes held, with the reason."""
+        mode = HOLD if why_held else mode
+        judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
+        if why_held:
+            _give_reason(run, why_held)
+        if run.found:
+            from fumehood.service.owners import hold_what_is_not_ours
+
+            hold_what_is_not_ours(run.found, layers)
 
     def _missed(self, run: Run) -> tuple[Blocked, ...]:
         """Say what a failed command would have had by its profile, were it a plain one."""
@@ -170,6 +176,14 @@ class Hood:
         from fumehood.service.profiles import missed
 
         return missed(self._withheld)
+
+    def _scanned(self, run: Run, layers: Sequence[Layer], indexes: SeenIndexes) -> list[Change]:
+        """Return what the command changed; a run whose changes can't be told has failed."""
+        try:
+            return layering.scanned(layers, indexes)
+        except FumehoodError as error:
+            self._failed(run, error)
+            raise
 
     def _refused_by_owners(self, run: Run) -> tuple[Blocked, ...]:
         """Say which files a command could not change because of whose they are; hardly ever are there any."""

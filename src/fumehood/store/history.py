@@ -222,7 +222,7 @@ class History:
         return [name for (name,) in self.database.rows("SELECT id FROM runs WHERE layer = ? ORDER BY number", (layer,))]
 
     def decisions(self, runs: Sequence[str], later: Run) -> Iterator[tuple[str, str, bool, tuple[str, ...]]]:
-        """Yield the id, the state and the roots of some runs, and whether a person decided on it after a later one began.
+        """Yield the id, the state and the roots of some runs, and whether a person decided after a later one began.
 
         By the clock, for one that is only just beginning; by the record, for the clock may have been set back.
         """

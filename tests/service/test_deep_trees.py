@@ -1,0 +1,164 @@
+"""Directories nested thousands deep: all is done as with a flat tree, and beyond the limit it is said."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fumehood import FumehoodError, Policy, Sandbox
+from fumehood.linux import libc
+from fumehood.linux.nofollow import DEEPEST, LISTING, Parents, open_top, remove_tree, walk
+from fumehood.linux.upper import scan
+
+pytestmark = pytest.mark.namespaces
+
+_DEEP = 2_200  # a path of more bytes than the kernel takes at once
+
+
+def nest(depth: int, inside: str = "open('f', 'w').close()") -> list[str]:
+    """A command that makes directories, each in the one before, with something in each."""
+    script = f"import os\nfor _ in range({depth}):\n os.mkdir('d')\n os.chdir('d')\n {inside}\n"
+    return ["python3", "-c", script]
+
+
+def in_each(depth: int, act: str) -> list[str]:
+    """A command that goes down and does something at each level."""
+    return ["python3", "-c", f"import os\nfor _ in range({depth}):\n os.chdir('d')\n {act}\n"]
+
+
+def entries_below(directory: Path) -> int:
+    top = open_top(str(directory))
+    try:
+        return sum(1 for _ in walk(top, ""))
+    finally:
+        os.close(top)
+
+
+@pytest.fixture(autouse=True)
+def _removed(project: Path) -> Iterator[None]:
+    """Leave nothing behind that is too deep for others to remove."""
+    yield
+    above = open_top(str(project.parent))
+    remove_tree(above, project.name)
+    os.close(above)
+    project.mkdir()
+
+
+@pytest.mark.parametrize("way", ["kernel", "fuse", "copy"], indirect=True)
+def test_a_deep_tree_is_applied_held_and_undone_like_any_other(way: str, project: Path) -> None:
+    depth = _DEEP if way == "kernel" else 300
+    with Sandbox(project, policy=Policy(capture=way)) as sandbox:
+        sandbox.run("echo held > held", apply="hold")
+        made = sandbox.run(nest(depth))
+        assert (made.exit_code, made.state, len(made.changes)) == (0, "applied", 2 * depth), made.output
+        held = sandbox.run(in_each(depth, "os.chmod('f', 0o600); os.chmod('.', 0o700)"), apply="hold")
+        assert (held.state, len(held.changes)) == ("held", 2 * depth)
+        later = sandbox.run(in_each(depth, "open('g', 'w').close()"))
+        assert (later.state, len(later.changes)) == ("applied", depth)
+        assert sandbox.apply(held).state == "applied"
+        assert entries_below(project) == 3 * depth
+        for run in (held, later, made):
+            sandbox.undo(run)
+    assert list(project.iterdir()) == []
+
+
+def test_a_deep_tree_whose_directories_are_closed_to_their_owner(sandbox: Sandbox, project: Path) -> None:
+    made = sandbox.run(nest(_DEEP))
+    closed = sandbox.run(in_each(_DEEP, "os.chmod('f', 0o400); open('g', 'w').close()\n os.chmod('.', 0o300)"))
+    assert (made.state, closed.state) == ("applied", "applied"), closed.output
+    assert sandbox.run(in_each(_DEEP, "os.chmod('.', 0o700)\n os.unlink('g')")).state == "applied"
+    assert entries_below(project) == 2 * _DEEP
+
+
+def test_a_tree_beyond_the_limit_is_not_taken_over_and_that_is_said(sandbox: Sandbox, project: Path) -> None:
+    with pytest.raises(FumehoodError, match="nested more than 4,096 deep"):
+        sandbox.run(nest(DEEPEST + 200))
+    assert list(project.iterdir()) == []
+    assert sandbox.history()[0].state == "failed"
+    assert sandbox.run("echo a > a").state == "applied"
+
+
+def test_what_is_nested_beyond_any_limit_can_be_removed(test_directory: Path) -> None:
+    above = open_top(str(test_directory))
+    here = os.open(test_directory, LISTING)
+    for _ in range(DEEPEST + 500):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", LISTING, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    remove_tree(above, "d")
+    os.close(above)
+    assert not (test_directory / "d").exists()
+
+
+# --- the work grows with the number of entries, not with its square ---
+
+
+def looked_up(monkeypatch: pytest.MonkeyPatch, act: object) -> int:
+    """Count the names that the kernel is asked to look up while something is done."""
+    names = 0
+    real = libc.openat2
+
+    def counting(top: int, path: bytes, flags: int, resolve: int) -> int:
+        nonlocal names
+        names += path.count(b"/") + 1
+        return real(top, path, flags, resolve)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(libc, "openat2", counting)
+        act()  # type: ignore[operator]
+    return names
+
+
+def make_deep(directory: Path, depth: int) -> None:
+    directory.mkdir()
+    here = os.open(directory, LISTING)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", LISTING, dir_fd=here)
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
+        os.close(here)
+        here = inner
+    os.close(here)
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_twice_the_depth_takes_twice_the_work(
+    layers: int, test_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = []
+    for depth in (300, 600):
+        names = [f"{depth}-upper", *(f"{depth}-{number}" for number in range(layers)), f"{depth}-project"]
+        for name in names:
+            make_deep(test_directory / name, depth)
+        tops = [open_top(str(test_directory / name)) for name in names]
+        above = open_top(str(test_directory))
+
+        def compare_and_remove(tops: list[int] = tops, above: int = above, name: str = names[0]) -> None:
+            scan(0, *tops)
+            remove_tree(above, name)
+
+        work.append(looked_up(monkeypatch, compare_and_remove))
+        for name in names:
+            remove_tree(above, name)
+        for top in (*tops, above):
+            os.close(top)
+    assert work[1] < 3 * work[0], work
+
+
+def test_what_was_moved_is_looked_up_anew(test_directory: Path) -> None:
+    make_deep(test_directory / "tree", 300)
+    top = open_top(str(test_directory / "tree"))
+    parents = Parents(top)
+    path = "/".join(["d"] * 290)
+    first = os.fstat(parents.of(path)).st_ino
+    os.rename("d", "e", src_dir_fd=top, dst_dir_fd=top)
+    parents.forget("d")
+    with pytest.raises(FileNotFoundError):
+        parents.of(path)
+    assert os.fstat(parents.of(f"e{path[1:]}")).st_ino == first
+    parents.close()
+    remove_tree(top, "e")
+    os.close(top)
