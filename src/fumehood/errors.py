@@ -65,6 +65,10 @@ class StoreDamaged(FumehoodError):
     """What we remember can't be read, or comes from a newer version."""
 
 
+class NoRoom(FumehoodError):
+    """The disk that holds what we remember is full; what is recorded there stays as it is."""
+
+
 class Unforeseen(FumehoodError):
     """Something went wrong that nobody thought of; what it was is the cause."""
 

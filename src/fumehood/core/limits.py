@@ -7,6 +7,9 @@ from fumehood.core.report import Blocked
 MEMORY, PROCESSES, CPU, FILES, FILE_SIZE, WRITTEN = "memory", "processes", "cpu", "files", "file_size", "written"
 OUTPUT, TIME = "output", "time"
 
+# What the end of a run needs of the disk that holds our state: journal, report, places for what is held.
+END_BYTES, END_ENTRIES = 2 << 20, 256
+
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _SIZES = (MEMORY, FILE_SIZE, WRITTEN, OUTPUT)
 _SECONDS = (CPU, TIME)

@@ -40,10 +40,11 @@ class Room:
         disk = os.fstatvfs(self._tops[0])
         self._free, self._free_entries = self._left(disk)
         reserve = min(_LARGEST_RESERVE, disk.f_blocks * disk.f_frsize // _RESERVED)
-        # A disk that was nearly full before is the person's affair. Some have no fixed number of entries: they say 0.
-        self._reserve = reserve if self._free > reserve else 0
+        # A disk that was nearly full before is the person's affair, save for what the end of a run needs.
+        self._reserve = reserve if self._free > reserve else min(told.END_BYTES, self._free) // 2
         entries = disk.f_files // _RESERVED
-        self._reserved_entries = entries if self._free_entries > entries else 0
+        least = min(told.END_ENTRIES, self._free_entries) // 2  # some have no fixed number of entries: they say 0
+        self._reserved_entries = entries if self._free_entries > entries else least
         self._walk: Iterator[int] | None = None
         self._sum = 0
         self._spent = 0.0

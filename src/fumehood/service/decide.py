@@ -21,7 +21,7 @@ from fumehood.service.apply import take_over
 from fumehood.service.choose import chosen, with_companions
 from fumehood.service.settle import HELD, conclude, hold_all, outcomes, record_files, state_of
 from fumehood.store.audit import named
-from fumehood.store.history import APPLYING, SETTLING
+from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,9 +81,22 @@ def _waiting(
 ) -> tuple[Run, list[c.Change]]:
     """Return a run as it is now, and those of its held changes that are meant."""
     run = recorded(store, project, run)
+    if run.state in UNFINISHED:
+        _refuse_unfinished(store, run)
     if run.state != HELD:
         raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
     return run, meant(run, paths, here=here, forth=forth)
+
+
+def _refuse_unfinished(store: Store, run: Run) -> None:
+    """Say what a run waits for that is not at its end: its command, or something that is in the way of mending."""
+    why = store.unsettled.get(run.run)
+    if why is None:
+        raise BadRequest(f"run {run.run} has not ended yet", hint=f"wait for it: fumehood show {run.run}")
+    raise BadRequest(
+        f"run {run.run} was cut short, and what it wrote can't be looked at yet: {why}",
+        hint=f"the next command holds it once that is mended; fumehood discard {run.run} throws all of it away",
+    )
 
 
 def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True) -> list[c.Change]:
@@ -270,6 +283,8 @@ def discard_held(
 ) -> Run:
     """Throw away what a run had to hold; what it had applied stays, with its backups. `expected` as in `apply_held`."""
     with InterruptsHeld(), store.alone(project.id), store.stack(project.id, settling=True):
+        if not paths and run.run in store.unsettled and recorded(store, project, run).state == RUNNING:
+            return _discard_unseen(store, run)
         run, waiting = _waiting(store, project, run, paths, here, forth=False)
         _refuse_another(run, waiting, expected)
         later = holds.built_upon(store, project.id, run, waiting)
@@ -290,6 +305,15 @@ def discard_held(
         if run.state != HELD and not others:
             holds.drop_if_unneeded(store, run)
     return run
+
+
+def _discard_unseen(store: Store, run: Run) -> Run:
+    """Throw away what a run wrote whose end could not be recorded, for lack of room perhaps: that makes some."""
+    from fumehood.service.recover import throw_away_unseen
+
+    throw_away_unseen(store, run.run)
+    store.unsettled.pop(run.run)
+    return store.history.find(run.run)
 
 
 def recorded(store: Store, project: Project, run: Run) -> Run:

@@ -27,6 +27,7 @@ from fumehood.service.running import Ended, Execution, Wishes, owner_of
 from fumehood.service.settle import FAILED, REFUSED, settle
 from fumehood.service.surroundings import Surroundings
 from fumehood.service.world import around
+from fumehood.store import reserve
 from fumehood.store.audit import DECIDED
 from fumehood.store.ids import new_id
 
@@ -121,6 +122,8 @@ class Hood:
 
     def _run(self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None = None) -> Run:
         command = checked(request.command)
+        # Before anything is tried out there: on a full disk, nothing would seem to work.
+        reserve.keep(self.store.places.state)
         found = self.host()
         if found.why_bare:
             from fumehood.service.unsandboxed import run_bare

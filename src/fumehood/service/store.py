@@ -36,6 +36,7 @@ class Store:
         self.history = History(self.database, self.places, self.audit)
         self.projects = Projects(self.database, self.places)
         self.sessions = Sessions(self.database)
+        self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
         modes.directory = self.places.modes
         self.recover()
 

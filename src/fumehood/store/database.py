@@ -6,7 +6,8 @@ import _thread
 import os
 import time
 
-from fumehood.errors import StoreDamaged
+from fumehood.errors import NoRoom, StoreDamaged
+from fumehood.store import reserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -172,20 +173,29 @@ class Database:
         self._process = os.getpid()
         self._lock = _thread.allocate_lock()
         try:
-            if not os.path.exists(path):
-                _make(path)
-            self._connection = sqlite3.connect(
-                path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False, cached_statements=64
-            )
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._bring_up_to_date()
+            try:
+                self._connect()
+            except (OSError, sqlite3.DatabaseError):
+                if not reserve.give_back_if_full(os.path.dirname(path)):
+                    raise
+                self._connect()
         except OSError as error:
+            _refuse_if_full(path, error)
             raise StoreDamaged(
                 f"the database {path} can't be made: {error.strerror}",
                 hint="see that the disk is not full, and that you may write there",
             ) from error
         except sqlite3.DatabaseError as error:
             raise unusable(path, error) from error
+
+    def _connect(self) -> None:
+        if not os.path.exists(self.path):
+            _make(self.path)
+        self._connection = sqlite3.connect(
+            self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._bring_up_to_date()
 
     def _bring_up_to_date(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -271,6 +281,7 @@ class Transaction:
         self._durable = durable
 
     def __enter__(self) -> sqlite3.Connection:
+        reserve.give_back_if_full(os.path.dirname(self._path))
         self._lock.acquire()
         try:
             if self._durable:
@@ -300,10 +311,19 @@ class Transaction:
 
 def unusable(path: str, error: sqlite3.DatabaseError) -> StoreDamaged:
     """Say that the records can't be read or written, and where the backups are."""
+    _refuse_if_full(path, error)
     return StoreDamaged(
         f"the database {path} can't be used: {error}",
-        hint=f"{_where(path)}; see that the disk is not full, or move the database away to begin anew",
+        hint=f"{_where(path)}; fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there",
     )
+
+
+def _refuse_if_full(path: str, error: Exception) -> None:
+    """Say that it is the disk that is full, where it is: that damages nothing."""
+    state = os.path.dirname(path)
+    lacking = reserve.shortage(state)
+    if lacking:
+        raise NoRoom(f"nothing can be recorded: {lacking}", hint=reserve.hint(state)) from error
 
 
 def _where(path: str) -> str:

@@ -8,7 +8,7 @@ import time
 from fumehood.core.changes import APPLIED
 from fumehood.core.report import Blocked, Run
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
 from fumehood.store import rows as changing
 from fumehood.store.days import note_day
@@ -33,6 +33,7 @@ HELD = "held"
 LAST = "last"
 _AT_ONCE = 500  # names in one query
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
+UNFINISHED = (RUNNING, APPLYING, SETTLING)
 
 _COLUMNS = (
     "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
@@ -114,12 +115,19 @@ class History:
     def journal(self, run: Run, outputs: Sequence[Printed], *, event: str = "") -> None:
         """Record all that is about to be done to the project, before it is done."""
         is_next = run.state in (APPLYING, SETTLING)
-        with self.database.transaction(durable=is_next) as connection:
-            self._end(connection, run, outputs)
-            if run.found:
-                self._write_changes(connection, run)
-            decided = trail.DECIDED if is_next else run.state
-            self.audit.add(connection, run.run, event or decided, _told(run, by="by the policy: "))
+        try:
+            with self.database.transaction(durable=is_next) as connection:
+                self._end(connection, run, outputs)
+                if run.found:
+                    self._write_changes(connection, run)
+                decided = trail.DECIDED if is_next else run.state
+                self.audit.add(connection, run.run, event or decided, _told(run, by="by the policy: "))
+        except NoRoom as error:
+            raise NoRoom(
+                f"nothing was applied, and what run {run.run} did can't be recorded: {error.message}",
+                hint=f"what it wrote is kept, and is held by the next command once there is room;"
+                f" fumehood discard {run.run} throws it away",
+            ) from error
 
     def note(self, run: Run, state: str, *, decided: str = "") -> None:
         """Record how far an apply or undo has come, with the changes as they are now; `decided` is a person's word."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 from fumehood.core.report import printable
+from fumehood.errors import NoRoom
 from fumehood.linux import examine, inforce, probe
 from fumehood.linux.capture import LABELS
+from fumehood.store import reserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +34,12 @@ def show(
 
     `project` looks at the project at hand, if there is one.
     """
+    lacking = reserve.shortage(state_dir)
+    if lacking and not reserve.give_back_if_full(state_dir):
+        # Whatever is tried out there would seem not to work.
+        raise NoRoom(f"nothing can be tried out, and no command can begin: {lacking}", hint=reserve.hint(state_dir))
     found = probe.host(cache_dir, state_dir, fresh=True)
-    abilities = examine.examine(state_dir, found)
+    abilities = [_room(state_dir, lacking), *examine.examine(state_dir, found)]
     if project is not None and not found.why_bare:
         abilities.append(project(found))
     if as_json:
@@ -43,6 +49,14 @@ def show(
         lines = [*_summary(found, colour), "", *_table(abilities, colour)]
         out.write("\n".join(lines) + "\n")
     return 1 if found.why_bare else 0
+
+
+def _room(state_dir: str, lacking: str) -> inforce.Ability:
+    """Tell whether the disk has room for what is recorded of a command."""
+    return inforce.Ability(
+        name="room for records", works=not lacking, detail=lacking or f"enough in {state_dir}",
+        fix=reserve.hint(state_dir), needed="required",
+    )  # fmt: skip
 
 
 def _as_object(found: probe.Host, abilities: list[inforce.Ability]) -> dict[str, object]:

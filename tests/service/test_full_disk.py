@@ -1,0 +1,169 @@
+"""A state disk that fills up at any moment: nothing is lost, and every command tells what is true."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+
+# Real commands on a small disk of their own, in a mount namespace that ends with them.
+STORY = """
+import json, os, subprocess, sys
+from pathlib import Path
+from conftest import command_line
+state = Path(os.environ["XDG_STATE_HOME"])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,nr_inodes=3000,mode=700", "none", state], check=True)
+project = Path(sys.argv[1])
+
+def fumehood(*words, stdin=subprocess.DEVNULL, status=(0, 125)):
+    done = subprocess.run([*command_line(), *words], cwd=project, stdin=stdin, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr, (words, done.stderr)
+    assert done.returncode in status, (words, done.returncode, done.stderr)
+    if done.returncode == 125:
+        assert done.stderr.startswith("ERROR: ") and "hint: " in done.stderr, (words, done.stderr)
+        assert "move the database away" not in done.stderr
+    return done
+
+def states():
+    listed = json.loads(fumehood("log", "--json", status=(0,)).stdout)
+    return [run["state"] for run in (listed["runs"] if isinstance(listed, dict) else listed)]
+
+def free():
+    disk = os.statvfs(state)
+    return disk.f_bavail * disk.f_frsize, disk.f_favail
+
+def fill(left, what="bytes"):
+    if what == "entries":
+        (state / "many").mkdir(exist_ok=True)
+        while free()[1] > left:
+            (state / "many" / str(free()[1])).touch()
+    else:
+        with open(state / "filling", "ab") as file:
+            while (over := free()[0] - left) > 0:
+                file.write(bytes(min(over, 1 << 20)))
+                file.flush()
+
+def empty():
+    subprocess.run(["rm", "-rf", state / "filling", state / "many"], check=True)
+
+WRITE = "echo new > kept; for i in 1 2 3 4 5 6 7 8 9; do echo $i > new$i; done"
+"""
+
+EVERY_PHASE = """
+(project / "kept").write_text("old")
+(project / "plain").write_text("old")
+held = json.loads(fumehood("run", "--hold", "--json", "--", "echo held > held", status=(0,)).stdout)["run"]
+applied = json.loads(fumehood("run", "--json", "--", "echo new > plain", status=(0,)).stdout)["run"]
+left, what = int(sys.argv[2]), sys.argv[3]
+fill(left, what)
+run = fumehood("run", "--", WRITE)
+assert (run.returncode == 0) == ((project / "kept").read_text() == "new\\n"), run.stderr
+if run.returncode:
+    assert "no command can begin" in run.stderr, run.stderr
+ended = states()
+assert set(ended) <= {"held", "applied"}, ended
+assert len(ended) == 2 + (run.returncode == 0)
+fumehood("show", held, status=(0,))
+doctor = fumehood("doctor", status=(0, 125))
+fumehood("undo", applied)
+fumehood("discard", held)
+assert not {"running", "applying", "settling"} & set(states()), states()
+empty()
+if "held" in states():
+    fumehood("discard", held, status=(0,))
+if (project / "plain").read_text() == "new\\n":
+    fumehood("undo", applied, status=(0,))
+assert (project / "plain").read_text() == "old"
+fumehood("run", "--", "echo again > kept", status=(0,))
+assert (project / "kept").read_text() == "again\\n"
+fumehood("doctor", status=(0,))
+"""
+
+WHILE_IT_RUNS = """
+(project / "kept").write_text("old")
+command = f"{WRITE}; seq 8000 > /dev/stderr; echo ready; read go"
+running = subprocess.Popen(
+    [*command_line(), "run", *sys.argv[2:3], "--", command], cwd=project, stdin=-1, stdout=-1, stderr=-1, text=True)
+assert running.stdout.readline() == "ready\\n"
+fill(0)
+if sys.argv[3] == "without a reserve":
+    (state / "fumehood/reserve").unlink()
+    fill(0)
+told = running.communicate("go\\n")[1]
+assert "Traceback" not in told, told
+"""
+AND_THE_RESERVE_IS_ENOUGH = """
+assert running.returncode == 0, told
+assert states() == [sys.argv[4]]
+assert (project / "kept").read_text() == ("new\\n" if sys.argv[4] == "applied" else "old")
+if sys.argv[4] == "held":
+    fumehood("apply", "last", status=(0,))
+fumehood("undo", "last", status=(0,))
+assert sorted(os.listdir(project)) == ["kept"] and (project / "kept").read_text() == "old"
+"""
+AND_NOTHING_CAN_BE_RECORDED = """
+assert running.returncode == 125, told
+assert "can't be recorded" in told and "what it wrote is kept" in told, told
+assert (project / "kept").read_text() == "old"
+assert states() == ["running"]
+again = fumehood("apply", "last", status=(125,))
+assert "was cut short" in again.stderr and "left" in again.stderr, again.stderr
+fumehood("doctor")
+"""
+AND_IT_IS_HELD_ONCE_THERE_IS_ROOM = """
+empty()
+assert states() == ["held"]
+fumehood("apply", "last", status=(0,))
+assert (project / "kept").read_text() == "new\\n" and (project / "new9").read_text() == "9\\n"
+"""
+AND_IT_CAN_BE_THROWN_AWAY = """
+with open(state / "filling", "r+b") as file:
+    file.truncate(os.path.getsize(state / "filling") - 100_000)
+fumehood("discard", "last", status=(0,))
+assert states() == ["discarded"] and os.listdir(state / "fumehood/runs") == []
+assert (project / "kept").read_text() == "old"
+"""
+
+
+@pytest.fixture
+def told(home, project, need):
+    """Tell a story on a small state disk."""
+    need(shutil.which("unshare") is not None, "there is no unshare to mount with")
+    own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+
+    def tell(story: str, *words: str) -> None:
+        done = subprocess.run(
+            ["unshare", *own, "--mount", sys.executable, "-P", "-c", STORY + story, str(project), *words],
+            env={**os.environ, "PYTHONPATH": f"{TESTS}:{':'.join(sys.path)}"}, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        need("mount:" not in done.stderr, f"no file system can be mounted here: {done.stderr}")
+        assert done.returncode == 0, done.stderr
+
+    return tell
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize(
+    ("left", "what"),
+    [(0, "bytes"), (8 << 10, "bytes"), (60 << 10, "bytes"), (600 << 10, "bytes"), (2100 << 10, "bytes"),
+     (3 << 20, "bytes"), (0, "entries"), (5, "entries"), (100, "entries"), (300, "entries")],
+)  # fmt: skip
+def test_a_command_begins_with_room_for_its_end_or_not_at_all(told, left, what):
+    told(EVERY_PHASE, str(left), what)
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize(("option", "state"), [("--quiet", "applied"), ("--hold", "held"), ("--discard", "discarded")])
+def test_a_disk_that_fills_up_while_a_command_runs_leaves_it_its_end(told, option, state):
+    undone = AND_THE_RESERVE_IS_ENOUGH if state != "discarded" else "assert states() == ['discarded'], told"
+    told(WHILE_IT_RUNS + undone, option, "with it", state)
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("then", [AND_IT_IS_HELD_ONCE_THERE_IS_ROOM, AND_IT_CAN_BE_THROWN_AWAY], ids=["held", "gone"])
+def test_what_could_not_be_recorded_is_kept_until_it_can_be(told, then):
+    told(WHILE_IT_RUNS + AND_NOTHING_CAN_BE_RECORDED + then, "--quiet", "without a reserve")
