@@ -35,7 +35,9 @@ def show(
     `project` looks at the project at hand, if there is one.
     """
     lacking = reserve.shortage(state_dir)
-    if lacking and not reserve.give_back_if_full(state_dir):
+    if lacking:
+        reserve.give_back_if_full(state_dir)
+    if reserve.shortage(state_dir):
         # Whatever is tried out there would seem not to work.
         raise NoRoom(f"nothing can be tried out, and no command can begin: {lacking}", hint=reserve.hint(state_dir))
     found = probe.host(cache_dir, state_dir, fresh=True)
