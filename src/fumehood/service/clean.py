@@ -22,6 +22,7 @@ from fumehood.service.files import catch_up_all
 from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
 from fumehood.service.store import Alone
+from fumehood.store import records
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
 from fumehood.store.days import Days, note_day
@@ -37,7 +38,7 @@ DAYS = 30
 _NEEDED = frozenset({"held", "running", "applying", "settling"})
 # Not `failed`: where a command was stopped, its files may be in there and nowhere else.
 _CAME_TO_NOTHING = frozenset({"discarded", "empty", "refused"})
-_GONE = ".gone"  # ends the name of a layer that only waits to be removed
+_GONE = layering.GONE
 _LOCK = "clean"
 _SHORT = 16  # letters of an id, as reports show it
 _NAMED = 5
@@ -239,8 +240,10 @@ class _Cleaning:
     def _is_stray(self, name: str, runs: int) -> bool:
         """Tell whether a directory that no record names may go.
 
-        Should the database be lost, these are the person's only copies: they stay as long as any other.
+        Should the database be lost, these are the person's only copies: what can be taken up again stays.
         """
+        if any(records.read(self._store.places, name)):
+            return False
         limit = self._recorded.moment(max(self._days, 1), self._now)
         return not name.endswith(_GONE) and _newest(runs, name) < limit
 

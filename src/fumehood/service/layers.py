@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PARTS = ("upper", "work", "merged")
 _BELOW = "below"
+GONE = ".gone"  # ends the name of a run's directory that only waits to be removed
 
 
 def make(

@@ -37,6 +37,11 @@ class Store:
         self.projects = Projects(self.database, self.places)
         self.sessions = Sessions(self.database)
         self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
+        self.notices: list[str] = []  # what a person should know once
+        if self.database.was_made:
+            from fumehood.service.rebuild import notice
+
+            notice(self)
         modes.directory = self.places.modes
         self.recover()
 

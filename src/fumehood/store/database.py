@@ -166,6 +166,7 @@ class Database:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.was_made = False  # just now, by this process: all that was recorded before is lost
         self._open()
 
     def _open(self) -> None:
@@ -204,6 +205,7 @@ class Database:
                 f"the database {self.path} was written by a newer Fumehood (schema {version})",
                 hint=f"upgrade Fumehood; {_where(self.path)}",
             )
+        self.was_made = version == 0
         while version < len(MIGRATIONS):
             version = self._migrate()
 
@@ -247,6 +249,20 @@ class Database:
         """Close the connection."""
         with self._lock:
             self._connection.close()
+
+
+def damage(path: str) -> str:
+    """Say what is wrong with the content of a database; "" where it is whole, or there is none."""
+    if not os.path.exists(path):
+        return ""
+    connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+    try:
+        ((verdict,), *_) = connection.execute("PRAGMA quick_check(1)").fetchall()
+    except sqlite3.DatabaseError as error:
+        return str(error) if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) else ""
+    finally:
+        connection.close()
+    return "" if verdict == "ok" else str(verdict)
 
 
 def _make(path: str) -> None:

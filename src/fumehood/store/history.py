@@ -6,10 +6,12 @@ import os
 import time
 
 from fumehood.core.changes import APPLIED
+from fumehood.core.inverse import needs_layer
 from fumehood.core.report import Blocked, Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
+from fumehood.store import records
 from fumehood.store import rows as changing
 from fumehood.store.days import note_day
 from fumehood.store.outputs import pieces, read_kept
@@ -212,6 +214,30 @@ class History:
                     self._rewrite_changes(connection, other)
                 self.audit.add(connection, other.run, other.state, f"by run {run.run}")
             self._make_due(connection, run.run)
+        self._keep_records(run, others)
+
+    def _keep_records(self, run: Run, others: Iterable[tuple[Run, bool]]) -> None:
+        """Let the layer say by itself what it is: should the database be lost, that is all there is."""
+        if any(needs_layer(change) for change in run.found) or records.is_kept(self.places, run):
+            for each in (run, *(other for other, _ in others)):
+                records.write(self.places, each)
+
+    def rebuild(self, project: int, run: Run) -> None:
+        """Record a run again that only its own directory knew of."""
+        printed = [self._left_of_output(run.run, stream) for stream in ("stdout", "stderr")]
+        with self.database.transaction() as connection:
+            self._begin(connection, project, run, 0)
+            self._end(connection, run, printed)
+            self._write_changes(connection, run)
+            self.audit.add(connection, run.run, trail.RECOVERED, "its record was lost, and made again")
+            if run.state in (APPLIED, HELD):
+                self._make_due(connection, run.run)
+
+    def _left_of_output(self, run: str, stream: str) -> Printed:
+        try:
+            return None, os.stat(self.places.output(run, stream)).st_size
+        except FileNotFoundError:
+            return b"", 0
 
     def held(self, project: int) -> list[str]:
         """Return the runs of a project that hold something, the latest first."""

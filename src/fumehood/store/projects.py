@@ -56,12 +56,16 @@ class Projects:
             return Project(id=rows[0][0], path=real, extra=extra)
         if not register:
             return Project(id=0, path=real)
+        return Project(id=self.remember(real), path=real)
+
+    def remember(self, real: str) -> int:
+        """Return the number of the project at a real path, which may be gone."""
         with self.database.transaction() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO projects (path, added_at) VALUES (?, ?)", (os.fsencode(real), time.time())
             )
         ((number,),) = self.database.rows("SELECT id FROM projects WHERE path = ?", (os.fsencode(real),))
-        return Project(id=number, path=real)
+        return int(number)
 
     def path_of(self, number: int) -> str:
         """Return where a registered project lies."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fumehood import __version__
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.sink import ModelText
-from fumehood.faces.cli.standing import here
+from fumehood.faces.cli.standing import here, tell_notices
 from fumehood.faces.cli.style import Paint
 from fumehood.service.session import project_of
 from fumehood.service.store import Store
@@ -41,6 +41,7 @@ class Context:
         self.options = options
         self.as_json: bool = getattr(options, "json", False)
         self.store = Store(face=CLI)
+        tell_notices(self.store)
 
     @property
     def project(self) -> Project:
@@ -52,7 +53,9 @@ class Context:
         if named is None and self._only_session:
             named = project_of(self.store, self._only_session)
         path = self.store.projects.holding(here()) if named is None else named
-        return self.store.projects.open(path, register=False)
+        project = self.store.projects.open(path, register=False)
+        tell_notices(self.store)
+        return project
 
     @property
     def _only_session(self) -> str | None:

@@ -12,7 +12,7 @@ from fumehood.store import reserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import TextIO
 
 _GREEN, _RED, _YELLOW, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in (32, 31, 33, 2, 1, 0))
@@ -28,11 +28,11 @@ _MEANING = {
 
 def show(
     state_dir: str, cache_dir: str, project: Callable[[probe.Host], inforce.Ability] | None = None,
-    *, as_json: bool, colour: bool, out: TextIO,
+    own: Sequence[inforce.Ability] = (), *, as_json: bool, colour: bool, out: TextIO,
 ) -> int:  # fmt: skip
     """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1.
 
-    `project` looks at the project at hand, if there is one.
+    `project` looks at the project at hand, if there is one; `own` is what is known of Fumehood's own side.
     """
     lacking = reserve.shortage(state_dir)
     if lacking:
@@ -41,7 +41,7 @@ def show(
         # Whatever is tried out there would seem not to work.
         raise NoRoom(f"nothing can be tried out, and no command can begin: {lacking}", hint=reserve.hint(state_dir))
     found = probe.host(cache_dir, state_dir, fresh=True)
-    abilities = [_room(state_dir, lacking), *examine.examine(state_dir, found)]
+    abilities = [_room(state_dir, lacking), *own, *examine.examine(state_dir, found)]
     if project is not None and not found.why_bare:
         abilities.append(project(found))
     if as_json:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import TYPE_CHECKING
 
+from fumehood.core.report import printable
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli import doctor
 from fumehood.faces.cli.commands import Context, paint
 from fumehood.linux.examine import examine_roots
-from fumehood.service import owners
+from fumehood.linux.inforce import Ability
+from fumehood.service import owners, rebuild
 from fumehood.service.clean import DAYS, Freed, clean
 from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from fumehood.faces.cli.inspect import Add
-    from fumehood.linux.inforce import Ability
     from fumehood.linux.probe import Host
 
 
 def add_commands(add: Add) -> None:
     """Make these commands known."""
-    add("doctor", "say what this host can do, what is missing, and how to mend it", _doctor, "  fumehood doctor")
+    doctoring = add(
+        "doctor", "say what this host can do, what is missing, and how to mend it", _doctor,
+        "  fumehood doctor\n  fumehood doctor --mend",
+    )  # fmt: skip
+    doctoring.add_argument(
+        "--mend", action="store_true",
+        help="set a damaged database aside, and rebuild what is lost of it from the runs' directories",
+    )  # fmt: skip
+    # The records may be what is to be mended, so they are not opened before.
+    doctoring.set_defaults(act=lambda options: _mend(options) if options.mend else _doctor(Context(options)))
     cleaning = add(
         "clean", "remove what this project no longer needs, and say what that freed; what is held stays", _clean,
         "  fumehood clean --dry-run\n  fumehood clean --days 7\n  fumehood clean --all --yes",
@@ -43,8 +55,31 @@ def add_commands(add: Add) -> None:
 def _doctor(context: Context) -> int:
     places = context.store.places
     return doctor.show(
-        places.state, places.cache, _project(context), as_json=context.as_json, colour=paint().on, out=sys.stdout
+        places.state, places.cache, _project(context), [_records(context)], as_json=context.as_json, colour=paint().on, out=sys.stdout
     )
+
+
+def _mend(options: argparse.Namespace) -> int:
+    store, mended = rebuild.mend()
+    store.close()
+    if options.json:
+        sys.stdout.write(json.dumps({**mended.fields(), "left": list(mended.left)}) + "\n")
+        return 0
+    if mended.set_aside:
+        print(f"the damaged database lies in {printable(mended.set_aside)}")
+    print(f"{mended.runs} run{'' if mended.runs == 1 else 's'} taken up again: fumehood log")
+    if mended.set_aside or mended.runs:
+        print("kept answers, further roots and short outputs were in the database alone, and are lost")
+    for directory in mended.left:
+        print(f"nothing tells what this is of; it stays as it is: {printable(directory)}")
+    return 0
+
+
+def _records(context: Context) -> Ability:
+    """Tell whether every run's directory is in the records."""
+    lost = rebuild.unknown(context.store)
+    detail = f"{len(lost)} runs' directories are in no record" if lost else "every run's directory is in them"
+    return Ability(name="records", works=not lost, detail=detail, fix=rebuild.MEND)
 
 
 def _project(context: Context) -> Callable[[Host], Ability] | None:

@@ -10,7 +10,7 @@ from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.sink import sink_to
-from fumehood.faces.cli.standing import here
+from fumehood.faces.cli.standing import here, tell_notices
 from fumehood.linux.launch import start
 from fumehood.linux.signals import Signals
 from fumehood.linux.stdio import CLOSED, INHERITED, TYPED
@@ -244,6 +244,7 @@ def _run(
     """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
     store = Store(face=HOOK if "--brief" in options.flags else CLI)
     project = store.projects.open(_project(store, options, options.last("--session") or ""))
+    tell_notices(store)
     policy = store.policy_of(project)
     request = _request(options, project, policy)
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.

@@ -7,6 +7,10 @@ import sys
 
 from fumehood.errors import BadRequest, FumehoodError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.service.store import Store
+
 
 def here() -> str:
     """The current directory."""
@@ -16,6 +20,15 @@ def here() -> str:
         raise BadRequest(
             f"the current directory can't be used: {error.strerror}", hint="cd to a directory that exists"
         ) from error
+
+
+def tell_notices(store: Store) -> None:
+    """Say what a person should know once, on standard error."""
+    from fumehood.core.report import printable
+
+    for notice in store.notices:
+        sys.stderr.write(f"fumehood: {printable(notice)}\n")
+    store.notices.clear()
 
 
 def tell_error(error: FumehoodError) -> None:

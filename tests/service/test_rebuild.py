@@ -1,0 +1,176 @@
+"""The database is gone or damaged: that is said, nothing is removed, and what the runs' directories tell comes back."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fumehood import Sandbox
+from fumehood.service.clean import clean
+from fumehood.service.rebuild import mend
+from fumehood.service.store import Store
+
+
+def database() -> Path:
+    return Path(os.environ["XDG_STATE_HOME"], "fumehood/fumehood.db")
+
+
+def lose() -> None:
+    for end in ("", "-wal", "-shm"):
+        database().with_name(f"fumehood.db{end}").unlink(missing_ok=True)
+
+
+def cut_short() -> None:
+    """Cut the database in the middle, as a disk that lost a part of it."""
+    store = Store()
+    store.database.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    os.truncate(database(), database().stat().st_size // 2)
+
+
+def overwrite() -> None:
+    lose()
+    database().write_bytes(b"these are not the records you are looking for " * 100)
+
+
+def worked(project: Path) -> dict[str, str]:
+    """Run commands of every kind that keeps a layer; returns their ids."""
+    for name in ("applied", "held", "undone", "redone", "deleted"):
+        (project / name).write_text("old")
+    with Sandbox(project, session="work") as sandbox:
+        runs = {
+            "applied": sandbox.run("echo new > applied; rm deleted"),
+            "held": sandbox.run("echo new > held; mkdir made; echo in > made/in", apply="hold"),
+            "undone": sandbox.run("echo new > undone"),
+            "redone": sandbox.run("echo new > redone"),
+            "added": sandbox.run("echo new > added"),
+        }
+        sandbox.undo(runs["undone"])
+        sandbox.undo(sandbox.undo(runs["redone"]))
+        sandbox.undo(runs["added"])
+    return {name: run.run for name, run in runs.items()}
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("damage", [lose, cut_short, overwrite])
+def test_what_the_runs_directories_tell_comes_back(home, project, damage):
+    ids = worked(project)
+    before = Store()
+    told = {run.run: (run.as_dict(), [change.fields() for change in run.changes]) for run in before.history.runs()}
+    before.close()
+    damage()
+    damaged = database().read_bytes() if database().exists() else b""
+    store, mended = mend()
+    try:
+        assert mended.left == ()
+        assert mended.runs == len(told)
+        if damage is not lose:
+            assert Path(mended.set_aside).read_bytes() == damaged
+        for run in store.history.runs():
+            was, changes = told[run.run]
+            assert [change.fields() for change in run.changes] == changes
+            kept = ("project", "command", "cwd", "state", "exit_code", "session", "started_at", "act", "of", "capture")
+            assert {name: run.as_dict()[name] for name in kept} == {name: was[name] for name in kept}
+    finally:
+        store.close()
+    with Sandbox(project) as sandbox:
+        assert sandbox.run("cat held made/in applied").stdout == "new\nin\nnew\n"
+        sandbox.apply(ids["held"])
+        assert (project / "made/in").read_text() == "in\n"
+        sandbox.undo(ids["held"])
+        sandbox.undo(ids["applied"])
+        sandbox.undo(ids["redone"])
+        assert {name: (project / name).read_text() for name in os.listdir(project)} == dict.fromkeys(
+            ["applied", "held", "undone", "redone", "deleted"], "old"
+        )
+    again, nothing = mend()
+    again.close()
+    assert nothing.runs == 0
+    assert not nothing.set_aside
+
+
+@pytest.mark.namespaces
+def test_a_lost_database_is_told_once_and_how_to_have_it_back(cli, project):
+    (project / "a").write_text("old")
+    cli("run", "--", "echo new > a")
+    lose()
+    first = cli("log")
+    assert "is gone" in first.stderr
+    assert "1 run lies" in first.stderr
+    assert "fumehood doctor --mend" in first.stderr
+    assert cli("log").stderr == ""
+    assert "fumehood doctor --mend" in cli("doctor").stdout
+    mended = json.loads(cli("doctor", "--mend", "--json").stdout)
+    assert (mended["runs"], mended["set_aside"], mended["left"]) == (1, "", [])
+    assert cli("undo").returncode == 0
+    assert (project / "a").read_text() == "old"
+
+
+@pytest.mark.namespaces
+def test_a_damaged_database_is_refused_with_the_line_that_mends_it(cli, project):
+    (project / "a").write_text("old")
+    cli("run", "--", "echo new > a")
+    overwrite()
+    for words in (("log",), ("run", "--", "true"), ("undo",), ("doctor",)):
+        told = cli(*words)
+        assert told.returncode == 125, words
+        assert "hint: " in told.stderr and "fumehood doctor --mend" in told.stderr, told.stderr
+    mended = cli("doctor", "--mend")
+    assert mended.returncode == 0, mended.stderr
+    assert "fumehood.db.damaged-" in mended.stdout
+    assert cli("undo").returncode == 0
+    assert (project / "a").read_text() == "old"
+
+
+@pytest.mark.namespaces
+def test_a_new_database_without_anything_beside_it_says_nothing(cli):
+    assert cli("log").stderr == ""
+    assert json.loads(cli("doctor", "--mend", "--json").stdout)["runs"] == 0
+
+
+@pytest.mark.namespaces
+def test_what_has_no_record_of_its_own_is_named_and_left(sandbox, project, store):
+    (project / "a").write_text("old")
+    run = sandbox.run("echo new > a")
+    (record,) = Path(store.places.run(run.run), "0").glob("*.record")
+    record.write_bytes(b"\xff damaged")
+    lose()
+    found, mended = mend()
+    found.close()
+    assert mended.left == (store.places.run(run.run),)
+    assert mended.runs == 0
+    assert Path(store.places.layer(run.run, 0, "upper"), "a").read_text() == "old"
+
+
+@pytest.mark.namespaces
+def test_a_held_run_that_no_record_names_is_not_cleaned_away(sandbox, project, store):
+    run = sandbox.run("echo new > a", apply="hold")
+    lose()
+    fresh = Store()
+    clean(fresh, now=run.started_at + 400 * 86_400)
+    fresh.close()
+    assert Path(store.places.layer(run.run, 0, "held"), "a").read_text() == "new\n"
+
+
+@pytest.mark.namespaces
+def test_a_file_known_anew_does_not_get_another_files_daily_backup(home, project):
+    (project / "a").write_text("old a")
+    (project / "b").write_text("old b")
+    with Sandbox(project) as sandbox:
+        sandbox.run("echo new > a")
+    kept = {path.name: path.read_text() for path in Path(database().parent, "edited").iterdir()}
+    assert list(kept.values()) == ["old a"]
+    lose()
+    with Sandbox(project) as sandbox:
+        sandbox.run("echo new > b")
+    now = {path.name: path.read_text() for path in Path(database().parent, "edited").iterdir()}
+    assert sorted(now.values()) == ["old a", "old b"]
+    assert kept.items() <= now.items()
+
+
+@pytest.mark.namespaces
+def test_a_run_that_keeps_no_layer_keeps_no_record(sandbox, store):
+    sandbox.run("true")
+    sandbox.run("echo new > added")
+    assert os.listdir(f"{store.places.state}/runs") == []
