@@ -19,6 +19,8 @@ RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1
 RESOLVE_IN_ROOT = 16
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, _STATX_SIZE = -100, 0x100, 0x800, 256
+_OVERLAY_MAGIC = 0x794C7630
 _SIG_BLOCK, _SIG_SETMASK = 0, 2
 _SIGINT, _SIGPIPE, _SIGTERM, _SIGXFSZ = 2, 13, 15, 25
 
@@ -85,6 +87,25 @@ def openat2(directory: int, path: bytes, flags: int, resolve: int, mode: int = 0
     """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     return _check(_libc.syscall(_SYS_OPENAT2, directory, path, ctypes.byref(how), ctypes.sizeof(how)), path)
+
+
+def born_ns(path: bytes) -> int:
+    """Return when a directory was made, in nanoseconds; 0 where the file system, or the C library, can't tell."""
+    statx = getattr(_libc, "statx", None)
+    told = ctypes.create_string_buffer(_STATX_SIZE)
+    if statx is None or statx(_AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, told):
+        return 0
+    if not int.from_bytes(told[0:4], "little") & _STATX_BTIME:
+        return 0
+    seconds, nanoseconds = (int.from_bytes(told[at : at + size], "little") for at, size in ((80, 8), (88, 4)))
+    return seconds * 1_000_000_000 + nanoseconds
+
+
+def is_overlay(path: bytes) -> bool:
+    """Tell whether a path is in an overlay."""
+    told = ctypes.create_string_buffer(_STATX_SIZE)
+    _check(_libc.statfs(path, told), path)
+    return int.from_bytes(told[0:4], "little") == _OVERLAY_MAGIC
 
 
 def lower_limit(number: int, value: int, *, at_once: bool = False) -> None:

@@ -320,4 +320,9 @@ def recorded(store: Store, project: Project, run: Run) -> Run:
     """Return a run of this project as it is now that nobody else can apply or undo."""
     if run.project != project.path:
         raise BadRequest(f"run {run.run} is of another project: {run.project}", hint="fumehood log lists this one's")
+    if store.history.project_of(run.run) != project.id:
+        raise BadRequest(
+            f"run {run.run} is of the directory that was at {run.project} before: it can't be taken over or undone here",
+            hint="fumehood diff shows it, fumehood projects list both directories",
+        )
     return store.history.find(run.run)

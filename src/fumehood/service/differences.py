@@ -186,7 +186,7 @@ class _Versions:
         # Runs already known come first: asking for each path of a big tree would take minutes.
         for later in self._later.values():
             yield from later.slot(root, path, stamp)
-        for name, _ in self._store.history.later_versions(self._run.run, self._run.project, path):
+        for name, _ in self._store.history.later_versions(self._run.run, path):
             if name not in self._later:
                 self._later[name] = _Later(self._store, name)
                 yield from self._later[name].slot(root, path, stamp)

@@ -106,6 +106,11 @@ class Sandbox:
         run.mark = self._mark
         return run
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a person should know once: that the records are gone, that the project was moved or made again."""
+        return tuple(self._store.notices)
+
     def run(
         self,
         command: Command,

@@ -69,6 +69,8 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
     """Mend what dead processes left; what living ones are at is passed over, and what fails is left as it is."""
     with InterruptsHeld():
         for run, state, act, project in unfinished:
+            if not store.projects.is_in_place(project):
+                continue  # another directory is there: nothing of this run is to be looked for in it
             try:
                 if state == RUNNING and act == "run":
                     _keep(store, run, project)

@@ -34,10 +34,10 @@ class Store:
         self.audit = Audit(self.database, environment)
         self.audit.face = face
         self.history = History(self.database, self.places, self.audit)
-        self.projects = Projects(self.database, self.places)
+        self.notices: list[str] = []  # what a person should know once
+        self.projects = Projects(self.database, self.places, self.notices)
         self.sessions = Sessions(self.database)
         self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
-        self.notices: list[str] = []  # what a person should know once
         if self.database.was_made:
             from fumehood.service.rebuild import notice
 

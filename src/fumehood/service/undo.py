@@ -284,7 +284,7 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
     found = [
         name
         for path in paths
-        for name, change in store.history.later_versions(run.run, run.project, path)
+        for name, change in store.history.later_versions(run.run, path)
         if change.verdict == c.APPLIED
     ]
     later = [store.history.find(name) for name in dict.fromkeys(reversed(found))]

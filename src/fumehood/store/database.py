@@ -150,9 +150,21 @@ INSERT INTO days (day, first_run) SELECT substr(date(started_at, 'unixepoch', 'l
     FROM runs GROUP BY 1 ORDER BY min(number);
 UPDATE runs SET day = (SELECT n FROM days WHERE days.day = substr(date(started_at, 'unixepoch', 'localtime'), 3));
 """
+_IDENTITIES = """
+CREATE TABLE known_projects (       -- store/projects.py
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- it is in the names of locks and layers, so it is never given twice
+    path BLOB NOT NULL, added_at REAL NOT NULL,
+    device INTEGER, inode INTEGER, born INTEGER,  -- which directory it is; NULL: not looked at yet
+    replaced_at REAL                -- since when another directory is at its path, or it is to be forgotten
+    );
+INSERT INTO known_projects (id, path, added_at) SELECT id, path, added_at FROM projects;
+DROP TABLE projects;
+ALTER TABLE known_projects RENAME TO projects;
+CREATE UNIQUE INDEX projects_in_place ON projects (path) WHERE replaced_at IS NULL;
+"""
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
-    _STACKED, _ORDER,
+    _STACKED, _ORDER, _IDENTITIES,
 )  # fmt: skip
 
 

@@ -248,8 +248,15 @@ class History:
 
     def roots(self, run: str) -> tuple[str, ...]:
         """Return the roots of a run."""
-        ((roots,),) = self.database.rows("SELECT roots FROM runs WHERE id = ?", (run,))
-        return _roots(roots)
+        ((path, roots),) = self.database.rows(
+            "SELECT projects.path, roots FROM runs JOIN projects ON projects.id = project WHERE runs.id = ?", (run,)
+        )
+        return _roots(os.fsdecode(path), roots)
+
+    def project_of(self, run: str) -> int:
+        """Return the number of a run's project."""
+        ((project,),) = self.database.rows("SELECT project FROM runs WHERE id = ?", (run,))
+        return int(project)
 
     def users_of(self, layer: str) -> list[str]:
         """Return the runs that have versions in a run's layer: itself, its undos, and their undos."""
@@ -369,14 +376,13 @@ class History:
 
         return connections.read(self.database, run)
 
-    def later_versions(self, run: str, project_path: str, path: str) -> list[tuple[str, Change]]:
+    def later_versions(self, run: str, path: str) -> list[tuple[str, Change]]:
         """Return the later changes of a path, the earliest first, with the runs that made them."""
         rows = self.database.rows(
             f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
-            " JOIN projects ON projects.id = runs.project"
             " WHERE changes.directory = ? AND runs.number > (SELECT number FROM runs WHERE id = ?)"
-            " AND projects.path = ? ORDER BY runs.number",
-            (os.fsencode(path.rpartition("/")[0]), run, os.fsencode(project_path)),
+            " AND project = (SELECT project FROM runs WHERE id = ?) ORDER BY runs.number",
+            (os.fsencode(path.rpartition("/")[0]), run, run),
         )
         return [(row[0], change) for row in rows for change in changing.read([row[1:]]) if change.path == path]
 
@@ -385,7 +391,7 @@ class History:
         (stdout, cut_out), (stderr, cut_err) = (self._printed(fields, name) for name in ("stdout", "stderr"))
         fields["run"] = fields.pop("id")
         fields["cwd"] = os.fsdecode(fields["cwd"])
-        fields["roots"] = _roots(fields["roots"])
+        fields["roots"] = _roots(project, fields["roots"])
         fields["timed_out"], fields["sandboxed"] = bool(fields["timed_out"]), bool(fields["sandboxed"])
         fields["duration_s"] = fields["duration_s"] or 0.0
         fields["blocked"] = _blocked(fields["blocked"])
@@ -436,8 +442,9 @@ def _told(run: Run, by: str = "") -> str:
     return "; ".join(part for part in (ended, became, run.reason) if part)
 
 
-def _roots(joined: bytes) -> tuple[str, ...]:
-    return tuple(os.fsdecode(root) for root in joined.split(b"\0"))
+def _roots(project: str, joined: bytes) -> tuple[str, ...]:
+    """Return a run's roots; the first is the project, wherever that is by now."""
+    return (project, *(os.fsdecode(root) for root in joined.split(b"\0")[1:]))
 
 
 def _text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Projects a person works in, and the roots they approved for each."""
+"""Projects a person works in, which directory each is, and the roots they approved for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import time
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.identity import Identity, identity_of
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fumehood.store.database import Database
     from fumehood.store.places import Places
 
@@ -21,6 +24,9 @@ _SYSTEM = frozenset(
         "proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var", "var/tmp",
     )
 )
+
+_ANOTHER, _SET_ASIDE = "another directory is there", "set aside: another directory took its place"
+_COUNTS = "SELECT count(*), coalesce(sum(state = 'held'), 0) FROM runs WHERE project = ?"
 
 
 class Project(Value):
@@ -36,35 +42,201 @@ class Project(Value):
         return (self.path, *self.extra)
 
 
-class Projects:
-    """The registered projects."""
+class Known(Value):
+    """A project as its record tells: `place` says what is at its path now."""
 
-    def __init__(self, database: Database, places: Places) -> None:
+    id: int
+    path: str
+    place: str
+    runs: int
+    held: int
+    added_at: float
+
+
+class Projects:
+    """The registered projects: each a directory, known by what it is and not by its path alone."""
+
+    def __init__(self, database: Database, places: Places, notices: list[str] | None = None) -> None:
         self.database = database
         self.places = places
+        self._notices = [] if notices is None else notices
 
     def open(self, path: str, *, register: bool = True) -> Project:
-        """Return the project at a path, registering it the first time; else an unknown one has number 0."""
+        """Return the project at a path, registering it the first time; else an unknown one has number 0.
+
+        A directory that was moved here keeps its record. One that took another's place gets one of its own.
+        """
         real = self._checked(path, "project")
+        now = identity_of(real)
+        project = self._in_place(real, now) or self._moved_here(real, now)
+        if project is not None:
+            return project
+        return Project(id=self.remember(real) if register else 0, path=real)
+
+    def _in_place(self, real: str, now: Identity | None) -> Project | None:
+        """Return the project that is recorded at a path, unless another directory is there now."""
         rows = self.database.rows(
-            "SELECT id, roots.path FROM projects LEFT JOIN roots ON project = id WHERE projects.path = ?"
-            " ORDER BY roots.added_at, roots.path",
+            "SELECT id, device, inode, born, roots.path FROM projects LEFT JOIN roots ON project = id"
+            " WHERE projects.path = ? AND replaced_at IS NULL ORDER BY roots.added_at, roots.path",
             (os.fsencode(real),),
         )
-        if rows:
-            extra = tuple(os.fsdecode(row[1]) for row in rows if row[1] is not None)
-            return Project(id=rows[0][0], path=real, extra=extra)
-        if not register:
-            return Project(id=0, path=real)
-        return Project(id=self.remember(real), path=real)
+        if not rows:
+            return None
+        number, then = rows[0][0], _identity(rows[0][1:4])
+        if now is not None and then != now:
+            if then is not None and then.is_another(now):
+                self._notice_another(number, real)
+                return None
+            self._learn(number, now)
+        return Project(id=number, path=real, extra=tuple(os.fsdecode(row[4]) for row in rows if row[4] is not None))
+
+    def _learn(self, number: int, now: Identity) -> None:
+        with self.database.transaction() as connection:
+            connection.execute(
+                "UPDATE projects SET device = ?, inode = ?, born = ? WHERE id = ?",
+                (now.device, now.inode, now.born, number),
+            )
+
+    def _notice_another(self, number: int, real: str) -> None:
+        """Set the record of a directory aside that is no longer at its path, and say so."""
+        ((runs, held),) = self.database.rows(_COUNTS, (number,))
+        self.set_aside(number)
+        self._notices.append(
+            f"another directory was at {real} before: its {runs} runs, {held} of them held, are kept as project {number},"
+            " and this one starts afresh (fumehood projects). If it is the same one, restored from a backup:"
+            f" fumehood projects move {number} {real}"
+        )
+
+    def set_aside(self, number: int) -> None:
+        """Let a project be at its path no longer; answers that were kept for the path, and sessions, end with it."""
+        with self.database.transaction() as connection:
+            connection.execute(
+                "DELETE FROM grants WHERE project = (SELECT path FROM projects WHERE id = ? AND replaced_at IS NULL)",
+                (number,),
+            )
+            connection.execute("DELETE FROM sessions WHERE project = ?", (number,))
+            connection.execute("UPDATE projects SET replaced_at = ? WHERE id = ?", (time.time(), number))
+
+    def _moved_here(self, real: str, now: Identity | None) -> Project | None:
+        """Return the project that this directory was at another path, if it is there no longer."""
+        found = None if now is None else self._left_for(now)
+        if found is None or now is None:
+            return None
+        number, old = found
+        self._put(number, old, real, now)
+        self._notices.append(f"this project was at {old} before: its history goes on here{self._left_in_settings(old)}")
+        return self._in_place(real, now)
+
+    def _left_for(self, now: Identity) -> tuple[int, str] | None:
+        """Return the record, and the former path, of a directory that is no longer where it was recorded."""
+        rows = self.database.rows(
+            "SELECT id, path, replaced_at, device, inode, born FROM projects WHERE inode = ? ORDER BY id DESC",
+            (now.inode,),
+        )
+        for number, raw, replaced_at, *identity in rows:
+            then, old = _identity(identity), os.fsdecode(raw)
+            if then is not None and then.is_at(now) and (replaced_at is not None or _is_gone(then, old)):
+                return number, old
+        return None
+
+    def _put(self, number: int, old: str, real: str, now: Identity) -> None:
+        """Record that a project is at another path."""
+        before, after = os.fsencode(old), os.fsencode(real)
+        with self.database.transaction() as connection:
+            connection.execute(
+                "UPDATE projects SET path = ?, device = ?, inode = ?, born = ?, replaced_at = NULL WHERE id = ?",
+                (after, now.device, now.inode, now.born, number),
+            )
+            connection.execute(
+                "UPDATE files SET root = ? WHERE project = ? AND root = ?", (after, number, before)
+            )
+            connection.execute("UPDATE OR REPLACE grants SET project = ? WHERE project = ?", (after, before))
+            connection.execute("UPDATE sessions SET cwd = x'' WHERE project = ?", (number,))
+
+    def _left_in_settings(self, old: str) -> str:
+        """Say where the configuration still names a project by its former path."""
+        path = f"{self.places.config}/config.toml"
+        try:
+            with open(path, "rb") as file:
+                is_named = os.fsencode(old) in file.read()
+        except OSError:
+            return ""
+        return f"; {path} names it by its former path: change that there" if is_named else ""
+
+    def move(self, which: Known, path: str) -> Project:
+        """Let a project be the directory at a path, a person having said so; another's record is set aside."""
+        real = self._checked(path, "project")
+        now = identity_of(real)
+        assert now is not None
+        rows = self.database.rows(
+            "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL", (os.fsencode(real),)
+        )
+        for (number,) in rows:
+            if number != which.id:
+                self.set_aside(number)
+        self._put(which.id, which.path, real, now)
+        return self.open(real)
+
+    def known(self) -> list[Known]:
+        """Return every project that there is a record of."""
+        rows = self.database.rows(
+            "SELECT projects.id, path, added_at, replaced_at, device, inode, born, count(runs.id),"
+            " coalesce(sum(state = 'held'), 0) FROM projects LEFT JOIN runs ON project = projects.id"
+            " GROUP BY projects.id ORDER BY projects.id"
+        )
+        return [
+            Known(
+                id=number, path=os.fsdecode(path), place=_place(os.fsdecode(path), replaced_at, _identity(identity)),
+                runs=runs, held=held, added_at=added_at,
+            )
+            for number, path, added_at, replaced_at, *identity, runs, held in rows
+        ]  # fmt: skip
+
+    def named(self, name: str) -> Known:
+        """Return the project that a number or a path names; what is at the path goes before what was there."""
+        known = self.known()
+        if name.isascii() and name.isdigit():
+            matching = [each for each in known if each.id == int(name)]
+        else:
+            matching = [each for each in known if each.path in (os.path.realpath(name), os.path.abspath(name))]
+        there = [each for each in matching if each.place == "there"] or matching
+        if not there:
+            raise BadRequest(f"no project is known as {name}", hint="fumehood projects list shows them")
+        if len(there) > 1:
+            numbers = ", ".join(str(each.id) for each in there)
+            raise BadRequest(f"several projects were at {name}: {numbers}", hint="name one by its number")
+        return there[0]
+
+    def remove(self, number: int) -> None:
+        """Remove all that is recorded of a project; the audit trail stays."""
+        with self.database.transaction() as connection:
+            for table in ("changes", "connections"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE run IN (SELECT number FROM runs WHERE project = ?)", (number,)
+                )
+            for table in ("files", "files_due", "runs", "roots", "sessions"):
+                connection.execute(f"DELETE FROM {table} WHERE project = ?", (number,))
+            connection.execute("DELETE FROM projects WHERE id = ?", (number,))
+
+    def is_in_place(self, number: int) -> bool:
+        """Tell whether no other directory is known to be at a project's path."""
+        ((raw, replaced_at, *identity),) = self.database.rows(
+            "SELECT path, replaced_at, device, inode, born FROM projects WHERE id = ?", (number,)
+        )
+        return _place(os.fsdecode(raw), replaced_at, _identity(identity)) not in (_ANOTHER, _SET_ASIDE)
 
     def remember(self, real: str) -> int:
         """Return the number of the project at a real path, which may be gone."""
+        now = identity_of(real)
+        told = (None, None, None) if now is None else (now.device, now.inode, now.born)
         with self.database.transaction() as connection:
             connection.execute(
-                "INSERT OR IGNORE INTO projects (path, added_at) VALUES (?, ?)", (os.fsencode(real), time.time())
+                "INSERT OR IGNORE INTO projects (path, added_at, device, inode, born) VALUES (?, ?, ?, ?, ?)",
+                (os.fsencode(real), time.time(), *told),
             )
-        ((number,),) = self.database.rows("SELECT id FROM projects WHERE path = ?", (os.fsencode(real),))
+        ((number,),) = self.database.rows(
+            "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL", (os.fsencode(real),)
+        )
         return int(number)
 
     def path_of(self, number: int) -> str:
@@ -74,7 +246,7 @@ class Projects:
 
     def paths(self) -> tuple[str, ...]:
         """Return every registered project's directory: commands may have written there."""
-        return tuple(os.fsdecode(path) for (path,) in self.database.rows("SELECT path FROM projects"))
+        return tuple(os.fsdecode(path) for (path,) in self.database.rows("SELECT DISTINCT path FROM projects"))
 
     def holding(self, directory: str) -> str:
         """Return the project that holds a directory.
@@ -91,6 +263,11 @@ class Projects:
         )
         if rows:
             return max((os.fsdecode(row[0]) for row in rows), key=len)
+        inodes = {inode for (inode,) in self.database.rows("SELECT inode FROM projects")}
+        for each in above if inodes else ():
+            now = _seen(each)
+            if now is not None and now.inode in inodes and self._left_for(now) is not None:
+                return each  # it was moved, and is known by another path
         for each in above:
             if os.path.lexists(f"{each}/.git") and each not in ("/", home()):
                 return each
@@ -158,6 +335,41 @@ class Projects:
         if not os.access(real, os.R_OK | os.X_OK):
             raise BadRequest(f"the {what} {real} can't be entered", hint="check its permissions: ls -ld")
         return real
+
+
+def _identity(columns: Sequence[int | None]) -> Identity | None:
+    device, inode, born = columns
+    return None if device is None or inode is None or born is None else Identity(device=device, inode=inode, born=born)
+
+
+def _seen(path: str) -> Identity | None:
+    """Say which directory is at a path, as far as we may look."""
+    try:
+        return identity_of(path)
+    except OSError:
+        return None
+
+
+def _is_gone(then: Identity, path: str) -> bool:
+    """Tell whether a directory is surely no longer at a path."""
+    try:
+        now = identity_of(path)
+    except OSError:
+        return False  # it may be there, for all we know
+    return now is None or then.is_another(now)
+
+
+def _place(path: str, replaced_at: float | None, then: Identity | None) -> str:
+    """Say what is at a project's path."""
+    if replaced_at is not None:
+        return _SET_ASIDE
+    try:
+        now = identity_of(path)
+    except OSError:
+        return "can't be looked at"
+    if now is None:
+        return "not there"
+    return _ANOTHER if then is not None and then.is_another(now) else "there"
 
 
 def _inside(path: str, directory: str) -> bool:

@@ -140,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         inspect,
         keep,
         permit,
+        projects,
         review,
         rootfs,
         serving,
@@ -174,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     keep.add_commands(add)
     serving.add_commands(add)
     permit.add_commands(add)
+    projects.add_commands(add)
     rootfs.add_commands(add)
     workspace.add_commands(add)
     capabilities.add_commands(add)
