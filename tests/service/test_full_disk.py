@@ -137,10 +137,9 @@ def told(home, project, need):
     own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 
     def tell(story: str, *words: str) -> None:
-        done = subprocess.run(
-            ["unshare", *own, "--mount", sys.executable, "-P", "-c", STORY + story, str(project), *words],
-            env={**os.environ, "PYTHONPATH": f"{TESTS}:{':'.join(sys.path)}"}, check=False, capture_output=True, text=True,
-        )  # fmt: skip
+        line = ["unshare", *own, "--mount", sys.executable, "-P", "-c", STORY + story, str(project), *words]
+        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{':'.join(sys.path)}"}
+        done = subprocess.run(line, env=environment, check=False, capture_output=True, text=True)
         need("mount:" not in done.stderr, f"no file system can be mounted here: {done.stderr}")
         assert done.returncode == 0, done.stderr
 

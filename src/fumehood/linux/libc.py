@@ -95,9 +95,9 @@ def born_ns(path: bytes) -> int:
     told = ctypes.create_string_buffer(_STATX_SIZE)
     if statx is None or statx(_AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, told):
         return 0
-    if not int.from_bytes(told[0:4], "little") & _STATX_BTIME:
+    if not int.from_bytes(told.raw[0:4], "little") & _STATX_BTIME:
         return 0
-    seconds, nanoseconds = (int.from_bytes(told[at : at + size], "little") for at, size in ((80, 8), (88, 4)))
+    seconds, nanoseconds = (int.from_bytes(told.raw[at : at + size], "little") for at, size in ((80, 8), (88, 4)))
     return seconds * 1_000_000_000 + nanoseconds
 
 
@@ -105,7 +105,7 @@ def is_overlay(path: bytes) -> bool:
     """Tell whether a path is in an overlay."""
     told = ctypes.create_string_buffer(_STATX_SIZE)
     _check(_libc.statfs(path, told), path)
-    return int.from_bytes(told[0:4], "little") == _OVERLAY_MAGIC
+    return int.from_bytes(told.raw[0:4], "little") == _OVERLAY_MAGIC
 
 
 def lower_limit(number: int, value: int, *, at_once: bool = False) -> None:

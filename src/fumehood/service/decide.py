@@ -322,7 +322,7 @@ def recorded(store: Store, project: Project, run: Run) -> Run:
         raise BadRequest(f"run {run.run} is of another project: {run.project}", hint="fumehood log lists this one's")
     if store.history.project_of(run.run) != project.id:
         raise BadRequest(
-            f"run {run.run} is of the directory that was at {run.project} before: it can't be taken over or undone here",
+            f"run {run.run} is of the directory that was at {run.project} before: it stays as it is",
             hint="fumehood diff shows it, fumehood projects list both directories",
         )
     return store.history.find(run.run)

@@ -58,7 +58,7 @@ def _number_after_backups(store: Store) -> None:
 
 
 def mend() -> tuple[Store, Mended]:
-    """Set a damaged database aside, and take up every run that has a record beside its layer and none in the database."""
+    """Set a damaged database aside, and take up every run that has a record beside its layer alone."""
     aside = _set_aside(places().database)
     store = Store()
     store.notices.clear()
@@ -110,7 +110,7 @@ def _unrecorded(store: Store) -> Iterator[Run]:
 
 
 def _take_up(store: Store, run: Run) -> None:
-    """Record a run again, as its directory tells; one that is not whole there is failed, and says where its files are."""
+    """Record a run again, as its directory tells; one that is not whole there says where its files are."""
     if run.state in UNFINISHED or (run.state == HELD and not _is_whole(store, run)):
         run.state, run.reason = FAILED, f"its record was lost; what is left of it is in {store.places.run(run.layer)}"
     project = store.projects.remember(run.project)

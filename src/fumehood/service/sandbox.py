@@ -112,6 +112,8 @@ class Hood:
         return asking(request, withheld)
 
     def _run_claimed(self, request: Request, wishes: Wishes) -> Run:
+        # Before anything is tried out there: on a full disk, nothing would seem to work.
+        reserve.keep(self.store.places.state)
         with layering.Claim(self.store.places, new_id()) as claim:
             if not request.session:
                 return self._run(claim, request, wishes)
@@ -122,8 +124,6 @@ class Hood:
 
     def _run(self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None = None) -> Run:
         command = checked(request.command)
-        # Before anything is tried out there: on a full disk, nothing would seem to work.
-        reserve.keep(self.store.places.state)
         found = self.host()
         if found.why_bare:
             from fumehood.service.unsandboxed import run_bare

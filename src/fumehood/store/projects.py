@@ -102,8 +102,8 @@ class Projects:
         ((runs, held),) = self.database.rows(_COUNTS, (number,))
         self.set_aside(number)
         self._notices.append(
-            f"another directory was at {real} before: its {runs} runs, {held} of them held, are kept as project {number},"
-            " and this one starts afresh (fumehood projects). If it is the same one, restored from a backup:"
+            f"another directory was at {real} before: its {runs} runs, {held} of them held, are kept as project"
+            f" {number}, and this one starts afresh (fumehood projects). If it is the same, restored from a backup:"
             f" fumehood projects move {number} {real}"
         )
 

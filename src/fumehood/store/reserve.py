@@ -43,11 +43,12 @@ def shortage(state: str) -> str:
 
 def hint(state: str) -> str:
     """Say how to get room again."""
-    return f"free some of it ({size_told(END_BYTES + _SIZE)} are needed in {state}): fumehood clean, or discard what is held"
+    needed = size_told(END_BYTES + _SIZE)
+    return f"free some of it ({needed} are needed in {state}): fumehood clean, or discard what is held"
 
 
 def give_back_if_full(state: str) -> bool:
-    """Give the room back where the disk has little left: what is to be recorded now needs it; tell if there was some."""
+    """Give the room back where the disk has little left, for what is to be recorded now; tell if there was some."""
     if not shortage(state):
         return False
     try:

@@ -55,8 +55,9 @@ def add_commands(add: Add) -> None:
 def _doctor(context: Context) -> int:
     places = context.store.places
     return doctor.show(
-        places.state, places.cache, _project(context), [_records(context)], as_json=context.as_json, colour=paint().on, out=sys.stdout
-    )
+        places.state, places.cache, _project(context), [_records(context)], as_json=context.as_json,
+        colour=paint().on, out=sys.stdout,
+    )  # fmt: skip
 
 
 def _mend(options: argparse.Namespace) -> int:
