@@ -311,7 +311,10 @@ def _discard_unseen(store: Store, run: Run) -> Run:
     """Throw away what a run wrote whose end could not be recorded, for lack of room perhaps: that makes some."""
     from fumehood.service.recover import throw_away_unseen
 
-    throw_away_unseen(store, run.run)
+    try:
+        throw_away_unseen(store, run.run)
+    except BlockingIOError as error:
+        raise BadRequest(f"run {run.run} has not ended yet", hint=f"wait for it: fumehood show {run.run}") from error
     store.unsettled.pop(run.run)
     return store.history.find(run.run)
 
