@@ -275,7 +275,7 @@ class History:
             found = {row[0]: row for row in rows}
             for run, state, decided_at, is_settled_after, roots in (found[name] for name in some if name in found):
                 is_late = decided_at is not None and (decided_at > later.started_at or bool(is_settled_after))
-                yield run, state, is_late, _roots(roots)
+                yield run, state, is_late, _roots(later.project, roots)
 
     def find(self, name: str, *reaches: Reach) -> Run:
         """Return the run that an id, a unique prefix of one, `last` or `last~2` names, in every reach given.
