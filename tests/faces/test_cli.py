@@ -218,7 +218,7 @@ def test_what_changed_is_told_on_standard_error(cli: Cli, project: Path) -> None
     assert done.stdout == "out\n"
     first, *block = done.stderr.splitlines()
     assert first == "err"
-    assert block[0] == "fumehood: 2 changes applied"
+    assert block[0] == "fumehood: 2 changes applied (1 deletion)"
     assert [line.strip() for line in block[1:3]] == ["- gone", "+ new"]
     assert block[3].strip().startswith("undo: fumehood undo 0")
     assert cli("run", "--", "true").stderr == ""
@@ -226,12 +226,15 @@ def test_what_changed_is_told_on_standard_error(cli: Cli, project: Path) -> None
 
 
 @in_the_hood
-def test_deletions_are_never_left_out(cli: Cli, project: Path) -> None:
+def test_deletions_are_always_counted(cli: Cli, project: Path) -> None:
     for n in range(200):
         (project / f"gone{n}").touch()
     done = cli("run", "--", "rm gone*; for n in $(seq 200); do touch new$n; done")
-    assert all(f"- gone{n}\n" in done.stderr for n in range(200))
-    assert "more; fumehood show" in done.stderr
+    assert done.stderr.startswith("fumehood: 400 changes applied (200 deletions)\n")
+    assert "- ./…  200 of them\n" in done.stderr
+    assert "all of them: fumehood show" in done.stderr
+    shown = cli("show").stdout
+    assert all(f"- gone{n}\n" in shown for n in range(200))
 
 
 @in_the_hood
@@ -410,7 +413,8 @@ def bad_inputs() -> dict[str, tuple[tuple[str, ...], str]]:
         "no such root": (("run", "--root", "moon", "--", "true"), "moon"),
         "no such command": (("frobnicate",), "frobnicate"),
         "no such run": (("show", "0000"), "no run 0000"),
-        "no run yet": (("undo",), "no run last"),
+        "no run yet": (("show",), "no run last"),
+        "nothing to undo": (("undo",), "nothing is left to undo"),
         "no number of runs": (("log", "-n", "many"), "many"),
         "no age": (("clean", "--days", "-1"), "-1"),
         "a root that is not there": (("roots", "add", "{}/none"), "does not exist"),
@@ -622,11 +626,11 @@ def test_undo_brings_back_what_was_there(told: Any, cli: Cli, project: Path) -> 
     run = told("run", "--", "echo new > file")["run"]
     done = cli("undo")
     assert (project / "file").read_text() == "old"
-    assert "to have it back: fumehood undo" in done.stdout
+    assert "to have it back: fumehood redo" in done.stdout
     assert told("show", run)["state"] == "undone"
     back = told("log")[0]
     assert (back["act"], back["of"]) == ("undo", run)
-    cli("undo")
+    cli("redo")
     assert (project / "file").read_text() == "new\n"
 
 
