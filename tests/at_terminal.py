@@ -61,6 +61,12 @@ class Terminal:
         """How the terminal is set."""
         return termios.tcgetattr(self._slave)
 
+    def keep_output(self) -> None:
+        """Have Ctrl-C not throw away what was written and not read yet, as the kernel does."""
+        modes = termios.tcgetattr(self._slave)
+        modes[3] |= termios.NOFLSH
+        termios.tcsetattr(self._slave, termios.TCSANOW, modes)
+
     def read(self, seconds: float = 0.1) -> bool:
         """Take in what is shown within a time; tell whether there was any."""
         if not select.select([self._screen], [], [], seconds)[0]:

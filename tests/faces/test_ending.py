@@ -116,6 +116,7 @@ def test_ctrl_c_at_a_terminal_holds_what_was_to_be_held(typing: Any, project: Pa
 @in_the_hood
 def test_a_second_ctrl_c_ends_it_at_once_with_its_report(typing: Any, project: Path) -> None:
     terminal = typing(command=STUBBORN)
+    terminal.keep_output()
     while terminal.process.poll() is None:
         terminal.type(CTRL_C)
         terminal.read(0.01)
