@@ -54,15 +54,15 @@ def deep(sandbox: Any, counts: list[int]) -> None:
     held_run = sandbox.run("echo held > held", apply=False)
     for count in counts:
         for shape in ("flat", "deep"):
-            made = _shown(f"{count} {shape}: made", lambda: sandbox.run(["python3", "-c", _MAKE[shape].format(count)]))
-            _shown(f"{count} {shape}: a write after it", lambda: sandbox.run("echo w >> written"))
-            _shown(f"{count} {shape}: undone", lambda: sandbox.undo(made.run))
+            made = _shown(f"{count} {shape}: made", sandbox.run, ["python3", "-c", _MAKE[shape].format(count)])
+            _shown(f"{count} {shape}: a write after it", sandbox.run, "echo w >> written")
+            _shown(f"{count} {shape}: undone", sandbox.undo, made.run)
     sandbox.discard(held_run)
 
 
-def _shown(title: str, act: Callable[[], Any]) -> Any:
+def _shown(title: str, act: Callable[..., Any], what: object) -> Any:
     began, used = time.perf_counter(), time.process_time()
-    result = act()
+    result = act(what)
     took, own = time.perf_counter() - began, time.process_time() - used
     print(f"{title:32} {took:8.2f} s, of that our own processor time {own:8.2f} s", flush=True)
     return result
