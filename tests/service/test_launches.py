@@ -37,7 +37,8 @@ def test_the_host_is_looked_over_again_where_it_is_no_longer_as_it_was(sandbox, 
     sandbox._hood.start, seen = failing(2)
     run = sandbox.run("cat; ls /usr; echo error >&2; echo x > f", stdin="fed\n")
     assert len(seen) == 3
-    assert run.stdout.startswith("fed\nbin\n")
+    assert run.stdout.startswith("fed\n")
+    assert "bin" in run.stdout.split()
     assert (run.state, run.stderr, (project / "f").read_text()) == ("applied", "error\n", "x\n")
     assert sandbox.run("ls /usr").exit_code == 0
     assert len(seen) == 4

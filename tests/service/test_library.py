@@ -215,7 +215,7 @@ def test_a_run_of_another_project_is_none_of_ours(home, test_directory):
     with Sandbox(test_directory / "one") as one, Sandbox(test_directory / "two") as two:
         run, held = one.run("echo x > f"), one.run("echo y > g", apply="hold")
         for act in (lambda: two.undo(run), lambda: two.apply(held), lambda: two.discard(held)):
-            with pytest.raises(BadRequest, match=f"there is no run {run.run[:8]}"):
+            with pytest.raises(BadRequest, match="there is no run "):
                 act()
         assert (test_directory / "one/f").exists()
         assert two.history() == []
