@@ -206,7 +206,7 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
         return
     if became == "after" and scene.act != "recover":
         if after != scene.before:
-            sandbox.undo("last")
+            sandbox.undo(sandbox.history()[0])
             _must_be(scene, scene.before)
         return
     if scene.act in ("undo", "redo"):

@@ -23,10 +23,11 @@ from conftest import need
 from fumehood.core import changes as c
 from fumehood.core.escapes import Filter
 from fumehood.core.gitconfig import changed_keys, parse
-from fumehood.core.gitkeys import key_concern, named_paths
+from fumehood.core.gitkeys import key_concern, may_name_program
 from fumehood.core.ignore import Rules
 from fumehood.core.judge import APPLY, judge
 from fumehood.core.report import Run, printable
+from fumehood.core.shell_words import named_paths
 from fumehood.core.unified import hunks, quoted
 from fumehood.errors import FumehoodError
 from fumehood.linux.upper import scan
@@ -87,7 +88,9 @@ def spaced(value):
 def test_whatever_the_configuration_it_is_judged(old, new):
     for key, was, now in changed_keys(old, new) or ():
         key_concern(key, was, now)
-    list(named_paths(new))
+    for key, value in parse(new) or ():
+        if may_name_program(key):
+            list(named_paths(value or ""))
 
 
 # --- layers ---

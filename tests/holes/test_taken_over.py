@@ -418,13 +418,14 @@ def test_one_file_that_may_not_be_touched_stops_the_whole_apply(sandbox: Sandbox
 # --- the report ---
 
 
-def test_a_long_report_shows_every_deletion(
+def test_a_long_report_counts_every_deletion(
     cli: Callable[..., "subprocess.CompletedProcess[str]"], project: Path, on_host: Host
 ) -> None:
     on_host("mkdir d; for n in $(seq 300); do echo x > d/gone$n; done")
     line = "rm -r d; for n in $(seq 3000); do echo x > new$n; done"
     told = cli("run", "--", line).stderr
-    assert all(f"d/gone{n}\n" in told for n in range(1, 301))
+    assert re.search(r"- d/.* and 300 in it", told)
+    assert "301 deletions" in told
     assert len(told.splitlines()) < 400
     cli("undo")
     with Sandbox(project) as sandbox:

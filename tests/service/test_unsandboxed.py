@@ -130,7 +130,7 @@ def test_a_program_that_commands_can_write_is_never_kept(home, project, tmp_path
 
 
 def test_nor_is_one_in_another_project_or_in_the_playground(bare, home, test_directory, person, monkeypatch):
-    monkeypatch.setattr("fumehood.service.unsandboxed._HIDDEN", ())  # all that tests make lies in /var/tmp
+    monkeypatch.setattr("fumehood.service.programs._ANYBODY_S", ())  # all that tests make lies in /var/tmp
     other, playground = test_directory / "other", home / ".local/share/fumehood/playground"
     for place in (other, playground, home / "bin"):
         place.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ class Projects:
         ((runs, held),) = self.database.rows(_COUNTS, (number,))
         self.set_aside(number)
         self._notices.append(
-            f"another directory was at {real} before: its {runs} runs, {held} of them held, are kept as project"
+            f"another directory was at {real} before: its {_counted(runs, held)} kept as project"
             f" {number}, and this one starts afresh (fumehood projects). If it is the same, restored from a backup:"
             f" fumehood projects move {number} {real}"
         )
@@ -375,3 +375,9 @@ def _place(path: str, replaced_at: float | None, then: Identity | None) -> str:
 def _inside(path: str, directory: str) -> bool:
     """Tell whether a path is a directory or lies in it."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _counted(runs: int, held: int) -> str:
+    """Say how many runs a project has, and how many of them hold something."""
+    waiting = f", {held} of them held," if held else ""
+    return f"1 run{waiting} is" if runs == 1 else f"{runs} runs{waiting} are"

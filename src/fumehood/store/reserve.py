@@ -31,6 +31,8 @@ def keep(state: str) -> None:
 
 def shortage(state: str) -> str:
     """Say what the disk lacks for another run to begin; "" where it has room."""
+    while not os.path.exists(state):
+        state = os.path.dirname(state)
     disk = os.statvfs(state)
     free = disk.f_bavail * disk.f_frsize
     if free < END_BYTES:
