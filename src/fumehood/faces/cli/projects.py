@@ -54,7 +54,8 @@ def _show(known: list[Known]) -> None:
     for each in known:
         held = f", {each.held} held" if each.held else ""
         place = "" if each.place == "there" else f"  [{each.place}]"
-        sys.stdout.write(f"{each.id:4}  {printable(each.path)}  {each.runs} runs{held}{place}\n")
+        runs = "1 run" if each.runs == 1 else f"{each.runs} runs"
+        sys.stdout.write(f"{each.id:4}  {printable(each.path)}  {runs}{held}{place}\n")
 
 
 def _confirm(which: Known, lost: str) -> None:
