@@ -88,7 +88,9 @@ def hold_what_is_not_ours(changes: Sequence[c.Change], layers: Sequence[Layer]) 
     is_kept_back = False
     try:
         for change in changes:
-            if change.verdict == c.APPLIED and (obstacle := live[change.root].obstacle(change)):
+            obstacle = live[change.root].obstacle(change) if change.verdict in (c.APPLIED, c.HELD) else None
+            # What is held already stays so, unless it could not be made at all.
+            if obstacle and (change.verdict == c.APPLIED or obstacle[0] == c.UNSUPPORTED):
                 change.verdict, change.reason = obstacle
                 is_kept_back = True
     finally:
