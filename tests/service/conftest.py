@@ -1,6 +1,7 @@
 """What the tests of the service share."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,15 @@ from people import Person
 @pytest.fixture(autouse=True)
 def _known_host(known_host: None) -> None:
     """What this host can do is found out once."""
+
+
+@pytest.fixture(params=["one file system", "two file systems"])
+def project_on_either(request: pytest.FixtureRequest, test_directory: Path) -> Path:
+    """A project on the file system of the layers, where paths are swapped, and on another, where they are copied."""
+    alone = request.param == "one file system"
+    project: Path = (test_directory if alone else request.getfixturevalue("other_filesystem")) / "project"
+    project.mkdir()
+    return project
 
 
 @pytest.fixture

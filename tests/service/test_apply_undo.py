@@ -22,13 +22,9 @@ as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can do this")
 PYTHON = "python3 -I -S -c"
 
 
-@pytest.fixture(params=["one file system", "two file systems"])
-def project(request, test_directory):
-    """A project on the file system of the layers, where paths are swapped, and on another, where they are copied."""
-    alone = request.param == "one file system"
-    project = (test_directory if alone else request.getfixturevalue("other_filesystem")) / "project"
-    project.mkdir()
-    return project
+@pytest.fixture
+def project(project_on_either):
+    return project_on_either
 
 
 def on_host(project: Path, script: str) -> None:

@@ -26,10 +26,9 @@ DAMAGES = {
 }
 
 
-@pytest.fixture(params=["one file system", "two file systems"])
-def project(request, test_directory):
-    alone = request.param == "one file system"
-    project = (test_directory if alone else request.getfixturevalue("other_filesystem")) / "project"
+@pytest.fixture
+def project(project_on_either):
+    project = project_on_either
     (project / "d/e").mkdir(parents=True)
     for name in ("a", "d/e/f", "other"):
         (project / name).write_text("old\n")

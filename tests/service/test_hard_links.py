@@ -11,12 +11,9 @@ from snapshots import snapshot
 pytestmark = pytest.mark.namespaces
 
 
-@pytest.fixture(params=["one file system", "two file systems"])
-def project(request, test_directory):
-    alone = request.param == "one file system"
-    project = (test_directory if alone else request.getfixturevalue("other_filesystem")) / "project"
-    project.mkdir()
-    return project
+@pytest.fixture
+def project(project_on_either):
+    return project_on_either
 
 
 def on_host(project, script):

@@ -14,8 +14,9 @@ from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.gitdir import HOOKS
 from fumehood.core.gitkeys import may_name_program
 from fumehood.core.value import Value
+from fumehood.linux.followed import links_and_end
 from fumehood.linux.git_includes import expanded
-from fumehood.linux.ways_in import entries, protect_line, protect_script, steps, text_of
+from fumehood.linux.ways_in import entries, protect_line, protect_script, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _protect_one(ways: Ways, repository: Repository, persons: Sequence[Setting],
         elif setting.key != "core.worktree" and (setting.value.startswith("!") or split_key(setting.key)[0] != "alias"):
             protect_line(ways, setting.value, bases, setting.home, setting.because)
     default = f"{repository.common}/hooks"
-    if len(steps("/", default)) == 1:
+    if len(links_and_end(default)) == 1:
         # Nothing leads elsewhere, and what lies in a git directory is judged by its name.
         _protect_each_hook(ways, default, bases, home)
         hooks = [each for each in hooks if each != default]

@@ -6,6 +6,7 @@ import os
 import stat
 
 from fumehood.core.masks import is_in
+from fumehood.linux.followed import followed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     Identity = tuple[int, int] | None
 
 LARGEST = 1 << 20
-_MOST_LINKS = 40  # on the way along one path: the kernel's own limit
 
 
 class Unreadable(Exception):
@@ -92,22 +92,7 @@ def seen_at(path: str, directories: Sequence[str]) -> str | None:
 
     What commands can write is among them: from there a link that one made may lead to anything of the person's.
     """
-    done, names, links = "/", path.split("/"), 0
-    while names and links <= _MOST_LINKS:
-        name = names.pop(0)
-        if name in ("", "."):
-            continue
-        if name == "..":
-            done = os.path.dirname(done)
-            continue
-        done = os.path.join(done, name)
-        if is_in(done, directories):
-            return os.path.join(done, *names)
-        try:
-            target = os.readlink(done)
-        except (OSError, ValueError):
-            continue
-        links += 1
-        done = "/" if target.startswith("/") else os.path.dirname(done)
-        names = target.split("/") + names
+    for place, _, names in followed(path):
+        if is_in(place, directories):
+            return os.path.join(place, *names)
     return None

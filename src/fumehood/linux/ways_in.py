@@ -15,6 +15,7 @@ from fumehood.core.links import within
 from fumehood.core.protected import Protected
 from fumehood.core.settings_commands import commands_in
 from fumehood.core.shell_words import named_paths
+from fumehood.linux.followed import links_and_end
 from fumehood.linux.git_includes import expanded
 from fumehood.linux.settings_files import Unreadable, content
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.danger_tables import Because
 
-_MOST_LINKS = 40  # on the way along one path: the kernel's own limit
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
 _MOST_AT_HOME = 200
 _SYSTEM = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
@@ -43,7 +43,7 @@ class Ways:
 
     def lead(self, directory: str, text: str, because: Because, *, whole: bool = False) -> str:
         """Protect what a path leads to, and every link on its way; returns where that is."""
-        *links, end = steps(directory, text)
+        *links, end = links_and_end(os.path.join(directory, text))
         for link in links:
             self.protected.add(link, because)
         self.protected.add(end, because, whole=whole)
@@ -52,31 +52,6 @@ class Ways:
     def holds(self, path: str) -> bool:
         """Tell whether a path lies in one of the roots."""
         return within(path, self.roots) is not None
-
-
-def steps(directory: str, text: str) -> list[str]:
-    """Return the links that a path leads over, in their order, and where it ends, which need not exist."""
-    links: list[str] = []
-    done, names = "/", os.path.join(directory, text).split("/")
-    while names:
-        name = names.pop(0)
-        if name in ("", "."):
-            continue
-        if name == "..":
-            done = os.path.dirname(done)
-            continue
-        place = os.path.join(done, name)
-        try:
-            target = os.readlink(place) if len(links) < _MOST_LINKS else ""
-        except (OSError, ValueError):  # none, or a NUL in it
-            target = ""
-        if not target:
-            done = place
-            continue
-        links.append(place)
-        done = "/" if target.startswith("/") else done
-        names = target.split("/") + names
-    return [*links, done]
 
 
 class Tree:
@@ -141,11 +116,12 @@ def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because
         entered: list[str] = []
         for base in waiting:
             for text, whole, may_only_be_entered in named:
-                place = steps(base, text)[-1]
+                if may_only_be_entered:
+                    place = links_and_end(os.path.join(base, text))[-1]
+                else:
+                    place = ways.lead(base, text, because, whole=whole)
                 if place not in reached and ways.holds(place) and os.path.isdir(place):
                     entered.append(place)
-                if not may_only_be_entered:
-                    ways.lead(base, text, because, whole=whole)
         reached.update(entered)
         waiting = entered
 

@@ -211,13 +211,7 @@ def _count_links(run: Run) -> None:
             and change.before is not None
             and not is_plain(change)
         ]
-        directory = open_top(root)
-        try:
-            for change, found, _ in looks(directory, leaving):
-                if change.before is not None and found is not None:
-                    change.before.links = found.st_nlink
-        finally:
-            os.close(directory)
+        holds.note_links(root, leaving, lambda change: change.before)
 
 
 def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:

@@ -19,7 +19,7 @@ from fumehood.service import layers as layering
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.core.report import Run
     from fumehood.linux.capture import Layer
@@ -160,13 +160,19 @@ def count_links(store: Store, run: Run) -> None:
         if not os.path.isdir(held):
             continue
         going = [change for change in run.found if change.root == number and change.verdict == c.APPLIED]
-        top = open_top(held)
-        try:
-            for change, found, _ in looks(top, going):
-                if change.after is not None and found is not None:
-                    change.after.links = found.st_nlink
-        finally:
-            os.close(top)
+        note_links(held, going, lambda change: change.after)
+
+
+def note_links(top: str, changes: Sequence[c.Change], version: Callable[[c.Change], c.Stamp | None]) -> None:
+    """Write down how many names files have now, in the stamp of the version that lies below a directory."""
+    directory = open_top(top)
+    try:
+        for change, found, _ in looks(directory, changes):
+            stamp = version(change)
+            if stamp is not None and found is not None:
+                stamp.links = found.st_nlink
+    finally:
+        os.close(directory)
 
 
 def _is_gone_or_empty(directory: str) -> bool:

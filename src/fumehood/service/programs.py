@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.masks import is_in
 from fumehood.core.simple import may_be_kept, simple
+from fumehood.linux.followed import followed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _ANYBODY_S = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where anybody may leave a program
-_MOST_STEPS = 400
 
 
 def resolved(
@@ -38,26 +39,5 @@ def resolved(
 
 def is_written(path: str, written: Sequence[str]) -> bool:
     """Tell whether a path, or a link on the way to what it leads to, lies where commands or anybody can write."""
-    above = [f"{each}/" for each in (*written, *_ANYBODY_S)]
-    return any(f"{step}/".startswith(each) for step in _steps(path) for each in above)
-
-
-def _steps(path: str) -> list[str]:
-    """Return every path that is looked at on the way to what one leads to."""
-    steps = [os.path.normpath(path)]
-    done, waiting = "/", path.split("/")[::-1]
-    while waiting and len(steps) < _MOST_STEPS:
-        part = waiting.pop()
-        if part in ("", ".", ".."):
-            done = os.path.dirname(done) if part == ".." else done
-            continue
-        here = os.path.join(done, part)
-        steps.append(here)
-        try:
-            target = os.readlink(here)
-        except OSError:
-            done = here
-            continue
-        done = "/" if target.startswith("/") else done
-        waiting += target.split("/")[::-1]
-    return steps
+    steps = [os.path.normpath(path), *(place for place, _, _ in followed(path))]
+    return any(is_in(step, (*written, *_ANYBODY_S)) for step in steps)
