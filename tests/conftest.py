@@ -16,7 +16,8 @@ import hypothesis
 import pytest
 
 from fumehood.linux import libc
-from fumehood.linux.probe import CAPTURES, Host, host
+from fumehood.linux.host import Host
+from fumehood.linux.probe import CAPTURES, host
 from fumehood.store.places import places
 from patience import LONG_S
 

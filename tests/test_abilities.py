@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from conftest import need_way
-from fumehood.linux.probe import CAPTURES, Host
+from fumehood.linux.host import Host
+from fumehood.linux.probe import CAPTURES
 
 TESTS = Path(__file__).parent
 WITHOUT_FUSE = Host(captures=("kernel", "copy"), refusals=(("fuse", "fuse-overlayfs is not installed"),))

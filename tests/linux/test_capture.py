@@ -16,7 +16,7 @@ import pytest
 from conftest import mounts_mentioning
 from fumehood import FumehoodError, Policy, Run, Sandbox
 from fumehood.linux import copied, fuse
-from fumehood.linux.capture import Layer
+from fumehood.linux.overlay import Layer
 from fumehood.store.places import places
 from patience import eventually
 

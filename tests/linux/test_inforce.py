@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fumehood.linux import cgroup, inforce, landlock
-from fumehood.linux.probe import Host
+from fumehood.linux.host import Host
 
 pytestmark = pytest.mark.namespaces
 

@@ -18,8 +18,8 @@ import pytest
 from conftest import need
 from fumehood.errors import Unavailable
 from fumehood.faces.cli import doctor
-from fumehood.linux import bwrap, examine, probe
-from fumehood.linux.probe import Host
+from fumehood.linux import bwrap, examine, host, probe
+from fumehood.linux.host import Host
 
 pytestmark = pytest.mark.namespaces
 
@@ -103,7 +103,7 @@ def test_the_kernels_overlay_is_found_and_nothing_is_left(look: Look, state: Pat
 
 
 def test_only_root_may_mount_without_a_user_namespace(look: Look) -> None:
-    assert look().privileged == probe.may_mount()
+    assert look().privileged == host.may_mount()
 
 
 def test_every_capture_is_either_working_or_explained(look: Look) -> None:
@@ -236,7 +236,7 @@ def test_another_boot_makes_the_answer_void(
 ) -> None:
     look()
     tries.clear()
-    real = probe.read
+    real = host.read
     later = "11111111-2222-3333-4444-555555555555"
     monkeypatch.setattr(probe, "read", lambda path: later if path.endswith("boot_id") else real(path))
     look()
@@ -353,7 +353,7 @@ def test_a_chosen_bubblewrap_is_used_for_everything(
 def test_no_bubblewrap_at_all_names_the_line_that_installs_one(state: Path) -> None:
     found = probe.look(str(state), [])
     assert found.bwrap is None
-    assert found.why == f"bubblewrap is not installed. Fix: {examine.install('bubblewrap')}"
+    assert found.why == f"bubblewrap is not installed. Fix: {host.install('bubblewrap')}"
 
 
 # --- inside other sandboxes ---
@@ -443,9 +443,9 @@ def test_flatpak_is_recognised_by_its_file(home: Path) -> None:
 @pytest.mark.parametrize("name", ["lxc", "systemd-nspawn"])
 def test_a_container_is_named_as_it_names_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "exists", lambda _path: False)
-    monkeypatch.setattr(probe, "read", lambda _path: "")
+    monkeypatch.setattr(host, "read", lambda _path: "")
     monkeypatch.setenv("container", name)
-    assert probe.container_name() == name
+    assert host.container_name() == name
 
 
 # --- the thorough look, and doctor ---
@@ -486,14 +486,14 @@ def test_what_the_probe_found_and_what_is_reported_agree(look: Look, state: Path
 def test_the_installing_line_is_the_distributions(
     release: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "read", lambda path: release if path.endswith("os-release") else "")
-    assert examine.install("bubblewrap").removeprefix("sudo ").removeprefix("doas ") == line
+    monkeypatch.setattr(host, "read", lambda path: release if path.endswith("os-release") else "")
+    assert host.install("bubblewrap").removeprefix("sudo ").removeprefix("doas ") == line
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """Let kernel settings appear to have other values: they are the machine's, not ours to change."""
-    real = probe.read
-    monkeypatch.setattr(probe, "read", lambda path: values.get(path.rpartition("/")[2], real(path)))
+    real = host.read
+    monkeypatch.setattr(host, "read", lambda path: values.get(path.rpartition("/")[2], real(path)))
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_a_setting_in_the_way_is_named_with_its_fix(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # root is not bound by some of them
     settings(monkeypatch, **values)
-    said, line = examine.diagnose(["/usr/bin/bwrap: setting up uid map: Permission denied"], Host())
+    said, line = host.diagnose(["/usr/bin/bwrap: setting up uid map: Permission denied"], Host())
     assert reason in said
     assert "setting up uid map" in said, "bubblewrap's own words stay"
     assert fix in line
@@ -522,13 +522,13 @@ def test_apparmors_guard_is_not_dropped_once_bubblewrap_is_let_through(
     assert found.bwrap is not None
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     settings(monkeypatch, apparmor_restrict_unprivileged_userns="1")
-    reason, fix = examine._barrier("making namespaces: Permission denied", found)
+    reason, fix = host.barrier("making namespaces: Permission denied", found)
     assert "AppArmor" in reason
     assert fix == ""
 
 
 def test_flatpak_is_told_how_to_reach_the_host() -> None:
-    reason, fix = examine.diagnose(["/usr/bin/bwrap: x"], Host(flatpak=True))
+    reason, fix = host.diagnose(["/usr/bin/bwrap: x"], Host(flatpak=True))
     assert "Flatpak" in reason
     assert fix.startswith("flatpak-spawn --host")
 
@@ -536,7 +536,7 @@ def test_flatpak_is_told_how_to_reach_the_host() -> None:
 @pytest.mark.parametrize("kind", ["docker", "podman", "lxc", "kubernetes"])
 def test_each_kind_of_container_has_its_fix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, apparmor_restrict_unprivileged_userns="", unprivileged_userns_clone="")
-    reason, fix = examine.diagnose(
+    reason, fix = host.diagnose(
         ["/usr/bin/bwrap: No permissions to create new namespace"], Host(container=kind)
     )
     assert kind in reason

@@ -17,7 +17,8 @@ from conftest import command_line, need
 from fumehood import Policy, Run, Sandbox
 from fumehood.linux import probe
 from fumehood.linux.capture import choose
-from fumehood.linux.probe import Host, host
+from fumehood.linux.host import Host
+from fumehood.linux.probe import host
 from fumehood.linux.strangers import Stranger, group_name
 from fumehood.store.places import places
 

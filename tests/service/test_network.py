@@ -12,8 +12,8 @@ from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
+from fumehood.linux.host import Host
 from fumehood.linux.landlock import can_scope
-from fumehood.linux.probe import Host
 from fumehood.service.store import Store
 from patience import LONG_S, eventually, with_enough_time
 from people import Person

@@ -13,34 +13,19 @@ import os
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.mounts import Bind, Layered, Operation
-from fumehood.linux.overlay import mounts_inside
+from fumehood.linux.overlay import Layer, mounts_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fumehood.linux.probe import Host
+    from fumehood.linux.host import Host
     from fumehood.linux.strangers import Stranger
 
 KERNEL, BWRAP, FUSE, COPY = "kernel", "bwrap", "fuse", "copy"
 LABELS = {
     KERNEL: "the kernel's overlay", BWRAP: "bubblewrap's --overlay", FUSE: "fuse-overlayfs", COPY: "a copy",
 }  # fmt: skip
-
-
-class Layer(Value):
-    """Where one root's writes go: `below` are held layers that the command still sees, topmost first."""
-
-    root: str
-    upper: str
-    work: str
-    merged: str
-    below: tuple[str, ...] = ()
-
-    @property
-    def lowers(self) -> tuple[str, ...]:
-        """All that lies under the upper directory, topmost first."""
-        return (*self.below, self.root)
 
 
 class Choice(Value):

@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fumehood.linux.capture import Layer
     from fumehood.linux.distil import Manifest
+    from fumehood.linux.overlay import Layer
 
 _TICK_S = 0.1
 _COARSE_CLOCK = 5  # the one that file times are taken from; Python has no name for it

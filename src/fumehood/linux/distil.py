@@ -13,7 +13,7 @@ from fumehood.linux.upper import BOOKKEEPING, attributes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.linux.capture import Layer
+    from fumehood.linux.overlay import Layer
 
     # For each directory of the copy, by its path: each name in it, with the record of what was copied there.
     Manifest = dict[str, dict[str, bytes]]

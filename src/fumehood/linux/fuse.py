@@ -14,10 +14,10 @@ import time
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
+from fumehood.linux.host import may_mount
 from fumehood.linux.marks import set_opaque, unmark, whiteout
 from fumehood.linux.nofollow import Loosened, Parents, is_whiteout, look, open_top
 from fumehood.linux.overlay import mounts_inside
-from fumehood.linux.probe import may_mount
 from fumehood.linux.upper import attributes
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
 
-    from fumehood.linux.capture import Layer
+    from fumehood.linux.overlay import Layer
 
 _PREFIX, _OPAQUE_FILE = ".wh.", ".wh..wh..opq"
 _ORIGIN = "user.fuseoverlayfs.origin"

@@ -12,7 +12,7 @@ from fumehood.linux.capture import KERNEL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.linux.probe import Host
+    from fumehood.linux.host import Host
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 

@@ -12,6 +12,7 @@ from fumehood.linux.bwrap import BUNDLED
 from fumehood.linux.limits import set_limits
 from fumehood.linux.memory import provide
 from fumehood.linux.mounts import DATA_FD
+from fumehood.linux.process import Exit
 from fumehood.linux.site import Site
 from fumehood.linux.spec import FILTER_FD, GUARD_FD
 
@@ -107,17 +108,6 @@ class Ready(Value):
     def has(self, plan: Plan) -> bool:
         """Tell whether the host is shown as a plan wants it."""
         return self.site is not None and self.look == plan.look and self.mounts == plan.shows_host
-
-
-class Exit(Value):
-    """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
-
-    `home` is a descriptor of a home in which something was left, thrown away with the last one of it; -1 is none.
-    """
-
-    status: int | None
-    failure: str = ""
-    home: int = -1
 
 
 def made_ready(plan: Plan) -> Ready | None:

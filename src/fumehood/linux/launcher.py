@@ -17,7 +17,7 @@ import threading
 from contextlib import suppress
 
 from fumehood.errors import LaunchFailed
-from fumehood.linux import landlock, launch, libc, mounts
+from fumehood.linux import landlock, launch, libc, mounts, process
 
 _KILL, _INTERRUPT, _WHO = b"k", b"i", b"w"
 _SIGKILL = 9
@@ -95,7 +95,7 @@ class Remote:
         """The descriptor to poll."""
         return self._channel.fileno()
 
-    def advance(self) -> launch.Exit | None:
+    def advance(self) -> process.Exit | None:
         """Take in what the launcher says: which process is the first inside, or how the sandbox ended."""
         try:
             message, descriptors, *_ = socket.recv_fds(self._channel, 1 << 16, 1)
@@ -107,7 +107,7 @@ class Remote:
             self._init, self._asked = event or None, event != 0
             return None
         self._channel.close()
-        return launch.Exit(status=event[0], failure=event[1], home=descriptors[0] if descriptors else -1)
+        return process.Exit(status=event[0], failure=event[1], home=descriptors[0] if descriptors else -1)
 
     def init(self) -> int | None:
         """The first process inside; who asks too early gets the answer when it comes."""

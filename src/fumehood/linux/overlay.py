@@ -12,6 +12,7 @@ from fumehood.linux import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+
     from collections.abc import Callable
 
 
@@ -213,3 +214,18 @@ def _unescaped(point: bytes) -> bytes:
     for escape, byte in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
         point = point.replace(escape, byte)
     return point
+
+
+class Layer(Value):
+    """Where one root's writes go: `below` are held layers that the command still sees, topmost first."""
+
+    root: str
+    upper: str
+    work: str
+    merged: str
+    below: tuple[str, ...] = ()
+
+    @property
+    def lowers(self) -> tuple[str, ...]:
+        """All that lies under the upper directory, topmost first."""
+        return (*self.below, self.root)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from fumehood.core.value import Value
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux.bwrap import Bwrap
+from fumehood.linux.host import Host, container_name, in_flatpak, inside_bwrap, may_map_every_id, may_mount, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ CAPTURES = ("kernel", "bwrap", "fuse", "copy")
 
 _FORMAT = "2"
 _KEPT_CONTEXTS = 8
-_CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN, _CAP_SETFCAP = 6, 7, 21, 31
 _SUBGID, _NEWGIDMAP = "/etc/subgid", "/usr/bin/newgidmap"
 _SYSCTLS = (
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
@@ -30,46 +29,6 @@ _CHILD = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
     "from fumehood.linux.probe import trial_child; trial_child(*sys.argv[2:])"
 )
-
-
-class Host(Value):
-    """What works here. `captures` is best first, and empty when nothing can be sandboxed.
-
-    `privileged`: an overlay can be mounted in a mount namespace alone, with no user namespace.
-    `overlay_bwrap` is a bubblewrap whose own `--overlay` works, maybe another one than `bwrap`.
-    `every_id`: the namespace that our overlays are mounted in knows every user and group; else it knows our own, and
-    can know `groups` besides.
-    """
-
-    bwrap: Bwrap | None = None
-    overlay_bwrap: Bwrap | None = None
-    captures: tuple[str, ...] = ()
-    privileged: bool = False
-    every_id: bool = False
-    groups: tuple[int, ...] = ()
-    flatpak: bool = False
-    container: str = ""
-    nested: bool = False
-    disable_userns: bool = False
-    fuse_overlayfs: str = ""
-    refusals: tuple[tuple[str, str], ...] = ()
-    why: str = ""
-
-    @property
-    def makes_namespaces(self) -> bool:
-        """Tell whether our own launcher can make namespaces here, and not bubblewrap alone."""
-        return self.privileged or "kernel" in self.captures
-
-    @property
-    def why_bare(self) -> str:
-        """Say why nothing can be sandboxed here; "" where it can. Inside Flatpak it is never tried."""
-        if self.flatpak:
-            return "inside Flatpak, bubblewrap can't make a sandbox of its own"
-        return "" if self.captures else self.why or "no sandbox can be made here"
-
-    def refusal(self, capture: str) -> str:
-        """Say in words why a way of capturing does not work here; "" if it does."""
-        return dict(self.refusals).get(capture, "")
 
 
 def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
@@ -147,20 +106,6 @@ def _device(state_dir: str) -> int:
             f"cannot make the state directory {state_dir}: {exc.strerror}",
             hint="name one that can be written: export XDG_STATE_HOME=/some/directory",
         ) from exc
-
-
-def read(path: str) -> str:
-    """Give the text of a small file, or "" where it can't be had."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(file, 65536).decode("utf-8", "replace").rstrip("\n\0")
-    except OSError:  # AppArmor's label, where there is no AppArmor
-        return ""
-    finally:
-        os.close(file)
 
 
 # --- the file: blocks of key=value lines, one block a context, the newest first ---
@@ -256,7 +201,7 @@ def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
     bwrap, disable_userns = bubblewrap.first_that_starts(usable, complaints)
     found = Host(flatpak=in_flatpak(), container=container_name(), nested=inside_bwrap(), fuse_overlayfs=fuse)
     if not bwrap:
-        from fumehood.linux.examine import explain
+        from fumehood.linux.host import explain
 
         return found.replace(why=explain(complaints, found))
     found = found.replace(bwrap=bwrap, disable_userns=disable_userns)
@@ -387,51 +332,3 @@ def _run(argv: list[str]) -> int:
 # --- where we are ---
 
 
-def may_mount() -> bool:
-    """Tell whether this process is root with the capability to mount."""
-    return os.geteuid() == 0 and has_capability(_CAP_SYS_ADMIN)
-
-
-def may_map_every_id() -> bool:
-    """Tell whether this process is a root that may give a new user namespace all the ids of its own."""
-    needed = (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)
-    return os.geteuid() == 0 and all(has_capability(each) for each in needed)
-
-
-def has_capability(number: int) -> bool:
-    """Tell whether this process has a capability in effect."""
-    held = read("/proc/self/status").partition("CapEff:")[2].split()
-    return bool(held) and bool(int(held[0], 16) >> number & 1)
-
-
-def in_flatpak() -> bool:
-    """Tell whether this process runs inside a Flatpak application."""
-    return bool(os.environ.get("FLATPAK_ID")) or os.path.exists("/.flatpak-info")
-
-
-def container_name() -> str:
-    """Name the kind of container around this process, or ""."""
-    for path, name in (("/run/.containerenv", "podman"), ("/.dockerenv", "docker")):
-        if os.path.exists(path):
-            return name
-    told = (read("/run/systemd/container") or os.environ.get("container", "")).strip()  # noqa: SIM112
-    if told and told != "flatpak" and told.isascii() and told.isprintable():
-        return told
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return "kubernetes"
-    groups = read("/proc/1/cgroup")
-    marks = {"kubepods": "kubernetes", "docker": "docker", "lxc": "lxc", "containerd": "containerd"}
-    return next((name for mark, name in marks.items() if mark in groups), "")
-
-
-def inside_bwrap() -> bool:
-    """Tell whether a bubblewrap is among this process's ancestors, as far as they can be seen."""
-    pid = str(os.getpid())
-    while pid != "0":
-        name, _, rest = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
-        if name == "bwrap":
-            return True
-        if not rest:
-            return False
-        pid = rest.split()[1]
-    return False

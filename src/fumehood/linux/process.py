@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from fumehood.core.report import Blocked
-    from fumehood.linux.launch import Exit
     from fumehood.linux.output import Stream
     from fumehood.linux.signals import Signals
     from fumehood.linux.stdio import Carrier
@@ -269,3 +268,14 @@ class Attendance:
         if self._feeding is not None:
             self._feeding.close()
             self._feeding = None
+
+
+class Exit(Value):
+    """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
+
+    `home` is a descriptor of a home in which something was left, thrown away with the last one of it; -1 is none.
+    """
+
+    status: int | None
+    failure: str = ""
+    home: int = -1

@@ -14,8 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fumehood.linux.capture import Capture, Layer
+    from fumehood.linux.capture import Capture
     from fumehood.linux.mounts import Operation
+    from fumehood.linux.overlay import Layer
     from fumehood.linux.stack import Stack
 
 

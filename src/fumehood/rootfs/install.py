@@ -24,7 +24,7 @@ from fumehood.rootfs.unpack import unpack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fumehood.linux.probe import Host
+    from fumehood.linux.host import Host
     from fumehood.rootfs.releases import Release
 
     Tell = Callable[[str], None]

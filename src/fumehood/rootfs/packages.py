@@ -19,7 +19,7 @@ from fumehood.rootfs.tree import is_program
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fumehood.linux.probe import Host
+    from fumehood.linux.host import Host
 
     Tell = Callable[[str], None]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.core.report import Run
-    from fumehood.linux.capture import Layer
+    from fumehood.linux.overlay import Layer
     from fumehood.service.store import Store
 
 

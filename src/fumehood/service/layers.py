@@ -7,9 +7,10 @@ import os
 
 from fumehood.core.inverse import needs_layer
 from fumehood.errors import FumehoodError
-from fumehood.linux.capture import COPY, FUSE, Layer
+from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.indexes import SeenIndexes
 from fumehood.linux.nofollow import LISTING, open_top, remove_tree
+from fumehood.linux.overlay import Layer
 from fumehood.linux.upper import scan
 
 TYPE_CHECKING = False

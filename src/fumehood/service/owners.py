@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.core.report import Run
-    from fumehood.linux.capture import Layer
-    from fumehood.linux.probe import Host
+    from fumehood.linux.host import Host
+    from fumehood.linux.overlay import Layer
     from fumehood.store.places import Places
     from fumehood.store.projects import Project
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Concern
     from fumehood.core.plan import Step
     from fumehood.core.report import Run
-    from fumehood.linux.capture import Layer
+    from fumehood.linux.overlay import Layer
     from fumehood.service.store import Store
 
 STOPPED_RUNNING = "Fumehood was stopped while the command ran"

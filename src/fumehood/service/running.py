@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Limits
     from fumehood.linux.bwrap import Bwrap
-    from fumehood.linux.capture import Layer
+    from fumehood.linux.host import Host
     from fumehood.linux.indexes import SeenIndexes
-    from fumehood.linux.launch import Exit, Given, Starter
+    from fumehood.linux.launch import Given, Starter
     from fumehood.linux.output import Sink
-    from fumehood.linux.probe import Host
-    from fumehood.linux.process import Guard, Running, Watched
+    from fumehood.linux.overlay import Layer
+    from fumehood.linux.process import Exit, Guard, Running, Watched
     from fumehood.linux.signals import Signals
     from fumehood.linux.stdio import Stdio
     from fumehood.linux.terminal import Terminal

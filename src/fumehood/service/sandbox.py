@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from fumehood.core.network import Network
     from fumehood.core.permission import Question
     from fumehood.core.profile import Profile
-    from fumehood.linux.capture import Layer
+    from fumehood.linux.host import Host
     from fumehood.linux.indexes import SeenIndexes
     from fumehood.linux.launch import Starter
-    from fumehood.linux.probe import Host
+    from fumehood.linux.overlay import Layer
     from fumehood.linux.process import Outcome
     from fumehood.linux.strangers import Stranger
     from fumehood.service.network import Access

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.errors import FumehoodError
-    from fumehood.linux.capture import Layer
+    from fumehood.linux.overlay import Layer
     from fumehood.service.store import Store
     from fumehood.store.history import Printed
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.permission import Question
     from fumehood.core.policy import Policy
-    from fumehood.linux.probe import Host
+    from fumehood.linux.host import Host
     from fumehood.service.layers import Claim
     from fumehood.service.running import Ended, Wishes
     from fumehood.service.sandbox import Hood

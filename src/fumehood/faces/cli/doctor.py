@@ -6,7 +6,7 @@ import json
 
 from fumehood.core.report import printable
 from fumehood.errors import NoRoom
-from fumehood.linux import examine, inforce, probe
+from fumehood.linux import examine, host, inforce, probe
 from fumehood.linux.capture import LABELS
 from fumehood.store import reserve
 
@@ -27,7 +27,7 @@ _MEANING = {
 
 
 def show(
-    state_dir: str, cache_dir: str, project: Callable[[probe.Host], inforce.Ability] | None = None,
+    state_dir: str, cache_dir: str, project: Callable[[host.Host], inforce.Ability] | None = None,
     own: Sequence[inforce.Ability] = (), *, as_json: bool, colour: bool, out: TextIO,
 ) -> int:  # fmt: skip
     """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1.
@@ -61,7 +61,7 @@ def _room(state_dir: str, lacking: str) -> inforce.Ability:
     )  # fmt: skip
 
 
-def _as_object(found: probe.Host, abilities: list[inforce.Ability]) -> dict[str, object]:
+def _as_object(found: host.Host, abilities: list[inforce.Ability]) -> dict[str, object]:
     return {
         "sandbox": not found.why_bare,
         "capture": _capture(found),
@@ -72,11 +72,11 @@ def _as_object(found: probe.Host, abilities: list[inforce.Ability]) -> dict[str,
     }
 
 
-def _protections(found: probe.Host) -> dict[str, inforce.Ability]:
+def _protections(found: host.Host) -> dict[str, inforce.Ability]:
     return {"views": inforce.views(found), "filter": inforce.filtering(), "guard": inforce.guarding()}
 
 
-def _in_force(found: probe.Host) -> str:
+def _in_force(found: host.Host) -> str:
     """Name what protects commands besides the sandbox itself, and what does not."""
     each = _protections(found)
     there = [name for name, ability in each.items() if ability.works]
@@ -84,11 +84,11 @@ def _in_force(found: probe.Host) -> str:
     return ", ".join((*there, *(f"no {name} ({why})" for name, why in missing.items())))
 
 
-def _capture(found: probe.Host) -> str:
+def _capture(found: host.Host) -> str:
     return found.captures[0] if found.captures else ""
 
 
-def _reason(found: probe.Host) -> str:
+def _reason(found: host.Host) -> str:
     """Say why this capture is in force: what the better ones lack."""
     if found.why_bare:
         return found.why_bare
@@ -97,7 +97,7 @@ def _reason(found: probe.Host) -> str:
     return "; ".join(lacking) or "the best there is"
 
 
-def _summary(found: probe.Host, colour: bool) -> list[str]:
+def _summary(found: host.Host, colour: bool) -> list[str]:
     if found.why_bare or not found.bwrap:
         return [
             _painted("Commands can NOT be sandboxed on this machine.", _RED, colour),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fumehood.faces.cli.inspect import Add
-    from fumehood.linux.probe import Host
+    from fumehood.linux.host import Host
 
 
 def add_commands(add: Add) -> None:

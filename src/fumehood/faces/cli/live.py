@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fumehood.linux.capture import Layer
     from fumehood.linux.output import Sink
+    from fumehood.linux.overlay import Layer
     from fumehood.linux.process import Watched
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

@@ -17,8 +17,8 @@ from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
     from fumehood.faces.cli.inspect import Add
+    from fumehood.linux.host import Host
     from fumehood.linux.inforce import Ability
-    from fumehood.linux.probe import Host
 
 _EXAMPLES = """  fumehood setup
   fumehood setup --yes --root alpine --agent mcp
