@@ -276,13 +276,13 @@ def records(room: Path) -> Iterator[Figure]:
     """The records of files: what a large run leaves to be done after its report, and a scan."""
     from fumehood import Sandbox
     from fumehood.service.files import catch_up
+    from fumehood.service.opened import OpenedStore
     from fumehood.service.scan import scan_project
-    from fumehood.service.store import Store
 
     changed, huge = project_in(room, FILES), project_in(room, 100_000)
     with Sandbox(changed) as sandbox:
         sandbox.run("find . -type f -exec touch {} +")
-        store = Store()
+        store = OpenedStore()
         project = store.projects.open(str(changed))
         yield Figure(
             f"record {FILES} modified files, with daily backups", seconds(lambda: catch_up(store, project.id)), "s"

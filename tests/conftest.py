@@ -237,9 +237,9 @@ def sandbox(home: Path, project: Path) -> Iterator[object]:
 @pytest.fixture
 def store(home: Path) -> "Iterator[Store]":
     """What we remember, opened as another process would, in the fresh home."""
-    from fumehood.service.store import Store
+    from fumehood.service.opened import OpenedStore
 
-    store = Store()
+    store = OpenedStore()
     yield store
     store.close()
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import command_line
 from fumehood import Run, Sandbox
 from fumehood.service.files import record
-from fumehood.service.store import Store
+from fumehood.service.opened import OpenedStore
 from patience import LONG_S
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -28,7 +28,7 @@ def run(home: Path, project: Path) -> Callable[..., Run]:
     def run(command: str, **options: object) -> Run:
         with Sandbox(project) as sandbox:
             done = sandbox.run(command, **options)  # type: ignore[arg-type]
-        store = Store()
+        store = OpenedStore()
         record(store, store.projects.open(str(project)).id, done)
         store.close()
         return done

@@ -9,7 +9,7 @@ from at_terminal import Terminal
 from conftest import command_line
 from fumehood import Refused, Sandbox
 from fumehood.core import permission as p
-from fumehood.service.store import Store
+from fumehood.service.opened import OpenedStore
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_linked_directories_are_offered_and_never_added(cli, project, second):
 
 
 def test_grants_are_listed_and_revoked(cli, home):
-    store = Store()
+    store = OpenedStore()
     store.grants.keep((p.UNSANDBOXED, "/project", "/usr/bin/git"), p.ALLOW)
     store.grants.keep((p.UNSANDBOXED, "/project", "/usr/bin/rm\x1b[2J"), p.DENY)
     store.close()

@@ -5,18 +5,18 @@ import sys
 from fumehood import Policy, Sandbox
 from fumehood.core.request import Request
 from fumehood.linux.launch import start
+from fumehood.service.opened import OpenedStore
 from fumehood.service.running import CLOSED, Wishes
 from fumehood.service.sandbox import Hood
-from fumehood.service.store import Store
 
 
 def main(act: str, project: str, told: str = "", *paths: str) -> None:
     """Do it, or raise."""
     if act == "recover":
-        Store().close()
+        OpenedStore().close()
     elif act == "run":
         # In this process, as the command line does it: a launcher would not be traced.
-        store = Store()
+        store = OpenedStore()
         hood = Hood(store, store.projects.open(project), Policy(), start)
         run = hood.run(Request(command=told), Wishes(stdin=CLOSED))
         if run.exit_code:

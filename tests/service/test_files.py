@@ -475,9 +475,10 @@ def test_an_undo_that_comes_to_nothing_leaves_the_backups_of_the_day(
 KILLED = """
 import os, sys
 from fumehood.service import files
+from fumehood.service.opened import OpenedStore
 from fumehood.service.store import Store
 from fumehood.store.files import Files
-store = Store()
+store = OpenedStore()
 moments = iter(range(int(sys.argv[1])))
 def dying(real):
     def act(*given, **named):

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import need
 from fumehood import Policy, Run, Sandbox
-from fumehood.service.store import Store
+from fumehood.service.opened import OpenedStore
 
 pytestmark = pytest.mark.namespaces
 
@@ -132,7 +132,7 @@ def remote(host: Git, project: Path, test_directory: Path, shape: str) -> Path:
 @pytest.fixture
 def hood(home: Path, project: Path, remote: Path, shape: str) -> Iterator[Sandbox]:
     others = {BESIDE: [remote], INSIDE: [], LINKED: [remote, project.parent / "main/.git"]}
-    store = Store()
+    store = OpenedStore()
     for root in others[shape]:
         store.projects.add_root(store.projects.open(str(project)), str(root))
     store.close()

@@ -14,7 +14,7 @@ from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
 from fumehood.linux.host import Host
 from fumehood.linux.landlock import can_scope
-from fumehood.service.store import Store
+from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually, with_enough_time
 from people import Person
 from servers import Files, Tcp, Web, echo, repository, serving
@@ -252,7 +252,7 @@ def test_a_command_runs_again_with_what_it_needed_and_leaves_one_set_of_changes(
     assert [each.allowed for each in run.connections] == [False, True]
     assert run.blocked == ()
     assert len(asking.history()) == 1
-    store = Store()
+    store = OpenedStore()
     assert [event.act for event in store.audit.of([run.run])[run.run]] == ["asked", "decided", "decided", "applied"]
     store.close()
     undo = asking.undo(run)

@@ -10,15 +10,15 @@ from fumehood.core import permission as p
 from fumehood.core.held import apply_question
 from fumehood.errors import ChangedMeanwhile
 from fumehood.service.ask import channels
+from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
-from fumehood.service.store import Store
 from patience import LONG_S
 from people import Person
 
 
 @pytest.fixture
 def store(home):
-    store = Store()
+    store = OpenedStore()
     yield store
     store.close()
 
@@ -65,7 +65,7 @@ def test_an_answer_for_the_session_holds_in_it_and_is_not_kept(store, word):
 def test_an_answer_for_always_is_kept_for_its_project_and_program(store, word):
     person = Person(f"{word}_always")
     permissions(store, person).decide(question())
-    again = Store()
+    again = OpenedStore()
     assert Permissions(again.grants).decide(question()).allowed is (word == "allow")
     again.close()
     (grant,) = store.grants.all()

@@ -8,8 +8,8 @@ import pytest
 
 from fumehood import Sandbox
 from fumehood.service.clean import clean
+from fumehood.service.opened import OpenedStore
 from fumehood.service.rebuild import mend
-from fumehood.service.store import Store
 
 
 def database() -> Path:
@@ -23,7 +23,7 @@ def lose() -> None:
 
 def cut_short() -> None:
     """Cut the database in the middle, as a disk that lost a part of it."""
-    store = Store()
+    store = OpenedStore()
     store.database.rows("PRAGMA wal_checkpoint(TRUNCATE)")
     store.close()
     os.truncate(database(), database().stat().st_size // 2)
@@ -56,12 +56,12 @@ def worked(project: Path) -> dict[str, str]:
 @pytest.mark.parametrize("damage", [lose, cut_short, overwrite])
 def test_what_the_runs_directories_tell_comes_back(home, project, damage):
     ids = worked(project)
-    before = Store()
+    before = OpenedStore()
     told = {run.run: (run.as_dict(), [change.fields() for change in run.changes]) for run in before.history.runs()}
     before.close()
     damage()
     damaged = database().read_bytes() if database().exists() else b""
-    store, mended = mend()
+    store, mended = mend(OpenedStore)
     try:
         assert mended.left == ()
         assert mended.runs == len(told)
@@ -84,7 +84,7 @@ def test_what_the_runs_directories_tell_comes_back(home, project, damage):
         assert {name: (project / name).read_text() for name in os.listdir(project)} == dict.fromkeys(
             ["applied", "held", "undone", "redone", "deleted"], "old"
         )
-    again, nothing = mend()
+    again, nothing = mend(OpenedStore)
     again.close()
     assert nothing.runs == 0
     assert not nothing.set_aside
@@ -136,7 +136,7 @@ def test_what_has_no_record_of_its_own_is_named_and_left(sandbox, project, store
     (record,) = Path(store.places.run(run.run), "0").glob("*.record")
     record.write_bytes(b"\xff damaged")
     lose()
-    found, mended = mend()
+    found, mended = mend(OpenedStore)
     found.close()
     assert mended.left == (store.places.run(run.run),)
     assert mended.runs == 0
@@ -147,7 +147,7 @@ def test_what_has_no_record_of_its_own_is_named_and_left(sandbox, project, store
 def test_a_held_run_that_no_record_names_is_not_cleaned_away(sandbox, project, store):
     run = sandbox.run("echo new > a", apply="hold")
     lose()
-    fresh = Store()
+    fresh = OpenedStore()
     clean(fresh, now=run.started_at + 400 * 86_400)
     fresh.close()
     assert Path(store.places.layer(run.run, 0, "held"), "a").read_text() == "new\n"

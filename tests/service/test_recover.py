@@ -15,8 +15,8 @@ from fumehood import Sandbox
 from fumehood.linux import modes
 from fumehood.linux.nofollow import Loosened, open_top
 from fumehood.service.clean import clean
+from fumehood.service.opened import OpenedStore
 from fumehood.service.recover import STOPPED_RUNNING
-from fumehood.service.store import Store
 from patience import LONG_S
 from snapshots import snapshot
 
@@ -141,11 +141,11 @@ def test_a_long_lived_process_takes_up_what_another_left(sandbox, project):
 @pytest.mark.namespaces
 def test_recovering_does_not_wait_for_whoever_applies(sandbox, project):
     run = sandbox.run("echo new > new", apply="hold")
-    store = Store()
+    store = OpenedStore()
     with store.alone(sandbox._project.id):
         store.history.note(run, "applying")
         # Another one that starts now can't get the lock, and leaves it to whoever has it.
-        other = Store()
+        other = OpenedStore()
         assert other.history.find(run.run).state == "applying"
         other.close()
     with store.alone(sandbox._project.id):
@@ -158,7 +158,7 @@ def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, 
     closed = project / "closed"
     closed.mkdir()
     closed.chmod(0o500)
-    store = Store()
+    store = OpenedStore()
     process = os.fork()
     if not process:
         Loosened(open_top(str(project))).loosen("closed")
@@ -221,7 +221,7 @@ def test_a_kill_while_a_copy_is_compared_loses_nothing(home, project, after):
             where = Path(run.reason.rpartition(" is in ")[2])
             left = {path.read_bytes() for path in where.parent.rglob("*") if path.is_file()}
             assert {b"new\n", b"b\n", b"c\n"} <= left
-        store = Store()
+        store = OpenedStore()
         clean(store, days=2, now=time.time() + 86_400)
         store.close()
         assert Path(os.environ["XDG_STATE_HOME"], "fumehood/runs", run.run).is_dir()

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from fumehood import BadRequest, Sandbox, UndoRefused
-from fumehood.service.store import Store
+from fumehood.service.opened import OpenedStore
 from fumehood.service.worktree import git_directory
 from snapshots import heard, snapshot, told
 
@@ -16,7 +16,7 @@ sandboxed = pytest.mark.namespaces
 
 @pytest.fixture
 def store(home):
-    store = Store()
+    store = OpenedStore()
     yield store
     store.close()
 
@@ -127,7 +127,7 @@ def test_a_root_and_a_project_may_have_any_name(home, test_directory, name):
     project, second = test_directory / "p" / name, test_directory / "r" / name
     project.mkdir(parents=True)
     second.mkdir(parents=True)
-    store = Store()
+    store = OpenedStore()
     store.projects.add_root(store.projects.open(str(project)), str(second))
     store.close()
     with Sandbox(project) as sandbox:
@@ -321,7 +321,7 @@ def test_a_commit_in_a_work_tree_works_once_its_repository_is_a_root_and_can_be_
         assert refused.exit_code != 0
         assert "Read-only file system" in refused.stderr
         assert not refused.changes
-    store = Store()
+    store = OpenedStore()
     store.projects.add_root(store.projects.open(str(worktree)), git_directory(str(worktree)))
     store.close()
     before = snapshot(worktree), snapshot(repository / ".git")

@@ -15,7 +15,7 @@ from conftest import fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest
 from fumehood.linux.landlock import can_scope
-from fumehood.service.store import Store
+from fumehood.service.opened import OpenedStore
 
 pytestmark = pytest.mark.namespaces
 
@@ -127,7 +127,7 @@ def test_undo_takes_back_what_a_command_in_a_tree_did(tree: Path, home: Path, pr
 def test_other_roots_appear_by_name(
     run: Callable[..., dict[str, Any]], home: Path, project: Path, test_directory: Path
 ) -> None:
-    store = Store()
+    store = OpenedStore()
     for name in ("one/shared", "two/shared"):
         (test_directory / name).mkdir(parents=True)
         store.projects.add_root(store.projects.open(str(project)), str(test_directory / name))

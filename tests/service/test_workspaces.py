@@ -17,7 +17,7 @@ from fumehood.core.policy import Rootfs
 from fumehood.errors import FumehoodError
 from fumehood.linux.landlock import can_scope
 from fumehood.rootfs.layer import RootLayer
-from fumehood.service.store import Store
+from fumehood.service.opened import OpenedStore
 
 pytestmark = pytest.mark.namespaces
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -187,7 +187,7 @@ def test_a_workspace_has_its_own_network_rule_variables_and_root(cli: Cli, alpin
     assert cli("workspace", "create", "own", *options).returncode == 0
     assert cli("run", "--workspace", "own", "--", "echo x > /x; echo $COLOUR").stdout == "blue\n"
     assert cli("run", "--workspace", "own", "--", "cat /x").stdout == "x\n"
-    store = Store()
+    store = OpenedStore()
     try:
         policy = store.policy_of(store.projects.open(store.workspaces.find("own").path))
         assert (policy.network, policy.root) == ("ask", "alpine")

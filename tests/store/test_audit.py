@@ -8,6 +8,7 @@ import pytest
 
 from fumehood import FumehoodError, Sandbox
 from fumehood.core.report import Run
+from fumehood.service.opened import OpenedStore
 from fumehood.service.store import Store
 from fumehood.store.audit import Audit, agent_of
 
@@ -97,7 +98,7 @@ def test_every_decision_leaves_its_mark(sandbox: Sandbox, project: Path) -> None
     back = sandbox.undo(run)
     thrown = sandbox.run("echo new > b", apply="hold")
     sandbox.discard(thrown)
-    with_store = Store()
+    with_store = OpenedStore()
     told = with_store.audit.of([run.run, back.run, thrown.run])
     with_store.close()
     assert [(event.act, event.detail) for event in told[run.run]] == [

@@ -242,9 +242,9 @@ def test_ids_of_one_instant_still_differ():
 
 @pytest.mark.parametrize("name", ["", "%", "~", "'; DROP TABLE runs; --", "\x00", "é", "last "])
 def test_no_name_of_a_run_is_anything_but_a_name(home, project, name):
-    from fumehood.service.store import Store
+    from fumehood.service.opened import OpenedStore
 
-    store = Store()
+    store = OpenedStore()
     try:
         with pytest.raises(BadRequest, match="there is no run"):
             store.history.find(name)

@@ -517,3 +517,19 @@ class Retried:
     def interrupt(self) -> None:
         """Send what Ctrl-C would."""
         self._running.interrupt()
+
+
+def owner_of(project: str) -> Owner | None:
+    """Return the person whose project root works on, or None where that is nobody else."""
+    if os.geteuid() != 0:
+        return None
+    found = os.stat(project)
+    if found.st_uid == 0:
+        return None
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(found.st_uid)
+    except KeyError:
+        return Owner(user=found.st_uid, group=found.st_gid)
+    return Owner(user=entry.pw_uid, group=entry.pw_gid, groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))

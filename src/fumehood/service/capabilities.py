@@ -12,7 +12,7 @@ from fumehood.core.capabilities import parsed, script
 from fumehood.core.network import FULL, NONE
 from fumehood.core.policy import HIDDEN
 from fumehood.errors import FumehoodError
-from fumehood.service.running import owner_of
+from fumehood.linux.launch import owner_of
 from fumehood.service.world import HOST, around
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from fumehood.service import folds, holds
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.choose import chosen, with_companions
-from fumehood.service.settle import HELD, conclude, hold_all, outcomes, record_files, state_of
+from fumehood.service.settle import DISCARDED, HELD, conclude, hold_all, outcomes, record_files, state_of
 from fumehood.store.audit import named
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 DONE = "done"
+STOPPED_RUNNING = "Fumehood was stopped while the command ran"
 BY_FORCE = "a person takes it by force"  # while it is in flight: should that be taken back, it is a conflict again
 
 
@@ -303,8 +304,6 @@ def discard_held(
 
 def _discard_unseen(store: Store, run: Run) -> Run:
     """Throw away what a run wrote whose end could not be recorded, for lack of room perhaps: that makes some."""
-    from fumehood.service.recover import throw_away_unseen
-
     try:
         throw_away_unseen(store, run.run)
     except BlockingIOError as error:
@@ -323,3 +322,21 @@ def recorded(store: Store, project: Project, run: Run) -> Run:
             hint="fumehood diff shows it, fumehood projects list both directories",
         )
     return store.history.find(run.run)
+
+
+def throw_away_unseen(store: Store, name: str) -> None:
+    """Throw away what a dead run wrote, without looking at it: for that, there may be no room.
+
+    Raises BlockingIOError where its process lives.
+    """
+    try:
+        claim = layering.take_up(store.places, name)
+    except FileNotFoundError:
+        claim = -1
+    try:
+        if store.history.find(name).state == RUNNING:
+            store.history.state(name, DISCARDED, f"{STOPPED_RUNNING}; what it wrote was thrown away unseen")
+            layering.drop(store.places, name)
+    finally:
+        if claim >= 0:
+            os.close(claim)

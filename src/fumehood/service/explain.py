@@ -9,11 +9,12 @@ from fumehood.core.network import decided
 from fumehood.core.request import checked, shown
 from fumehood.errors import Unavailable
 from fumehood.linux import capture as capturing
+from fumehood.linux.launch import owner_of
 from fumehood.linux.limits import memory_limit
 from fumehood.linux.mounts import Seal
 from fumehood.service import layers as layering
 from fumehood.service.owners import failed_on
-from fumehood.service.running import Execution, owner_of
+from fumehood.service.running import Execution
 from fumehood.store.ids import new_id
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from fumehood.linux.output import decoding
 from fumehood.linux.stdio import CLOSED
 from fumehood.service import decide
 from fumehood.service.ask import channels
+from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, session_of, undo_session
-from fumehood.service.store import Store
 from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
 from fumehood.service.watching import watcher
@@ -70,7 +70,7 @@ class Sandbox:
         mark: str = "",
     ) -> None:
         asks = channels(ask)
-        self._store = Store(face=face)
+        self._store = OpenedStore(face=face)
         self._project = self._store.projects.open(os.fspath(project))
         self._ask = ask
         policy = self._store.policy_of(self._project, policy)

@@ -19,7 +19,7 @@ from fumehood.store.places import places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fumehood.core.report import Run
 
@@ -57,10 +57,10 @@ def _number_after_backups(store: Store) -> None:
         connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'files'", (highest,))
 
 
-def mend() -> tuple[Store, Mended]:
+def mend(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
     """Set a damaged database aside, and take up every run that has a record beside its layer alone."""
     aside = _set_aside(places().database)
-    store = Store()
+    store = open_store()
     store.notices.clear()
     # No cleaning meanwhile: it removes what no record names.
     with Alone(store.places.lock("clean")):

@@ -40,9 +40,9 @@ from fumehood.linux.steps import Changed
 from fumehood.linux.traces import NO_WAY
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between
-from fumehood.service.decide import BY_FORCE, DONE
+from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.holds import bring_back, set_apart, throw_away
-from fumehood.service.settle import DISCARDED, FAILED, HELD, find_conflicts, state_of
+from fumehood.service.settle import FAILED, HELD, find_conflicts, state_of
 from fumehood.service.store import Alone
 from fumehood.store.audit import RECOVERED
 from fumehood.store.history import APPLYING, RUNNING, SETTLING
@@ -57,9 +57,7 @@ if TYPE_CHECKING:
     from fumehood.linux.overlay import Layer
     from fumehood.service.store import Store
 
-STOPPED_RUNNING = "Fumehood was stopped while the command ran"
 STOPPED_APPLYING = "Fumehood was stopped while applying; nothing was applied"
-THROWN_AWAY = f"{STOPPED_RUNNING}; what it wrote was thrown away unseen"
 STOPPED_BACK = "Fumehood was stopped before it was done; the project is as it was"
 _DYING_S = 0.05  # a sandbox is killed with the process that attends it, and gone a moment later
 _OPENED = (0o700, 0o600, 0o400)  # what may have been added to a mode for a moment
@@ -89,24 +87,6 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
             else:
                 store.unsettled.pop(run, None)
         modes.give_back(store.places.modes)
-
-
-def throw_away_unseen(store: Store, name: str) -> None:
-    """Throw away what a dead run wrote, without looking at it: for that, there may be no room.
-
-    Raises BlockingIOError where its process lives.
-    """
-    try:
-        claim = layering.take_up(store.places, name)
-    except FileNotFoundError:
-        claim = -1
-    try:
-        if store.history.find(name).state == RUNNING:
-            store.history.state(name, DISCARDED, THROWN_AWAY)
-            layering.drop(store.places, name)
-    finally:
-        if claim >= 0:
-            os.close(claim)
 
 
 def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:

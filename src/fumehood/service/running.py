@@ -6,14 +6,15 @@ import os
 import time
 
 from fumehood.core.environment import apart
+from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.landlock import guard, is_scoped_by_launcher
-from fumehood.linux.launch import Owner, Plan, started
+from fumehood.linux.launch import Owner, Plan, owner_of, started
 from fumehood.linux.limits import resource_limits
 from fumehood.linux.mounts import is_bubblewraps
-from fumehood.linux.output import Stream
+from fumehood.linux.output import INLINE, Stream
 from fumehood.linux.process import Attendance, Outcome
 from fumehood.linux.seccomp import filter_for
 from fumehood.linux.spec import Spec, bubblewrap_arguments
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Given, Starter
     from fumehood.linux.output import Sink
     from fumehood.linux.overlay import Layer
-    from fumehood.linux.process import Exit, Guard, Running, Watched
+    from fumehood.linux.process import Exit, Guard, Outcome, Running, Watched
     from fumehood.linux.signals import Signals
     from fumehood.linux.stdio import Stdio
     from fumehood.linux.terminal import Terminal
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from fumehood.service.session import Seat
     from fumehood.service.surroundings import Seen, Surroundings
     from fumehood.service.world import World
+    from fumehood.store.history import Printed
 
 
 class Ended(Value):
@@ -317,22 +319,6 @@ def _listening_inside(access: Access, command: tuple[str, ...], world: World) ->
     return from_inside(access.listen, command)
 
 
-def owner_of(project: str) -> Owner | None:
-    """Return the person whose project root works on, or None where that is nobody else."""
-    if os.geteuid() != 0:
-        return None
-    found = os.stat(project)
-    if found.st_uid == 0:
-        return None
-    import pwd
-
-    try:
-        entry = pwd.getpwuid(found.st_uid)
-    except KeyError:
-        return Owner(user=found.st_uid, group=found.st_gid)
-    return Owner(user=entry.pw_uid, group=entry.pw_gid, groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))
-
-
 def _check_launch(ended: Ended, cwd: str, seen: Seen | None) -> None:
     """Tell the sandbox's own failure from the command's."""
     exit_ = ended.outcome.exit
@@ -349,3 +335,30 @@ def _check_launch(ended: Ended, cwd: str, seen: Seen | None) -> None:
             )
         raise BadRequest(f"Working directory does not exist: {cwd}", hint="it must exist as the command sees it")
     raise LaunchFailed(f"the sandbox did not start: {said}", hint="fumehood doctor says what is missing here")
+
+
+def _exit_code(outcome: Outcome) -> int | None:
+    if outcome.timed_out:
+        return 124
+    if outcome.interrupted:
+        return 130
+    return outcome.exit.status
+
+
+def take_note(run: Run, ended: Ended) -> None:
+    """Write down how a command ended and what it printed."""
+    run.exit_code = _exit_code(ended.outcome)
+    run.timed_out = ended.outcome.timed_out
+    run.duration_s = ended.duration_s
+    run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
+    run.output_truncated = ended.stdout.is_cut or ended.stderr.is_cut
+
+
+def printed(ended: Ended) -> tuple[Printed, Printed]:
+    """Return both outputs for the record: their bytes where short, else only how long they were."""
+    return _short(ended.stdout), _short(ended.stderr)
+
+
+def _short(stream: Stream) -> Printed:
+    head, _ = stream.kept()
+    return (head if stream.size <= INLINE else None), stream.size

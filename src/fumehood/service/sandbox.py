@@ -16,6 +16,7 @@ from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import FumehoodError, Refused
 from fumehood.linux import capture as capturing
+from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.output import INLINE, HeldBack, Stream
 from fumehood.linux.overlay import mounts_inside
@@ -23,7 +24,7 @@ from fumehood.linux.probe import host
 from fumehood.service import layers as layering
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
-from fumehood.service.running import Ended, Execution, Wishes, owner_of
+from fumehood.service.running import Ended, Execution, Wishes, printed, take_note
 from fumehood.service.settle import FAILED, REFUSED, settle
 from fumehood.service.surroundings import Surroundings
 from fumehood.service.world import around
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
     from fumehood.service.world import World
-    from fumehood.store.history import Printed
     from fumehood.store.projects import Project
 
 
@@ -518,28 +518,3 @@ def _give_reason(run: Run, why: str) -> None:
         run.reason = f"{why}; {run.reason}" if run.reason else why
 
 
-def _exit_code(outcome: Outcome) -> int | None:
-    if outcome.timed_out:
-        return 124
-    if outcome.interrupted:
-        return 130
-    return outcome.exit.status
-
-
-def take_note(run: Run, ended: Ended) -> None:
-    """Write down how a command ended and what it printed."""
-    run.exit_code = _exit_code(ended.outcome)
-    run.timed_out = ended.outcome.timed_out
-    run.duration_s = ended.duration_s
-    run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
-    run.output_truncated = ended.stdout.is_cut or ended.stderr.is_cut
-
-
-def printed(ended: Ended) -> tuple[Printed, Printed]:
-    """Return both outputs for the record: their bytes where short, else only how long they were."""
-    return _short(ended.stdout), _short(ended.stderr)
-
-
-def _short(stream: Stream) -> Printed:
-    head, _ = stream.kept()
-    return (head if stream.size <= INLINE else None), stream.size

@@ -7,10 +7,10 @@ import time
 
 from fumehood.core import session as told
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
+from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service.playground import is_directory
-from fumehood.service.running import owner_of
 from fumehood.store.history import Reach
 from fumehood.store.places import make_private
 

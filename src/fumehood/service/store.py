@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """The places, the database, and what lies in it."""
+    """The places, the database, and what lies in it. `opened.OpenedStore` is the one that is made."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON) -> None:
         self.places = places(environment)
@@ -38,12 +38,7 @@ class Store:
         self.projects = Projects(self.database, self.places, self.notices)
         self.sessions = Sessions(self.database)
         self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
-        if self.database.was_made:
-            from fumehood.service.rebuild import notice
-
-            notice(self)
         modes.directory = self.places.modes
-        self.recover()
 
     @property
     def workspaces(self) -> Workspaces:
@@ -61,15 +56,12 @@ class Store:
         return policy if workspace is None else policy.under(workspace.settings())
 
     def recover(self) -> None:
-        """Take back what a process that died had left half done, and keep what its command wrote.
+        """Take back what a process that died had left half done, and keep what its command wrote."""
+        raise NotImplementedError
 
-        What can't be mended now is left for the next time: nothing else may fail for it.
-        """
-        unfinished = self.history.unfinished()
-        if unfinished or modes.notes(self.places.modes):
-            from fumehood.service.recover import recover
-
-            recover(self, unfinished)
+    def mend(self, project: int) -> None:
+        """Take back what a process that died had left half done in a project whose lock is held."""
+        raise NotImplementedError
 
     def uppers(self, run: Run) -> list[str]:
         """The upper directories that hold a run's versions, root by root."""
@@ -81,7 +73,7 @@ class Store:
         What one that died has left half done is taken back first. Without `wait`, BlockingIOError is raised where
         somebody else has it.
         """
-        return Alone(self.places.lock(f"project-{project}"), lambda: self._mend(project), wait=wait)
+        return Alone(self.places.lock(f"project-{project}"), lambda: self.mend(project), wait=wait)
 
     def stack(self, project: int, *, settling: bool) -> Alone:
         """Take the lock on which trees of held runs there are, for a `with` block.
@@ -94,13 +86,6 @@ class Store:
     def runs_now(self, project: int) -> bool:
         """Tell whether a command of a project is running, which may see what is held."""
         return any(state == RUNNING for _, state, _, _ in self.history.unfinished(project))
-
-    def _mend(self, project: int) -> None:
-        unfinished = self.history.unfinished(project)
-        if unfinished:
-            from fumehood.service.recover import mend
-
-            mend(self, unfinished)
 
     def close(self) -> None:
         """Close the database."""

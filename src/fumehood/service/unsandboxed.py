@@ -13,14 +13,13 @@ from fumehood.core.report import Run
 from fumehood.core.request import SHELL, Request, arguments, checked, shown
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.linux.capture import Capture
-from fumehood.linux.launch import Plan
+from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.limits import resource_limits
 from fumehood.linux.output import Stream
 from fumehood.service import layers as layering
 from fumehood.service.playground import PLAYGROUND, made
 from fumehood.service.programs import resolved
-from fumehood.service.running import Execution, owner_of
-from fumehood.service.sandbox import printed, take_note
+from fumehood.service.running import Execution, printed, take_note
 from fumehood.service.settle import APPLIED, FAILED
 from fumehood.service.world import HOST, home_of
 

@@ -12,8 +12,8 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.sink import ModelText
 from fumehood.faces.cli.standing import here, tell_notices
 from fumehood.faces.cli.style import Paint
+from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
-from fumehood.service.store import Store
 from fumehood.store.audit import CLI
 from fumehood.store.history import LAST, Reach
 
@@ -40,7 +40,7 @@ class Context:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.as_json: bool = getattr(options, "json", False)
-        self.store = Store(face=CLI)
+        self.store = OpenedStore(face=CLI)
         tell_notices(self.store)
 
     @property

@@ -15,6 +15,7 @@ from fumehood.linux.examine import examine_roots
 from fumehood.linux.inforce import Ability
 from fumehood.service import owners, rebuild
 from fumehood.service.clean import DAYS, Freed, clean
+from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _doctor(context: Context) -> int:
 
 
 def _mend(options: argparse.Namespace) -> int:
-    store, mended = rebuild.mend()
+    store, mended = rebuild.mend(OpenedStore)
     store.close()
     if options.json:
         sys.stdout.write(json.dumps({**mended.fields(), "left": list(mended.left)}) + "\n")

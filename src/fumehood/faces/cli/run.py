@@ -14,6 +14,7 @@ from fumehood.faces.cli.standing import here, tell_notices
 from fumehood.linux.launch import start
 from fumehood.linux.signals import Signals
 from fumehood.linux.stdio import CLOSED, INHERITED, TYPED
+from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Wishes
@@ -215,7 +216,7 @@ def _explain(options: Options, as_json: bool) -> None:
     """Show what the command would see."""
     from fumehood.service.explain import explained
 
-    store = Store(face=CLI)
+    store = OpenedStore(face=CLI)
     project = store.projects.open(_project(store, options, ""))
     policy = store.policy_of(project)
     answer = explained(Hood(store, project, policy, start), _request(options, project, policy))
@@ -242,7 +243,7 @@ def _run(
     options: Options, as_json: bool, brief: Brief | None, signals: Signals
 ) -> tuple[Run, Callable[[], str]]:
     """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
-    store = Store(face=HOOK if "--brief" in options.flags else CLI)
+    store = OpenedStore(face=HOOK if "--brief" in options.flags else CLI)
     project = store.projects.open(_project(store, options, options.last("--session") or ""))
     tell_notices(store)
     policy = store.policy_of(project)

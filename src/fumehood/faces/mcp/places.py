@@ -97,9 +97,9 @@ class Workplaces:
                 return max(inside, key=len)
         if real:
             return real[0]
-        from fumehood.service.store import Store
+        from fumehood.service.opened import OpenedStore
 
-        store = Store()
+        store = OpenedStore()
         try:
             return store.projects.holding(os.getcwd())
         except OSError as error:

@@ -1,0 +1,42 @@
+"""The store as every face opens it: what a dead process left half done is put right first."""
+
+from __future__ import annotations
+
+from fumehood.linux import modes
+from fumehood.service.store import Store
+from fumehood.store.audit import PYTHON
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class OpenedStore(Store):
+    """Everything we remember, with what was interrupted taken back or kept."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON) -> None:
+        super().__init__(environment, face=face)
+        if self.database.was_made:
+            from fumehood.service.rebuild import notice
+
+            notice(self)
+        self.recover()
+
+    def recover(self) -> None:
+        """Take back what a process that died had left half done, and keep what its command wrote.
+
+        What can't be mended now is left for the next time: nothing else may fail for it.
+        """
+        unfinished = self.history.unfinished()
+        if unfinished or modes.notes(self.places.modes):
+            from fumehood.service.recover import recover
+
+            recover(self, unfinished)
+
+    def mend(self, project: int) -> None:
+        """Take back what a process that died had left half done in a project whose lock is held."""
+        unfinished = self.history.unfinished(project)
+        if unfinished:
+            from fumehood.service.recover import mend
+
+            mend(self, unfinished)
