@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from fumehood.errors import ApplyFailed as ApplyFailed
     from fumehood.errors import BadConfiguration as BadConfiguration
     from fumehood.errors import BadRequest as BadRequest
+    from fumehood.errors import ChangedMeanwhile as ChangedMeanwhile
     from fumehood.errors import FumehoodError as FumehoodError
     from fumehood.errors import LaunchFailed as LaunchFailed
+    from fumehood.errors import NoRoom as NoRoom
+    from fumehood.errors import OverlayUnavailable as OverlayUnavailable
     from fumehood.errors import Refused as Refused
     from fumehood.errors import StoreDamaged as StoreDamaged
     from fumehood.errors import Unavailable as Unavailable
     from fumehood.errors import UndoRefused as UndoRefused
+    from fumehood.errors import Unfinished as Unfinished
+    from fumehood.errors import Unforeseen as Unforeseen
     from fumehood.service.library import Sandbox as Sandbox
 
     Change = ReportedChange
@@ -36,11 +41,16 @@ _PUBLIC = {
     "ApplyFailed": ("fumehood.errors", "ApplyFailed"),
     "BadConfiguration": ("fumehood.errors", "BadConfiguration"),
     "BadRequest": ("fumehood.errors", "BadRequest"),
+    "ChangedMeanwhile": ("fumehood.errors", "ChangedMeanwhile"),
     "LaunchFailed": ("fumehood.errors", "LaunchFailed"),
+    "NoRoom": ("fumehood.errors", "NoRoom"),
+    "OverlayUnavailable": ("fumehood.errors", "OverlayUnavailable"),
     "Refused": ("fumehood.errors", "Refused"),
     "StoreDamaged": ("fumehood.errors", "StoreDamaged"),
     "Unavailable": ("fumehood.errors", "Unavailable"),
     "UndoRefused": ("fumehood.errors", "UndoRefused"),
+    "Unfinished": ("fumehood.errors", "Unfinished"),
+    "Unforeseen": ("fumehood.errors", "Unforeseen"),
 }
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604

@@ -27,9 +27,9 @@ sandboxed = pytest.mark.namespaces
 
 def test_the_public_names_are_these():
     assert sorted(fumehood.__all__) == [
-        "ApplyFailed", "BadConfiguration", "BadRequest", "Blocked", "Change", "FumehoodError", "LaunchFailed", "Policy",
-        "Question",
-        "Refused", "Run", "Sandbox", "StoreDamaged", "Unavailable", "UndoRefused", "__version__",
+        "ApplyFailed", "BadConfiguration", "BadRequest", "Blocked", "Change", "ChangedMeanwhile", "FumehoodError",
+        "LaunchFailed", "NoRoom", "OverlayUnavailable", "Policy", "Question", "Refused", "Run", "Sandbox",
+        "StoreDamaged", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__",
     ]  # fmt: skip
     assert dir(fumehood) == sorted(fumehood.__all__)
     for name in fumehood.__all__:
@@ -45,15 +45,15 @@ def test_the_package_says_that_it_is_typed():
     assert (Path(fumehood.__file__).parent / "py.typed").is_file()
 
 
-def test_every_public_error_is_one_of_ours_with_a_hint_and_an_exit_code():
-    errors = [value for name in fumehood.__all__ if isinstance(value := getattr(fumehood, name), type)]
-    errors = [error for error in errors if issubclass(error, Exception)]
-    assert len(errors) == 9
+def test_every_error_of_ours_is_public_and_has_a_hint_and_an_exit_code():
+    errors = {each for each in vars(fumehood.errors).values() if isinstance(each, type)}
+    public = {value for name in fumehood.__all__ if isinstance(value := getattr(fumehood, name), type)}
+    assert errors == {each for each in public if issubclass(each, Exception)}
     for error in errors:
         assert issubclass(error, FumehoodError)
         raised = error("what failed", hint="the next step")
         assert (str(raised), raised.hint) == ("what failed", "the next step")
-        assert raised.exit_code == (126 if error is Refused else 125)
+        assert raised.exit_code == (126 if issubclass(error, Refused) else 125)
 
 
 # --- what goes in ---
