@@ -1,6 +1,7 @@
 """An undo puts nothing into the project that is not what was saved."""
 
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -8,17 +9,25 @@ from pathlib import Path
 import pytest
 
 from fumehood import UndoRefused
+from fumehood.service.files import catch_up
 from fumehood.service.restore import restore
 from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
 
+# Does something to an entry, and gives it its time again.
+ALIKE = "alike() { cp -a $1 ../as-it-was; sh -ec \"$2\"; touch -hr ../as-it-was $1; }; alike"
+SOMETHING_ELSE = "is damaged: it holds something else than what was saved"
 DAMAGES = {
     "emptied": ("a", ": > a", "the backup of a is damaged: it has 0 bytes now, and 4 were saved"),
     "written in place": ("a", "printf XXX | dd of=a conv=notrunc", "the backup of a is damaged: it was written after"),
     "replaced": ("a", "rm a; mkdir a", "the backup of a is damaged: it is a directory now, and a file was saved"),
     "given another mode": ("a", "chmod 4755 a", "the backup of a is damaged: its mode is 4755 now, and was 0644"),
     "removed": ("a", "rm a", "the backup of a is gone"),
+    "altered with its size and time": ("a", f"{ALIKE} a 'printf NEW | dd of=a conv=notrunc'", SOMETHING_ELSE),
+    "replaced with its size and time": ("a", f"{ALIKE} a 'rm a; printf NEW! > a; chmod 644 a'", SOMETHING_ELSE),
+    "a link turned with its time": ("link", f"{ALIKE} link 'ln -sfn b link'", SOMETHING_ELSE),
+    "altered in a deleted tree": ("d", f"{ALIKE} d/e/f 'printf NEW! > d/e/f'", SOMETHING_ELSE),
     "a link turned elsewhere": ("link", "ln -sfn /etc link", "the backup of link is damaged"),
     "a file of a deleted tree": ("d", ": > d/e/f", "the backup of d/e/f is damaged: it has 0 bytes now"),
     "added to a deleted tree": ("d", "echo x > d/e/planted", "the backup of d/e/planted was put among the backups"),
@@ -86,3 +95,53 @@ def test_a_daily_backup_that_is_the_damaged_file_itself_is_not_offered(sandbox, 
         sandbox.undo(run)
     assert "restore" not in refusal.value.hint
     assert "there is no other backup" in refusal.value.hint
+
+
+def copied(state):
+    """The state as after it was copied to another disk: every inode and every time of a change is a new one."""
+    subprocess.run(["cp", "-a", f"{state}/runs", f"{state}/copied"], check=True)
+    shutil.rmtree(f"{state}/runs")
+    os.rename(f"{state}/copied", f"{state}/runs")
+
+
+def test_backups_that_were_copied_with_all_else_are_still_good(sandbox, store, project):
+    before = snapshot(project)
+    run = sandbox.run("echo new > a; ln -sfn other link; rm -r d")
+    copied(store.places.state)
+    sandbox.undo(run)
+    assert snapshot(project) == before
+
+
+def test_a_copied_backup_that_was_altered_is_named(sandbox, store, project):
+    run = sandbox.run("echo new > a")
+    copied(store.places.state)
+    backup = layer_of(store, run) / "a"
+    times = backup.stat()
+    backup.write_text("NEW\n")
+    os.utime(backup, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(UndoRefused, match="the backup of a is damaged: it holds something else"):
+        sandbox.undo(run)
+    assert (project / "a").read_text() == "new\n"
+
+
+def test_a_backup_stays_good_when_its_daily_backup_goes(sandbox, store, project):
+    run = sandbox.run("echo new > a")
+    (daily,) = Path(store.places.state, "edited").iterdir()
+    daily.unlink()
+    back = sandbox.undo(run)
+    assert (project / "a").read_text() == "old\n"
+    sandbox.undo(sandbox.undo(back))
+    assert (project / "a").read_text() == "old\n"
+
+
+def test_an_altered_backup_stays_so_when_its_records_are_made_once_more(sandbox, store, known, project):
+    run = sandbox.run("echo new > a; echo new > other")
+    backup = layer_of(store, run) / "a"
+    times = backup.stat()
+    backup.write_text("NEW\n")
+    os.utime(backup, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with store.database.transaction() as connection:
+        connection.execute("INSERT INTO files_due (project, run) VALUES (?, ?)", (known.id, run.run))
+    catch_up(store, known.id)
+    with pytest.raises(UndoRefused, match="the backup of a is damaged: it holds something else"):
+        sandbox.undo(run)

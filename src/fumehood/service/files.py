@@ -20,6 +20,7 @@ from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots
 from fumehood.store.days import day_of
 from fumehood.store.files import Files, Told
+from fumehood.store.seals import seal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def _record(store: Store, project: int, run: Run, at: float) -> tuple[int, list[
                 for change in _counting(changes):
                     _sort(change, live, each)
     Files(store.database).record(project, run.run, told)
+    if run.state in _STANDING:
+        seal(store.places, run, store.uppers(run))
     return made, missed
 
 

@@ -1,7 +1,6 @@
 """See that backups are what was saved, before an undo puts them into the project.
 
-A backup is known by its stamp: kind, size, time and mode. What was altered and given the same size and time again is
-not noticed: that would need the content of every original to be read at every apply.
+A backup is known by its stamp: kind, size, time and mode; and by its seal (`store/seals.py`), where it has one.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from fumehood.core import changes as c
 from fumehood.core.plan import is_plain
 from fumehood.core.report import printable
 from fumehood.errors import UndoRefused
-from fumehood.linux.nofollow import Loosened, Parents, kind_of, look, open_top, reached, stamp_of, walk
+from fumehood.linux.nofollow import Loosened, Parents, kind_of, look, open_top, reached, split, stamp_of, walk
 from fumehood.service.versions import versions
+from fumehood.store.seals import digest_of, is_untouched, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
+    from fumehood.store.seals import Seals
 
 _NAMED = 5  # paths named in a refusal
 
@@ -32,13 +33,14 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
     Refuses where something is gone, altered or added there. Layers that were dropped because they held nothing are
     made again.
     """
+    seals = read(store.places, back.layer, back.of or "")
     for number, upper in enumerate(store.uppers(back)):
         os.makedirs(upper, 0o700, exist_ok=True)
         wanted = {change.path: change for change in back.found if change.root == number and _is_kept(change)}
         recorded = {change.path for change in first.found if change.root == number}
         layer = open_top(upper)
         try:
-            damaged = _damaged(layer, wanted, recorded)
+            damaged = _damaged(layer, wanted, recorded, seals)
         finally:
             os.close(layer)
         if damaged:
@@ -49,9 +51,12 @@ def _is_kept(change: c.Change) -> bool:
     return change.after is not None and not c.is_mode_alone(change)
 
 
-def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str]) -> list[tuple[str, str, int]]:
+def _damaged(
+    layer: int, wanted: dict[str, c.Change], recorded: set[str], seals: Seals
+) -> list[tuple[str, str, int]]:
     """Return which backups are wrong: the path, in what way, and the inode that lies there; the others are stamped."""
     wrong: list[tuple[str, str, int]] = []
+    touched: list[tuple[c.Change, os.stat_result]] = []
     missing = dict(wanted)
     for path, found in _lying(layer, wanted.values()):
         change = missing.pop(path, None)
@@ -62,9 +67,27 @@ def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str]) -> lis
         difference = _difference(change.after, found)
         if difference:
             wrong.append((path, f"is damaged: {difference}", found.st_ino))
+        elif (seal := seals.get((change.root, path))) is not None and not is_untouched(seal, found):
+            touched.append((change, found))
         if not is_plain(change) or change.after.inode != found.st_ino:
             change.after = stamp_of(found, change.after.meaning)
-    return [*((path, "is gone", 0) for path in missing), *wrong]
+    return [*((path, "is gone", 0) for path in missing), *wrong, *_altered(layer, touched, seals)]
+
+
+def _altered(
+    layer: int, touched: Sequence[tuple[c.Change, os.stat_result]], seals: Seals
+) -> Iterator[tuple[str, str, int]]:
+    """Yield those of some backups that hold something else than what was saved, though they look the same."""
+    loosened, parents = Loosened(layer), Parents(layer)
+    try:
+        for change, found in touched:
+            parent, name = split(change.path)
+            digest = digest_of(reached(parents, loosened, parent), name, found)
+            if digest != seals[change.root, change.path][2]:
+                yield change.path, "is damaged: it holds something else than what was saved", found.st_ino
+    finally:
+        parents.close()
+        loosened.restore()
 
 
 def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.stat_result]]:

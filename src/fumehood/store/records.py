@@ -35,7 +35,7 @@ def write(places: Places, run: Run) -> None:
     ]  # fmt: skip
     text = os.fsencode(dumps((_FORMAT, {name: getattr(run, name) for name in _FIELDS}, rows)))
     try:
-        _replace(path, text)
+        replace(path, text)
     except OSError:
         # The database has it all; but a record of what was so before would mislead.
         for each in (path, f"{path}.new"):
@@ -66,7 +66,8 @@ def _path(places: Places, layer: str, run: str) -> str:
     return f"{places.run(layer)}/0/{run}{_END}"
 
 
-def _replace(path: str, text: bytes) -> None:
+def replace(path: str, text: bytes) -> None:
+    """Write a file beside its place, and let it take that when it is whole."""
     spare = f"{path}.new"
     file = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
