@@ -16,11 +16,11 @@ from snapshots import Snapshot, snapshot
 
 DRIVER = Path(__file__).parent / "faults/driver.py"
 ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover")
-PART = ("plain", "tree", "gone", "locked")  # the rest is still held after that
+PART = ("plain", "tree", "gone", "locked", "shutnew", "shutgone")  # the rest is still held after that
 ERRORS = ("ENOSPC", "EACCES", "EIO")
 
 BEFORE = """
-mkdir plain dir2file dir2link gone gone/sub modes locked
+mkdir plain dir2file dir2link gone gone/sub modes locked shutgone shutgone/sub shut2file shut2open open2shut
 echo one > plain/one; echo two > plain/two; echo same > plain/same
 echo old > file2dir; echo deep > dir2file/deep; echo deep > dir2link/deep
 echo a > gone/a; echo b > gone/sub/b; ln -s a gone/link
@@ -28,8 +28,10 @@ echo keep > modes/keep
 echo linked > link1; ln link1 link2; ln link1 link3
 echo closed > plain/closed; echo open > plain/open; chmod 444 plain/closed
 echo locked > locked/file; mkdir locked/sub; echo x > locked/sub/x
+echo g > shutgone/sub/g; echo f > shut2file/f; echo old > file2shut; echo o > shut2open/o; echo s > open2shut/s
+echo secret > plain/secret
 find . ! -type d -exec touch -h -d @1000000000 {} +
-chmod 640 plain/two; chmod 555 locked
+chmod 640 plain/two; chmod 000 plain/secret; chmod 555 locked shutgone/sub shutgone shut2file shut2open
 """
 CHANGE = """
 set -e
@@ -43,7 +45,10 @@ rm -r gone
 mkdir pipes; mkfifo pipes/fifo; echo beside > pipes/beside; ln pipes/beside pipes/other
 echo changed > link1.new; mv link1.new link1; rm link3
 chmod 700 locked; echo changed > locked/file; rm -r locked/sub; echo new > locked/new; chmod 555 locked
-chmod 750 modes
+chmod 750 modes; chmod 755 shut2open; echo O > shut2open/o; echo S > open2shut/s; chmod 555 open2shut
+chmod -R u+w shutgone shut2file; rm -r shutgone shut2file file2shut; echo file > shut2file
+chmod 600 plain/secret; echo more >> plain/secret; chmod 000 plain/secret
+mkdir file2shut shutnew; echo in > file2shut/in; echo in > shutnew/in; chmod 555 file2shut shutnew
 find . -newermt 2010-01-01 ! -type d -exec touch -h -d @1500000000 {} +
 """
 EDIT = """
@@ -116,8 +121,8 @@ class Scene:
             subprocess.run(["sh", "-ec", EDIT], cwd=self.project, check=True)
             self.before = snapshot(self.project)
         if self.act == "recover":
-            # Something to recover from: killed in the middle of the swaps, which come after eleven moves.
-            self.play("apply", run.run, Point("apply", False, "renameat2", 20))
+            # Something to recover from: killed in the middle of the swaps, which come after nineteen moves.
+            self.play("apply", run.run, Point("apply", False, "renameat2", 32))
         return run.run
 
     def play(self, act: str, told: str, point: Point | None = None, log: str = "/dev/null") -> int:

@@ -1,8 +1,8 @@
 """Interrupt every act at every system call that touches a file: `sh tools/python tests/faults/sweep.py [WORD …]`.
 
 Words choose acts (run, apply, part, force, discard, undo, redo, recover), "one" or "two" file systems, and errors
-(ENOSPC, EACCES, EIO) in place of the kill. Prints what failed, and how many points of each were tried. With "count",
-none is tried: it prints how many there are, and of what effect.
+(ENOSPC, EACCES, EIO) in place of the kill; "1/4" takes every fourth point. Prints what failed, and how many points of
+each were tried. With "count", none is tried: it prints how many there are, and of what effect.
 """
 
 import os
@@ -28,9 +28,11 @@ def attempt(point: Point, after: dict[str, list[object]], cache: Path) -> tuple[
         return point, "wrong", f"{type(error).__name__}: {error}"
 
 
-def swept(act: str, *, staged: bool, answers: list[str], cache: Path, pool: ProcessPoolExecutor) -> Counter[str]:
+def swept(
+    act: str, *, staged: bool, answers: list[str], step: int, cache: Path, pool: ProcessPoolExecutor
+) -> Counter[str]:
     found, after = points(act, staged=staged, cache=cache)
-    every = [replace(point, answer=answer) for point in found for answer in answers]
+    every = [replace(point, answer=answer) for answer in answers for point in found[::step]]
     results: Counter[str] = Counter()
     for point, became, wrong in pool.map(attempt, every, [after] * len(every), [cache] * len(every)):
         results[became] += 1
@@ -48,6 +50,7 @@ def main(words: list[str]) -> int:
     places = [word == "two" for word in ("one", "two") if word in words] or [False, True]
     print(f"on {os.uname().machine}, as user {os.geteuid()}", flush=True)
     answers = [f"error={error}" for error in ERRORS if error in words] or ["signal=KILL"]
+    step = max([1, *(int(word[2:]) for word in words if word.startswith("1/"))])
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(os.cpu_count()) as pool:
         host(f"{cache}/fumehood", cache)  # no part of any act
@@ -56,7 +59,7 @@ def main(words: list[str]) -> int:
                 if "count" in words:
                     results = counted(act, staged=staged, cache=Path(cache))
                 else:
-                    results = swept(act, staged=staged, answers=answers, cache=Path(cache), pool=pool)
+                    results = swept(act, staged=staged, answers=answers, step=step, cache=Path(cache), pool=pool)
                 total += results
                 details = ", ".join(f"{count} {each}" for each, count in sorted(results.items()))
                 where = "two file systems" if staged else "one file system"

@@ -171,6 +171,68 @@ def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, 
     store.close()
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+def test_what_several_dead_processes_had_opened_up_is_closed_again_from_the_inside(home, project):
+    nested = [project / "a", project / "a/b", project / "a/b/c", project / "a/b/c/d"]
+    nested[-1].mkdir(parents=True)
+    for directory in reversed(nested):
+        directory.chmod(0)
+    store = Store()
+    for directory in nested:
+        process = os.fork()
+        if not process:
+            Loosened(open_top(str(project))).loosen(str(directory.relative_to(project)))
+            os._exit(0)
+        os.waitpid(process, 0)
+    store.recover()
+    for directory in nested:
+        assert stat.S_IMODE(directory.stat().st_mode) == 0
+        directory.chmod(0o700)
+    store.close()
+
+
+# Dies as soon as one name has moved between layer and project.
+DYING = """
+import os, sys
+from fumehood import Sandbox
+from fumehood.linux import libc
+act, project, run, name = sys.argv[1:]
+rename = libc.renameat2
+def dying(source, source_name, *given):
+    rename(source, source_name, *given)
+    if source_name.decode() == name and "/held" not in os.readlink(f"/proc/self/fd/{source}"):
+        os.kill(os.getpid(), 9)
+libc.renameat2 = dying
+getattr(Sandbox(project), act)(run)
+"""
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("name", ["new", "gone", "other"])
+@pytest.mark.parametrize("act", ["apply", "undo"])
+def test_a_read_only_directory_that_was_moved_when_all_died_keeps_its_mode(home, project, act, name):
+    for each in ("gone", "other"):
+        (project / each).mkdir()
+        (project / each / "file").write_text("old")
+        (project / each).chmod(0o555)
+    states = [snapshot(project)]
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(
+            "chmod 755 gone other; rm -r gone other; echo x > other; mkdir new; echo x > new/file; chmod 555 new",
+            apply="apply" if act == "undo" else "hold",
+        )
+        states.append(snapshot(project))
+    died = subprocess.run([sys.executable, "-P", "-c", DYING, act, str(project), run.run, name], check=False)
+    assert died.returncode == -9
+    with Sandbox(project) as sandbox:
+        assert snapshot(project) == states[1]
+        if act == "apply":
+            sandbox.apply(run)
+            assert stat.S_IMODE((project / "new").stat().st_mode) == 0o555
+        sandbox.undo(run)
+        assert snapshot(project) == states[0]
+
+
 @pytest.mark.namespaces
 def test_what_a_killed_run_would_have_the_host_execute_says_so(home, project):
     subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)

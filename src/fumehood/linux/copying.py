@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from fumehood.linux.nofollow import LISTING, Loosened, Parents, open_below, set_mode, split
+from fumehood.linux.nofollow import LISTING, Loosened, Parents, open_below, opened_up, split
 from fumehood.linux.upper import BOOKKEEPING
 
 _FICLONE = 0x40049409
@@ -39,22 +39,15 @@ def _copy_open(reading: int, found: os.stat_result, target_dir: int, target: str
 
 
 def _copy_unreadable(source_dir: int, source: str, target_dir: int, target: str) -> None:
-    """Copy a file that its owner made readable for a moment; where we are not the owner, chmod says so."""
-    entry = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source_dir)
-    try:
-        found = os.fstat(entry)
-        set_mode(entry, stat.S_IMODE(found.st_mode) | 0o400)
+    """Copy a file that its owner made readable for a moment; where we are not the owner, it can't be opened."""
+    found = os.stat(source, dir_fd=source_dir, follow_symlinks=False)
+    with opened_up(source_dir, source):
+        reading = os.open(source, _SOURCE, dir_fd=source_dir)
         try:
-            reading = os.open(source, _SOURCE, dir_fd=source_dir)
-            try:
-                # Its attributes, too, can only be read for as long.
-                _copy_open(reading, found, target_dir, target)
-            finally:
-                os.close(reading)
+            # Its attributes, too, can only be read for as long.
+            _copy_open(reading, found, target_dir, target)
         finally:
-            set_mode(entry, stat.S_IMODE(found.st_mode))
-    finally:
-        os.close(entry)
+            os.close(reading)
 
 
 def _copy_content(reading: int, writing: int, size: int) -> None:

@@ -54,6 +54,11 @@ class Note:
         """Remove the note: all modes are back."""
         if self._file >= 0:
             os.unlink(self._path)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the note, if there still is one, to whoever looks next: some mode could not be given back."""
+        if self._file >= 0:
             os.close(self._file)
         self._file = -1
 
@@ -89,30 +94,40 @@ def notes(where: str) -> list[str]:
 
 def give_back(where: str) -> None:
     """Give back the modes that dead processes had changed."""
-    for name in notes(where):
-        try:
-            _give_back(f"{where}/{name}")
-        except OSError:
-            continue  # locked by a living process, or settled by another one
+    left: dict[str, int] = {}
+    entries: list[bytes] = []
+    try:
+        for name in notes(where):
+            try:
+                left[f"{where}/{name}"] = file = _taken_up(f"{where}/{name}")
+            except OSError:
+                continue  # locked by a living process, or settled by another one
+            with open(file, "rb", closefd=False) as reading:
+                entries += reading.read().split(b"\0")[:-1]
+        # The deepest first, of all notes together: a directory above may close the way.
+        for entry in sorted(entries, key=lambda entry: -len(entry.split(b" ", 3)[3])):
+            device, inode, mode, place = entry.split(b" ", 3)
+            _set(place, (int(device), int(inode)), int(mode, 8))
+        for path in left:
+            os.unlink(path)
+    finally:
+        for file in left.values():
+            os.close(file)
 
 
-def _give_back(path: str) -> None:
+def _taken_up(path: str) -> int:
+    """Open and lock a note whose process is gone, or raise OSError."""
     import fcntl
 
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(file), os.lstat(path)):
-            return
-        with open(file, "rb", closefd=False) as reading:
-            entries = reading.read().split(b"\0")[:-1]
-        # The deepest first: a directory above may close the way.
-        for entry in sorted(entries, key=lambda entry: -len(entry.split(b" ", 3)[3])):
-            device, inode, mode, place = entry.split(b" ", 3)
-            _set(place, (int(device), int(inode)), int(mode, 8))
-        os.unlink(path)
-    finally:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    except OSError:
         os.close(file)
+        raise
+    return file
 
 
 def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:

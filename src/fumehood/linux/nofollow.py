@@ -249,19 +249,25 @@ class Loosened:
 
     def restore(self) -> None:
         """Close up what was opened, the deepest first, and let go of the directories on the way."""
-        for path, mode in sorted(self.modes.items(), key=lambda item: -len(item[0])):
-            try:
-                directory = self._parents.itself(path)
-            except OSError:
-                continue  # removed, or replaced by something that is not ours to change
-            try:
-                set_mode(directory, mode)
-            finally:
-                os.close(directory)
-        self.modes.clear()
-        self._passable = ""
-        self.let_go()
-        self._note.end()
+        try:
+            for path, mode in sorted(self.modes.items(), key=lambda item: -len(item[0])):
+                self._close_up(path, mode)
+            self._note.end()
+        finally:
+            self.modes.clear()
+            self._passable = ""
+            self.let_go()
+            self._note.leave()
+
+    def _close_up(self, path: str, mode: int) -> None:
+        try:
+            directory = self._parents.itself(path)
+        except OSError:
+            return  # removed, or replaced by something that is not ours to change
+        try:
+            set_mode(directory, mode)
+        finally:
+            os.close(directory)
 
     def forget(self, path: str) -> None:
         """Look a directory up anew that was made, moved or removed."""
@@ -273,23 +279,48 @@ class Loosened:
 
 
 class opened_up:  # noqa: N801 - read as a verb, in a `with`
-    """Lets the owner write one entry of a directory for a while, whatever its mode, which is noted and given back."""
+    """Lets the owner use one entry of a directory for a while, whatever its mode, which is noted and given back.
 
-    def __init__(self, directory: int, name: str) -> None:
-        self._directory, self._name = directory, name
-        self._fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        self._mode = 0
+    With `to`, it is to be moved to that directory, for which only a directory has to be opened up: its own `..` is
+    written. It then gets its mode back where it is.
+    """
+
+    def __init__(self, directory: int, name: str, to: int | None = None) -> None:
+        self._places = (directory,) if to is None else (directory, to)
+        self._is_to_move = to is not None
+        self._name = name
+        self._fd = -1
+        self._mode: int | None = None  # to be given back
         self._note = Note()
 
     def __enter__(self) -> None:
-        found = os.fstat(self._fd)
-        self._mode = stat.S_IMODE(found.st_mode)
-        self._note.add(self._directory, found, self._name)
-        set_mode(self._fd, self._mode | 0o700)
+        self._fd = os.open(self._name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._places[0])
+        try:
+            found = os.fstat(self._fd)
+            if self._needs_opening(found):
+                for place in self._places:
+                    self._note.add(place, found, self._name)
+                self._mode = stat.S_IMODE(found.st_mode)
+                set_mode(self._fd, self._mode | 0o700)
+        except OSError:
+            self._close()
+            raise
+
+    def _needs_opening(self, found: os.stat_result) -> bool:
+        if self._is_to_move and not stat.S_ISDIR(found.st_mode):
+            return False
+        return found.st_mode & 0o700 != 0o700 and found.st_uid == os.geteuid() != 0
 
     def __exit__(self, *_error: object) -> None:
-        set_mode(self._fd, self._mode)
-        self._note.end()
+        try:
+            if self._mode is not None:
+                set_mode(self._fd, self._mode)
+                self._note.end()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._note.leave()
         os.close(self._fd)
 
 

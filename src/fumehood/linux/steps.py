@@ -16,6 +16,7 @@ from fumehood.linux.nofollow import (
     Parents,
     is_whiteout,
     look,
+    opened_up,
     remove_directories,
     set_mode,
     split,
@@ -217,15 +218,8 @@ def _exchange(layer: int, live: int, name: str, one: c.Stamp, other: c.Stamp) ->
     if c.DIRECTORY not in (one.kind, other.kind):
         libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
         return
-    tight = [_loosen_entry(layer, name, one), _loosen_entry(live, name, other)]
-    sides = layer, live
-    try:
+    with opened_up(layer, name, live), opened_up(live, name, layer):
         libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
-        sides = live, layer
-    finally:
-        for is_tight, side, stamp in zip(tight, sides, (one, other), strict=True):
-            if is_tight:
-                _chmod(side, name, stamp.mode)
 
 
 def _put(sides: Sides, step: Step) -> None:
@@ -368,22 +362,11 @@ _UNDO = {
 def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
     """Rename an entry from one side to the other, refusing to replace anything."""
     raw = os.fsencode(name)
-    tight = stamp.kind == c.DIRECTORY and _loosen_entry(source, name, stamp)
-    here = source
-    try:
+    if stamp.kind != c.DIRECTORY:
         libc.renameat2(source, raw, target, raw, libc.RENAME_NOREPLACE)
-        here = target
-    finally:
-        if tight:
-            _chmod(here, name, stamp.mode)
-
-
-def _loosen_entry(directory: int, name: str, stamp: c.Stamp) -> bool:
-    """Make a read-only directory movable: its own `..` is written when it changes parents."""
-    if stamp.kind != c.DIRECTORY or stamp.mode & 0o200 or os.geteuid() == 0:
-        return False
-    _chmod(directory, name, stamp.mode | 0o700)
-    return True
+        return
+    with opened_up(source, name, target):
+        libc.renameat2(source, raw, target, raw, libc.RENAME_NOREPLACE)
 
 
 def _chmod(directory: int, name: str, mode: int) -> None:

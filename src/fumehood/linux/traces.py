@@ -67,7 +67,7 @@ def _mode_set(change: c.Change, _slot: os.stat_result | None, live: os.stat_resu
     before, after = change.before, change.after
     if before is None or after is None or live is None or live.st_ino != before.inode:
         return False
-    return stat.S_IMODE(live.st_mode) in (after.mode, before.mode | 0o700)
+    return stat.S_IMODE(live.st_mode) == after.mode
 
 
 _ACTS = {SWAP: _swapped, PUT: _put, TAKE: _taken, MKDIR: _made, RMDIR: _removed, CHMOD: _mode_set}

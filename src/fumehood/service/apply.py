@@ -275,6 +275,8 @@ class Between:
         for number, staging in self._staging.items():
             self.sides[number].layer.close()
             staging.copy_home()
+        for sides in self.sides.values():
+            sides.close()  # live directories have their last modes before anything says that the project has it all
         return bool(self._staging or self._sharing(changes))
 
     def settle(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 
 from fumehood.core import changes as c
@@ -31,7 +30,6 @@ from fumehood.linux.nofollow import (
     open_below,
     open_top,
     remove_tree,
-    set_mode,
     stamp_of,
 )
 from fumehood.linux.parting import APART
@@ -60,12 +58,13 @@ if TYPE_CHECKING:
 STOPPED_APPLYING = "Fumehood was stopped while applying; nothing was applied"
 STOPPED_BACK = "Fumehood was stopped before it was done; the project is as it was"
 _DYING_S = 0.05  # a sandbox is killed with the process that attends it, and gone a moment later
-_OPENED = (0o700, 0o600, 0o400)  # what may have been added to a mode for a moment
 
 
 def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
     """Mend what dead processes left; what living ones are at is passed over, and what fails is left as it is."""
     with InterruptsHeld():
+        # First, so that what is then looked at has the modes that it should have.
+        modes.give_back(store.places.modes)
         for run, state, act, project in unfinished:
             if not store.projects.is_in_place(project):
                 continue  # another directory is there: nothing of this run is to be looked for in it
@@ -86,11 +85,11 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
                 store.unsettled[run] = error.message
             else:
                 store.unsettled.pop(run, None)
-        modes.give_back(store.places.modes)
 
 
 def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
     """Take back applies and undos of the project whose lock is held."""
+    modes.give_back(store.places.modes)
     for run, state, act, project in unfinished:
         if state != RUNNING or act != "run":
             with store.stack(project, settling=True):
@@ -257,47 +256,31 @@ def _clear(store: Store, run: Run) -> None:
 
 
 def _tidy(store: Store, run: Run, steps: Sequence[Step], left: set[int]) -> None:
-    """Give back the modes that were changed to move things, and see that the layer is what its run left."""
+    """See that the layer is what its run left, and that changes name what lies there."""
     inflight = [change for change in reversed(run.found) if change.verdict == c.APPLIED]
     for number, upper in enumerate(store.uppers(run)):
         mine = [change for change in inflight if change.root == number]
         if not mine:
             continue
-        layer, live = open_top(upper), open_top(run.roots[number])
+        layer = open_top(upper)
         try:
-            _give_modes_back(live, mine, "before")
-            _give_modes_back(layer, mine, "after")
+            _name_again(layer, mine)
             if run.act == "run":
                 taken = [step for step in steps if step.change.root == number and step.act == TAKE]
                 _whiteouts(layer, [step for step in taken if id(step) not in left])
         finally:
             os.close(layer)
-            os.close(live)
 
 
-def _give_modes_back(top: int, changes: Sequence[c.Change], version: str) -> None:
-    """Set modes that were opened up for a moment; in a layer, changes then name what lies there."""
-    is_layer = version == "after"
-    for change, found, _ in looks(top, changes):
-        stamp: c.Stamp | None = getattr(change, version)
+def _name_again(layer: int, changes: Sequence[c.Change]) -> None:
+    """Let changes name what lies in the layer."""
+    for change, found, _ in looks(layer, changes):
+        stamp = change.after
         if stamp is None or found is None or kind_of(found.st_mode) != stamp.kind or is_whiteout(found):
             continue
-        if c.is_mode_alone(change) or not (is_layer or found.st_ino == stamp.inode):
-            continue
-        mode = stat.S_IMODE(found.st_mode)
-        if mode != stamp.mode and mode in {stamp.mode | bits for bits in _OPENED}:
-            _set_mode(top, change.path, stamp.mode)
-        if is_layer:
+        if not c.is_mode_alone(change):
             change.after = stamp_of(found, stamp.meaning)
             change.after.mode = stamp.mode
-
-
-def _set_mode(top: int, path: str, mode: int) -> None:
-    entry = open_below(top, path, os.O_PATH | os.O_NOFOLLOW)
-    try:
-        set_mode(entry, mode)
-    finally:
-        os.close(entry)
 
 
 def _whiteouts(layer: int, steps: Sequence[Step]) -> None:
