@@ -233,6 +233,46 @@ def test_a_read_only_directory_that_was_moved_when_all_died_keeps_its_mode(home,
         assert snapshot(project) == states[0]
 
 
+# Dies when it is about to remove its so-manieth note of modes.
+FORGETTING = """
+import os, sys
+from fumehood import Sandbox
+project, run, left = sys.argv[1], sys.argv[2], [int(sys.argv[3])]
+unlink = os.unlink
+def dying(path, **named):
+    if "/fumehood/modes/" in str(path):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), 9)
+    unlink(path, **named)
+os.unlink = dying
+Sandbox(project).apply(run)
+"""
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_directory_that_is_no_longer_read_only_stays_so_once_the_project_has_it_all(home, project, number):
+    """Its backup has another name in the project, so it is copied at the end."""
+    (project / "shut").mkdir()
+    (project / "shut/file").write_text("old")
+    os.link(project / "shut/file", project / "other")
+    (project / "shut").chmod(0o555)
+    states = [snapshot(project)]
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("chmod 755 shut; echo x > n; mv n shut/file", apply="hold")
+    died = subprocess.run([sys.executable, "-P", "-c", FORGETTING, str(project), run.run, str(number)], check=False)
+    with Sandbox(project) as sandbox:
+        (now,) = sandbox.history()
+        if now.state == "held":
+            assert snapshot(project) == states[0]
+            sandbox.apply(run)
+        assert stat.S_IMODE((project / "shut").stat().st_mode) == 0o755
+        assert (project / "shut/file").read_text() == "x\n"
+    assert died.returncode in (-9, 0)
+
+
 @pytest.mark.namespaces
 def test_what_a_killed_run_would_have_the_host_execute_says_so(home, project):
     subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
