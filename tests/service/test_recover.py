@@ -1,5 +1,6 @@
 """Whoever dies, the next start keeps what a command wrote, and never disturbs those who live."""
 
+import errno
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import Sandbox
+from fumehood import FumehoodError, Sandbox
 from fumehood.linux import modes
 from fumehood.linux.nofollow import Loosened, open_top
 from fumehood.service.clean import clean
@@ -191,39 +192,46 @@ def test_what_several_dead_processes_had_opened_up_is_closed_again_from_the_insi
     store.close()
 
 
-# Dies as soon as one name has moved between layer and project.
+# Dies before or after one name moves between layer and project.
 DYING = """
 import os, sys
 from fumehood import Sandbox
 from fumehood.linux import libc
-act, project, run, name = sys.argv[1:]
+act, project, run, name, moment = sys.argv[1:]
 rename = libc.renameat2
 def dying(source, source_name, *given):
-    rename(source, source_name, *given)
-    if source_name.decode() == name and "/held" not in os.readlink(f"/proc/self/fd/{source}"):
+    is_meant = source_name.decode() == name and "/held" not in os.readlink(f"/proc/self/fd/{source}")
+    if not is_meant or moment == "after":
+        rename(source, source_name, *given)
+    if is_meant:
         os.kill(os.getpid(), 9)
 libc.renameat2 = dying
 getattr(Sandbox(project), act)(run)
 """
 
+READ_ONLY = """
+set -e
+chmod 755 gone other stays stays/inside; rm -r gone other stays/inside; chmod 555 stays
+echo x > other; mkdir new; echo x > new/file; chmod 555 new
+"""
+
 
 @pytest.mark.namespaces
-@pytest.mark.parametrize("name", ["new", "gone", "other"])
+@pytest.mark.parametrize("name", ["new", "gone", "other", "inside"])
+@pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("act", ["apply", "undo"])
-def test_a_read_only_directory_that_was_moved_when_all_died_keeps_its_mode(home, project, act, name):
-    for each in ("gone", "other"):
+def test_a_read_only_directory_that_was_moved_when_all_died_keeps_its_mode(home, project, act, moment, name):
+    for each in ("gone", "other", "stays", "stays/inside"):
         (project / each).mkdir()
         (project / each / "file").write_text("old")
+    for each in ("gone", "other", "stays/inside", "stays"):
         (project / each).chmod(0o555)
     states = [snapshot(project)]
     with Sandbox(project) as sandbox:
-        run = sandbox.run(
-            "chmod 755 gone other; rm -r gone other; echo x > other; mkdir new; echo x > new/file; chmod 555 new",
-            apply="apply" if act == "undo" else "hold",
-        )
+        run = sandbox.run(READ_ONLY, apply="apply" if act == "undo" else "hold")
         states.append(snapshot(project))
-    died = subprocess.run([sys.executable, "-P", "-c", DYING, act, str(project), run.run, name], check=False)
-    assert died.returncode == -9
+    line = [sys.executable, "-P", "-c", DYING, act, str(project), run.run, name, moment]
+    assert subprocess.run(line, check=False).returncode == -9
     with Sandbox(project) as sandbox:
         assert snapshot(project) == states[1]
         if act == "apply":
@@ -231,6 +239,39 @@ def test_a_read_only_directory_that_was_moved_when_all_died_keeps_its_mode(home,
             assert stat.S_IMODE((project / "new").stat().st_mode) == 0o555
         sandbox.undo(run)
         assert snapshot(project) == states[0]
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_mode_that_can_not_be_given_back_at_once_is_right_in_the_next_apply(home, project, monkeypatch, number):
+    (project / "changed").write_text("old")
+    (project / "changed").chmod(0o444)
+    before, left, chmod = snapshot(project), [number], os.chmod
+
+    def failing(path, mode, **named):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        chmod(path, mode, **named)
+
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(
+            "chmod 644 changed; echo x >> changed; chmod 444 changed; mkdir new; echo x > new/file; chmod 555 new",
+            apply="hold",
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "chmod", failing)
+            try:
+                sandbox.apply(run)
+            except FumehoodError:
+                assert snapshot(project) == before
+    with Sandbox(project) as sandbox:
+        if sandbox.history()[0].state == "held":
+            sandbox.apply(run)
+        assert stat.S_IMODE((project / "changed").stat().st_mode) == 0o444
+        assert stat.S_IMODE((project / "new").stat().st_mode) == 0o555
+        sandbox.undo(run)
+        assert snapshot(project) == before
 
 
 # Dies when it is about to remove its so-manieth note of modes.

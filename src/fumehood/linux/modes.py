@@ -93,23 +93,33 @@ def notes(where: str) -> list[str]:
 
 
 def give_back(where: str) -> None:
-    """Give back the modes that dead processes had changed."""
+    """Give back the modes that dead processes had changed, and those that could not be given back at first.
+
+    A note of which that fails again is kept. Whoever moves something has this done before, for a note names places.
+    """
     left: dict[str, int] = {}
-    entries: list[bytes] = []
+    kept: set[str] = set()
+    entries: list[tuple[str, bytes]] = []
     try:
-        for name in notes(where):
+        for path in [f"{where}/{name}" for name in notes(where)]:
             try:
-                left[f"{where}/{name}"] = file = _taken_up(f"{where}/{name}")
+                left[path] = file = _taken_up(path)
+                with open(file, "rb", closefd=False) as reading:
+                    entries += [(path, entry) for entry in reading.read().split(b"\0")[:-1]]
             except OSError:
-                continue  # locked by a living process, or settled by another one
-            with open(file, "rb", closefd=False) as reading:
-                entries += reading.read().split(b"\0")[:-1]
+                kept.add(path)  # locked by a living process, settled by another one, or can't be read
         # The deepest first, of all notes together: a directory above may close the way.
-        for entry in sorted(entries, key=lambda entry: -len(entry.split(b" ", 3)[3])):
+        for path, entry in sorted(entries, key=lambda each: -len(each[1].split(b" ", 3)[3])):
             device, inode, mode, place = entry.split(b" ", 3)
-            _set(place, (int(device), int(inode)), int(mode, 8))
-        for path in left:
-            os.unlink(path)
+            try:
+                _set(place, (int(device), int(inode)), int(mode, 8))
+            except OSError:
+                kept.add(path)
+        for path in left.keys() - kept:
+            try:
+                os.unlink(path)
+            except OSError:
+                continue  # the next one removes it
     finally:
         for file in left.values():
             os.close(file)

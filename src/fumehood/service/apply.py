@@ -9,6 +9,7 @@ from fumehood.core.plan import PUT, RMDIR, SWAP, TAKE, plan, sharing
 from fumehood.core.report import printable
 from fumehood.core.together import CHANGED_SINCE, HOLD_PATH, hold_open, hold_together
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
+from fumehood.linux import modes
 from fumehood.linux.inuse import open_elsewhere
 from fumehood.linux.nofollow import make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename
@@ -68,6 +69,7 @@ def take_over(
         except (Changed, OSError, FumehoodError) as error:
             is_torn = not or_nothing and _is_cut_off(error, changes, roots)
             if not is_torn:
+                modes.give_back(modes.directory)
                 left = between.take_back(done)
                 raise _failure(error, run, left) from error
         if is_torn:

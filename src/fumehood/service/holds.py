@@ -12,7 +12,7 @@ import os
 from fumehood.core import changes as c
 from fumehood.core.dependence import Waiting
 from fumehood.errors import FumehoodError
-from fumehood.linux import holding
+from fumehood.linux import holding, modes
 from fumehood.linux.nofollow import looks, open_top
 from fumehood.service import folds
 from fumehood.service import layers as layering
@@ -116,6 +116,7 @@ def layers(store: Store, run: Run) -> tuple[Layer, ...]:
 
 def set_apart(store: Store, run: Run) -> None:
     """Move what waits out of the layer into the tree that later commands see; may be repeated."""
+    modes.give_back(store.places.modes)
     for number, root in enumerate(run.roots):
         mine = [change for change in run.found if change.root == number]
         waits = [change for change in mine if change.verdict in c.WAITING]

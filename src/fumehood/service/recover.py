@@ -22,12 +22,12 @@ from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.marks import whiteout
 from fumehood.linux.nofollow import (
+    Loosened,
     is_whiteout,
     kind_of,
     look,
     looks,
     make_parents,
-    open_below,
     open_top,
     remove_tree,
     stamp_of,
@@ -285,14 +285,18 @@ def _name_again(layer: int, changes: Sequence[c.Change]) -> None:
 
 def _whiteouts(layer: int, steps: Sequence[Step]) -> None:
     """Put back the mark of a deletion, where it was cleared for what was to be moved there."""
-    for step in steps:
-        make_parents(layer, step.parent)
-        directory = open_below(layer, step.parent)
-        try:
-            if look(directory, step.name) is None:
-                whiteout(directory, step.name)
-        finally:
-            os.close(directory)
+    loosened = Loosened(layer)
+    try:
+        for step in steps:
+            make_parents(layer, step.parent)
+            directory = loosened.open(step.parent)
+            try:
+                if look(directory, step.name) is None:
+                    whiteout(directory, step.name)
+            finally:
+                os.close(directory)
+    finally:
+        loosened.restore()
 
 
 def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
