@@ -203,7 +203,10 @@ def test_another_shell_runs_the_line_and_reads_a_file_first(cli: Cli, project: P
     line = "f 1; a 2\n[[ ab == a* ]] && echo bash"
     done = cli("run", "--shell", "/bin/bash", "--source", project / "first", "--", line)
     assert done.stdout == "function 1\nalias 2\nbash\n"
-    assert cli("run", "--shell", "/bin/bash", "--source", "/none", "--", "echo ok").stdout == "ok\n"
+    assert cli("run", "--shell", "/bin/bash", "--source", "/none*", "--", "echo ok").stdout == "ok\n"
+    refused = cli("run", "--shell", "/bin/bash", "--source", "/none", "--", "echo ok")
+    assert (refused.returncode, refused.stdout) == (125, "")
+    assert "/none does not exist" in refused.stderr
     assert "is no shell" in cli("run", "--shell", "bash", "--", "true").stderr
 
 

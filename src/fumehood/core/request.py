@@ -41,7 +41,7 @@ def check(request: Request) -> None:
     checked(request.command)
     limit: object = request.timeout  # programs pass what they like
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < 1e9):
-        raise BadRequest(f"{limit!r} is no time limit", hint="seconds, more than 0")
+        raise BadRequest(f"{limit!r} is not a time limit", hint="seconds, more than 0")
     variables: Iterable[tuple[object, object]] = request.environment
     for name, value in variables:
         if not isinstance(name, str) or not isinstance(value, str):
@@ -53,6 +53,8 @@ def check(request: Request) -> None:
     for host in hosts:
         if not isinstance(host, str):
             raise BadRequest(f"{host!r} is no host", hint='network takes True, False or hosts: ["pypi.org:443"]')
+    if request.own_tmp and not request.session:
+        raise BadRequest("--own-tmp needs a session, whose runs share that /tmp", hint="add --session NAME")
     for path in (request.cwd, request.root):
         if "\0" in path:
             raise BadRequest(f"{path!r} is no directory", hint="a path without a NUL")

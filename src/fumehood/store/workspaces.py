@@ -71,7 +71,7 @@ class Workspaces:
         if not rows:
             if name == DEFAULT:
                 return self.create(name)
-            raise BadRequest(f"there is no workspace {name}", hint=f"fumehood workspace create {name}")
+            raise BadRequest(f"there is no workspace {name}", hint="fumehood workspace list; create makes one")
         os.makedirs(path, mode=0o700, exist_ok=True)
         root, network, writable, environment = rows[0]
         return Workspace(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fumehood import __version__
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.sink import ModelText
-from fumehood.faces.cli.standing import here, tell_notices
+from fumehood.faces.cli.standing import here, meant, tell_notices
 from fumehood.faces.cli.style import Paint
 from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
@@ -18,7 +18,7 @@ from fumehood.store.audit import CLI
 from fumehood.store.history import LAST, Reach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fumehood.core.report import Run
     from fumehood.store.projects import Project
@@ -92,8 +92,14 @@ class Context:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse and run one command."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    parser, names = _parser()
+    name = next((word for word in arguments if not word.startswith("-")), "")
+    if name and name not in names:
+        raise BadRequest(f"there is no command {name}", hint=_instead(name, names))
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        program = f"fumehood {name}".strip()
+        raise BadRequest(f"{program} does not take {unknown[0]}", hint=f"{program} --help")
     if not hasattr(options, "act"):
         parser.print_help()
         return 0
@@ -113,6 +119,11 @@ def main(arguments: Sequence[str]) -> int:
     return result
 
 
+def _instead(name: str, names: Iterable[str]) -> str:
+    """Say what may have been meant by a word that is no command of ours."""
+    return meant(name, names) or f"to run it in the hood: fumehood run -- {name} …; fumehood --help lists the commands"
+
+
 def _for_model(options: argparse.Namespace) -> ModelText | None:
     """Let what an agent asks for be read by its model: only the hook limits a command to an agent's own runs."""
     session = getattr(options, "only_session", None)
@@ -129,10 +140,15 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose complaints look like all others."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadRequest(message, hint=f"{self.prog} --help")
+        name, _, rest = message.removeprefix("argument ").partition(": ")
+        if name == "the following arguments are required":
+            said = f"{self.prog.removeprefix('fumehood ')} needs {rest}"
+        else:
+            said = f"{name} needs a value" if rest == "expected one argument" else f"{name}: {rest}"
+        raise BadRequest(said, hint=f"{self.prog} --help")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     from fumehood.faces.cli import (
         capabilities,
         config,
@@ -181,7 +197,19 @@ def _parser() -> argparse.ArgumentParser:
     capabilities.add_commands(add)
     setup.add_commands(add)
     config.add_commands(add)
-    return parser
+    return parser, commands.choices
+
+
+def add_act(command: argparse.ArgumentParser, *acts: str) -> None:
+    """Let a command take the name of what it is to do; the first is what it does without one."""
+
+    def read(word: str) -> str:
+        if word not in acts:
+            said = f"there is no {command.prog.removeprefix('fumehood ')} {word}"
+            raise BadRequest(said, hint=meant(word, acts) or f"one of: {', '.join(acts)}")
+        return word
+
+    command.add_argument("what", type=read, metavar=f"{{{','.join(acts)}}}", nargs="?", default=acts[0])
 
 
 def add_run(command: argparse.ArgumentParser, *, default: str | None = None) -> None:

@@ -11,7 +11,7 @@ from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import printable
 from fumehood.core.tool import FORMATS, definition
 from fumehood.core.value import Value
-from fumehood.faces.cli.commands import Context, paint
+from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.store.config import compile_file, file_of, load, policy_for
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add_commands(add: Add) -> None:
         "config", "show what is configured for this project, where the file is, or what is wrong with it", _config,
         "  fumehood config show\n  fumehood config check\n  $EDITOR \"$(fumehood config path)\"",
     )  # fmt: skip
-    config.add_argument("what", choices=("show", "path", "check"), nargs="?", default="show")
+    add_act(config, "show", "path", "check")
     tool = add(
         "tool", "print the tool to offer a model: its name, description and schema", _tool,
         "  fumehood tool --format openai\n  fumehood tool --format mcp --json",

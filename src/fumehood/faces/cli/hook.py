@@ -39,6 +39,12 @@ options:
                      as for fumehood run
 
 exit code: 0, or 2 where the command must not run
+
+examples, as the command of a hook in a client's settings:
+  fumehood hook --client claude || exit 2
+  fumehood hook --client claude --ask --allow-host pypi.org || exit 2
+and to see what it answers:
+  echo '{"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}' | fumehood hook
 """
 
 _EVENTS = {"PreToolUse": (CLAUDE, CODEX), "BeforeTool": (GEMINI,)}

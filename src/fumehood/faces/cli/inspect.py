@@ -11,7 +11,7 @@ from fumehood.core.report import printable
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
 from fumehood.faces.cli.show import headline, lines, short
 from fumehood.faces.cli.sink import ModelText, sink_to
-from fumehood.faces.cli.standing import here
+from fumehood.faces.cli.standing import here, whole_number
 from fumehood.service.differences import differences, each_difference
 from fumehood.store.history import Reach
 
@@ -33,7 +33,9 @@ _WIDEST = 60
 def add_commands(add: Add) -> None:
     """Make these commands known."""
     log = add("log", "list what ran, the latest first", _log, "  fumehood log\n  fumehood log -n 5 --json")
-    log.add_argument("-n", "--limit", type=int, default=20, metavar="N", help="how many (default 20; 0: all)")
+    log.add_argument(
+        "-n", "--limit", type=whole_number(), default=20, metavar="N", help="how many (default: 20; 0 means all)"
+    )
     log.add_argument("--all", action="store_true", help="of every project")
     log.add_argument("--session", metavar="NAME", help="of this session only")
     show = add("show", "tell everything about a run", _show, "  fumehood show last")
@@ -41,7 +43,7 @@ def add_commands(add: Add) -> None:
     diff = add("diff", "show what a run changed, line by line", _diff, "  fumehood diff\n  fumehood diff last src/a.py")
     add_run(diff, default="last")
     diff.add_argument(
-        "paths", nargs="*", metavar="PATH",
+        "paths", nargs="*", default=(), metavar="PATH",
         help="only these and what lies in them: absolute, from here, or as the report shows them",
     )  # fmt: skip
     output = add("output", "print all that a run printed", _output, "  fumehood output last | less")

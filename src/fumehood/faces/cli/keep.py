@@ -11,6 +11,7 @@ from fumehood.core.report import printable
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli import doctor
 from fumehood.faces.cli.commands import Context, paint
+from fumehood.faces.cli.standing import whole_number
 from fumehood.linux.examine import examine_roots
 from fumehood.linux.inforce import Ability
 from fumehood.service import owners, rebuild
@@ -46,7 +47,7 @@ def add_commands(add: Add) -> None:
     cleaning.add_argument("--dry-run", action="store_true", help="only tell what would go")
     cleaning.add_argument("--yes", action="store_true", help="don't ask, on a terminal")
     cleaning.add_argument(
-        "--days", type=int, metavar="N",
+        "--days", type=whole_number(), metavar="N",
         help="backups and outputs older than this go, and those runs can't be undone; counted are days on which"
         " Fumehood ran"
         f" (default: clean.keep_days of the configuration, else {DAYS})",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context
+from fumehood.faces.cli.commands import Context, add_act
 from fumehood.faces.cli.prompt import terminal
+from fumehood.faces.cli.standing import whole_number
 from fumehood.service import playground
 from fumehood.service.clean import size_told
 from fumehood.service.permission import Permissions
@@ -27,19 +28,19 @@ def add_commands(add: Add) -> None:
         "roots", "list, add or remove directories that commands may write besides the project", _roots,
         "  fumehood roots list\n  fumehood roots add ../shared-library",
     )  # fmt: skip
-    roots.add_argument("what", choices=("list", "add", "remove"), nargs="?", default="list")
+    add_act(roots, "list", "add", "remove")
     roots.add_argument("directory", nargs="?", metavar="DIR")
     grants = add(
         "grants", "list the answers that you chose to keep, or take one back", _grants,
         "  fumehood grants list\n  fumehood grants revoke 3",
     )  # fmt: skip
-    grants.add_argument("what", choices=("list", "revoke"), nargs="?", default="list")
-    grants.add_argument("grant", nargs="?", type=int, metavar="NUMBER")
+    add_act(grants, "list", "revoke")
+    grants.add_argument("grant", nargs="?", type=whole_number(1), metavar="NUMBER")
     ground = add(
         "playground", "say where the agent's own directory lies and how large it is, or empty it", _playground,
         "  fumehood playground path\n  fumehood playground size\n  fumehood playground clean",
     )  # fmt: skip
-    ground.add_argument("what", choices=("path", "size", "clean"), nargs="?", default="path")
+    add_act(ground, "path", "size", "clean")
 
 
 def _roots(context: Context) -> int:

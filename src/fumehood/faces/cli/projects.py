@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
+from fumehood.faces.cli.commands import add_act
 from fumehood.service.forget import forget, loss
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def add_commands(add: Add) -> None:
         "projects", "list the projects that are known, say where one is now, or forget one", _projects,
         "  fumehood projects list\n  fumehood projects move ~/old/name ~/new/name\n  fumehood projects forget 3",
     )  # fmt: skip
-    command.add_argument("what", choices=("list", "move", "forget"), nargs="?", default="list")
+    add_act(command, "list", "move", "forget")
     command.add_argument("which", nargs="?", metavar="PROJECT", help="its path, or its number in the list")
     command.add_argument("to", nargs="?", metavar="NEW", help="where it is now")
     command.add_argument("--yes", action="store_true", help="forget without asking")

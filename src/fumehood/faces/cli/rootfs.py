@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context
+from fumehood.faces.cli.commands import Context, add_act
 
 if TYPE_CHECKING:
     import argparse
@@ -28,7 +28,7 @@ _EXAMPLES = """  fumehood rootfs install
 def add_commands(add: Add) -> None:
     """Make this command known."""
     rootfs = add("rootfs", "install, list, check, update, use or remove root trees for --root", _rootfs, _EXAMPLES)
-    rootfs.add_argument("what", choices=_ACTS, nargs="?", default="list")
+    add_act(rootfs, *_ACTS)
     rootfs.add_argument("name", nargs="?", metavar="NAME", help="the tree to use or remove")
     _add_options(rootfs)
 

@@ -10,7 +10,7 @@ from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.sink import sink_to
-from fumehood.faces.cli.standing import here, tell_notices
+from fumehood.faces.cli.standing import here, meant, tell_notices
 from fumehood.linux.launch import start
 from fumehood.linux.signals import Signals
 from fumehood.linux.stdio import CLOSED, INHERITED, TYPED
@@ -74,6 +74,7 @@ examples:
 _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty", "--explain"}
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
 _VALUES |= {"--session", "--shell", "--source", "--keep-cwd"}
+_OF_THE_HOOK = {"--brief", "--keep-cwd"}
 
 
 class Options:
@@ -112,7 +113,9 @@ def parse(arguments: Sequence[str]) -> Options | None:
                 raise BadRequest(f"{name} needs a value", hint="fumehood run --help")
             options.values.setdefault(name, []).append(value if equals else waiting.pop(0))
         elif word.startswith("-"):
-            raise BadRequest(f"there is no option {word}", hint="fumehood run --help; the command goes after --")
+            near = meant(name, (_FLAGS | _VALUES) - _OF_THE_HOOK)
+            hint = near or "fumehood run --help; the command goes after --"
+            raise BadRequest(f"there is no option {name}", hint=hint)
         else:
             waiting.insert(0, word)
             break
@@ -290,9 +293,12 @@ def _shell(asked: str | None) -> str:
 
 
 def _source(asked: str) -> str:
-    """Return the file that is meant: of several that begin the same, the newest."""
+    """Return the file that is meant: of several that begin the same, the newest, if there is one yet."""
     if not asked.endswith("*"):
-        return asked
+        path = os.path.join(here(), asked) if asked else ""
+        if path and not os.path.isfile(path):
+            raise BadRequest(f"{path} does not exist, or is not a file", hint="--source takes a file for the shell to read")
+        return path
     folder, _, start = asked[:-1].rpartition("/")
     try:
         with os.scandir(folder) as entries:
@@ -330,7 +336,7 @@ def _seconds(text: str | None) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise BadRequest(f"{text!r} is no time limit", hint="--timeout takes seconds, more than 0")
+        raise BadRequest(f"{text!r} is not a time limit", hint="--timeout takes seconds, more than 0")
     return seconds
 
 
@@ -345,7 +351,7 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     stdin = TYPED if typed else INHERITED
     if brief is not None:
         return Wishes(stdin=stdin, on_stdout=brief.sink(1), on_stderr=brief.sink(2))
-    if "--quiet" in options.flags or not os.isatty(2):
+    if "--quiet" in options.flags or not os.isatty(2) or os.environ.get("TERM") == "dumb":
         return Wishes(stdin=stdin, on_stdout=sink_to(1), on_stderr=sink_to(2))
     from fumehood.faces.cli.live import Live
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fumehood.errors import BadRequest
+from fumehood.faces.cli.standing import whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -21,7 +22,8 @@ def add_commands(add: Add) -> None:
 
 
 def _add_options(mcp: argparse.ArgumentParser) -> None:
-    mcp.add_argument("--http", type=int, metavar="PORT", help="serve HTTP on 127.0.0.1 instead; 0 takes a free port")
+    port = "serve HTTP on 127.0.0.1 instead; 0 takes a free port"
+    mcp.add_argument("--http", type=whole_number(0, 65535), metavar="PORT", help=port)
     mcp.add_argument("--session", metavar="NAME", help="the session that its runs belong to (default: a new one)")
     mcp.add_argument("--own-tmp", action="store_true", help="give this session a /tmp that its runs share")
 
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options, unknown = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise BadRequest(str(error), hint="fumehood mcp --help") from error
+        raise BadRequest(str(error).removeprefix("argument "), hint="fumehood mcp --help") from error
     if unknown:
         raise BadRequest(f"there is no option {unknown[0]}", hint="fumehood mcp --help")
     from fumehood.faces.mcp.serve import serve

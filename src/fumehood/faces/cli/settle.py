@@ -60,7 +60,7 @@ def add_commands(add: Add) -> None:
 
 
 def _add_paths(command: ArgumentParser) -> None:
-    command.add_argument("paths", nargs="*", metavar="PATH", help="only these, or what lies in them")
+    command.add_argument("paths", nargs="*", default=(), metavar="PATH", help="only these, or what lies in them")
 
 
 def _add_force(command: ArgumentParser, what: str) -> None:

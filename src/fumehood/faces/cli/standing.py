@@ -1,4 +1,4 @@
-"""Where a command of the command line stands, and how it says that something failed: for all of them."""
+"""What every command of the command line shares: where it stands, how it reads a word, how it says what failed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fumehood.errors import BadRequest, FumehoodError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from fumehood.service.store import Store
 
 
@@ -20,6 +22,32 @@ def here() -> str:
         raise BadRequest(
             f"the current directory can't be used: {error.strerror}", hint="cd to a directory that exists"
         ) from error
+
+
+def meant(word: str, words: Iterable[str]) -> str:
+    """Ask whether the nearest of these words was meant; "" where none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word, words, 1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:
+    """Return what reads a whole number for a parser."""
+
+    def read(text: str) -> int:
+        from argparse import ArgumentTypeError
+
+        try:
+            number = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not least <= number <= most:
+            limits = f"{least} or more" if most == 1 << 62 else f"between {least} and {most}"
+            raise ArgumentTypeError(f"it must be {limits}, not {number}")
+        return number
+
+    return read
 
 
 def tell_notices(store: Store) -> None:

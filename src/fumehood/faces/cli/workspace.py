@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context
+from fumehood.faces.cli.commands import Context, add_act
 
 if TYPE_CHECKING:
     from fumehood.faces.cli.inspect import Add
@@ -24,7 +24,7 @@ _EXAMPLES = """  fumehood workspace create research --network ask --env LANG=de_
 def add_commands(add: Add) -> None:
     """Make this command known."""
     workspace = add("workspace", "make, list, change, reset or remove workspaces", _workspace, _EXAMPLES)
-    workspace.add_argument("what", choices=_ACTS, nargs="?", default="list")
+    add_act(workspace, *_ACTS)
     workspace.add_argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project")
     workspace.add_argument("--root", metavar="ROOT", help="the root its commands see (default: alpine)")
     workspace.add_argument("--network", metavar="RULE", help="none, ask or full (default: as configured)")
