@@ -96,7 +96,7 @@ def test_what_holds_for_everything_is_refused_in_a_project():
 
 
 def test_a_project_needs_an_absolute_path():
-    assert complaints('\n[project.shop]\napply = "hold"') == [(2, "project.shop", "is no absolute path")]
+    assert complaints('\n[project.shop]\napply = "hold"') == [(2, "project.shop", "is not an absolute path")]
 
 
 WRONG = {
@@ -125,6 +125,19 @@ def test_a_value_of_another_kind_is_refused_by_name_and_line(key, value):
     assert found[2].startswith("must be ")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('hosts = ["a b"]', 'must be a list of hosts, and "a b" in it is not a "host" or "host:port"'),
+        ('hold = ["a", []]', "must be a list of strings, and a list in it is not a string"),
+        ("environment.set = { A = 1 }", "must be a table of names with strings, and 1 in it is not a string"),
+    ],
+)
+def test_what_is_wrong_in_a_list_or_a_table_is_named(line, message):
+    ((_, _, found),) = complaints(line)
+    assert found == message
+
+
 @pytest.mark.parametrize("host", ["example.org", "example.org:443", "*.example.org", "10.0.0.1:80", "[::1]:80"])
 def test_hosts_may_be_written_as_people_write_them(host):
     assert policy(f'hosts = ["{host}"]').hosts == (host,)
@@ -138,7 +151,7 @@ def test_every_mistake_is_told_in_the_order_of_lines():
 
 
 def test_text_that_is_no_toml_is_refused_with_its_line():
-    assert complaints("a = 1\nb = = 2\n") == [(2, "", "this is no TOML: Invalid value")]
+    assert complaints("a = 1\nb = = 2\n") == [(2, "", "this is not TOML: Invalid value")]
     assert complaints('a = "x')[0][0] == 1
     assert complaints("a = 1\na = 2")[0][0] == 2
 

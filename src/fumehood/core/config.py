@@ -57,7 +57,7 @@ def read(data: bytes, home: str) -> Checked:
     except tomllib.TOMLDecodeError as error:
         found = _AT_LINE.search(str(error))
         line = int(found[1]) if found and found[1] else text.count("\n") + 1
-        return _refused(line, f"this is no TOML: {_AT_LINE.sub('', str(error))}")
+        return _refused(line, f"this is not TOML: {_AT_LINE.sub('', str(error))}")
     except RecursionError:
         return _refused(1, "values are nested too deeply")
     checking = _Checking(line_numbers(text), home)
@@ -94,7 +94,7 @@ class _Checking:
             at = (_PROJECT, path)
             whole = self._expanded(path)
             if not whole.startswith("/") or "\0" in whole:
-                self._complain(at, "is no absolute path", 'write [project."/path/of/the/project"]')
+                self._complain(at, "is not an absolute path", 'write [project."/path/of/the/project"]')
             else:
                 found[whole] = self._tables(table, at, project=True)
                 self.projects[whole] = self._lines.get(at, 1)
@@ -148,7 +148,8 @@ class _Checking:
         try:
             read = key.kind.read(value)
         except Wrong as wrong:
-            self._complain(at, f"must be {wrong}, not {_shown(value)}")
+            because = f"and {_shown(wrong.item)} in it is not {wrong.item_kind}" if wrong.item_kind else ""
+            self._complain(at, f"must be {wrong}, {because or f'not {_shown(value)}'}")
         else:
             settings[key.place] = self._expanded(read) if key.kind in WITH_PATHS else read
 

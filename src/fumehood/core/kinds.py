@@ -29,7 +29,11 @@ class Kind(Value):
 
 
 class Wrong(Exception):
-    """A value is not of the kind that its key takes."""
+    """A value is not of the kind that its key takes; `item` is what in it is not, and `item_kind` what that must be."""
+
+    def __init__(self, kind: str, item: Any = None, item_kind: str = "") -> None:
+        super().__init__(kind)
+        self.item, self.item_kind = item, item_kind
 
 
 def shown(value: Any) -> str:
@@ -148,10 +152,13 @@ def _each(said: str, one: Callable[[Any], str]) -> Kind:
     def read(value: Any) -> tuple[str, ...]:
         if not isinstance(value, list):
             raise Wrong(said)
+        return tuple(map(read_item, value))
+
+    def read_item(item: Any) -> str:
         try:
-            return tuple(one(each) for each in value)
+            return one(item)
         except Wrong as wrong:
-            raise Wrong(f"{said}, each {wrong}") from None
+            raise Wrong(said, item, str(wrong)) from None
 
     return Kind(said=said, read=read, write=shown)
 
@@ -165,12 +172,15 @@ def _scratch(value: Any) -> str:
 
 def _table(value: Any) -> tuple[tuple[str, str], ...]:
     said = "a table of names with strings"
-    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+    if not isinstance(value, dict):
         raise Wrong(said)
     for name, text in value.items():
         if _VARIABLE.fullmatch(name) is None:
-            raise Wrong(f"{said}, and {name!r} is no name of a variable")
-        _text(text)
+            raise Wrong(said, name, "the name of a variable")
+        try:
+            _text(text)
+        except Wrong as wrong:
+            raise Wrong(said, text, str(wrong)) from None
     return tuple(value.items())
 
 
