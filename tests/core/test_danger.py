@@ -156,6 +156,11 @@ def test_what_runs_when_a_person_builds_is_flagged(path: str) -> None:
     assert is_flagged(file(path))
 
 
+def test_a_file_of_variables_is_flagged_as_that() -> None:
+    found = [file(path) for path in (".env", "app/.flaskenv", ".tool-versions")]
+    assert [each and each.flag for each in found] == ["variables-file", "variables-file", "tool-versions"]
+
+
 @pytest.mark.parametrize("path", PASSING_FILES)
 def test_ordinary_files_pass_without_a_word(path: str) -> None:
     assert file(path, b"0123456789012345678901234567890123456789\n") is None

@@ -88,6 +88,7 @@ _CONTAINER = ("container", "runs when the project's containers are built or star
 _CI = ("ci-workflow", "runs where the project's checks run")
 _PACKAGES = ("package-settings", "decides where packages come from and what runs when they are installed")
 _TOOLS = ("tool-versions", "decides which tools and variables are in force in this directory")
+_VARIABLES = ("variables-file", "sets variables for programs that are started here")
 _WORDS = ("agent-instructions", "an agent follows what this says")
 _STARTUP = ("startup-file", "a shell or an interpreter that is started here may run this")
 
@@ -115,7 +116,8 @@ FLAGGED_NAMES = _table(
         appveyor.yml .appveyor.yml .cirrus.yml cloudbuild.yaml jenkinsfile .gitpod.yml .replit""",
     ),
     (_PACKAGES, ".npmrc .yarnrc .yarnrc.yml .pnpmfile.cjs pnpm-workspace.yaml bunfig.toml pip.conf .condarc uv.toml"),
-    (_TOOLS, ".tool-versions mise.toml .mise.toml mise.local.toml .mise.local.toml .rtx.toml .env .flaskenv"),
+    (_TOOLS, ".tool-versions mise.toml .mise.toml mise.local.toml .mise.local.toml .rtx.toml"),
+    (_VARIABLES, ".env .flaskenv"),
     (
         _WORDS,
         """claude.md claude.local.md agents.md agent.md agents.override.md gemini.md qwen.md .cursorrules .windsurfrules

@@ -26,7 +26,8 @@ _FLAGS: dict[str, tuple[int, tuple[str, str]]] = {
     "agent-settings": (2, ("agent setting", "agent settings")),
     "outside-link": _LINK, "interpreter-link": _LINK, "system-link": _LINK,
     "build-script": _BUILD, "startup-file": _BUILD, "container": _BUILD, "ci-workflow": _BUILD, "hook-manager": _BUILD,
-    "package-settings": _BUILD, "tool-versions": _BUILD, "agent-instructions": _BUILD, "git-remote": _BUILD,
+    "package-settings": _BUILD, "tool-versions": _BUILD, "variables-file": _BUILD,
+    "agent-instructions": _BUILD, "git-remote": _BUILD,
     "own-rule": (4, ("file that a rule of yours names", "files that rules of yours name")),
     c.NEW_OWNER: _OTHER, c.NEW_GROUP: _OTHER, c.OTHER_NAMES: _OTHER,
 }  # fmt: skip
