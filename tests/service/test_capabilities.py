@@ -59,13 +59,14 @@ def test_the_host_root_has_what_the_host_has(cli: Cli, project: Path) -> None:
 def test_the_text_tells_a_model_what_it_needs(cli: Cli, tree: Path, home: Path) -> None:
     configuration = home / ".config/fumehood/config.toml"
     configuration.parent.mkdir(exist_ok=True)
-    configuration.write_text('hosts = ["pypi.org"]\ntimeout = 90\n')
+    configuration.write_text('hosts = ["pypi.org"]\ntimeout = 90\nlimits.memory = "2 GiB"\nlimits.cpu = 7200\n')
     text = cli("capabilities", "--root", tree).stdout
     assert "Runtimes: Python 3.99.1." in text
     assert "/workspace (the project; every change is recorded and can be undone), /tmp (empty" in text
     assert "Network: only pypi.org." in text
     assert "Not there: node, pip, npm, curl" in text
-    assert "90 seconds a command" in text
+    assert "Limits: 2 GiB of memory, 4096 processes, 2 hours of processor time, 65536 open files a process, " in text
+    assert "64 GiB a file, 64 GiB written in all, 90 seconds a command.\n" in text
 
 
 def test_the_answer_is_kept_until_the_root_changes(

@@ -161,7 +161,7 @@ def test_a_file_can_grow_only_so_far(limited, project):
 def test_cpu_time_of_all_processes_is_added_up(limited):
     run = limited(cpu=1.0).run("for n in 1 2 3 4; do (while :; do :; done) & done; wait", timeout=LONG_S)
 
-    assert details(run) == ["cpu: 1 seconds"]
+    assert details(run) == ["cpu: 1 second"]
 
 
 def test_open_files_are_limited(limited):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from fumehood.core import limits
 from fumehood.core.policy import PRETEND, REFUSE
 from fumehood.core.report import printable
 
@@ -34,6 +35,11 @@ GROUPS = {"shells": SHELLS, "runtimes": RUNTIMES, "managers": MANAGERS, "tools":
 _TMP = "/tmp"  # noqa: S108 - as the command sees it, like the others
 _PLACES = ("/workspace", _TMP, "/playground", "/", "/usr", "/etc", "/home")
 _LIMITS = {"memory_kib": "-v", "processes": "-u", "files": "-n", "cpu_s": "-t", "file_size_blocks": "-f"}
+_LIMIT_WORDS = {
+    limits.MEMORY: "{} of memory", limits.PROCESSES: "{} processes", limits.CPU: "{} of processor time",
+    limits.FILES: "{} open files a process", limits.FILE_SIZE: "{} a file", limits.WRITTEN: "{} written in all",
+    limits.TIME: "{} a command",
+}  # fmt: skip
 _OWNERS = {
     PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and says that it is done.",
     REFUSE: "Owners are not changed: giving a file to another user or group fails.",
@@ -144,6 +150,6 @@ def _user(told: Mapping[str, Any]) -> str:
 
 
 def _limits(told: Mapping[str, Any]) -> str:
-    units = {"memory": "of memory", "processes": "processes", "timeout": "seconds a command"}
-    given = {name: value for name, value in told["policy_limits"].items() if value}
-    return ", ".join(f"{value} {units.get(name, name)}" for name, value in given.items()) or "none set"
+    amounts = {limits.TIME if name == "timeout" else name: value for name, value in told["policy_limits"].items()}
+    said = [_LIMIT_WORDS[name].format(limits.amount_told(name, amount)) for name, amount in amounts.items() if amount]
+    return ", ".join(said) or "none set"

@@ -11,6 +11,7 @@ OUTPUT, TIME = "output", "time"
 END_BYTES, END_ENTRIES = 2 << 20, 256
 
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_TIMES = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 _SIZES = (MEMORY, FILE_SIZE, WRITTEN, OUTPUT)
 _SECONDS = (CPU, TIME)
 _ENDED = "the command was ended and its changes are held"
@@ -69,7 +70,15 @@ def amount_told(name: str, amount: float) -> str:
     """Write a limit's amount as a person says it."""
     if name in _SIZES:
         return size_told(int(amount))
-    return f"{amount:g} seconds" if name in _SECONDS else str(int(amount))
+    return time_told(amount) if name in _SECONDS else str(int(amount))
+
+
+def time_told(seconds: float) -> str:
+    """Write a time in the largest unit that leaves a whole number."""
+    for unit, factor in _TIMES:
+        if seconds >= factor and seconds % factor == 0:
+            return f"{seconds / factor:g} {unit}{'' if seconds == factor else 's'}"
+    return f"{seconds:g} second{'' if seconds == 1 else 's'}"
 
 
 def size_told(size: int) -> str:
