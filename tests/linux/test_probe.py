@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -576,10 +577,13 @@ def test_doctor_fails_where_nothing_can_be_sandboxed(
     assert status == 1
     assert "can NOT be sandboxed" in said
     assert "fix: unset FUMEHOOD_BWRAP" in said
+    for name in ("views of the host", "filter of system calls", "guard"):
+        assert re.search(f"(?m)^missing +{name} +not in force: commands can't be sandboxed here$", said), said
     status, said = doctor_says(cache, state, as_json=True)
     assert status == 1
     assert json.loads(said)["sandbox"] is False
     assert json.loads(said)["bwrap"] is None
+    assert json.loads(said)["in_force"] == {"views": False, "filter": False, "guard": False}
 
 
 def test_doctor_refreshes_what_is_remembered(

@@ -29,7 +29,16 @@ class Ability(Value):
 
 def protections(found: Host) -> list[Ability]:
     """Tell what of all this is in force for the next command, and what it rests on."""
-    return [_landlock(), _seccomp(), views(found), filtering(), guarding(), _cgroups()]
+    return [_landlock(), _seccomp(), *in_force(found).values(), _cgroups()]
+
+
+def in_force(found: Host) -> dict[str, Ability]:
+    """Tell what protects a command besides the sandbox; without one, none of it does."""
+    each = {"views": views(found), "filter": filtering(), "guard": guarding()}
+    if not found.why_bare:
+        return each
+    detail = "not in force: commands can't be sandboxed here"
+    return {key: ability.replace(works=False, detail=detail) for key, ability in each.items()}
 
 
 def views(found: Host) -> Ability:

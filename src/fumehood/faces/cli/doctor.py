@@ -67,18 +67,14 @@ def _as_object(found: host.Host, abilities: list[inforce.Ability]) -> dict[str, 
         "capture": _capture(found),
         "why": _reason(found),
         "bwrap": found.bwrap.fields() if found.bwrap else None,
-        "in_force": {name: found.bwrap is not None and each.works for name, each in _protections(found).items()},
+        "in_force": {name: each.works for name, each in inforce.in_force(found).items()},
         "abilities": [ability.fields() for ability in abilities],
     }
 
 
-def _protections(found: host.Host) -> dict[str, inforce.Ability]:
-    return {"views": inforce.views(found), "filter": inforce.filtering(), "guard": inforce.guarding()}
-
-
 def _in_force(found: host.Host) -> str:
     """Name what protects commands besides the sandbox itself, and what does not."""
-    each = _protections(found)
+    each = inforce.in_force(found)
     there = [name for name, ability in each.items() if ability.works]
     missing = {name: ability.detail.partition(": ")[2] for name, ability in each.items() if not ability.works}
     return ", ".join((*there, *(f"no {name} ({why})" for name, why in missing.items())))
