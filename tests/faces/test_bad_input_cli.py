@@ -55,6 +55,16 @@ def test_an_unknown_run(command: str, cli: Cli, applied: str, project: Path) -> 
     assert snapshot(project) == before
 
 
+@pytest.mark.parametrize("command", [["log"], ["run", "--", "true"], ["doctor"]])
+def test_a_home_that_is_not_absolute_is_refused_and_nothing_is_made_there(
+    command: list[str], cli: Cli, project: Path
+) -> None:
+    places = {f"XDG_{name}_HOME": "" for name in ("STATE", "DATA", "CACHE", "CONFIG")}
+    error, hint = refused(cli(*command, env={"HOME": "relative", **places}))
+    assert (error, hint) == ("HOME is 'relative', which is not an absolute path", "export HOME=/path/of/your/home")
+    assert list(project.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", ["show", "undo"])
 def test_an_ambiguous_prefix(command: str, cli: Cli, applied: str, project: Path) -> None:
     cli("run", "--", "echo x > c")

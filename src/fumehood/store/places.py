@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core.value import Value
-from fumehood.errors import FumehoodError
+from fumehood.errors import BadRequest, FumehoodError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,11 @@ class Places(Value):
 
 def home() -> str:
     """The person's home directory."""
-    return os.path.expanduser("~")
+    found = os.path.expanduser("~")
+    if not found.startswith("/"):
+        # A relative one would be another directory wherever we start, and in a project a command could write it.
+        raise BadRequest(f"HOME is {found!r}, which is not an absolute path", hint="export HOME=/path/of/your/home")
+    return found
 
 
 def places(environment: Mapping[str, str] | None = None) -> Places:
