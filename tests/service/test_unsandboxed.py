@@ -318,6 +318,7 @@ def test_the_command_line_refuses_with_126_and_says_so(no_sandbox, cli, project)
     log = cli("log").stdout
     assert "refused" in log
     assert "UNSANDBOXED" in log
+    assert "was refused: nothing ran" in cli("undo", json.loads(cli("log", "--json").stdout)[0]["run"]).stderr
     found = json.loads(cli("run", "--json", "--", "touch ran").stdout)
     assert (found["state"], found["sandboxed"], found["project"]) == ("refused", False, str(project))
 

@@ -197,7 +197,11 @@ def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
     meant = chosen(run, paths, here=here)
     changes = inverse(with_companions(run, _applied(meant), forth=False) if paths else meant)
     if not changes:
-        what = "changed nothing in the project" if run.sandboxed else "was not captured: it ran without a sandbox"
+        what = "changed nothing in the project"
+        if run.state == "refused":
+            what = "was refused: nothing ran"
+        elif not run.sandboxed:
+            what = "was not captured: it ran without a sandbox"
         if paths and meant:
             what = f"has not changed {printable(meant[0].path)} in the project: {meant[0].reason or meant[0].verdict}"
         raise BadRequest(f"run {run.run} {what}", hint=f"fumehood show {run.run}")
