@@ -148,8 +148,24 @@ def test_a_program_that_calls_a_command_off_finds_it_held(home: Path, project: P
     begun: list[str] = []
     with Sandbox(project) as sandbox:
         run = sandbox.run(WRITES, on_output=lambda _, text: begun.append(text), cancelled=lambda: bool(begun))
-    assert (run.state, run.reason) == ("held", "ended by the program that had asked for it")
+    assert (run.state, run.reason) == ("held", "ended by the program that asked for it")
     assert not (project / "file").exists()
+
+
+@in_the_hood
+@pytest.mark.parametrize(("line", "asked"), [("echo begun", "apply"), ("echo begun; touch file", "hold")])
+def test_a_command_that_is_called_off_says_so_whatever_it_wrote(
+    home: Path, project: Path, line: str, asked: str
+) -> None:
+    begun: list[str] = []
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(
+            f"{line}; sleep {LONG_S}", apply=asked, on_output=lambda _, text: begun.append(text),
+            cancelled=lambda: bool(begun),
+        )  # fmt: skip
+    assert (run.state, run.reason) == (
+        "empty" if asked == "apply" else "held", "ended by the program that asked for it"
+    )  # fmt: skip
 
 
 @in_the_hood
@@ -166,6 +182,6 @@ def test_the_time_limit_holds_what_was_to_be_applied(home: Path, project: Path, 
 def test_one_rule_says_what_ended_a_command() -> None:
     assert cut_short() == ""
     assert cut_short(is_timed_out=True) == "ended by the time limit"
-    assert cut_short(is_cancelled=True, is_timed_out=True) == "ended by the program that had asked for it"
+    assert cut_short(is_cancelled=True, is_timed_out=True) == "ended by the program that asked for it"
     assert cut_short(signals=["SIGTERM", "SIGINT"], is_cancelled=True) == "ended by a signal: SIGTERM"
     assert cut_short(limit="memory: 1 GiB", signals=["SIGTERM"]) == "ended by a limit: memory: 1 GiB"

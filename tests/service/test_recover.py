@@ -178,7 +178,7 @@ def test_what_several_dead_processes_had_opened_up_is_closed_again_from_the_insi
     nested[-1].mkdir(parents=True)
     for directory in reversed(nested):
         directory.chmod(0)
-    store = Store()
+    store = OpenedStore()
     for directory in nested:
         process = os.fork()
         if not process:

@@ -38,7 +38,7 @@ def cut_short(
     if signals:
         return f"ended by a signal: {signals[0]}"
     if is_cancelled:
-        return "ended by the program that had asked for it"
+        return "ended by the program that asked for it"
     return "ended by the time limit" if is_timed_out else ""
 
 

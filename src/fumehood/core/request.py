@@ -33,6 +33,7 @@ class Request(Value):
     source: str = ""  # a file that this shell reads first
     session: str = ""
     own_tmp: bool = False
+    title: str = ""  # what the record calls the command, where that is not its own text
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
 
 

@@ -55,7 +55,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     network = decided(request.network, request.hosts, hood.policy)
     owner = owner_of(project.path)
     return {
-        "command": shown(checked(request.command)), "project": project.path,
+        "command": request.title or shown(checked(request.command)), "project": project.path,
         "cwd": world.starting(request.cwd, project.path), "shell": world.shell,
         "capture": way, "capture_by": choice.why or _WAYS[way], "network": network.mode, "hosts": list(network.hosts),
         "user": None if owner is None else owner.user,

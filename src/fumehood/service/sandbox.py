@@ -153,7 +153,7 @@ class Hood:
             run.blocked += (*self._refused_by_owners(run), *self._missed(run))
             run.blocked += _met(run, self.policy, world, run.blocked)
             run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
-            self._judge(run, layers, request.mode, _cut_short(ended.outcome, wishes) if request.mode == APPLY else "")
+            self._judge(run, layers, request.mode, _cut_short(ended.outcome, wishes))
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
             if run.found:
                 from fumehood.service.owners import forget_what_was_moved
@@ -161,12 +161,16 @@ class Hood:
                 forget_what_was_moved(self.store.places, self.project, run)
         return run
 
-    def _judge(self, run: Run, layers: Sequence[Layer], mode: str, why_held: str) -> None:
-        """Give every change its verdict; a command that was cut short has its changes held, with the reason."""
-        mode = HOLD if why_held else mode
+    def _judge(self, run: Run, layers: Sequence[Layer], mode: str, cut_short: str) -> None:
+        """Give every change its verdict; what a command that was cut short would have applied is held, and says why."""
+        is_held = mode == APPLY and bool(cut_short)
+        mode = HOLD if is_held else mode
         judge(run.found, mode, self._concerns(run, layers), _mounts_inside(run), self._waiting(run))
-        if why_held:
-            _give_reason(run, why_held)
+        for change in run.found:
+            if is_held and change.verdict == HELD:
+                change.reason = cut_short
+        if cut_short:
+            run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short
         if run.found:
             from fumehood.service.owners import hold_what_is_not_ours
 
@@ -263,7 +267,7 @@ class Hood:
     ) -> Run:
         """Write down what is asked for; how it is captured is not known yet."""
         return Run(
-            run=name, project=self.project.path, command=shown(command),
+            run=name, project=self.project.path, command=request.title or shown(command),
             cwd=world.starting(request.cwd, self.project.path), state="running", network=network.mode,
             started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
             session=request.session or None, hosts=network.hosts,
@@ -507,14 +511,3 @@ def _cut_short(outcome: Outcome, wishes: Wishes) -> str:
         is_cancelled=outcome.interrupted and wishes.cancelled is not None and wishes.cancelled(),
         is_timed_out=outcome.timed_out,
     )
-
-
-def _give_reason(run: Run, why: str) -> None:
-    """Say why changes are held that nobody asked to hold."""
-    held = [change for change in run.found if change.verdict == HELD]
-    for change in held:
-        change.reason = why
-    if held:
-        run.reason = f"{why}; {run.reason}" if run.reason else why
-
-

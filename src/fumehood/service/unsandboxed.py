@@ -83,8 +83,9 @@ def _environment(hood: Hood) -> tuple[dict[str, str], tuple[str, ...]]:
 def _known(hood: Hood, found: Host, request: Request, name: str, dropped: tuple[str, ...]) -> Run:
     _refuse_what_needs_a_sandbox(hood.policy, request, found.why_bare)
     return Run(
-        run=name, project=hood.project.path, command=shown(checked(request.command)), cwd=_directory(hood, request),
-        state="running", sandboxed=False, network=FULL, started_at=time.time(), mode=APPLY, dropped=dropped,
+        run=name, project=hood.project.path, command=request.title or shown(checked(request.command)),
+        cwd=_directory(hood, request), state="running", sandboxed=False, network=FULL, started_at=time.time(),
+        mode=APPLY, dropped=dropped,
         roots=hood.project.roots, session=request.session or None,
     )  # fmt: skip
 

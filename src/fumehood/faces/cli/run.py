@@ -84,6 +84,7 @@ class Options:
         self.flags: set[str] = set()
         self.values: dict[str, list[str]] = {}
         self.command: list[str] = []
+        self.title = ""  # what the record calls it
 
     @property
     def asked(self) -> str | tuple[str, ...]:
@@ -127,12 +128,12 @@ def parse(arguments: Sequence[str]) -> Options | None:
     return options
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run a command, show its output as it comes, then what it changed."""
+def main(arguments: Sequence[str], title: str = "") -> int:
+    """Run a command, show its output as it comes, then what it changed; the record calls it by its `title`, if any."""
     # Known even where the options make no sense.
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     signals = Signals(may_be_typed="--brief" not in ours)  # whoever is at an agent's terminal talks to the agent
-    code, tidy = _told(arguments, signals, as_json="--json" in ours)
+    code, tidy = _told(arguments, signals, title, as_json="--json" in ours)
     try:
         signals.interrupt_again()
         cleaned = tidy()
@@ -144,7 +145,7 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _told(arguments: Sequence[str], signals: Signals, *, as_json: bool) -> tuple[int, Callable[[], str]]:
+def _told(arguments: Sequence[str], signals: Signals, title: str, *, as_json: bool) -> tuple[int, Callable[[], str]]:
     """Run a command, and tell what it changed; returns the exit code, and what is left to be done."""
     options: Options | None = Options()
     brief: Brief | None = None
@@ -153,6 +154,7 @@ def _told(arguments: Sequence[str], signals: Signals, *, as_json: bool) -> tuple
         if options is None:
             sys.stdout.write(HELP)
             return 0, _nothing
+        options.title = title
         as_json = "--json" in options.flags
         if "--explain" in options.flags:
             _explain(options, as_json)
@@ -234,7 +236,7 @@ def _explain(options: Options, as_json: bool) -> None:
 def _request(options: Options, project: Project, policy: Policy) -> Request:
     asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
     return Request(
-        command=options.asked, cwd=_directory(options, project), mode=policy.mode(asked),
+        command=options.asked, title=options.title, cwd=_directory(options, project), mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
         session=options.last("--session") or "", own_tmp="--own-tmp" in options.flags,
         shell=_shell(options.last("--shell")), source=_source(options.last("--source") or ""),
@@ -297,7 +299,7 @@ def _source(asked: str) -> str:
     if not asked.endswith("*"):
         path = os.path.join(here(), asked) if asked else ""
         if path and not os.path.isfile(path):
-            raise BadRequest(f"{path} does not exist, or is not a file", hint="--source takes a file for the shell to read")
+            raise BadRequest(f"{path} does not exist, or is not a file", hint="--source takes a file that the shell reads")
         return path
     folder, _, start = asked[:-1].rpartition("/")
     try:

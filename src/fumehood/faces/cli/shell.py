@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--quiet" not in options.flags:
         sys.stderr.write("fumehood: a shell in the hood; what it writes is judged when you leave it\n")
         sys.stderr.flush()
-    return run.main(["--tty", *limit, *given, "--", _line()])
+    return run.main(["--tty", *limit, *given, "--", _line()], title="fumehood shell")
 
 
 def _line() -> str:
