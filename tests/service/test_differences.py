@@ -81,8 +81,23 @@ def test_modes_of_files_and_directories_are_shown(sandbox: Sandbox, project: Pat
     (project / "file").chmod(0o644)
     (project / "dir").mkdir(mode=0o755)
     found = diff(sandbox.run("chmod 600 file; chmod 700 dir"))
-    assert found["file"].text == "diff --git a/file b/file\nold mode 100644\nnew mode 100600\n"
-    assert found["dir"].text == "diff --git a/dir b/dir\nold mode 040755\nnew mode 040700\n"
+    assert found["file"].text == "mode 0644 → 0600: file\n"
+    assert found["dir"].text == "mode 0755 → 0700: dir/\n"
+
+
+@on_real_layers
+def test_what_is_shown_as_a_patch_has_no_modes_but_gits(sandbox: Sandbox, project: Path, diff: Diff) -> None:
+    (project / "file").write_text("old\n")
+    (project / "file").chmod(0o664)
+    command = "chmod 770 file; echo new > file; umask 002; echo 1 > added; install -m 640 added other"
+    found = diff(sandbox.run(command))
+    assert found["file"].text == (
+        "mode 0664 → 0770: file\n"
+        "diff --git a/file b/file\nold mode 100644\nnew mode 100755\n"
+        "--- a/file\n+++ b/file\n@@ -1 +1 @@\n-old\n+new\n"
+    )
+    for name in ("added", "other"):
+        assert found[name].text.startswith(f"diff --git a/{name} b/{name}\nnew file mode 100644\n---")
 
 
 @on_real_layers
@@ -132,8 +147,34 @@ def test_binary_files_are_said_not_shown(sandbox: Sandbox, project: Path, diff: 
     found = diff(sandbox.run("printf 'x\\0y' > bin; printf '\\0' > new"))
     assert found["bin"].binary
     assert not found["bin"].shown
-    assert "not shown: binary (10 bytes before, 3 bytes after)" in found["bin"].text
-    assert "not shown: binary (1 bytes)" in found["new"].text
+    assert found["bin"].text == (
+        "diff --git a/bin b/bin\nBinary files a/bin and b/bin differ\n"
+        "not shown: binary (10 bytes before, 3 bytes after)\n"
+    )
+    assert found["new"].text == (
+        "diff --git a/new b/new\nnew file mode 100644\nBinary files /dev/null and b/new differ\n"
+        "not shown: binary (1 byte)\n"
+    )
+
+
+@on_real_layers
+def test_git_takes_the_text_of_a_run_for_a_patch_and_refuses_what_is_binary(
+    sandbox: Sandbox, project: Path, diff: Diff, test_directory: Path
+) -> None:
+    need(shutil.which("git") is not None, "there is no git")
+    (project / "text").write_text("old\n")
+    (project / "text").chmod(0o664)
+    shutil.copytree(project, test_directory / "copy")
+    found = diff(sandbox.run("echo new > text; chmod 600 text; echo 1 > added; printf '\\0' > bin"))
+
+    def applied(*names: str) -> subprocess.CompletedProcess[str]:
+        patch = "".join(found[name].text for name in names)
+        line = ["git", "apply", "--whitespace=error", "-"]
+        return subprocess.run(line, cwd=test_directory / "copy", input=patch, text=True, capture_output=True, check=False)
+
+    assert "cannot apply binary patch to 'bin'" in applied("text", "added", "bin").stderr
+    assert (test_directory / "copy/text").read_text() == "old\n"
+    assert (applied("text", "added").stderr, (test_directory / "copy/text").read_text()) == ("", "new\n")
 
 
 @on_real_layers

@@ -30,6 +30,7 @@ MOST_TEXT = 32 << 20  # characters of all texts together, where all are kept in 
 _BEGINNING = 8192  # bytes in which a NUL tells that a long file is binary
 _MOST_OPEN = 64  # directories
 _WITH_CONTENT = (c.FILE, c.SYMLINK)
+_GIT_MODES = {0o644, 0o755}
 _ENTRY = os.O_PATH | os.O_NOFOLLOW
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _CHANGED_SINCE = "changed since; shown against what is there now"
@@ -77,7 +78,8 @@ def _difference(run: Run, change: c.Change, versions: _Versions) -> Difference:
     name = change.path if change.root == 0 else f"{root[1:]}/{change.path}"
     old, new = change.before, change.after
     if change.change == c.MODE and old is not None and new is not None:
-        parts = [_Part(text=_header(name) + "".join(_modes(old, new)))]
+        modes = _modes(old, new)
+        parts = [_Part(text="".join([*_mode_note(name, old, new), *([_header(name), *modes] if modes else [])]))]
     elif change.change == c.TYPE:
         parts = [_part(name, versions.old(change), _ABSENT), _part(name, _ABSENT, versions.new(change))]
     else:
@@ -300,18 +302,24 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
     if not old.has_content and not new.has_content:
         return _Part(text=_other(name, old, new))
     modes = _modes(old.stamp, new.stamp)
-    notes = {f"{version.note}: {quoted(name)}\n" for version in (old, new) if version.note}
+    notes = [f"{note}: {quoted(name)}\n" for note in dict.fromkeys((old.note, new.note)) if note]
+    notes += _mode_note(name, old.stamp, new.stamp)
     unshown = [version.why for version in (old, new) if version.data is None]
     if unshown:
-        # Not begun like a patch: a program that takes it for one would make an empty file of it.
-        why = "binary" if "binary" in unshown else unshown[0]
-        lines = [*notes, *modes, *_sides(name, old, new), f"not shown: {why} ({_sizes(old, new)})\n"]
-        return _Part(text="".join(lines), binary=why == "binary", shown=False)
-    if old.data == new.data and old.stamp is not None and new.stamp is not None and not modes:
+        is_binary = "binary" in unshown
+        why = "binary" if is_binary else unshown[0]
+        # What is left out is not begun like a patch: a program that takes it for one would make an empty file of it.
+        # Of git's words for a binary file, git itself says that it can't.
+        begun = [_header(name), *modes, _binary(name, old, new)] if is_binary else [*modes, *_sides(name, old, new)]
+        text = "".join([*notes, *begun, f"not shown: {why} ({_sizes(old, new)})\n"])
+        return _Part(text=text, binary=is_binary, shown=False)
+    is_alike = old.data == new.data and old.stamp is not None and new.stamp is not None
+    if is_alike and not modes and not notes:
         return _Part(text=f"touched: {quoted(name)} (its content is the same)\n")
     lines = list(hunks(*((version.data or b"").decode(errors="surrogateescape") for version in (old, new))))
     sides = _sides(name, old, new) if lines else []
-    return _Part(text="".join([*notes, _header(name), *modes, *sides, *lines]))
+    begun = [_header(name), *modes, *sides, *lines] if lines or modes else []
+    return _Part(text="".join([*notes, *begun]))
 
 
 def _other(name: str, old: _Version, new: _Version) -> str:
@@ -328,7 +336,16 @@ def _header(name: str) -> str:
     return f"diff --git {quoted(f'a/{name}')} {quoted(f'b/{name}')}\n"
 
 
+def _mode_note(name: str, old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
+    """Say how a mode changed where git's own lines can't."""
+    if old is None or new is None or old.mode == new.mode or {old.mode, new.mode} == _GIT_MODES:
+        return []
+    slash = "/" if new.kind == c.DIRECTORY else ""
+    return [f"mode {old.mode:04o} → {new.mode:04o}: {quoted(name + slash)}\n"]
+
+
 def _modes(old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
+    """Write git's lines about modes: of a file it knows only whether it can be executed."""
     was, now = (None if stamp is None else _mode(stamp) for stamp in (old, new))
     if was is None or now is None:
         return [f"new file mode {now}\n" if was is None else f"deleted file mode {was}\n"]
@@ -338,7 +355,7 @@ def _modes(old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
 def _mode(stamp: c.Stamp) -> str:
     if stamp.kind == c.SYMLINK:
         return "120000"
-    return f"{(stat.S_IFDIR if stamp.kind == c.DIRECTORY else stat.S_IFREG) | stamp.mode:06o}"
+    return "100755" if stamp.kind == c.FILE and stamp.mode & stat.S_IXUSR else "100644"
 
 
 def _sides(name: str, old: _Version, new: _Version) -> list[str]:
@@ -350,7 +367,17 @@ def _sides(name: str, old: _Version, new: _Version) -> list[str]:
     ]
 
 
+def _binary(name: str, old: _Version, new: _Version) -> str:
+    sides = ((old, "a/"), (new, "b/"))
+    was, now = ("/dev/null" if version.stamp is None else quoted(side + name) for version, side in sides)
+    return f"Binary files {was} and {now} differ\n"
+
+
 def _sizes(old: _Version, new: _Version) -> str:
     if old.stamp is None or new.stamp is None:
-        return "".join(f"{version.stamp.size:,} bytes" for version in (old, new) if version.stamp is not None)
-    return f"{old.stamp.size:,} bytes before, {new.stamp.size:,} bytes after"
+        return "".join(_size(version.stamp.size) for version in (old, new) if version.stamp is not None)
+    return f"{_size(old.stamp.size)} before, {_size(new.stamp.size)} after"
+
+
+def _size(size: int) -> str:
+    return f"{size:,} byte{'' if size == 1 else 's'}"
