@@ -299,7 +299,7 @@ def _source(asked: str) -> str:
     if not asked.endswith("*"):
         path = os.path.join(here(), asked) if asked else ""
         if path and not os.path.isfile(path):
-            raise BadRequest(f"{path} does not exist, or is not a file", hint="--source takes a file that the shell reads")
+            raise BadRequest(f"{path} does not exist, or is not a file", hint="--source names what the shell reads")
         return path
     folder, _, start = asked[:-1].rpartition("/")
     try:
