@@ -169,8 +169,8 @@ def test_git_takes_the_text_of_a_run_for_a_patch_and_refuses_what_is_binary(
 
     def applied(*names: str) -> subprocess.CompletedProcess[str]:
         patch = "".join(found[name].text for name in names)
-        line = ["git", "apply", "--whitespace=error", "-"]
-        return subprocess.run(line, cwd=test_directory / "copy", input=patch, text=True, capture_output=True, check=False)
+        line, copy = ["git", "apply", "--whitespace=error", "-"], test_directory / "copy"
+        return subprocess.run(line, cwd=copy, input=patch, text=True, capture_output=True, check=False)
 
     assert "cannot apply binary patch to 'bin'" in applied("text", "added", "bin").stderr
     assert (test_directory / "copy/text").read_text() == "old\n"
