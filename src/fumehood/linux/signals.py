@@ -11,10 +11,24 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 NAMES = {_signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP"}
 INTERRUPT: int = _signal.SIGINT
+
+
+_when_resumed: list[Callable[[], object]] = []
+
+
+def hear_resuming() -> None:
+    """Have whoever asked for it told when the process goes on after Ctrl-Z; only the main thread can ask for that."""
+    _signal.signal(_signal.SIGCONT, lambda *_: [tell() for tell in tuple(_when_resumed)])
+
+
+def tell_when_resumed(tell: Callable[[], object]) -> Callable[[], None]:
+    """Have a function called then, by the main thread; returns what ends it."""
+    _when_resumed.append(tell)
+    return lambda: _when_resumed.remove(tell)
 
 
 class Signals:
@@ -24,6 +38,7 @@ class Signals:
         self._may_be_typed = may_be_typed
         self._raises = True
         self._reading = self._writing = -1
+        hear_resuming()  # a question may be asked by another thread
         # What `nohup` had ignored stays so.
         for number in NAMES:
             if _signal.getsignal(number) != _signal.SIG_IGN:

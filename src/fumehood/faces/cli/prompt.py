@@ -7,6 +7,7 @@ import time
 
 from fumehood.core import permission as p
 from fumehood.core.wording import WIDTH
+from fumehood.linux.signals import hear_resuming, tell_when_resumed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Ask, Asked
 
 _TTY = "/dev/tty"
+_EXACT_S = 10  # seconds below which their fractions are shown
 _KEYS = {
     p.ALLOW_ONCE: ("y", "allow once"), p.ALLOW_SESSION: ("s", "allow for this session"),
     p.ALLOW_ALWAYS: ("a", "allow always"), p.DENY_ONCE: ("n", "deny"),
@@ -44,16 +46,21 @@ class Terminal:
         if tty is None:
             asked.answer(None)
             return
+        if threading.current_thread() is threading.main_thread():
+            hear_resuming()
         closed, closing = os.pipe()
-        prompting = tty, closed, asked, time.monotonic() + asked.seconds
+        resumed, resuming = os.pipe2(os.O_NONBLOCK)
+        hear_no_more = tell_when_resumed(lambda: os.write(resuming, b"."))
+        prompting = tty, closed, resumed, asked, time.monotonic() + asked.seconds
         thread = threading.Thread(target=_prompt, args=prompting, name="fumehood-prompt", daemon=True)
 
         def close() -> None:
             os.close(closing)
             # A sandbox is forked next, and only a process of one thread may do that.
             thread.join()
-            os.close(closed)
-            os.close(tty)
+            hear_no_more()
+            for descriptor in (closed, resumed, resuming, tty):
+                os.close(descriptor)
 
         asked.on_close(close)
         thread.start()
@@ -73,17 +80,21 @@ def _opened() -> int | None:
     return None
 
 
-def _prompt(tty: int, closed: int, asked: Asked, deadline: float) -> None:
+def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) -> None:
     import termios
 
     try:
         with turn(tty) as mine:
             if not mine.wait(closed):
                 return  # settled while another question was on the screen
-            with Keys(tty):
-                left = max(0.0, deadline - time.monotonic())
-                _write(tty, told(asked.question, left, columns(tty)))
-                answer = _answer(tty, closed, asked.question)
+            answer = None
+            while answer is None:
+                # Once more after Ctrl-Z and fg: the shell had the terminal, and the question is out of sight.
+                with Keys(tty):
+                    _forget(resumed)
+                    left = max(0.0, deadline - time.monotonic())
+                    _write(tty, told(asked.question, left, columns(tty)))
+                    answer = _answer(tty, closed, resumed, asked.question)
             # Whoever reads this has the terminal back as it was.
             _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
         asked.answer(answer or p.DENY_ONCE)
@@ -108,22 +119,33 @@ def columns(tty: int) -> int:
 def told(question: p.Question, seconds: float, width: int = WIDTH) -> str:
     """Write a question with the keys that answer it."""
     keys = [f"[{key}] {said}" for answer, (key, said) in _KEYS.items() if answer in question.options]
-    last = f"  {'   '.join(keys)}   (no key within {round(seconds, 1):g} s, or Enter: deny)"
+    left = round(seconds, None if seconds > _EXACT_S else 1)
+    last = f"  {'   '.join(keys)}   (no key within {left:g} s, or Enter: deny)"
     return "\n".join(["", *p.question_lines(question, width, "fumehood: "), last]) + "\n>"
 
 
-def _answer(tty: int, closed: int, question: p.Question) -> str:
-    """Wait for a key that means something; nothing where the question is settled otherwise."""
+def _forget(resumed: int) -> None:
+    """Empty the pipe that tells of going on: what it told of is behind us."""
+    try:
+        os.read(resumed, 4096)
+    except BlockingIOError:
+        return  # there was nothing in it
+
+
+def _answer(tty: int, closed: int, resumed: int, question: p.Question) -> str | None:
+    """Wait for a key that means something; "" once it is settled otherwise, None where it is to be asked again."""
     import select
 
     poll = select.poll()
-    for fd in (tty, closed):
+    for fd in (tty, closed, resumed):
         poll.register(fd, select.POLLIN | select.POLLHUP)
     meant = {key: answer for answer, (key, _) in _KEYS.items() if answer in question.options}
     while True:
         ready = {fd for fd, _ in poll.poll()}
         if closed in ready:
             return ""
+        if resumed in ready:
+            return None
         key = os.read(tty, 1).decode("latin-1")
         if not key:
             raise OSError("the terminal hung up")
