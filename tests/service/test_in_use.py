@@ -9,6 +9,7 @@ import pytest
 from fumehood import ApplyFailed, Sandbox, UndoRefused
 from fumehood.linux.inuse import written
 from fumehood.linux.nofollow import open_top
+from fumehood.service import apply as applying
 from fumehood.service.restore import restore
 from patience import LONG_S
 
@@ -123,6 +124,24 @@ def test_a_log_goes_on_in_the_project_and_the_rest_of_the_run_is_applied(sandbox
     assert (project / "other").read_text() == "x\n"
     program.do("log.write('two\\n')")
     assert (project / "log").read_text() == "one\ntwo\n"
+
+
+def test_a_file_that_is_opened_at_the_last_moment_is_held_too(sandbox, project, program, monkeypatch):
+    for name in ("a", "log", "z"):
+        (project / name).write_text("one\n")
+    ask = applying.open_elsewhere
+
+    def ask_and_let_it_be_opened(*arguments, **options):
+        busy = ask(*arguments, **options)
+        program.do("log = open('log', 'a', 1)")
+        return busy
+
+    monkeypatch.setattr(applying, "open_elsewhere", ask_and_let_it_be_opened)
+    run = sandbox.run("echo agent > a; echo agent > log; echo agent > z")
+    assert reasons(run) == {"log": program.reason}
+    program.do("log.write('two\\n')")
+    assert (project / "log").read_text() == "one\ntwo\n"
+    assert ((project / "a").read_text(), (project / "z").read_text()) == ("agent\n", "agent\n")
 
 
 def test_what_was_open_is_applied_once_it_is_closed(sandbox, project, program):

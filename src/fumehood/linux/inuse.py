@@ -12,6 +12,7 @@ import fcntl
 import os
 
 from fumehood.core import changes as c
+from fumehood.core.plan import is_plain
 from fumehood.core.report import printable
 from fumehood.core.together import JOURNALS, database
 from fumehood.linux.nofollow import Parents, look, open_top, split
@@ -21,19 +22,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# By names of their own, for each is called once for each path that goes.
+_open, _close, _fstat, _control = os.open, os.close, os.fstat, fcntl.fcntl
+_SET_SIGNAL, _SET_LEASE, _FOR_READING = fcntl.F_SETSIG, fcntl.F_SETLEASE, fcntl.F_RDLCK
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _SIGURG = 23  # nothing happens by default; a lease that somebody breaks would kill us by SIGIO
 _BY_A_SERVER = ("nfs", "nfs4", "cifs", "smb3")  # a lease depends on what their server granted us, not only on programs
 
 
-def open_elsewhere(changes: Sequence[c.Change], roots: Sequence[str]) -> dict[tuple[int, str], str]:
+def open_elsewhere(
+    changes: Sequence[c.Change], roots: Sequence[str], *, swaps_ask: bool = False
+) -> dict[tuple[int, str], str]:
     """Return the files that applied changes take out of the project and that programs write, with those in words.
 
-    For a database's journal, its database is asked for too: the two are one state.
+    For a database's journal, its database is asked for too: the two are one state. What is swapped plainly is left out
+    where each swap asks by itself.
     """
     busy: dict[tuple[int, str], str] = {}
     for number, root in enumerate(roots):
-        paths = list(_asked_for(change for change in changes if change.root == number))
+        mine = (change for change in changes if change.root == number)
+        paths = list(_asked_for(mine, swaps_ask=swaps_ask))
         if not paths:
             continue
         top = open_top(root)
@@ -44,14 +52,29 @@ def open_elsewhere(changes: Sequence[c.Change], roots: Sequence[str]) -> dict[tu
     return busy
 
 
-def _asked_for(changes: Iterable[c.Change]) -> Iterator[str]:
+def _asked_for(changes: Iterable[c.Change], *, swaps_ask: bool) -> Iterator[str]:
     for change in changes:
         if change.verdict == c.APPLIED:
             before, path = change.before, change.path
-            if before is not None and before.kind == c.FILE:
+            if before is not None and before.kind == c.FILE and not (swaps_ask and is_plain(change)):
                 yield path
             if path.endswith(JOURNALS):
                 yield database(path)
+
+
+def unless_written(directory: int, name: bytes) -> os.stat_result | None:
+    """Return what a file is; None where some program has it open for writing, or where a lease does not tell."""
+    file = -1
+    try:
+        file = _open(name, _READING, dir_fd=directory)
+        _control(file, _SET_SIGNAL, _SIGURG)
+        _control(file, _SET_LEASE, _FOR_READING)  # given back when it is closed
+        return _fstat(file)
+    except OSError:
+        return None
+    finally:
+        if file >= 0:
+            _close(file)
 
 
 def written(top: int, paths: Iterable[str]) -> dict[str, str]:
@@ -60,21 +83,18 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
     undecided: list[str] = []
     parents = Parents(top)
     last, directory = None, -1
-    # As fast as Python can: one for each path that goes.
-    open_file, close_file, control = os.open, os.close, fcntl.fcntl
-    set_signal, set_lease, for_reading = fcntl.F_SETSIG, fcntl.F_SETLEASE, fcntl.F_RDLCK
     try:
         for path in paths:
             parent, _, name = path.rpartition("/")
             try:
                 if parent != last:
                     directory, last = parents.of(parent), parent
-                file = open_file(name, _READING, dir_fd=directory)
+                file = _open(name, _READING, dir_fd=directory)
                 try:
-                    control(file, set_signal, _SIGURG)
-                    control(file, set_lease, for_reading)  # given back when it is closed
+                    _control(file, _SET_SIGNAL, _SIGURG)
+                    _control(file, _SET_LEASE, _FOR_READING)  # given back when it is closed
                 finally:
-                    close_file(file)
+                    _close(file)
             except BlockingIOError:
                 refused.append(path)
             except OSError as error:

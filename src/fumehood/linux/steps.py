@@ -10,6 +10,7 @@ from fumehood.core import changes as c
 from fumehood.core.plan import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_directory
+from fumehood.linux.inuse import unless_written
 from fumehood.linux.marks import remove_attributes, unmark, whiteout
 from fumehood.linux.nofollow import (
     Loosened,
@@ -96,10 +97,13 @@ class Sides:
         """Perform a step; directories that forbid it to their own owner are opened up for a while."""
         self._patiently(step, _DO[step.act])
 
-    def swap_plainly(self, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]]) -> int:
+    def swap_plainly(
+        self, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]], *, even_open: bool = True
+    ) -> int:
         """Do a series of swaps of files in one directory as fast as Python can; return the first step not done.
 
-        That one is for `do`, which also says why it can't be done.
+        That one is for `do`, which also says why it can't be done; unless it goes `even_open`, a program may write it.
+        That is asked once the file is out of the project, where nobody can open it any more.
         """
         first = steps[start]
         root, parent = first.change.root, first.parent
@@ -119,9 +123,14 @@ class Sides:
             raw = encoded(step.name)
             if not exchanged(layer, live, raw):
                 return at
-            found = look_at(raw, dir_fd=layer, follow_symlinks=False)
+            found: os.stat_result | None
+            if even_open or before.kind != c.FILE:
+                found = look_at(raw, dir_fd=layer, follow_symlinks=False)
+            else:
+                found = unless_written(layer, raw)
             if (
-                found.st_ino != before.inode
+                found is None
+                or found.st_ino != before.inode
                 or found.st_mtime_ns != before.modified_ns
                 or found.st_size != before.size
                 or found.st_mode & 0o7777 != before.mode

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _NAMED = 5  # paths named in a refusal
 
 
+class _Doubtful(Exception):
+    """A plain swap could not be done, perhaps because a program writes the file."""
+
+
 def take_over(
     changes: Sequence[c.Change],
     roots: Sequence[str],
@@ -37,13 +41,15 @@ def take_over(
     journal: Callable[[str], None] | None = None,
     on_conflict: str = HOLD_PATH,
     even_open: bool = False,
+    swaps_ask: bool = True,
 ) -> None:
     """Perform every change whose verdict is `applied`, between layers and the project.
 
     A path that is no longer what it was judged against becomes a conflict and stays in the layer, and what belongs
     together with it too; with `or_nothing`, Changed is raised instead. That, and any other failure, takes back what
     was done: the project is then as it was. `journal` records how far it has come, with the changes as they are then.
-    A file that another program has open for writing is held in the same way, unless it goes `even_open`.
+    A file that another program has open for writing is held in the same way, unless it goes `even_open`. Each plain
+    swap asks for its own; where one is in doubt, all is taken back, and done again once all files were asked for.
     """
     conflicts = hold_together(changes, roots, on_conflict)
     note = journal or _unrecorded
@@ -56,16 +62,17 @@ def take_over(
             if between.has_copies or conflicts:
                 note(APPLYING)  # with the stamps of what will be in the project
             # As late as can be, for a program may open a file at any moment.
-            busy = {} if even_open else open_elsewhere(changes, roots)
-            is_torn = bool(busy)
+            busy = {} if even_open else open_elsewhere(changes, roots, swaps_ask=swaps_ask)
             if busy:
                 _hold(changes, roots, busy, on_conflict, or_nothing=or_nothing)
             else:
                 between.has_originals = True
-                _perform(steps, between, done, changes, or_nothing=or_nothing)
-                is_torn = not or_nothing and hold_together(changes, roots, on_conflict)
+                _perform(steps, between, done, changes, or_nothing=or_nothing, asks=swaps_ask and not even_open)
+            is_torn = bool(busy) or (not or_nothing and hold_together(changes, roots, on_conflict))
             if not is_torn and between.save(changes):
                 note(SETTLING)
+        except _Doubtful:
+            is_torn, swaps_ask = True, False
         except (Changed, OSError, FumehoodError) as error:
             is_torn = not or_nothing and _is_cut_off(error, changes, roots)
             if not is_torn:
@@ -87,8 +94,9 @@ def take_over(
         # With nothing done yet, and without what is held now.
         note(APPLYING)
         take_over(
-            changes, roots, uppers, run, staying=staying, journal=journal, on_conflict=on_conflict, even_open=even_open
-        )
+            changes, roots, uppers, run, staying=staying, or_nothing=or_nothing, journal=journal,
+            on_conflict=on_conflict, even_open=even_open, swaps_ask=swaps_ask,
+        )  # fmt: skip
 
 
 def _hold(
@@ -171,7 +179,7 @@ def _failure(error: Exception, run: str, left: Sequence[str]) -> Exception:
 
 def _perform(
     steps: Sequence[Step], between: Between, done: list[tuple[Sides, Step]], changes: Sequence[c.Change],
-    *, or_nothing: bool,
+    *, or_nothing: bool, asks: bool,
 ) -> None:  # fmt: skip
     at = 0
     while at < len(steps):
@@ -182,7 +190,7 @@ def _perform(
             continue  # it lies in something that turned out to be a conflict
         known = len(done)
         try:
-            if step.is_plain and (reached := sides.swap_plainly(steps, at, done)) > at:
+            if step.is_plain and (reached := _swapped(sides, steps, at, done, asks=asks)) > at:
                 at = reached
                 continue
             sides.do(step)
@@ -198,6 +206,16 @@ def _perform(
         else:
             done.append((sides, step))
         at += 1
+
+
+def _swapped(
+    sides: Sides, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]], *, asks: bool
+) -> int:
+    """Do plain swaps from one on; return the first not done. Where it `asks` who writes, that one is doubtful."""
+    reached = sides.swap_plainly(steps, start, done, even_open=not asks)
+    if asks and reached == start:
+        raise _Doubtful
+    return reached
 
 
 def _shown(error: OSError) -> str:
