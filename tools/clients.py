@@ -1,28 +1,30 @@
 """Run the tests with the real Claude Code, Codex and Gemini CLI: `make clients`; --write fills in the docs."""
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import provide
+from environment import CHECKOUT, cache_directory, environment_of, one_at_a_time, prepare
 from page import write
 
-CHECKOUT = provide.CHECKOUT
+PACKAGES = CHECKOUT / "tools/clients/package.json"
 
 
 def main() -> int:
     """Get the clients, run the tests, count."""
-    tools = provide.node_tools()
+    tools = node_tools()
     clients = (
-        ("Claude Code", provide.claude(), "claude_code", "FUMEHOOD_TESTS_CLAUDE"),
+        ("Claude Code", claude(), "claude_code", "FUMEHOOD_TESTS_CLAUDE"),
         ("Codex CLI", tools / ".bin/codex", "codex_cli", "FUMEHOOD_TESTS_CODEX"),
         ("Gemini CLI", tools / ".bin/gemini", "gemini_cli", "FUMEHOOD_TESTS_GEMINI"),
     )
-    environment = provide.node_environment(tools)
+    environment = node_environment(tools)
     rows, status = [], 0
     for name, program, tests, variable in clients:
         version = subprocess.run([program, "--version"], env=environment, capture_output=True, text=True, check=True)
@@ -40,6 +42,38 @@ def main() -> int:
     if "--write" in sys.argv and not status:
         write("clients", ["| real client, scripted model | tests passed |", "| --- | ---: |", *rows])
     return status
+
+
+def claude() -> Path:
+    """Return the real Claude Code, installed if needed."""
+    (program,) = environment_of("clients").glob("lib/python*/site-packages/claude_agent_sdk/_bundled/claude")
+    return program
+
+
+def node_tools() -> Path:
+    """Return the directory of what npm has, its own Node among it: at least 22 is needed, whatever is here."""
+    cache = cache_directory()
+    place = cache / f"node-{hashlib.sha256(PACKAGES.read_bytes()).hexdigest()[:16]}"
+    prepare(cache)
+    with one_at_a_time(cache):
+        if not place.is_dir():
+            npm = shutil.which("npm")
+            if npm is None:
+                raise SystemExit("npm is needed for this, of Node 18 or newer")
+            print(f"getting what tools/clients/package.json names, in {place}", file=sys.stderr, flush=True)
+            new = cache / "node-new"
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            shutil.copy(PACKAGES, new)
+            line = [npm, "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
+            subprocess.run(line, cwd=new, check=True, stdout=sys.stderr)
+            new.rename(place)
+    return place / "node_modules"
+
+
+def node_environment(tools: Path) -> dict[str, str]:
+    """Return the environment in which those tools find their Node."""
+    return os.environ | {"PATH": f"{tools / 'node/bin'}:{tools / '.bin'}:{os.environ['PATH']}"}
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import provide
+from clients import node_environment, node_tools
+from environment import CHECKOUT, cache_directory
 from page import write
 
-EXPECTED = provide.CHECKOUT / "tools/clients/expected.toml"
+EXPECTED = CHECKOUT / "tools/clients/expected.toml"
 SPECIFICATIONS = ("2025-11-25", "2026-07-28")
 ERAS = ("legacy", "modern")
 
@@ -28,7 +29,7 @@ def main() -> int:
     if sys.argv[1:2] == ["--serve"]:
         serve(sys.argv[2])
         return 0
-    tools = provide.node_tools()
+    tools = node_tools()
     differences, rows = [], []
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         home, project = Path(folder, "home"), Path(folder, "project")
@@ -54,7 +55,7 @@ def runner(tools: Path, url: str, specification: str) -> tuple[str, list[str]]:
     told = tomllib.loads(EXPECTED.read_text())
     expected = {name for name, reason in told[specification].items() if told["reasons"][reason]}
     line = [tools / ".bin/conformance", "server", "--suite", "all", "--url", url, "--spec-version", specification]
-    environment = provide.node_environment(tools)
+    environment = node_environment(tools)
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=300)
     summary = re.findall(r"^([✓✗]) (\S+): (\d+) passed, (\d+) failed", done.stdout, flags=re.MULTILINE)
     failed = {name for mark, name, _, _ in summary if mark == "✗"}
@@ -70,8 +71,8 @@ def runner(tools: Path, url: str, specification: str) -> tuple[str, list[str]]:
 
 def inspector(tools: Path, home: Path, project: Path, era: str) -> tuple[str, list[str]]:
     """Look at the server with the Inspector, over standard input, in one era of the protocol."""
-    server = [str(provide.CHECKOUT / "fumehood"), "mcp", "--project", str(project)]
-    environment = provide.node_environment(tools) | {"HOME": str(home), "XDG_CACHE_HOME": str(provide.cache().parent)}
+    server = [str(CHECKOUT / "fumehood"), "mcp", "--project", str(project)]
+    environment = node_environment(tools) | {"HOME": str(home), "XDG_CACHE_HOME": str(cache_directory().parent)}
     acts: dict[str, tuple[list[str], str]] = {
         "tools/list": (["--method", "tools/list", "--strict"], "run_command"),
         "tools/call": (["--method", "tools/call", "--tool-name", "run_command", "--tool-arg", "command=echo hi"], "hi"),

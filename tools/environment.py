@@ -1,27 +1,30 @@
-"""Make the virtual environment that ./fumehood and `make test` run in, and print where it is.
+"""Make a checkout's virtual environments, and print where one is: environment.py CHECKOUT NAME.
 
-It lies outside the checkout, because a command in the hood may write the project and must not be able to
-replace what the host executes. It is built under a temporary name and renamed when complete, so that a name
-without `.new-` always means a whole environment.
+NAME is a lock in requirements/: `run` has what ./fumehood needs, `mcp` what its MCP server needs too, `test` the tools
+of `make test` besides. The environments lie outside the checkout, because a command in the hood may write the project
+and must not be able to replace what the host executes.
 """
 
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Known to tools/environment.sh too, which compares their times before it runs anything.
-INPUTS = ("requirements/run.txt", "requirements/test.txt", "tools/environment.py")
+CHECKOUT = Path(__file__).resolve().parent.parent
+# Each has what those before it have, and the checkout's sources. The environments of other locks are not a checkout's.
+OURS = ("run", "mcp", "test")
 SUPERSEDED_KEPT_S = 30 * 24 * 3600
+LOCKED = ("--no-deps", "--require-hashes", "--only-binary=:all:")
+PACKAGE = re.compile(r"^[\w.-]+==(?!.*sys_platform == '(?!linux))", re.MULTILINE)
 
 
 class CannotMakeError(Exception):
@@ -29,42 +32,56 @@ class CannotMakeError(Exception):
 
 
 def main() -> int:
-    """Print the path of this checkout's environment, making it first where needed."""
-    if len(sys.argv) != 2:
-        print("usage: environment.py CHECKOUT", file=sys.stderr)
-        return 125
+    """Print the path of an environment of this checkout, making it first where needed."""
+    checkout_as_named, name = sys.argv[1:]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
-        print(environment(sys.argv[1]))
+        target = environment_of(name)
+        # What can't be written is looked at again the next time.
+        with suppress(OSError):
+            for served in OURS[: OURS.index(name) + 1]:
+                mark(target, served, checkout_as_named)
     except CannotMakeError as exc:
         print(f"fumehood: {exc}", file=sys.stderr)
         return 125
     except KeyboardInterrupt:
         print("fumehood: interrupted; nothing was left behind", file=sys.stderr)
         return 130
+    print(target)
     return 0
 
 
-def environment(checkout_as_named: str) -> Path:
-    """Find or make the environment of a checkout, and leave the marks that the wrapper looks for."""
-    checkout = Path(checkout_as_named).resolve(strict=True)
+def environment_of(name: str, python: str = sys.executable) -> Path:
+    """Find or make the environment that has the packages of a lock."""
     cache = cache_directory()
-    if cache.resolve().is_relative_to(checkout):
+    if cache.resolve().is_relative_to(CHECKOUT):
         raise CannotMakeError(f"{cache} is in the checkout; type: export XDG_CACHE_HOME=<another place>")
-    target = cache / f"venv-{key(checkout)}"
+    target = place_of(name, python)
     # A whole environment is used even where nothing can be written: in the hood, the cache is read-only.
-    if not is_usable(target):
+    if not is_whole(target):
         prepare(cache)
-        with one_at_a_time(cache):
-            if not is_usable(target):
-                build(cache, target, checkout)
-                # Only now: what a killed build started may have gone on writing for a while.
-                sweep(cache, target, checkout)
-    with suppress(OSError):
-        stamp(target, checkout)
-        mark(cache, target, checkout_as_named)
+        with one_at_a_time(cache) as lock:
+            if not is_whole(target):
+                build(target, name, python, lock)
+                sweep(cache, target)
     return target
+
+
+def place_of(name: str, python: str = sys.executable) -> Path:
+    """Where that environment is or will be, by everything that it depends on."""
+    digest = hashlib.sha256()
+    parts = [os.path.realpath(python), "{}.{}".format(*sys.version_info), *([CHECKOUT] if name in OURS else [])]
+    for part in parts:
+        digest.update(os.fsencode(part) + b"\0")
+    for path in inputs(name):
+        digest.update(path.read_bytes() + b"\0")
+    return cache_directory() / f"{'venv' if name in OURS else 'packages'}-{name}-{digest.hexdigest()[:16]}"
+
+
+def inputs(name: str) -> list[Path]:
+    """What an environment is made from; tools/environment.sh compares the times of these before it runs anything."""
+    return [CHECKOUT / f"requirements/{name}.txt", CHECKOUT / "tools/environment.py"]
 
 
 def cache_directory() -> Path:
@@ -78,27 +95,14 @@ def cache_directory() -> Path:
     return Path(home, ".cache", "fumehood")
 
 
-def key(checkout: Path) -> str:
-    """Name everything the environment depends on."""
-    digest = hashlib.sha256()
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for part in (checkout, sys.executable, version):
-        digest.update(os.fsencode(part) + b"\0")
-    for name in INPUTS:
-        digest.update((checkout / name).read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-def is_usable(target: Path) -> bool:
-    """Whether the environment is there and loads: cleaners remove single old files from caches."""
+def is_whole(target: Path) -> bool:
+    """Whether an environment of ours was finished, and its Python still starts."""
     try:
-        if target.stat().st_uid != os.geteuid():
+        if target.stat().st_uid != os.geteuid() or not (target / "made-from/checkout").is_file():
             return False
-        check: list[str | Path] = [target / "bin/python", "-I", "-c", "import inotify_simple, pytest"]
-        started = subprocess.run(check, capture_output=True, check=False)
+        return subprocess.run([target / "bin/python", "-I", "-c", ""], capture_output=True, check=False).returncode == 0
     except OSError:
         return False
-    return started.returncode == 0 and (target / "launch.py").is_file()
 
 
 def prepare(cache: Path) -> None:
@@ -117,146 +121,149 @@ def prepare(cache: Path) -> None:
 
 
 @contextmanager
-def one_at_a_time(cache: Path) -> Iterator[None]:
-    """Let one process build; the kernel drops the lock of one that dies."""
+def one_at_a_time(cache: Path) -> Iterator[int]:
+    """Let one process build. Its children inherit the lock: what a killed build started goes on writing for a while."""
     with (cache / "venv.lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("waiting for another process that is making the environment")
+            tell("waiting for another process that is making an environment")
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle.fileno()
 
 
-def sweep(cache: Path, target: Path, checkout: Path) -> None:
+def sweep(cache: Path, target: Path) -> None:
     """Remove what killed builds left, and environments whose checkout is gone or long on another lock."""
     for old in cache.glob("venv-*"):
-        if old == target or not old.is_dir():
+        if old == target:
             continue
         try:
             record = old / "made-from/checkout"
             owner = Path(os.fsdecode(record.read_bytes()))
             age = time.time() - record.stat().st_mtime
-            is_wanted = owner.exists() and (owner != checkout or age < SUPERSEDED_KEPT_S)
+            is_wanted = owner.exists() and (owner != CHECKOUT or age < SUPERSEDED_KEPT_S)
         except OSError:
             is_wanted = False
-        if ".new-" in old.name or not is_wanted:
+        if not is_wanted:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def build(cache: Path, target: Path, checkout: Path) -> None:
-    """Make the environment beside its final place, then rename it there."""
+def build(target: Path, name: str, python: str, lock: int) -> None:
+    """Make the environment; the record of its checkout comes last, and makes it whole."""
     tell(f"first use: making an environment in {target}")
-    # Longer than the final name, so that a script's first line still fits when the name is put in.
-    new = Path(tempfile.mkdtemp(prefix=f"{target.name}.new-", dir=cache))
+    began = time.monotonic()
+    record = target / "made-from/checkout"
     try:
-        step([sys.executable, "-I", "-m", "venv", "--symlinks", new])
-        install(new, checkout)
-        site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(new), "platbase": str(new)}))
-        (site_packages / "fumehood-checkout.pth").write_bytes(os.fsencode(checkout / "src") + b"\n")
-        (new / "launch.py").write_text(launcher(target, site_packages.relative_to(new), checkout))
-        (new / "made-from").mkdir()
-        (new / "made-from/checkout").write_bytes(os.fsencode(checkout))
-        stamp(new, checkout)
-        compile_sources(new, checkout)
-        rename_inside(new, target)
         if target.exists():
-            target.rename(new / "damaged")
-        new.rename(target)
-        shutil.rmtree(target / "damaged", ignore_errors=True)
+            record.unlink(missing_ok=True)
+            shutil.rmtree(target)
+        target.mkdir(mode=0o700)
+        step([python, "-I", "-m", "venv", "--symlinks", "--without-pip", target], lock)
+        (target / "made-from").mkdir()
+        install(target, name, python, lock)
+        if name in OURS:
+            add_sources(target)
+        record.write_bytes(os.fsencode(CHECKOUT))
     except (OSError, subprocess.CalledProcessError) as exc:
         raise CannotMakeError(explain(exc)) from exc
     finally:
-        shutil.rmtree(new, ignore_errors=True)
-    tell("ready")
+        if not record.exists():
+            shutil.rmtree(target, ignore_errors=True)
+    tell(f"ready after {time.monotonic() - began:.0f} s")
 
 
 def explain(exc: OSError | subprocess.CalledProcessError) -> str:
     """Say which step failed and what to try."""
     if isinstance(exc, OSError):
         return f"the environment can't be made: {exc}"
-    if "venv" in exc.cmd:
-        return f"{sys.executable} can't make one (see above); type: export FUMEHOOD_PYTHON=<another Python>"
+    if "install" not in exc.cmd:
+        return f"{exc.cmd[0]} can't make one (see above); type: export FUMEHOOD_PYTHON=<another Python>"
     return "the locked packages can't be installed (see above); is the package index reachable from here?"
 
 
-def step(command: list[str | Path]) -> None:
-    """Run one step in a process group of its own, so that an interruption ends its children too.
-
-    Else they would go on writing into a directory that is being removed.
-    """
-    quiet = {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    environment = os.environ | quiet
-    with subprocess.Popen(command, cwd="/", env=environment, stdout=sys.stderr, process_group=0) as process:
+def install(target: Path, name: str, python: str, lock: int) -> None:
+    """Install what is locked: by uv where it is there and can, else by pip."""
+    inside, packages = target / "bin/python", CHECKOUT / f"requirements/{name}.txt"
+    count = len(PACKAGE.findall(packages.read_text()))
+    uv = shutil.which("uv")
+    if uv is not None:
+        tell(f"installing {count} packages with uv")
         try:
-            status = process.wait()
+            # Copied: what others do to the files in uv's cache must not change what runs here.
+            return step([uv, "pip", "install", "--link-mode=copy", *LOCKED, "--python", inside, "-r", packages], lock)
+        except subprocess.CalledProcessError:
+            tell("uv can't; trying with pip")
+    tell(f"installing {count} packages with pip")
+    pip = [python, "-I", "-m", "pip", "--python", inside]
+    # To put pip into the environment takes longer than all the rest: one that is there already serves as well.
+    if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
+        step([inside, "-I", "-m", "ensurepip"], lock)
+        pip = [inside, "-I", "-m", "pip"]
+    # Not compiled: the wrapper keeps bytecode in a place of its own.
+    return step([*pip, "install", "--no-compile", "--progress-bar=off", *LOCKED, "-r", packages], lock, count)
+
+
+def step(command: list[str | Path], lock: int, count: int = 0) -> None:
+    """Run one step of a build, and show the end of what it printed if it fails; count the packages that pip gets.
+
+    It has a process group of its own, so that an interruption ends its children too: else they would go on writing into
+    a directory that is being removed.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    printed, number = [], 0
+    with subprocess.Popen(
+        command, cwd="/", env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", process_group=0, pass_fds=(lock,),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                printed.append(line)
+                # The second is what pip says of one that is a file here.
+                named = re.match(r"Collecting ([^= ]+)|Processing .*/([^-/ ]+)-\d", line)
+                if count and named:
+                    number += 1
+                    tell(f"package {number} of {count}: {named[1] or named[2]}")
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    if status:
-        raise subprocess.CalledProcessError(status, command)
+    if process.returncode:
+        sys.stderr.writelines(printed[-20:])
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
-def install(new: Path, checkout: Path) -> None:
-    """Install both locks: with the test tools there, `make test` works in the hood, without network."""
-    tell("installing the locked packages")
-    command: list[str | Path] = [new / "bin/python", "-I", "-m", "pip", "install", "-qq"]
-    command += ["--require-hashes", "--only-binary=:all:"]
-    for lock in ("run", "test"):
-        command += ["-r", checkout / f"requirements/{lock}.txt"]
-    step(command)
-
-
-def launcher(target: Path, site_packages: Path, checkout: Path) -> str:
-    """Write the program the wrapper starts: `-m` would import runpy and all it drags in.
+def add_sources(target: Path) -> None:
+    """Let its Python find Fumehood, and write the program the wrapper starts: `-m` would import runpy and more.
 
     The sources come after the standard library, so that no file there can stand in for one of its modules. Nothing
     that is imported is garbage, and looking for some would take a twentieth of the time; the command turns it on again.
     """
-    return (
+    sources = CHECKOUT / "src"
+    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)}))
+    (site_packages / "fumehood-checkout.pth").write_bytes(os.fsencode(sources) + b"\n")
+    (target / "launch.py").write_text(
         "import gc, sys\n"
         "gc.disable()\n"
-        f"sys.path += [{str(checkout / 'src')!a}, {str(target / site_packages)!a}]\n"
+        f"sys.path += [{str(sources)!a}, {str(site_packages)!a}]\n"
         f"sys.prefix = sys.exec_prefix = {str(target)!a}\n"
         "from fumehood.faces.cli.main import command\n"
         "command()\n"
     )
 
 
-def compile_sources(new: Path, checkout: Path) -> None:
-    """Byte-compile Fumehood where the wrapper looks for it; what does not compile says so when it is run."""
-    prefix = f"pycache_prefix={new / 'pycache'}"
-    command: list[str | Path] = [new / "bin/python", "-I", "-X", prefix, "-m", "compileall", "-q"]
-    subprocess.run([*command, checkout / "src"], capture_output=True, check=False)
-
-
-def rename_inside(new: Path, target: Path) -> None:
-    """Put the final name into the scripts, which pip wrote with the temporary one."""
-    for path in [new / "pyvenv.cfg", *(new / "bin").iterdir()]:
-        if path.is_file() and not path.is_symlink():
-            before = path.read_bytes()
-            after = before.replace(os.fsencode(new), os.fsencode(target))
-            if after != before and b"\0" not in before:
-                path.write_bytes(after)
-
-
-def stamp(target: Path, checkout: Path) -> None:
-    """Remember the times of what it was made from; the wrapper compares them."""
-    for name in INPUTS:
-        times = (checkout / name).stat()
-        remembered = target / "made-from" / Path(name).name
-        if not remembered.exists() or remembered.stat().st_mtime_ns != times.st_mtime_ns:
+def mark(target: Path, name: str, checkout_as_named: str) -> None:
+    """Tell the wrapper, under the name it calls the checkout by, which environment to use until something changes."""
+    for path in inputs(name):
+        time_ns = path.stat().st_mtime_ns
+        remembered = target / "made-from" / path.name
+        if not remembered.exists() or remembered.stat().st_mtime_ns != time_ns:
             remembered.touch()
-            os.utime(remembered, ns=(times.st_mtime_ns, times.st_mtime_ns))
-
-
-def mark(cache: Path, target: Path, checkout_as_named: str) -> None:
-    """Tell the wrapper, under the name it calls the checkout by, which environment to use."""
-    wanted = os.environ.get("FUMEHOOD_PYTHON", "")
-    place = Path(f"{cache}/checkouts{checkout_as_named}/.environment")
+            os.utime(remembered, ns=(time_ns, time_ns))
+    place = Path(f"{target.parent}/checkouts{checkout_as_named}/.{name}")
     place.parent.mkdir(parents=True, exist_ok=True)
-    new = place.with_name(f".environment.{os.getpid()}")
-    new.write_text(f"{target.name}\n{wanted}\n", errors="surrogateescape")
+    new = place.with_name(f"{place.name}.{os.getpid()}")
+    new.write_text(f"{target.name}\n{os.environ.get('FUMEHOOD_PYTHON', '')}\n", errors="surrogateescape")
     new.replace(place)
 
 

@@ -4,19 +4,18 @@ Fumehood is built and installed as a user would install it, beside the real fram
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import provide
+from environment import CHECKOUT, environment_of, is_whole, place_of
 from page import write
 
-CHECKOUT = provide.CHECKOUT
 # Not /tmp, which commands in the hood see as their own.
 SCRATCH = "/var/tmp"
 
@@ -29,8 +28,8 @@ class Suite:
     package: str
     passed: int
     differ: int = 0
-    python: Callable[[], Path] = provide.frameworks
-    before: Callable[[], Path] | None = None  # a directory whose packages come before that Python's
+    lock: str = "adapters"
+    before: str = ""  # a lock whose packages come before those
     file: str = ""  # where it is not called after the suite
 
     @property
@@ -42,11 +41,11 @@ class Suite:
 SUITES = {
     "deepagents": Suite("LangChain's `SandboxIntegrationTests`, deepagents", "deepagents", 86),
     "deepagents-0.7": Suite(
-        "the same, deepagents", "deepagents", 79, differ=7, before=provide.newer_deepagents, file="deepagents"
+        "the same, deepagents", "deepagents", 79, differ=7, before="deepagents", file="deepagents"
     ),
     "inspect": Suite("Inspect's `self_check`", "inspect_ai", 43, differ=1),
     "examples": Suite("the examples, each with its real framework and a scripted model", "", 5),
-    "harbor": Suite("Harbor oracle run, and one with no agent", "harbor", 2, python=provide.harbor),
+    "harbor": Suite("Harbor oracle run, and one with no agent", "harbor", 2, lock="harbor"),
 }
 
 
@@ -57,7 +56,7 @@ def main() -> int:
     if unknown:
         raise SystemExit(f"no suite is called {unknown[0]}; there are {', '.join(SUITES)}")
     with tempfile.TemporaryDirectory(prefix="fumehood-suites-", dir=SCRATCH) as folder:
-        pythons = {name: SUITES[name].python() for name in names}
+        pythons = {name: python_of(SUITES[name]) for name in names}
         install(pythons[names[0]], Path(folder, "packages"))
         # Much of a suite is waiting.
         with ThreadPoolExecutor(max_workers=2) as pool:
@@ -82,16 +81,44 @@ def row(suite: Suite, python: Path, passed: int, differ: int, failed: int) -> st
 
 def every_suite() -> list[str]:
     """All that can be run here."""
-    if provide.newer_python() is not None:
+    if newer_python() is not None:
         return list(SUITES)
     print("no Harbor: it needs Python 3.12 or newer")
     return [name for name in SUITES if name != "harbor"]
 
 
+def has_frameworks() -> bool:
+    """Tell whether what most suites need is installed."""
+    return is_whole(place_of("adapters"))
+
+
+def python_of(suite: Suite) -> Path:
+    """Return the Python of the environment that has a suite's framework, installed if needed."""
+    if suite.lock != "harbor":
+        return environment_of(suite.lock) / "bin/python"
+    newer = newer_python()
+    if newer is None:
+        raise SystemExit("Harbor needs Python 3.12 or newer, and there is none; FUMEHOOD_TESTS_PYTHON names one")
+    return environment_of(suite.lock, newer) / "bin/python"
+
+
+def newer_python() -> str | None:
+    """Return a Python of 3.12 or newer that works, if there is one."""
+    named = os.environ.get("FUMEHOOD_TESTS_PYTHON", "")
+    check = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"
+    for name in filter(None, (named, sys.executable, "python3.12", "python3.13", "python3.14", "python3")):
+        # Some are only there to say that they are not.
+        path = shutil.which(name)
+        if path and subprocess.run([path, "-c", check], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
+
+
 def install(python: Path, target: Path) -> None:
     """Build the distribution and install it, its entry points too, where only the suites see it."""
-    line = [python, "-I", "-m", "pip", "install", "-qq", "--no-build-isolation", "--no-deps", "--no-index"]
-    subprocess.run([*line, "--disable-pip-version-check", "--target", target, CHECKOUT], check=True, cwd="/")
+    line = [sys.executable, "-I", "-m", "pip", "--python", python, "install", "-qq", "--disable-pip-version-check"]
+    line += ["--no-build-isolation", "--no-deps", "--no-index", "--target", target, CHECKOUT]
+    subprocess.run(line, check=True, cwd="/")
 
 
 def run(python: Path, name: str, folder: Path) -> tuple[int, int, int]:
@@ -122,7 +149,8 @@ def run(python: Path, name: str, folder: Path) -> tuple[int, int, int]:
 
 def paths(suite: Suite, *packages: Path) -> str:
     """Return where a suite's Python looks first."""
-    return os.pathsep.join(map(str, [*packages, *([suite.before()] if suite.before is not None else [])]))
+    before = environment_of(suite.before).glob("lib/python*/site-packages") if suite.before else ()
+    return os.pathsep.join(map(str, [*packages, *before]))
 
 
 def installed_version(python: Path, suite: Suite) -> str:

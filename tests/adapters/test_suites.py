@@ -15,8 +15,8 @@ MUST_RUN = os.environ.get("FUMEHOOD_TESTS_MUST_RUN") == "1"
 
 
 def provided(question: str) -> bool:
-    """Ask tools/provide.py, which knows what is installed."""
-    code = f"import sys, provide; sys.exit(not provide.{question}())"
+    """Ask tools/suites.py, which knows what is installed."""
+    code = f"import sys, suites; sys.exit(not suites.{question}())"
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "tools")}
     return subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
