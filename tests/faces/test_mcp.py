@@ -533,7 +533,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(home: Path, project: P
     python = command_line()[0]
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd=project)
     assert done.returncode == 125
-    assert "pip install 'fumehood[mcp]'" in done.stderr
+    assert "pip install '.[mcp]'" in done.stderr
 
 
 HOOK = "mkdir -p .git/hooks; echo '#!/bin/sh' >.git/hooks/pre-push; chmod +x .git/hooks/pre-push"

@@ -24,6 +24,7 @@ _NAME = "fumehood"
 # Each of the three clients takes it so. The hook itself decides which tools run something: a list of names here would
 # leave out whatever a client calls its next one.
 EVERY_TOOL = "*"
+_SERVER_ONLY = ("cursor", "vscode")
 
 
 class Change(Value):
@@ -65,6 +66,8 @@ def connect(context: Context, client: str) -> int:
     if not context.as_json:
         sys.stdout.write(difference or f"{path}: nothing to change\n")
     if difference and _agreed(context):
+        if options.mcp or client in _SERVER_ONLY:
+            _get_server_ready()
         told["backup"] = _write(path, before, after)
         told["changed"] = True
     return context.say(told, lambda: _tell(told))
@@ -128,6 +131,16 @@ def installed_command() -> list[str]:
     if os.access(started, os.X_OK) and not started.endswith(".py"):
         return [started]
     return [sys.executable, "-P", "-m", "fumehood"]
+
+
+def _get_server_ready() -> None:
+    """Have a checkout install what the server needs: a client would not wait for that."""
+    import subprocess
+    from importlib.util import find_spec
+
+    command = [*installed_command(), "mcp", "--help"]
+    if find_spec("mcp") is None and subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise FumehoodError("the MCP server can't be started here", hint=" ".join(map(quoted, command)))
 
 
 def _hook(command: list[str], client: str) -> str:

@@ -32,7 +32,8 @@ def serve(project: str | None, session: str | None, http: int | None, *, own_tmp
         if error.name is None or error.name.partition(".")[0] not in ("mcp", "mcp_types", "pydantic", "anyio"):
             raise
         raise Unavailable(
-            f"the MCP server needs a package that is not here: {error.name}", hint="pip install 'fumehood[mcp]'"
+            f"the MCP server needs a package that is not here: {error.name}",
+            hint="in a checkout of Fumehood: pip install '.[mcp]'",
         ) from error
     from fumehood.faces.mcp.desk import Desk
     from fumehood.faces.mcp.places import Workplaces
