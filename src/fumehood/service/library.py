@@ -21,8 +21,9 @@ from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
-from fumehood.service.session import keep_variables, session_of, undo_session
-from fumehood.service.undo import last_to_undo, to_redo, undo
+from fumehood.service.session import keep_variables, redo_session, session_of, undo_session
+from fumehood.service.undo import last_to_undo, undo
+from fumehood.service.undo import to_redo as undo_of
 from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
 from fumehood.service.watching import watcher
 from fumehood.store.audit import PYTHON
@@ -108,8 +109,13 @@ class Sandbox:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a person should know once: that the records are gone, that the project was moved or made again."""
+        """What a person should know once: the records are gone, the project was moved, old backups were removed."""
         return tuple(self._store.notices)
+
+    def take_notices(self) -> list[str]:
+        """Return the notices; each is returned once."""
+        waiting = self._store.notices
+        return [waiting.pop(0) for _ in range(len(waiting))]  # cleaning, in its thread, may add one meanwhile
 
     def run(
         self,
@@ -155,9 +161,11 @@ class Sandbox:
             raise plain_error(error) from error
         if is_cleaning_due(self._store):
             # A program may live for weeks, and must not wait for this.
-            cleaning = self._store, self._hood.policy.clean
-            threading.Thread(target=clean_up, args=cleaning, name="fumehood-clean", daemon=True).start()
+            threading.Thread(target=self._clean_up, name="fumehood-clean", daemon=True).start()
         return self._marked(run)
+
+    def _clean_up(self) -> None:
+        self._store.notices += clean_up(self._store, self._hood.policy.clean).splitlines()
 
     async def arun(self, command: Command, **options: Any) -> Run:
         """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
@@ -248,7 +256,7 @@ class Sandbox:
 
     def redo(self, run: Run | str = "last", *, force: bool = False) -> Run:
         """Bring back what the last undo took back, or the one of a run; returns a run of its own."""
-        back = to_redo(self._store, run if isinstance(run, str) else run.run, self._reach)
+        back = undo_of(self._store, run if isinstance(run, str) else run.run, self._reach)
         return self._marked(undo(self._store, self._project, back, force=force, by=self._session))
 
     def history(self, limit: int = 0) -> list[Run]:
@@ -317,6 +325,11 @@ class Sandbox:
         backs = undo_session(self._store, self._project, self._session, by=self._session)
         return [self._marked(run) for run in backs]
 
+    def redo_session(self) -> list[Run]:
+        """Bring back what the undos of this session's runs took back: all of it, or nothing."""
+        backs = redo_session(self._store, self._project, self._session, by=self._session)
+        return [self._marked(run) for run in backs]
+
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
         from fumehood.core.limits import OUTPUT, is_of
@@ -342,12 +355,17 @@ class Sandbox:
 
         return reset(self._store, self._project)
 
-    def find(self, run: str = "last", beside: Sequence[Sandbox] = (), *, to_undo: bool = False) -> Run:
+    def find(
+        self, run: str = "last", beside: Sequence[Sandbox] = (), *, to_undo: bool = False, to_redo: bool = False
+    ) -> Run:
         """Return a run of this project, or session, by its id, the beginning of one, `last` or `last~1`.
 
-        With other sessions' sandboxes `beside`, theirs are looked through too. `to_undo`: `last` is what `undo` means.
+        With other sessions' sandboxes `beside`, theirs are looked through too. `to_undo`: `last` is what `undo` means;
+        `to_redo`: the undo that `redo` would take back.
         """
         reach = Reach(sessions=tuple(each._session for each in (self, *beside))) if beside else self._reach
+        if to_redo:
+            return self._marked(undo_of(self._store, run, reach))
         is_to_undo = to_undo and run == LAST
         return self._marked(last_to_undo(self._store, reach) if is_to_undo else self._store.history.find(run, reach))
 
