@@ -107,16 +107,14 @@ def serve(project: str) -> None:
     """Be that server."""
     import uvicorn
 
-    from fumehood.faces.mcp.desk import Desk
-    from fumehood.faces.mcp.places import Workplaces
-    from fumehood.faces.mcp.serve import HOST, only_here
-    from fumehood.faces.mcp.server import build
+    from fumehood.faces.mcp.clients import Clients
+    from fumehood.faces.mcp.server import HOST, build, only_here
 
     listening = socket.socket()
     listening.bind((HOST, 0))
     listening.listen()
     port = listening.getsockname()[1]
-    app = build(Desk(Workplaces(project, None))).streamable_http_app(host=HOST, transport_security=only_here(port))
+    app = build(Clients(project, None)).streamable_http_app(host=HOST, transport_security=only_here(port))
     print(port, flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
 

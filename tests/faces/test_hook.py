@@ -1,5 +1,6 @@
 """The pre-tool hook: what it answers, and that a rewritten command is the command."""
 
+import asyncio
 import io
 import json
 import os
@@ -258,9 +259,11 @@ def test_a_person_can_let_a_tool_run_outside(answer: Any) -> None:
 
 def test_our_own_servers_tools_are_known() -> None:
     pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
-    from fumehood.faces.mcp import server
+    from fumehood.faces.mcp.clients import Clients
+    from fumehood.faces.mcp.server import build
 
-    assert {tool.__name__ for tool, *_ in server._TOOLS} | {server._RUN} == toolcall.OWN_TOOLS
+    tools = asyncio.run(build(Clients(None, None)).list_tools())
+    assert {tool.name for tool in tools} == toolcall.OWN_TOOLS
 
 
 @pytest.mark.namespaces

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -15,6 +16,9 @@ from typing import Any
 import pytest
 
 from conftest import command_line
+from fumehood.service.store import Store
+from mcp_sdk import ERAS, IGNORED_WARNINGS
+from passing_days import pass_days
 from patience import LONG_S
 from processes import LONG, left_over
 
@@ -25,15 +29,7 @@ from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 from mcp.shared.exceptions import MCPError  # noqa: E402
 from mcp.types import ElicitResult, ListRootsResult, Root  # noqa: E402
 
-pytestmark = [
-    pytest.mark.namespaces,
-    # The SDK's own, of its dependencies.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-ERAS = ["legacy", "2026-07-28"]
+pytestmark = [pytest.mark.namespaces, *IGNORED_WARNINGS]
 
 
 def stdio(*arguments: str, cwd: Path | None = None) -> StdioServerParameters:
@@ -79,6 +75,14 @@ def test_a_command_its_report_and_its_undo(home: Path, project: Path, era: str) 
             back = await client.call_tool("undo", {"run": told["run"]})
             assert back.structured_content["runs"][0]["changes"][0]["change"] == "deleted"
             assert not (project / "a").exists()
+            again = await client.call_tool("redo", {})
+            assert again.structured_content["runs"][0]["changes"][0]["change"] == "added"
+            assert "added a" in text(again)
+            assert (project / "a").read_text() == "é\n"
+            assert "nothing is left to redo" in text(await client.call_tool("redo", {}))
+            await client.call_tool("undo", {})
+            await client.call_tool("redo", {"run": told["run"]})
+            assert (project / "a").exists()
 
     asked(test)
 
@@ -248,7 +252,7 @@ def test_what_is_held_is_applied_only_with_the_persons_word(home: Path, project:
     assert "pre-push" in seen[0]
 
 
-ABOUT_RUNS = ("changes", "diff", "read_output", "undo", "apply", "discard")
+ABOUT_RUNS = ("changes", "diff", "read_output", "undo", "redo", "apply", "discard")
 
 
 async def unknown(client: Any, run: str) -> None:
@@ -299,6 +303,8 @@ def test_an_agent_cannot_take_back_what_a_person_took_back(home: Path, project: 
             await unknown(client, back)
             assert "nothing is left to undo" in text(await client.call_tool("undo", {}))
             assert "undone already" in text(await client.call_tool("undo", {"run": own}))
+            assert "nothing is left to redo" in text(await client.call_tool("redo", {}))
+            assert "is not taken back" in text(await client.call_tool("redo", {"run": own}))
 
     asked(test)
     assert os.listdir(project) == []
@@ -327,6 +333,9 @@ def test_a_run_in_another_root_of_the_client_is_its_own_too(
                 done = await client.call_tool("undo", {"run": run["run"]})
                 assert done.structured_content["runs"][0]["project"] == run["project"], text(done)
             assert os.listdir(project) == os.listdir(other) == []
+            again = await client.call_tool("redo", {})
+            assert again.structured_content["runs"][0]["project"] == both[1]["project"], text(again)
+            assert (os.listdir(project), os.listdir(other)) == ([], ["b"])
 
     asked(test)
 
@@ -363,6 +372,63 @@ def test_the_runs_of_a_server_are_one_session(home: Path, project: Path) -> None
             assert again.structured_content["session"] == "agent"
             await client.call_tool("undo", {"session": True})
             assert os.listdir(project) == []
+            brought = await client.call_tool("redo", {"session": True})
+            assert len(brought.structured_content["runs"]) == 2, text(brought)
+            assert sorted(os.listdir(project)) == ["a", "b"]
+
+    asked(test)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_what_the_person_should_know_is_said_once(home: Path, project: Path, cli: Any, era: str) -> None:
+    cli("run", "--", "echo x >f")
+    shutil.rmtree(project)
+    project.mkdir()
+
+    async def test() -> None:
+        async with Client(stdio(cwd=project), mode=era) as client:
+            assert (await client.call_tool("changes", {"run": "01NEVER"})).is_error
+            first = await client.call_tool("run_command", {"command": "echo hi"})
+            (notice,) = first.structured_content["notices"]
+            assert "another directory was at" in notice
+            mark, note = text(first).splitlines()[1:]
+            assert mark.startswith("[fumehood ")
+            assert note == f"Note for the user: {notice}"
+            second = await client.call_tool("run_command", {"command": "echo hi"})
+            assert "notices" not in second.structured_content
+            assert text(second) == "hi"
+
+    asked(test)
+
+
+def test_lost_records_are_told_of(home: Path, project: Path, cli: Any) -> None:
+    (project / "f").write_text("before")
+    cli("run", "--", "echo x >f")
+    for database in (home / ".local/state/fumehood").glob("fumehood.db*"):
+        database.unlink()
+
+    async def test() -> None:
+        # Where no project is named, the server looks for one in the records before it opens them for good.
+        async with Client(stdio(cwd=project)) as client:
+            done = await client.call_tool("run_command", {"command": "true"})
+            assert ["is gone" in notice for notice in done.structured_content["notices"]] == [True]
+
+    asked(test)
+
+
+def test_what_cleaning_removed_is_told_with_a_later_answer(project: Path, cli: Any, store: Store) -> None:
+    (project / "f").write_text("before")
+    cli("run", "--", "echo x >f")
+    pass_days(store, 40)
+    os.utime(store.places.lock("clean"), (0, 0))
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            notices: list[str] = []
+            while not notices:
+                done = await client.call_tool("run_command", {"command": "true"})
+                notices = done.structured_content.get("notices", [])
+            assert any(notice.startswith("removed 1 run's backups") for notice in notices), notices
 
     asked(test)
 
@@ -391,7 +457,7 @@ def test_tools_say_what_they_do_and_resources_tell_the_rules(home: Path, project
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             assert set(tools) == {
                 "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output",
-                "undo", "apply", "discard",
+                "undo", "redo", "apply", "discard",
             }  # fmt: skip
             assert tools["diff"].annotations.read_only_hint
             assert tools["undo"].annotations.destructive_hint
@@ -511,21 +577,6 @@ def test_the_server_ends_with_its_client_and_leaves_nothing_running(home: Path, 
 
     asked(test)
     assert not left_over(f"{LONG}.1"), "it goes on"
-
-
-@pytest.mark.parametrize("is_collected", [False, True])
-def test_calls_are_traced_only_where_somebody_collects_traces(monkeypatch: Any, is_collected: bool) -> None:
-    from opentelemetry import trace
-
-    from fumehood.faces.mcp.desk import Desk
-    from fumehood.faces.mcp.places import Workplaces
-    from fumehood.faces.mcp.server import build
-
-    provider = trace.NoOpTracerProvider() if is_collected else trace.ProxyTracerProvider()
-    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
-    around = build(Desk(Workplaces(None, None)))._lowlevel_server.middleware
-    assert any("OpenTelemetry" in type(each).__name__ for each in around) is is_collected
-    assert any("RequestState" in type(each).__name__ for each in around)
 
 
 def test_without_the_extra_the_command_says_how_to_get_it(home: Path, project: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from at_terminal import Terminal
 from conftest import command_line
+from mcp_sdk import IGNORED_WARNINGS
 from patience import LONG_S
 
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
@@ -17,13 +18,7 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-pytestmark = [
-    pytest.mark.namespaces,
-    # The SDK's own, of its dependencies.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.namespaces, *IGNORED_WARNINGS]
 TOKEN = "a token that was set"
 
 

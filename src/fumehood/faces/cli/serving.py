@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.standing import whole_number
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.inspect import Add
 
 _EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
+_EXTRA = ("mcp", "mcp_types", "pydantic", "anyio")  # packages that the extra `mcp` brings
 
 
 def add_commands(add: Add) -> None:
@@ -45,6 +46,13 @@ def main(arguments: Sequence[str]) -> int:
         raise BadRequest(str(error).removeprefix("argument "), hint="fumehood mcp --help") from error
     if unknown:
         raise BadRequest(f"there is no option {unknown[0]}", hint="fumehood mcp --help")
-    from fumehood.faces.mcp.serve import serve
-
+    try:
+        from fumehood.faces.mcp.server import serve
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+            raise
+        raise Unavailable(
+            f"the MCP server needs a package that is not here: {error.name}",
+            hint="in a checkout of Fumehood: pip install '.[mcp]'",
+        ) from error
     return serve(options.project, options.session, options.http, own_tmp=options.own_tmp)

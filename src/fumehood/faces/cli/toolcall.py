@@ -21,8 +21,8 @@ CLAUDE, CODEX, GEMINI = "claude", "codex", "gemini"
 SERVER = "fumehood"
 # The tools of our own MCP server: what they run, they run in the hood.
 OWN_TOOLS = frozenset({
-    "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output", "undo", "apply",
-    "discard",
+    "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output", "undo", "redo",
+    "apply", "discard",
 })  # fmt: skip
 
 # Tools whose command a shell runs, and those of them that take it as a list of words.

@@ -32,13 +32,13 @@ _TITLES = {
 }  # fmt: skip
 
 
-class OneTime(BaseModel):
+class OneTimeAnswer(BaseModel):
     """A yes or no that is not kept; without a default, so that nothing but a person's choice is a yes."""
 
     answer: Literal["allow_once", "deny_once"] = Field(title="Your answer", description="Allow it once, or deny it.")
 
 
-class Kept(BaseModel):
+class AnyAnswer(BaseModel):
     """Any of the six answers."""
 
     answer: Literal["allow_once", "allow_session", "allow_always", "deny_once", "deny_session", "deny_always"] = Field(
@@ -49,9 +49,9 @@ class Kept(BaseModel):
 def can_elicit(context: Context[Any, Any]) -> bool:
     """Tell whether the client said that it can put a form to the person."""
     capabilities = context.client_capabilities
-    found = capabilities.elicitation if capabilities is not None else None
+    elicitation = capabilities.elicitation if capabilities is not None else None
     # Bare `{}` is what clients said before there were kinds of it.
-    return found is not None and (found.form is not None or found.url is None)
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
 class OpenQuestions:
@@ -78,10 +78,10 @@ class OpenQuestions:
         self._numbers.pop(question.digest, None)
 
 
-def elicitation(question: Question, number: str) -> Elicit[Any]:
+def as_elicitation(question: Question, number: str) -> Elicit[Any]:
     """Put a question into the shape that the client shows."""
     is_one_time = question.options == (ALLOW_ONCE, DENY_ONCE)
-    return Elicit(worded(question, number), OneTime if is_one_time else Kept)
+    return Elicit(worded(question, number), OneTimeAnswer if is_one_time else AnyAnswer)
 
 
 def worded(question: Question, number: str) -> str:
@@ -90,11 +90,11 @@ def worded(question: Question, number: str) -> str:
     Four blanks make a client that knows Markdown show the lines as they are. The digest is of all that the answer is
     for, be it shown or not.
     """
-    shown = "\n".join(f"    {line}" for line in question.lines)
-    return f"{_INTRODUCTION}\n\n{shown}\n\n(question {number}, {question.digest})"
+    indented = "\n".join(f"    {line}" for line in question.lines)
+    return f"{_INTRODUCTION}\n\n{indented}\n\n(question {number}, {question.digest})"
 
 
-class Answered:
+class AnsweredBefore:
     """Somebody who was asked one question before, and whose answer is for that one alone.
 
     Where it turns out to be about something else by now, `again` is asked; without that, the call fails.
@@ -120,7 +120,7 @@ class Answered:
             )
 
 
-class Client:
+class PersonBehindClient:
     """The person behind a client of the older era, asked while the tool runs."""
 
     def __init__(self, context: Context[Any, Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -151,8 +151,8 @@ def who_answers(
 ) -> tuple[Ask, ...]:
     """Return who may answer for this call: who was asked `question` before it, the client while it runs, or others."""
     can_ask_now = can_elicit(context) and context.session.can_send_request
-    client = Client(context, asyncio.get_running_loop()) if can_ask_now else None
+    client = PersonBehindClient(context, asyncio.get_running_loop()) if can_ask_now else None
     if question is not None:
         answer = outcome.data.answer if isinstance(outcome, AcceptedElicitation) else DENY_ONCE
-        return (Answered(question, answer, client),)
+        return (AnsweredBefore(question, answer, client),)
     return tuple(others) if client is None else (client,)

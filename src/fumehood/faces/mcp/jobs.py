@@ -1,19 +1,27 @@
-"""Commands that run in the background: started, looked at, stopped."""
+"""Commands while they run: those in the background, and what a client is told of one that it waits for."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fumehood.errors import BadRequest, FumehoodError, plain_error
+from fumehood.faces.mcp.results import foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
+
+    from mcp.server.mcpserver import Context
 
     from fumehood.core.report import Run
 
-_MOST = 64  # jobs remembered
-_KEPT = 1 << 20  # characters of output kept of each
+_MOST_JOBS = 64  # remembered
+_MOST_OUTPUT = 1 << 20  # characters kept of each
+_PROGRESS_S = 0.1
+_MOST_LINES = 20  # told at once
 
 
 class Job:
@@ -48,7 +56,7 @@ class Job:
         with self._changed:
             self._pieces.append(text)
             self._size += len(text)
-            while self._size - self._dropped > _KEPT and len(self._pieces) > 1:
+            while self._size - self._dropped > _MOST_OUTPUT and len(self._pieces) > 1:
                 self._dropped += len(self._pieces.pop(0))
             self._changed.notify_all()
 
@@ -92,10 +100,10 @@ class Jobs:
 
     def start(self, client: str, work: Callable[..., Any]) -> Job:
         """Start a command in the background."""
-        for key in [key for key, job in self._jobs.items() if not job.is_running][: len(self._jobs) - _MOST + 1]:
+        for key in [key for key, job in self._jobs.items() if not job.is_running][: len(self._jobs) - _MOST_JOBS + 1]:
             del self._jobs[key]
-        if len(self._jobs) >= _MOST:
-            raise BadRequest(f"{_MOST} commands are running already", hint="stop_command ends one")
+        if len(self._jobs) >= _MOST_JOBS:
+            raise BadRequest(f"{_MOST_JOBS} commands are running already", hint="stop_command ends one")
         self._counts[client] = self._counts.get(client, 0) + 1
         name = f"job-{self._counts[client]}"
         job = self._jobs[client, name] = Job(name, work)
@@ -113,3 +121,58 @@ class Jobs:
         for job in self._jobs.values():
             if job.is_running:
                 job.stop()
+
+
+class ProgressLines:
+    """Tells the client what is being printed, if it wants to know: the latest line, a few times a second."""
+
+    def __init__(self, context: Context[Any, Any]) -> None:
+        self._context = context
+        meta = context.request_context.meta
+        self._is_wanted = bool(meta and meta.get("progress_token") is not None)
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._unfinished = ""
+        self._count = 0
+        self._ended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def take(self) -> Callable[[str, str], None] | None:
+        """What the run calls with its output, from another thread."""
+        return self._take if self._is_wanted else None
+
+    def _take(self, _stream: str, text: str) -> None:
+        with self._lock:
+            *lines, self._unfinished = (self._unfinished + text).split("\n")
+            self._lines += [line for line in lines if line.strip()]
+            del self._lines[:-_MOST_LINES]
+            self._count += len(lines)
+
+    async def __aenter__(self) -> Self:
+        if self._is_wanted:
+            self._task = asyncio.create_task(self._report())
+        return self
+
+    async def __aexit__(self, kind: object, *_error: object) -> None:
+        if self._task is None:
+            return
+        if kind is not None:
+            self._task.cancel()
+            return
+        # Not cancelled: it may be sending just now.
+        self._ended.set()
+        await self._task
+
+    async def _report(self) -> None:
+        while not self._ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _PROGRESS_S)
+            await self._send()
+
+    async def _send(self) -> None:
+        with self._lock:
+            lines, self._lines = self._lines, []
+            count = self._count
+        if lines:
+            await self._context.report_progress(count, None, foreign("\n".join(lines)))

@@ -8,13 +8,15 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, Field, WithJsonSchema
 
 from fumehood.core.for_model import MODEL_OUTPUT, line_of, refusal, shown_output
-from fumehood.core.report import short
+from fumehood.core.report import printable, short
 from fumehood.core.summary import foremost
 from fumehood.core.visible import NOT_OURS, visible
 from fumehood.store.marks import new_mark
 
 if TYPE_CHECKING:
-    from fumehood.core.changes import Change as Changed
+    from collections.abc import Sequence
+
+    from fumehood.core.changes import Change
     from fumehood.core.report import Run
     from fumehood.errors import FumehoodError
 
@@ -25,10 +27,16 @@ _SAME = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network",
     "session",
 )  # fmt: skip
-_TOLD_IF_ANY = ("reason", "timed_out", "output_truncated", "changes_left_out", "left_out", "blocked", "session")
+_LEFT_OUT_IF_EMPTY = ("reason", "timed_out", "output_truncated", "changes_left_out", "left_out", "blocked", "session")
 
 
-class Change(BaseModel):
+class Answer(BaseModel):
+    """What every tool may return besides its own."""
+
+    notices: list[str] = Field([], description="What the user should know: tell them. Each comes once.")
+
+
+class ReportedChange(BaseModel):
     """One path's difference."""
 
     path: str
@@ -40,7 +48,7 @@ class Change(BaseModel):
     flags: list[str] = []
 
 
-class Blocked(BaseModel):
+class ReportedBlock(BaseModel):
     """Something the command was refused, and how a person can allow it."""
 
     what: str
@@ -48,7 +56,7 @@ class Blocked(BaseModel):
     hint: str = ""
 
 
-class Report(BaseModel):
+class Report(Answer):
     """One run: what it printed, how it ended, what it changed."""
 
     run: str = Field(description="The run's id: undo, diff, changes and read_output take it.")
@@ -66,22 +74,22 @@ class Report(BaseModel):
     output_truncated: bool = Field(
         False, description="Whether some of it is left out: read_output has all that is kept."
     )
-    changes: list[Change] = []
+    changes: list[ReportedChange] = []
     changes_left_out: int = Field(0, description="How many more there are that are not listed.")
     left_out: dict[str, int] = Field({}, description="These, counted by kind.")
-    blocked: list[Blocked] = []
+    blocked: list[ReportedBlock] = []
     session: str = ""
 
 
-class Text(BaseModel):
-    """A piece of text."""
+class Difference(Answer):
+    """What a run changed, line by line."""
 
     run: str
     text: str
     truncated: bool = False
 
 
-class Piece(BaseModel):
+class OutputPiece(Answer):
     """A piece of what a run printed, by byte offsets."""
 
     run: str
@@ -92,13 +100,13 @@ class Piece(BaseModel):
     text: str
 
 
-class Undone(BaseModel):
-    """What was taken back."""
+class TakenBack(Answer):
+    """What was taken back, or brought back."""
 
-    runs: list[Report] = Field(description="The undos, runs of their own; undoing one brings its changes back.")
+    runs: list[Report] = Field(description="The undos or redos: each is a run of its own, and can be undone.")
 
 
-class Job(BaseModel):
+class JobStatus(Answer):
     """A command that runs in the background."""
 
     job: str
@@ -114,7 +122,7 @@ def report_of(run: Run) -> dict[str, Any]:
     """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
     listed, left_out = foremost(run.found, MOST_CHANGES)
     output = shown_output(run.output, MARK)
-    told = {
+    fields = {
         **{name: _text(getattr(run, name)) for name in _SAME}, "duration_s": round(run.duration_s, 6),
         "output": output, "output_truncated": run.output_truncated or len(run.output) > MODEL_OUTPUT,
         "changes": [_change(run, each) for each in listed],
@@ -123,10 +131,10 @@ def report_of(run: Run) -> dict[str, Any]:
             {name: _text(value) for name, value in each.fields().items()} for each in run.blocked[:_MOST_BLOCKED]
         ],
     }  # fmt: skip
-    return {name: value for name, value in told.items() if value or name not in _TOLD_IF_ANY}
+    return {name: value for name, value in fields.items() if value or name not in _LEFT_OUT_IF_EMPTY}
 
 
-def _change(run: Run, change: Changed) -> dict[str, Any]:
+def _change(run: Run, change: Change) -> dict[str, Any]:
     return {
         "path": _text(change.path), "root": _text(run.roots[change.root]), "change": change.change,
         "kind": change.kind, "verdict": change.verdict, "reason": _text(change.reason), "flags": list(change.flags),
@@ -138,13 +146,29 @@ def _text(value: Any) -> Any:
     return short(value).replace(MARK, NOT_OURS) if isinstance(value, str) else value
 
 
-def returned(text: str, /, **told: Any) -> CallToolResult:
+def returned(text: str, /, **fields: Any) -> CallToolResult:
     """Return both: the text for people and older clients, the object for the model.
 
     The SDK holds the object against the class that the tool names, so no instance of that is made here.
     """
     return CallToolResult(
-        content=[TextContent(type="text", text=text or f"{line_of(MARK)}\n(no output)")], structured_content=told
+        content=[TextContent(type="text", text=text or f"{line_of(MARK)}\n(no output)")], structured_content=fields
+    )
+
+
+def with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResult:
+    """Add what the user should know to a result, in both of its forms, as words of ours."""
+    if not notices:
+        return result
+    lines = [printable(notice).replace(MARK, NOT_OURS) for notice in notices]
+    (block,) = result.content
+    assert isinstance(block, TextContent)
+    # No command's output holds the mark, so where there is such a line our part has begun.
+    head = [] if line_of(MARK) in block.text.split("\n") else [line_of(MARK)]
+    text = "\n".join([block.text, *head, *(f"Note for the user: {line}" for line in lines)])
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)],
+        structured_content={**(result.structured_content or {}), "notices": lines},
     )
 
 

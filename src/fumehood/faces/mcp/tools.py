@@ -1,0 +1,301 @@
+"""The tools: running commands, at once or in the background, and what is done about runs that were.
+
+What a tool says it wants in its signature, the SDK finds out before it calls the tool: where the client works, and
+what the person says to what can be foreseen.
+"""
+
+# No `from __future__ import annotations`: the SDK reads these, resolvers among them.
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio.to_thread
+from mcp.server.mcpserver import Context, ElicitationResult, Resolve
+from mcp.types import CallToolResult
+from pydantic import Field
+
+from fumehood.core import tool as described
+from fumehood.core.changes import HELD
+from fumehood.core.for_model import model_texts, set_apart
+from fumehood.core.held import apply_question
+from fumehood.core.permission import Question
+from fumehood.core.report import short
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
+from fumehood.faces.mcp import results as r
+from fumehood.faces.mcp.asking import as_elicitation, can_elicit, who_answers
+from fumehood.faces.mcp.clients import Place, Where, WhereBefore, clients_of
+from fumehood.faces.mcp.jobs import Job, ProgressLines
+
+if TYPE_CHECKING:
+    from fumehood import Run, Sandbox
+    from fumehood.core.report import Blocked
+    from fumehood.service.ask import Ask
+
+_MOST_TEXT = 100_000
+_MOST_WAIT_S = 30.0
+_FIRST_LOOK_S = 0.2  # most that fails fails at once
+_MOST_ASKED = 3  # times that a person is asked about what changes while they think
+
+_PROPERTIES = described.schema()["properties"]
+Command = Annotated[str, Field(description=_PROPERTIES["command"]["description"])]
+Directory = Annotated[str | None, Field(description=_PROPERTIES["working_dir"]["description"])]
+Network = Annotated[bool, Field(description=_PROPERTIES["network"]["description"])]
+Timeout = Annotated[float | None, Field(gt=0, description=_PROPERTIES["timeout"]["description"])]
+JobName = Annotated[str, Field(description="What start_command returned.")]
+Offset = Annotated[int, Field(ge=0, description="The last next_offset; 0 at first.")]
+RunName = Annotated[str, Field(description="A run's id, a unique beginning of one, `last`, or `last~1`.")]
+ToUndo = Annotated[str, Field(description="As elsewhere; `last`: the last that changed something and stands.")]
+ToRedo = Annotated[str, Field(description="As elsewhere; `last`: the last that was taken back.")]
+WholeSession = Annotated[bool, Field(description="Every run of this session instead.")]
+Paths = Annotated[list[str] | None, Field(description="Only these paths, relative to the project.")]
+
+
+def answering_in_words(tool: Callable[..., Awaitable[CallToolResult]]) -> Callable[..., Awaitable[CallToolResult]]:
+    """Turn errors into results that a model reads, and add what the person should know, once."""
+
+    @wraps(tool)
+    async def answering(where: Place, **arguments: Any) -> CallToolResult:
+        try:
+            result = await tool(where=where, **arguments)
+        except Exception as error:  # noqa: BLE001 - a model reads whatever went wrong as one line
+            return r.failed(plain_error(error))
+        return r.with_notices(result, where.take_notices())
+
+    return answering
+
+
+# --- what is asked before a tool is called ---
+
+
+async def foreseen_question(where: Where, command: str, working_dir: str | None, network: bool) -> Question | None:
+    """Find out what this command needs a person's word for; the tool gets the very question that is asked."""
+    try:
+        sandbox = where.sandbox(working_dir)
+        questions = sandbox.questions(command, cwd=working_dir or sandbox.project, network=network)
+    except FumehoodError:
+        return None  # the tool itself says what is wrong
+    return questions[0] if questions else None
+
+
+async def permission_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(foreseen_question)]) -> Any:
+    """Ask the person, through the client, for what this command needs their word for."""
+    return _asked(ctx, question)
+
+
+async def held_question(where: Where, run: str) -> Question | None:
+    """Find out which run is meant and what it holds, once: `last` may be another by the time of the answer."""
+    try:
+        return _question_to_apply(where.holding(run), run)
+    except FumehoodError:
+        return None  # the tool itself says what is wrong
+
+
+async def consent_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(held_question)]) -> Any:
+    """Ask the person, through the client, whether to apply what a run had to hold."""
+    return _asked(ctx, question)
+
+
+def _asked(ctx: Context[Any, Any], question: Question | None) -> Any:
+    if question is None or question.unaskable or not can_elicit(ctx):
+        return None
+    return as_elicitation(question, clients_of(ctx).open_questions.number(question))
+
+
+def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
+    """Put into words what applying a run's held changes means."""
+    run = sandbox.find(name)
+    if run.state != HELD:
+        raise BadRequest(f"run {run.run} holds nothing: it is {run.state}")
+    return apply_question(run)
+
+
+def _who_answers(ctx: Context[Any, Any], where: Place, outcome: Any, question: Question | None) -> "list[Ask]":
+    """Return who may answer for this call; `question` is what was asked before it, if anything was."""
+    was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
+    if question is not None:
+        where.clients.open_questions.close(question)
+    return list(who_answers(ctx, question if was_asked else None, outcome, where.clients.others))
+
+
+Foreseen = Annotated[Any, Resolve(foreseen_question)]
+Permission = Annotated[ElicitationResult[Any], Resolve(permission_asked)]
+HeldQuestion = Annotated[Any, Resolve(held_question)]
+Consent = Annotated[ElicitationResult[Any], Resolve(consent_asked)]
+
+
+# --- running ---
+
+
+@answering_in_words
+async def run_command(  # noqa: D103 - described by core/tool.py
+    ctx: Context[Any, Any], where: Where, question: Foreseen, permission: Permission, command: Command,
+    working_dir: Directory = None,
+    network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
+) -> Annotated[CallToolResult, r.Report]:  # fmt: skip
+    sandbox = where.sandbox(working_dir)
+    cwd = working_dir or sandbox.project
+    asks = _who_answers(ctx, where, permission, question)
+    async with ProgressLines(ctx) as progress:
+        run = await sandbox.arun(
+            command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take
+        )
+    run.blocked = tuple(map(_with_our_hint, run.blocked))
+    return r.returned(run.for_model(), **r.report_of(run))
+
+
+@answering_in_words
+async def start_command(
+    ctx: Context[Any, Any], where: Where, question: Foreseen, permission: Permission, command: Command,
+    working_dir: Directory = None,
+    network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
+) -> Annotated[CallToolResult, r.JobStatus]:  # fmt: skip
+    """Start a command that takes long, a server for instance; poll_command tells what it prints."""
+    sandbox = where.sandbox(working_dir)
+    cwd = working_dir or sandbox.project
+    asks = _who_answers(ctx, where, permission, question)
+
+    def work(**more: Any) -> "Run":
+        return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, **more)
+
+    job = where.clients.jobs.start(where.client, work)
+    await anyio.to_thread.run_sync(job.wait, 0, _FIRST_LOOK_S)
+    return _job_status(job, 0)
+
+
+@answering_in_words
+async def poll_command(
+    where: WhereBefore,
+    job: JobName,
+    offset: Offset = 0,
+    wait: Annotated[float, Field(ge=0, le=_MOST_WAIT_S, description="Seconds to wait for something new.")] = 0,
+) -> Annotated[CallToolResult, r.JobStatus]:
+    """Return what a started command printed since an offset, and its report once it has ended."""
+    started = where.job(job)
+    if wait:
+        await anyio.to_thread.run_sync(started.wait, offset, wait)
+    return _job_status(started, offset)
+
+
+@answering_in_words
+async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolResult, r.JobStatus]:
+    """End a started command; what it wrote so far is held for the user."""
+    started = where.job(job)
+    await anyio.to_thread.run_sync(started.stop)
+    return _job_status(started, 0)
+
+
+def _with_our_hint(blocked: "Blocked") -> "Blocked":
+    """Say how an agent gets what it was refused, where it can: not by our command line."""
+    if blocked.what != "network":
+        return blocked
+    return blocked.replace(hint="a command has no network unless it is called with `network`: the user is asked")
+
+
+def _job_status(job: Job, offset: int) -> CallToolResult:
+    job.join()
+    begin, printed = job.output(offset)
+    output = r.foreign(printed[:_MOST_TEXT])
+    error = f"ERROR: {short(job.error.message)}" if job.error is not None else ""
+    state = "is running" if job.is_running else "has ended"
+    ours = [part for part in (error, f"[{job.name} {state}]") if part]
+    return r.returned(
+        set_apart(output, ours, r.MARK), job=job.name, running=job.is_running, offset=begin,
+        next_offset=begin + len(printed[:_MOST_TEXT]), output=output,
+        report=r.report_of(job.run) if job.run is not None else None, error=error,
+    )  # fmt: skip
+
+
+# --- about runs that were ---
+
+
+@answering_in_words
+async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResult, r.Report]:
+    """Tell what a run changed, what became of that, and what was blocked."""
+    past = where.holding(run).find(run)
+    return r.returned(past.for_model(), **r.report_of(past))
+
+
+@answering_in_words
+async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, r.Difference]:
+    """Show what a run changed, line by line."""
+    sandbox = where.holding(run)
+    past = sandbox.find(run)
+    whole = r.foreign(await anyio.to_thread.run_sync(sandbox.diff, past, paths or []))
+    text = whole[:_MOST_TEXT]
+    return r.returned(text, run=past.run, text=text, truncated=len(whole) > len(text))
+
+
+@answering_in_words
+async def read_output(
+    where: Where,
+    run: RunName = "last",
+    stream: Annotated[str, Field(pattern="^(stdout|stderr)$")] = "stdout",
+    offset: Offset = 0,
+    limit: Annotated[int, Field(gt=0, le=_MOST_TEXT, description="Bytes.")] = 20_000,
+) -> Annotated[CallToolResult, r.OutputPiece]:
+    """Read all that a run printed, piece by piece."""
+    sandbox = where.holding(run)
+    past = sandbox.find(run)
+    data = await anyio.to_thread.run_sync(sandbox.output, past, stream)
+    piece = data[offset : offset + limit]
+    end, text = offset + len(piece), r.foreign(piece.decode(errors="replace"))
+    following = end if end < len(data) else None
+    return r.returned(
+        text, run=past.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text
+    )
+
+
+@answering_in_words
+async def undo(
+    where: Where, run: ToUndo = "last", session: WholeSession = False
+) -> Annotated[CallToolResult, r.TakenBack]:
+    """Bring back exactly what was there before a run; `redo` has it again."""
+    sandbox = where.sandbox() if session else where.holding(run, to_undo=True)
+    return await _taken_back(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
+
+
+@answering_in_words
+async def redo(
+    where: Where, run: ToRedo = "last", session: WholeSession = False
+) -> Annotated[CallToolResult, r.TakenBack]:
+    """Bring back what `undo` took back: the last one, or that of a run."""
+    sandbox = where.sandbox() if session else where.holding(run, to_redo=True)
+    return await _taken_back(sandbox.redo_session if session else lambda: [sandbox.redo(run)])
+
+
+async def _taken_back(act: "Callable[[], list[Run]]") -> CallToolResult:
+    backs = await anyio.to_thread.run_sync(act)
+    return r.returned(model_texts(backs, r.MARK), runs=[r.report_of(back) for back in backs])
+
+
+@answering_in_words
+async def apply(
+    ctx: Context[Any, Any], where: Where, question: HeldQuestion, consent: Consent, run: RunName
+) -> Annotated[CallToolResult, r.Report]:
+    """Apply what a run had to hold; the user is asked."""
+    sandbox = where.holding(run if question is None else question.run)
+    asks = _who_answers(ctx, where, consent, question)
+    asked_about = question or _question_to_apply(sandbox, run)
+    applied = await anyio.to_thread.run_sync(_applied_as_shown, sandbox, asked_about, asks)
+    return r.returned(applied.for_model(), **r.report_of(applied))
+
+
+def _applied_as_shown(sandbox: "Sandbox", question: "Question", asks: "list[Ask]") -> "Run":
+    """Apply exactly what the person says yes to; if the run holds something else by then, ask again, a few times."""
+    for left in reversed(range(_MOST_ASKED)):
+        sandbox.require(question, asks)
+        try:
+            return sandbox.apply(question.run, expected=question.about)
+        except ChangedMeanwhile:
+            if not left:
+                raise
+            question = _question_to_apply(sandbox, question.run)
+    raise AssertionError("the last time ends it")
+
+
+@answering_in_words
+async def discard(where: Where, run: RunName) -> Annotated[CallToolResult, r.Report]:
+    """Throw away what a run of this session had to hold."""
+    discarded = await anyio.to_thread.run_sync(where.holding(run).discard, run)
+    return r.returned(discarded.for_model(), **r.report_of(discarded))
