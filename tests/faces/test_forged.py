@@ -17,17 +17,13 @@ from conftest import command_line, need
 from fumehood import Refused, Sandbox
 from fumehood.adapters.output import for_agent, instructions, refusal
 from fumehood.core.visible import NOT_OURS
+from fumehood.service.store import Store
+from mcp_sdk import ERAS, IGNORED_WARNINGS
+from passing_days import pass_days
 from patience import LONG_S
 
-pytestmark = [
-    pytest.mark.namespaces,
-    # The SDK's own, of its dependencies.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.namespaces, *IGNORED_WARNINGS]
 
-ERAS = ["legacy", "2026-07-28"]
 HOOKED = "mkdir -p .git/hooks; echo x >.git/hooks/pre-commit; echo y >made"
 # Wherever a command may look for the letters: its own processes, its environment, what lies about.
 LOOKING = "env; cat /proc/*/cmdline /proc/*/environ /proc/*/comm 2>/dev/null; ls -R /run /dev/fumehood 2>/dev/null"
@@ -145,6 +141,21 @@ def test_what_the_hook_adds_is_believed_however_streams_are_put_together(hook: A
     again, done = hook("printf done; echo z >made")
     assert again == told, "one conversation, one mark"
     assert reader.believed(told, (done.stdout + done.stderr).decode()), "on a line of its own"
+
+
+def test_what_the_person_should_know_is_told_to_the_hook_s_model_once(hook: Any, project: Path, store: Store) -> None:
+    (project / "made").write_text("before")
+    told, _ = hook("echo x >made")
+    shutil.rmtree(project)
+    project.mkdir()
+    pass_days(store, 40)
+    os.utime(store.places.lock("clean"), (0, 0))
+    _, done = hook("echo y >made")
+    notes = [line for line in reader.believed(told, done.stderr.decode()) if line.startswith("note for the user: ")]
+    assert "another directory was at" in notes[0]
+    assert "removed 1 run's backups" in notes[1]
+    _, done = hook("true")
+    assert done.stderr == b""
 
 
 def test_what_the_hook_passes_on_never_has_the_letters(hook: Any) -> None:

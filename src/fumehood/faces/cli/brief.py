@@ -43,6 +43,14 @@ class Brief:
 
             self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run)])
 
+    def tell_notices(self, notices: Sequence[str]) -> None:
+        """Write what the person should know once."""
+        if notices:
+            from fumehood.core.for_model import line_of
+            from fumehood.core.report import printable
+
+            self._write([f"{line_of(self.mark)} note for the user: {printable(each)}" for each in notices])
+
     def tell_error(self, error: FumehoodError) -> None:
         """Write why nothing ran."""
         from fumehood.core.for_model import refusal

@@ -172,8 +172,15 @@ def _told(arguments: Sequence[str], signals: Signals, title: str, *, as_json: bo
     elif "--quiet" not in options.flags:
         _tell_changes(run)
     sys.stdout.flush()
-    is_told = options.flags.isdisjoint({"--brief", "--quiet"})
-    return (run.exit_code if run.exit_code is not None else 125), tidy if is_told else lambda: tidy() and ""
+    is_quiet = "--quiet" in options.flags
+    return (run.exit_code if run.exit_code is not None else 125), lambda: _unread(tidy(), brief, is_quiet=is_quiet)
+
+
+def _unread(cleaned: str, brief: Brief | None, *, is_quiet: bool) -> str:
+    """Return what cleaning removed, for a person at the command line; an agent is told here."""
+    if brief is not None:
+        brief.tell_notices(cleaned.splitlines())
+    return "" if is_quiet or brief is not None else cleaned
 
 
 def _told_error(error: Exception, options: Options, brief: Brief | None, *, as_json: bool) -> int:
@@ -250,7 +257,11 @@ def _run(
     """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
     store = OpenedStore(face=HOOK if "--brief" in options.flags else CLI)
     project = store.projects.open(_project(store, options, options.last("--session") or ""))
-    tell_notices(store)
+    if brief is None:
+        tell_notices(store)
+    else:
+        brief.tell_notices(store.notices)
+        store.notices.clear()
     policy = store.policy_of(project)
     request = _request(options, project, policy)
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
