@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import os
 import socket
 import subprocess
 import threading
@@ -162,3 +163,40 @@ class Files(_Server):
 
         super().__init__(("127.0.0.1", 0), Handler)
         self.serve()
+
+
+class Git(_Server):
+    """A server that git repositories can be pushed to, which remembers what it was asked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.asked: list[str] = []
+        super().__init__(("127.0.0.1", 0), _GitHandler)
+        self.serve()
+
+
+class _GitHandler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        server = self.server
+        assert isinstance(server, Git)
+        path, _, query = self.path.partition("?")
+        server.asked.append(f"{self.command} {path}")
+        variables = {
+            "GIT_PROJECT_ROOT": str(server.directory), "GIT_HTTP_EXPORT_ALL": "1", "PATH_INFO": path,
+            "QUERY_STRING": query, "REQUEST_METHOD": self.command, "REMOTE_USER": "ada",
+            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+        }  # fmt: skip
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        done = subprocess.run(
+            ["git", "http-backend"], input=body, env=os.environ | variables, check=True, capture_output=True
+        )
+        self.wfile.write(b"HTTP/1.0 200 OK\r\n" + done.stdout)
+
+    def log_message(self, *_arguments: object) -> None:
+        return

@@ -21,6 +21,7 @@ from mcp_sdk import ERAS, IGNORED_WARNINGS
 from passing_days import pass_days
 from patience import LONG_S
 from processes import LONG, left_over
+from servers import Web, serving
 
 mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
@@ -108,6 +109,28 @@ def test_the_network_is_asked_for(home: Path, project: Path, era: str) -> None:
     asked(test)
     assert len(seen) == 3
     assert "cat /proc/net/route" in seen[0]
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_connection_waits_for_the_client_where_it_can_be_asked_meanwhile(home: Path, project: Path, era: str) -> None:
+    (home / ".config/fumehood").mkdir(exist_ok=True)
+    (home / ".config/fumehood/config.toml").write_text('network = "ask"\n')
+    seen: list[str] = []
+
+    async def test() -> None:
+        with serving(Web()) as web:
+            place = f"127.0.0.1:{web.port}"
+            answer = answering(["allow_once", "deny_once"], seen)
+            async with Client(stdio("--project", str(project)), mode=era, elicitation_callback=answer) as client:
+                call = {"command": f"curl -sS -f --noproxy '' -d sent http://{place}/ 2>/dev/null || echo refused"}
+                told = [(await client.call_tool("run_command", call)).structured_content for _ in range(2)]
+            expected = ["hello\n", "refused\n"] if era == "legacy" else ["refused\n"] * 2
+            assert [each["output"] for each in told] == expected
+            assert [each["detail"] for each in told[1]["blocked"]] == [place]
+            assert len(web.asked) == expected.count("hello\n")
+            assert [place in message for message in seen] == ([True, True] if era == "legacy" else [])
+
+    asked(test)
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.network import direct_ports, forwards, resolvers
+from fumehood.core.network import direct_ports, resolvers
 from fumehood.proxy import names as module
 from fumehood.proxy.names import Names
 
@@ -68,6 +68,5 @@ def test_where_names_are_asked_for():
     assert resolvers("") == ("127.0.0.1",)
 
 
-def test_ports_that_are_forwarded_already_are_not_listened_at_twice():
-    hosts = ("localhost:443", "db.example:5432", "example.org")
-    assert direct_ports(hosts, forwards(hosts)) == (22, 80, 5432)
+def test_names_are_reached_at_the_usual_ports_and_at_those_that_were_named_for_other_machines():
+    assert direct_ports(("localhost:443", "127.0.0.1:99", "db.example:5432", "example.org")) == (22, 80, 443, 5432)

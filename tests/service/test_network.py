@@ -1,4 +1,4 @@
-"""What a command reaches: nothing by default, what was granted, and again only what it turned out to need."""
+"""What a command reaches: nothing by default, and what was granted."""
 
 import json
 import os
@@ -8,13 +8,11 @@ import threading
 
 import pytest
 
-from at_terminal import Terminal
-from conftest import command_line, need
+from conftest import need
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
 from fumehood.linux.host import Host
 from fumehood.linux.landlock import can_scope
-from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually, with_enough_time
 from people import Person
 from servers import Files, Tcp, Web, echo, repository, serving
@@ -226,108 +224,8 @@ def test_git_moves_files_with_the_whole_network_too(home, project):
     assert (run.exit_code, run.stdout) == (0, "R  old/f -> new/g\n?? h\n"), run.output
 
 
-# Ask, then replay: by names that go by the proxy, since this machine's own ports are not tried there.
+# By the proxy, though it is a port of this machine.
 TRY = "curl -sS -m 100 -f --noproxy '' http://{place}/"
-
-
-@pytest.fixture
-def asking(home, project, person):
-    with Sandbox(project, Policy(network="ask"), ask=person) as sandbox:
-        yield sandbox
-
-
-def test_a_command_runs_again_with_what_it_needed_and_leaves_one_set_of_changes(asking, project, web, person):
-    place = f"127.0.0.1:{web.port}"
-    (project / "log").write_text("")
-    (project / "once").write_text("")
-    run = asking.run(f"echo begun >> log; rm once; mkdir new; {TRY.format(place=place)} > new/got && echo done >> log")
-    assert run.exit_code == 0, run.output
-    assert (project / "log").read_text() == "begun\ndone\n"
-    assert (project / "new/got").read_text() == "hello\n"
-    assert len(web.asked) == 1
-    (question,) = person.asked
-    assert question.details == (place,)
-    assert (run.state, run.network, run.hosts) == ("applied", "hosts", (place,))
-    assert sorted(change.path for change in run.changes) == ["log", "new", "new/got", "once"]
-    assert [each.allowed for each in run.connections] == [False, True]
-    assert run.blocked == ()
-    assert len(asking.history()) == 1
-    store = OpenedStore()
-    assert [event.act for event in store.audit.of([run.run])[run.run]] == ["asked", "decided", "decided", "applied"]
-    store.close()
-    undo = asking.undo(run)
-    assert undo.state == "applied"
-    assert (project / "once").exists()
-    assert not (project / "new").exists()
-
-
-def test_a_command_that_tries_nothing_runs_once_and_asks_nothing(asking, project, person):
-    run = asking.run("echo x >> once")
-    assert (project / "once").read_text() == "x\n"
-    assert (run.network, person.asked) == ("none", [])
-
-
-def test_hosts_that_come_up_later_are_asked_for_in_turn(asking, project, web, other, person):
-    one, two = f"127.0.0.1:{web.port}", f"127.0.0.1:{other.port}"
-    run = asking.run(f"set -e; {TRY.format(place=one)} >> got; {TRY.format(place=two)} >> got")
-    assert [question.details for question in person.asked] == [(one,), (two,)]
-    assert run.exit_code == 0, run.output
-    assert (project / "got").read_text() == "hello\nother\n"
-    assert run.hosts == (one, two)
-
-
-def test_a_no_leaves_nothing_of_the_try(home, project, web):
-    person = Person(answer=False)
-    with Sandbox(project, Policy(network="ask"), ask=person) as box:
-        with pytest.raises(Refused, match="Permission denied"):
-            box.run(f"touch made; {TRY.format(place=f'127.0.0.1:{web.port}')}; true")
-        (run,) = box.history()
-        assert [each.allowed for each in run.connections] == [False]
-    assert (run.state, run.exit_code, run.output) == ("refused", 126, "")
-    assert list(project.iterdir()) == []
-    assert web.asked == []
-
-
-def test_with_nobody_to_ask_what_it_did_offline_stands(home, project, web):
-    place = f"127.0.0.1:{web.port}"
-    with Sandbox(project, Policy(network="ask")) as box:
-        run = box.run(f"echo offline > made; {TRY.format(place=place)}; true")
-    assert (run.state, run.network) == ("applied", "none")
-    assert (project / "made").read_text() == "offline\n"
-    (blocked,) = run.blocked
-    assert blocked.detail == place
-    assert "after the start" in blocked.hint
-    assert f"--allow-host {place}" in blocked.hint
-
-
-def test_only_what_was_printed_before_the_refusal_is_shown_twice(asking, web, test_directory):
-    told, go = [], test_directory / "go"
-    go.touch()  # now: what appears later is not seen through a view
-
-    def on_output(stream, text):
-        told.append((stream, text))
-        go.write_text("go")
-
-    wait = f"until [ -s {go} ]; do sleep 0.01; done"
-    command = f"echo begun; {wait}; {TRY.format(place=f'127.0.0.1:{web.port}')} || echo in vain; echo end"
-    run = asking.run(command, on_output=on_output)
-    assert run.output == "begun\nhello\nend\n"
-    shown = "".join(text for stream, text in told if stream == "stdout")
-    assert shown == "begun\nbegun\nhello\nend\n"
-    marker = "".join(text for stream, text in told if stream == "stderr")
-    assert f"granted 127.0.0.1:{web.port}; running it again" in marker
-
-
-def test_a_try_that_would_go_on_for_long_is_ended(asking, web, monkeypatch):
-    monkeypatch.setattr("fumehood.service.network._QUIET_S", 0.3)
-    run = asking.run(f"{TRY.format(place=f'127.0.0.1:{web.port}')} || sleep 100")
-    assert (run.exit_code, run.stdout) == (0, "hello\n")
-
-
-def test_a_try_that_printed_much_leaves_no_output_behind(asking, web):
-    run = asking.run(f"head -c 100000 /dev/zero | tr '\\0' x; {TRY.format(place=f'127.0.0.1:{web.port}')}")
-    assert len(run.stdout) == 100_006
-    assert asking.history()[0].stdout == run.stdout
 
 
 def test_a_failed_command_is_told_which_granted_host_was_not_reached(box, web):
@@ -390,12 +288,12 @@ def test_a_program_that_knows_no_proxy_reaches_granted_names_and_no_others(home,
     assert [each.detail for each in run.blocked] == [f"refused.example:{web.port}"]
 
 
-def test_what_a_program_without_a_proxy_needs_is_asked_for_too(asking, person):
-    code = "import socket; socket.create_connection(('needed.example', 443), 100).recv(1)"
-    person.answer = False
-    with pytest.raises(Refused):
-        asking.run(["python3", "-c", code])
-    assert [question.details for question in person.asked] == [("needed.example:443",)]
+def test_a_port_of_this_machine_and_the_same_port_of_a_name_are_told_apart(box, project):
+    (project / "direct.py").write_text(
+        "import socket, sys\nfor name in sys.argv[1:]: socket.create_connection((name, 443), 100).recv(1)\n"
+    )
+    run = box.run("python3 direct.py localhost other.example", network=["localhost:443"])
+    assert [(each.host, each.allowed) for each in run.connections] == [("localhost", True), ("other.example", False)]
 
 
 def test_a_command_in_a_root_tree_reaches_what_it_was_granted(home, project, test_directory, web, other):
@@ -502,52 +400,3 @@ def configured(home, text):
     configuration = home / ".config/fumehood/config.toml"
     configuration.parent.mkdir(exist_ok=True)
     configuration.write_text(text)
-
-
-def answered(project, command):
-    """Run something at a terminal where a person says yes once."""
-    with Terminal(command, project) as terminal:
-        terminal.wait_for("Run command with network access")
-        terminal.wait_for("\n>")
-        terminal.type("y")
-        return terminal.end(), terminal.seen
-
-
-def test_a_person_at_a_terminal_is_asked_and_the_command_runs_again(home, project, web):
-    configured(home, 'network = "ask"\n')
-    place = f"127.0.0.1:{web.port}"
-    command = f"echo begun >> log; {TRY.format(place=place)} > got"
-    code, said = answered(project, [*command_line(), "run", "--", command])
-    assert code == 0, said
-    assert said.count(place) > 1
-    assert (project / "got").read_text() == "hello\n"
-    assert (project / "log").read_text() == "begun\n"
-
-
-@pytest.mark.parametrize("kind", ["pipe", "file"])
-def test_input_is_given_again(home, project, test_directory, web, kind):
-    configured(home, 'network = "ask"\n')
-    data = b"line\n" * 30_000
-    (test_directory / "input").write_bytes(data)
-    line = '"$@" < "$0"' if kind == "file" else 'cat "$0" | "$@"'
-    command = f"cat > copy; {TRY.format(place=f'127.0.0.1:{web.port}')} > got"
-    code, said = answered(
-        project, ["sh", "-c", line, str(test_directory / "input"), *command_line(), "run", "--", command]
-    )
-    assert code == 0, said
-    assert (project / "copy").read_bytes() == data
-
-
-def test_of_300_decoys_nobody_is_asked(asking, project, person):
-    """The host that matters would be off the screen."""
-    (project / "many.py").write_text(
-        "import os, urllib.request\n"
-        "proxy = urllib.request.build_opener(urllib.request.ProxyHandler({'http': os.environ['http_proxy']}))\n"
-        "for number in range(300):\n"
-        "    try: proxy.open(f'http://decoy{number}.example/', timeout=100)\n"
-        "    except OSError: pass\n"
-    )
-    with pytest.raises(Refused) as refusal:
-        asking.run("python3 many.py")
-    assert "hosts at once, and a person can judge 20 at most" in refusal.value.hint
-    assert person.asked == []

@@ -537,7 +537,7 @@ def test_secrets_that_a_profile_keeps_go_to_its_program_alone(project, monkeypat
         assert sandbox.run("true; printenv MY_TOKEN").stdout == ""
 
 
-def test_a_command_that_is_run_again_with_network_has_its_scratch_again(home, project, server):
+def test_a_command_whose_connection_is_granted_while_it_waits_has_its_scratch(home, project, server):
     (home / ".tool").mkdir()
     policy = own(("~/.tool", "CACHE=~/.none")).replace(network="ask")
     with Sandbox(project, policy=policy, ask=lambda _question: True) as sandbox:

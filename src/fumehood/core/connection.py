@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from fumehood.core.value import Value
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 CONNECT, HTTP, SOCKS5, FORWARD = "connect", "http", "socks5", "forward"
+NOT_GRANTED, SAID_NO = "this host was not granted", "a person was asked and said no"
 
 
 class Connection(Value):
@@ -25,13 +22,3 @@ class Connection(Value):
     sent: int = 0  # by the command
     received: int = 0
     count: int = 1
-
-
-def wanted(connections: Iterable[Connection]) -> tuple[str, ...]:
-    """Return each `host:port` that a command tried to reach and was not granted, in the order of the first try."""
-    from fumehood.core.hosts import shown
-
-    return tuple(dict.fromkeys(shown(each.host, each.port) for each in connections if each.reason == NOT_GRANTED))
-
-
-NOT_GRANTED = "this host was not granted"

@@ -13,7 +13,7 @@ from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     Address = ipaddress.IPv4Address | ipaddress.IPv6Address
     Net = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -40,8 +40,8 @@ class Rule(Value):
         if self.network is not None:
             return address is not None and address in self.network
         if self.name == "*":
-            # Every public address too; others are found out after resolution.
-            return True
+            # Every public address too; others are found out after resolution. This machine is none of them.
+            return host not in LOOPBACK_NAMES
         if self.name.startswith("*."):
             return address is None and host.endswith(self.name[1:])
         return host == self.name
@@ -204,7 +204,11 @@ class Hosts:
     """A list of hosts a command may reach."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self.rules: Sequence[Rule] = [parse(text) for text in texts]
+        self.rules = [parse(text) for text in texts]
+
+    def add(self, text: str) -> None:
+        """Allow one more; any thread may, while others look."""
+        self.rules.append(parse(text))
 
     def allow(self, host: str, port: int) -> bool:
         """Tell whether a host in its one form may be reached at a port."""

@@ -76,7 +76,8 @@ KEYS: tuple[Key, ...] = (
          "done, so that archives unpack; `refuse` fails. Owners are not changed either way."),
     _key("ask_timeout", k.AMOUNT, "Seconds that a question to a person waits for an answer; then it is a no."),
     _key("network", k.choice("none", "ask", "full"),
-         "`none`; `ask`: run offline, then ask for the hosts it needed; `full`: the host's network."),
+         "`none`; `ask`: a connection to a host that is not in `hosts` waits while you are asked; `full`: the host's "
+         "network."),
     _key("hosts", k.HOSTS, "Hosts that commands may reach without asking: `host[:port]`, `*.example.org`."),
     _key("hold", k.TEXTS, "Globs of paths whose changes wait for a person.", "rules.hold"),
     _key("flag", k.TEXTS, "Globs of paths whose changes are applied and flagged.", "rules.flag"),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"
 MODES = (NONE, HOSTS, FULL)
 PORT = 61080  # above those that the kernel gives out by itself
-_MOST_FORWARDS, _FEW = 64, 16
+_MOST_FORWARDS, _MOST_NOTICED, _FEW = 64, 96, 16
 _USUAL = (22, 80, 443)
 
 
@@ -25,12 +25,12 @@ class Network(Value):
     mode: str = NONE
     hosts: tuple[str, ...] = ()
     to_ask: tuple[str, ...] = ()
-    watched: bool = False  # what it is refused is asked for afterwards, and then it runs again
+    asks: bool = False  # a connection to any other host waits while a person is asked
 
     @property
     def is_proxied(self) -> bool:
         """Tell whether the proxy is its way out, be it that everything is refused and noted."""
-        return self.mode == HOSTS or self.watched
+        return self.mode == HOSTS or self.asks
 
 
 OFFLINE = Network()
@@ -51,7 +51,7 @@ def decided(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
     granted, asked = Hosts(policy.hosts), [parse(host) for host in hosts]
     every = tuple(dict.fromkeys([*policy.hosts, *(rule.text for rule in asked)]))
     return Network(
-        mode=HOSTS if every else NONE, hosts=every, watched=policy.network == ASK,
+        mode=HOSTS if every else NONE, hosts=every, asks=policy.network == ASK,
         to_ask=tuple(rule.text for rule in asked if not granted.cover(rule)),
     )  # fmt: skip
 
@@ -64,10 +64,11 @@ class Forward(Value):
     port: int
 
 
-def forwards(hosts: tuple[str, ...]) -> tuple[Forward, ...]:
+def forwards(hosts: tuple[str, ...], noticed: tuple[tuple[str, int], ...] = ()) -> tuple[Forward, ...]:
     """Return the ports of this machine that were named one by one: inside, they are at the same address.
 
-    So programs that know no proxy reach them too: a database, for instance.
+    So programs that know no proxy reach them too: a database, for instance. `noticed` are addresses and ports that
+    nobody named and that a person is asked for.
     """
     found: dict[tuple[str, int], Forward] = {}
     for name, addresses, (first, last) in _own(hosts):
@@ -75,7 +76,10 @@ def forwards(hosts: tuple[str, ...]) -> tuple[Forward, ...]:
             for port in range(first, last + 1):
                 for address in addresses:
                     found.setdefault((address, port), Forward(address=address, host=name or address, port=port))
-    return tuple(found.values())[:_MOST_FORWARDS]
+    named = dict(list(found.items())[:_MOST_FORWARDS])
+    for address, port in noticed[:_MOST_NOTICED]:
+        named.setdefault((address, port), Forward(address=address, host="localhost", port=port))
+    return tuple(named.values())
 
 
 def by_proxy(hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -98,22 +102,21 @@ def _own(hosts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...], tuple[int, 
     return found
 
 
-def direct_ports(hosts: tuple[str, ...], taken: tuple[Forward, ...]) -> tuple[int, ...]:
+def direct_ports(hosts: tuple[str, ...]) -> tuple[int, ...]:
     """Return the ports at which hosts are reached by programs that know no proxy: the usual ones, and those named.
 
     A command can't have the usual ones for itself.
     """
     from fumehood.core.hosts import parse
 
-    named = [rule.ports[0] for rule in map(parse, hosts) if rule.ports[0] == rule.ports[1]]
-    ports = dict.fromkeys([*_USUAL, *named])
-    return tuple(port for port in ports if port not in {each.port for each in taken})[:_MOST_FORWARDS]
+    named = [rule.ports[0] for rule in map(parse, hosts) if rule.ports[0] == rule.ports[1] and not _own((rule.text,))]
+    return tuple(dict.fromkeys([*_USUAL, *named]))[:_MOST_FORWARDS]
 
 
 def proxy_port(taken: tuple[Forward, ...]) -> int:
     """Return the port inside that is the proxy's: the same always, unless a forwarded one is in its place."""
     ports = {each.port for each in taken}
-    return next(port for port in range(PORT, PORT + _MOST_FORWARDS + 1) if port not in ports)
+    return next(port for port in range(PORT, PORT + len(ports) + 1) if port not in ports)
 
 
 def resolvers(configuration: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ served outside, so no process of ours is inside.
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 0x1
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 _BACKLOG = 256
+_ANY, _LOOPBACK = "0.0.0.0", "127.0.0.1"  # noqa: S104 - of a namespace that nobody else is in
 _RANGE, _DNS = ("198.18.0.1", "255.254.0.0"), 53
 
 
@@ -28,7 +30,8 @@ def send_listeners(channel: int, places: Sequence[tuple[str, int]], resolvers: S
 
     _bring_up_loopback()
     _send_at_once()
-    made = [_listening(address, port) for address, port in places]
+    everywhere = {port for address, port in places if address == _ANY}
+    made = [_listening(address, port, is_shared=port in everywhere) for address, port in places]
     if resolvers:
         _add_address(0, *_RANGE)
         for number, address in enumerate(resolvers, 1):
@@ -77,16 +80,56 @@ def _add_address(number: int, address: str, mask: str) -> None:
             fcntl.ioctl(any_socket, request, name + place + bytes(8))
 
 
-def _listening(address: str, port: int) -> socket.socket:
+def _listening(address: str, port: int, *, is_shared: bool) -> socket.socket:
     import socket
 
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    if is_shared:  # one for every address, and perhaps one for loopback, which the kernel then prefers
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if ":" in address:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     listener.bind((address, port))
     listener.listen(_BACKLOG)
     return listener
 
+
+def loopback_listeners() -> tuple[tuple[str, int], ...]:
+    """Return the loopback addresses and ports at which programs of this machine listen now."""
+    found: dict[tuple[str, int], None] = {}
+    for table, meant in _TABLES:
+        try:
+            with open(table) as file:
+                next(file)
+                for row in file:
+                    _, local, _, state, _ = row.split(None, 4)
+                    if state != _LISTENING:
+                        break  # listeners come first, and there may be very many connections
+                    address, _, port = local.partition(":")
+                    found |= dict.fromkeys((each, int(port, 16)) for each in meant.get(address, ()))
+        except FileNotFoundError:
+            continue  # a kernel without IPv6
+    return tuple(found)
+
+
+def _as_listed(*words: bytes) -> str:
+    """Write an address as the kernel lists it: four bytes at a time, each four as one number of this machine's."""
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+
+
+_LISTENING = "0A"
+_NONE, _OWN = bytes(4), b"\x7f\0\0\1"
+# A program that listens at no particular IPv6 address mostly listens at every IPv4 address too.
+_TABLES = (
+    ("/proc/net/tcp", {_as_listed(_OWN): (_LOOPBACK,), _as_listed(_NONE): (_LOOPBACK,)}),
+    (
+        "/proc/net/tcp6",
+        {
+            _as_listed(_NONE, _NONE, _NONE, b"\0\0\0\1"): ("::1",),
+            _as_listed(_NONE, _NONE, _NONE, _NONE): (_LOOPBACK, "::1"),
+            _as_listed(_NONE, _NONE, b"\0\0\xff\xff", _OWN): (_LOOPBACK,),
+        },
+    ),
+)
 
 # Where only bubblewrap may make user namespaces, the listeners are made by a program of the host's inside the
 # sandbox, before the command takes its place.
@@ -116,8 +159,6 @@ CHANNEL_FD = 7
 
 def from_inside(places: Sequence[tuple[str, int]], command: tuple[str, ...]) -> tuple[str, ...]:
     """Return a command that hands out listeners by CHANNEL_FD and then becomes the given one."""
-    import sys
-
     # The interpreter itself: a virtual environment's may lie where commands see nothing.
     python = os.path.realpath(sys.executable)
     listed = [f"{address}:{port}" for address, port in places]

@@ -63,6 +63,25 @@ if TYPE_CHECKING:
             ...
 
 
+    class Asking(Protocol):
+        """Questions to a person that the command waits for; while one is open, nothing is carried to and fro."""
+
+        is_open: bool
+        @property
+        def waited_s(self) -> float:
+            """How long it has waited so far, which is not its own time."""
+            ...
+        def fileno(self) -> int:
+            """The descriptor to poll."""
+            ...
+        def drain(self) -> None:
+            """Take note of what was asked and answered."""
+            ...
+        def close(self) -> None:
+            """Ask nothing any more."""
+            ...
+
+
 _PIECE = 1 << 16
 _GRACE_S = 2.0
 _FIRST_LOOK_S = 0.03  # most commands have ended by then, and cost no look
@@ -108,6 +127,7 @@ class Attendance:
         cancelled: Callable[[], bool] | None = None,
         guarding: Callable[[int], Guard | None] | None = None,
         signals: Signals | None = None,
+        asking: Asking | None = None,
     ) -> None:
         self._running = running
         self._outputs = dict(outputs)
@@ -117,6 +137,7 @@ class Attendance:
         self._cancelled = cancelled
         self._guarding = guarding
         self._signals = signals
+        self._asking = asking
         self._heard: list[int] = []
         self._guard: Guard | None = None
         self._next_look = time.monotonic() + _FIRST_LOOK_S
@@ -149,6 +170,8 @@ class Attendance:
         )
 
     def _give_way(self) -> None:
+        if self._asking is not None:
+            self._asking.close()
         if self._interrupted:
             self._running.kill()
         else:
@@ -160,7 +183,9 @@ class Attendance:
         """Somebody who was told of the command's output failed: end the command, and tell nobody any more."""
         for stream in self._outputs.values():
             stream.mute()
-        self._watched = self._cancelled = self._deadline = self._guarding = None
+        if self._asking is not None:
+            self._asking.close()
+        self._watched = self._cancelled = self._deadline = self._guarding = self._asking = None
         if self._exit is None:
             self._running.kill()
         while self._exit is None:
@@ -170,16 +195,12 @@ class Attendance:
     def _turn(self) -> None:
         """Wait for something to happen and see to it."""
         poll = select.poll()
-        for fd in self._outputs:
-            poll.register(fd, _READABLE)
-        for each in (self._running, self._watched, self._signals):
+        for each in (self._running, self._signals, self._asking):
             if each is not None:
                 poll.register(each.fileno(), _READABLE)
         fed = -1
-        if self._feeding is not None:
-            fed, event = self._feeding.waits_for
-            if fed >= 0:
-                poll.register(fed, event)
+        if not self._is_asking:
+            fed = self._register_carried(poll)
         ready = {fd for fd, _ in poll.poll(self._patience_ms())}
         for fd in ready & self._outputs.keys():
             self._read(fd)
@@ -188,9 +209,38 @@ class Attendance:
         if self._feeding is not None and fed in ready and not self._feeding.advance():
             self._end_feeding()
         self._listen(ready)
+        if self._asking is not None and self._asking.fileno() in ready:
+            self._asking.drain()
         if self._running.fileno() in ready:
             self._exit = self._running.advance()
         self._look_at_the_clock()
+
+    @property
+    def _is_asking(self) -> bool:
+        return self._asking is not None and self._asking.is_open
+
+    def _register_carried(self, poll: select.poll) -> int:
+        """Poll what is carried to and fro; returns the descriptor that input waits for.
+
+        While a person is asked, nothing is: what they type is the answer, and output would push the question away.
+        """
+        for fd in self._outputs:
+            poll.register(fd, _READABLE)
+        if self._watched is not None:
+            poll.register(self._watched.fileno(), _READABLE)
+        if self._feeding is None:
+            return -1
+        fed, event = self._feeding.waits_for
+        if fed >= 0:
+            poll.register(fed, event)
+        return fed
+
+    @property
+    def _ends_at(self) -> float | None:
+        """When its time is over; what it waited for a person is not counted."""
+        if self._deadline is None or self._asking is None or self._interrupted:
+            return self._deadline
+        return None if self._asking.is_open else self._deadline + self._asking.waited_s
 
     def _listen(self, ready: set[int]) -> None:
         """Give way to every signal that came."""
@@ -200,7 +250,7 @@ class Attendance:
                 self._give_way()
 
     def _patience_ms(self) -> float | None:
-        until = self._deadline
+        until = self._ends_at
         if self._guarding is not None and (until is None or self._next_look < until):
             until = self._next_look
         if until is None:
@@ -229,7 +279,8 @@ class Attendance:
         now = time.monotonic()
         if self._guarding is not None and now >= self._next_look:
             self._look_after_it(now)
-        if self._deadline is not None and now >= self._deadline:
+        ends_at = self._ends_at
+        if ends_at is not None and now >= ends_at:
             self._timed_out = True
             self._deadline = None
             self._running.kill()

@@ -55,7 +55,7 @@ class Stdio:
             self.feed.close()
 
 
-def piped(wish: str | bytes | int, outputs: tuple[Stream, Stream]) -> Stdio:
+def piped(wish: str | bytes, outputs: tuple[Stream, Stream]) -> Stdio:
     """Give the command a pipe for each output, and the input that is wished for."""
     stdin, feed = _input(wish)
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
@@ -69,16 +69,14 @@ def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
     return Stdio((slave, slave, slave), {master: output}, Feed(os.dup(terminal.master), source=0))
 
 
-def _input(wish: str | bytes | int) -> tuple[int, Carrier | None]:
-    if wish in (INHERITED, 0):
+def _input(wish: str | bytes) -> tuple[int, Carrier | None]:
+    if wish == INHERITED:
         found = os.fstat(0)
         if found.st_mode & 0o170000 == 0o020000 and os.major(found.st_rdev) == _MEMORY:
             return 0, None
         from fumehood.linux.lent import lent
 
         return lent(0)
-    if isinstance(wish, int):
-        return wish, None
     if wish == CLOSED:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
     reading, writing = os.pipe()

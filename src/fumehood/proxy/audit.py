@@ -8,10 +8,6 @@ import time
 from fumehood.core.connection import Connection
 from fumehood.core.hosts import printed
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 MOST = 1000  # lines a run gets; what goes beyond is counted with others of its kind
 OTHERS = "(others)"
 
@@ -39,13 +35,12 @@ class Entry:
 
 
 class Audit:
-    """All connections of one run; `refused` is told of each new host that was not granted."""
+    """All connections of one run."""
 
-    def __init__(self, refused: Callable[[Connection], None] | None = None) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: set[Entry] = set()
         self._kept: dict[object, Connection] = {}
-        self._refused = refused
 
     def begin(self, protocol: str, host: str = "", port: int = 0) -> Entry:
         """Open an entry."""
@@ -61,12 +56,9 @@ class Audit:
             if entry not in self._open:
                 return
             self._open.discard(entry)
-            connection = entry.connection()
-            is_new = self._keep(connection)
-        if is_new and not connection.allowed and self._refused is not None:
-            self._refused(connection)
+            self._keep(entry.connection())
 
-    def _keep(self, connection: Connection) -> bool:
+    def _keep(self, connection: Connection) -> None:
         # Refusals repeat: tools try again and again. Connections that were made get a line each, while there is room.
         key: object = (connection.host, connection.port, connection.protocol, connection.reason)
         if connection.allowed and len(self._kept) < MOST:
@@ -76,7 +68,6 @@ class Audit:
             key = (OTHERS, connection.protocol, connection.allowed, connection.reason)
         before = self._kept.get(key)
         self._kept[key] = connection if before is None else _together(before, connection)
-        return before is None
 
     def connections(self) -> tuple[Connection, ...]:
         """Return all there was, the connections that are still open included, in the order they began."""

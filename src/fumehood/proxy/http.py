@@ -170,9 +170,9 @@ class Session:
         self._drop_host()
         entry = self._audit.begin(HTTP)
         try:
-            self._reach.judge(entry, host, port)
+            self._reach.judge(entry, host, port, self._client)
             connection, upstream = self._reach.connect_http(entry, host, port)
-        except (Denied, Unreachable) as error:
+        except (Denied, Unreachable, Gone) as error:
             entry.reason = str(error)
             self._audit.end(entry)
             raise

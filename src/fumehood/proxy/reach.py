@@ -11,13 +11,13 @@ import socket
 
 from fumehood.core.addresses import special
 from fumehood.core.connection import NOT_GRANTED
-from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address
+from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, shown
 from fumehood.proxy.upstream import Upstream, connect, tunnel
-from fumehood.proxy.wire import send_at_once
+from fumehood.proxy.wire import Gone, Wire, send_at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fumehood.core.hosts import Address
     from fumehood.proxy.audit import Entry
@@ -34,17 +34,33 @@ class Unreachable(Exception):
 
 
 class Reach:
-    """What one run may reach, and how the outside is reached from here."""
+    """What one run may reach, and how the outside is reached from here.
 
-    def __init__(self, hosts: Hosts, environment: Mapping[str, str] | None = None) -> None:
+    `refusal` waits for a person's answer about a `host:port` that was not granted, and says why not.
+    """
+
+    def __init__(
+        self, hosts: Hosts, environment: Mapping[str, str] | None = None, refusal: Callable[[str], str] | None = None
+    ) -> None:
         self.hosts = hosts
+        self._refusal = refusal
         self._environment = os.environ if environment is None else environment
 
-    def judge(self, entry: Entry, host: str, port: int) -> None:
-        """Raise Denied unless the host was granted; nothing is resolved, so nothing is told to anyone."""
+    def judge(self, entry: Entry, host: str, port: int, client: Wire) -> None:
+        """Raise Denied unless the host was granted or is now; nothing is resolved, so nothing is told to anyone.
+
+        Raises Gone where the client did not wait for the answer: it may have sent the same over another connection.
+        """
         entry.host, entry.port = host, port
-        if not self.hosts.allow(host, port):
-            raise Denied(NOT_GRANTED)
+        if self.hosts.allow(host, port):
+            return
+        refusal = NOT_GRANTED if self._refusal is None else self._refusal(shown(host, port))
+        if refusal:
+            raise Denied(refusal)
+        self.hosts.add(shown(host, port))
+        if client.is_closed:
+            entry.allowed = True
+            raise Gone("the program had closed the connection before the person answered")
 
     def upstream(self, host: str, port: int, *, tls: bool) -> Upstream | None:
         """Return the person's own proxy, where their environment says to use one for this host."""

@@ -37,6 +37,7 @@ _BY_ADDRESS = ("", 0)  # the host is told by the address that was connected to
 class Proxy:
     """The way out for one run: what it may reach is `hosts`; everything else is refused and recorded.
 
+    With `refusal`, a connection to another host waits while that is called; what it returns is why it is refused.
     `forwards` are hosts and ports of which the command has a listener of its own inside, besides the proxy's. For
     programs that know no proxy there are `direct` more, at addresses that stand for names, and then, for `resolvers`
     times, a socket where those names are asked for.
@@ -46,17 +47,17 @@ class Proxy:
         self,
         hosts: Sequence[str],
         forwards: Sequence[tuple[str, int]] = (),
-        refused: Callable[[Connection], None] | None = None,
+        refusal: Callable[[str], str] | None = None,
         environment: Mapping[str, str] | None = None,
         *,
         direct: int = 0,
         resolvers: int = 0,
     ) -> None:
-        self._reach = Reach(Hosts(hosts), environment)
+        self._reach = Reach(Hosts(hosts), environment, refusal)
         self._targets: list[tuple[str, int] | None] = [None, *forwards, *([_BY_ADDRESS] * direct)]
         self._resolvers = resolvers
         self._names = Names()
-        self.audit = Audit(refused)
+        self.audit = Audit()
         self._wake, self._waking = os.pipe()
         self._stopping = threading.Event()
         self._slots = threading.Semaphore(MOST_CONNECTIONS)
@@ -218,13 +219,15 @@ class Proxy:
         """Connect a client with a host, if it may be; `say` gives the words for what became of it."""
         entry = self.audit.begin(protocol)
         try:
-            self._reach.judge(entry, host, port)
+            self._reach.judge(entry, host, port, client)
             connection = self._reach.connect(entry, host, port)
             self._track(connection)
             client.send(say(""), _GREETING_S)
             relay(client.socket, connection, client.taken(), entry, lambda name: self._is_asked(name, host, port))
         except WrongHost as error:
             entry.allowed, entry.reason = False, str(error)
+        except Gone as error:
+            entry.reason = str(error)
         except (Denied, Unreachable) as error:
             entry.reason = str(error)
             kind = "denied" if isinstance(error, Denied) else "unreachable"

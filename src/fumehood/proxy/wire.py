@@ -41,6 +41,13 @@ class Wire:
         self.socket = connection
         self._early = early
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other side will say nothing more than what has come already."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     def read(self, patience_s: float) -> bytes:
         """Return the next bytes, none at the end; raises Gone where nothing comes in time."""
         if self._early:

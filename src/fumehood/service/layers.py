@@ -121,22 +121,6 @@ class Claim:
             os.close(self._fd)
 
 
-def renew(
-    places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = ()
-) -> None:
-    """Throw away all that a try of a command left, and make its layers anew; the claim stays."""
-    above = open_top(places.run(run))
-    try:
-        for name in os.listdir(places.run(run)):
-            remove_tree(above, name)
-    finally:
-        os.close(above)
-    for stream in ("stdout", "stderr"):
-        if os.path.exists(places.output(run, stream)):
-            os.unlink(places.output(run, stream))
-    make(places, run, roots, way, below)
-
-
 def take_up(places: Places, run: str) -> int:
     """Lock the directory of a run whose process is dead; raises BlockingIOError where it lives."""
     import fcntl

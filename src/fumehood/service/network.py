@@ -1,4 +1,4 @@
-"""One command's way to the network: its proxy while it runs, and the question afterwards what it needed."""
+"""One command's way to the network: its proxy while it runs, and the questions that its connections wait for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import threading
 import time
 
 from fumehood.core import network as n
-from fumehood.core.connection import wanted
+from fumehood.core.connection import NOT_GRANTED, SAID_NO
+from fumehood.core.permission import CANCELLED, NOBODY, TOO_LATE
 from fumehood.core.proxied import shared, variables
 from fumehood.core.report import Blocked
+from fumehood.core.wording import MOST_ITEMS
 from fumehood.errors import Unavailable
+from fumehood.service.permission import Decision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,46 +23,155 @@ if TYPE_CHECKING:
     from fumehood.core.connection import Connection
     from fumehood.core.network import Network
     from fumehood.linux.launch import Plan, Starter
-    from fumehood.linux.output import Sink
     from fumehood.linux.process import Running
     from fumehood.proxy.server import Proxy
-    from fumehood.service.input import Input
     from fumehood.service.world import World
 
-# After the last new host, a command that will run again has had its time: some try for minutes when refused.
-_QUIET_S = 2.0
 _MOST_BLOCKED = 20
+_TOO_MANY = f"the command asked for more than {MOST_ITEMS} hosts, which is more than a person can judge"
+
+
+class Asking:
+    """Puts the hosts that a command tries to reach to a person, one after the other, while its connections wait.
+
+    Each connection has a thread of its own, which calls `refusal`. The thread that attends the command calls the rest.
+    """
+
+    def __init__(
+        self, decide: Callable[[str, Callable[[], bool]], Decision], record: Callable[[str, Decision], object]
+    ) -> None:
+        self._decide = decide
+        self._record = record
+        self._changed = threading.Condition()
+        self._turn = threading.Lock()  # one question at a time
+        self._answers: dict[str, Decision | None] = {}  # None: it waits for one
+        self._unrecorded: list[tuple[str, Decision]] = []
+        self._error: BaseException | None = None
+        self._silence = ""  # why nobody is asked any more
+        self._waiting = 0
+        self._since = self._waited_s = 0.0
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.is_open = False  # what the attending thread has taken note of
+
+    def refusal(self, place: str) -> str:
+        """Wait for the answer about a `host:port`; returns why it is refused, and nothing where it is granted."""
+        with self._changed:
+            is_new = place not in self._answers
+            if is_new:
+                refusal = self._silence or (_TOO_MANY if len(self._answers) >= MOST_ITEMS else "")
+                if refusal:
+                    return refusal
+                self._answers[place] = None
+                self._begin_waiting()
+        if is_new:
+            self._answer(place)
+        with self._changed:
+            while (decision := self._answers[place]) is None:
+                self._changed.wait()
+        return "" if decision.allowed else decision.reason or SAID_NO
+
+    def _begin_waiting(self) -> None:
+        if not self._waiting:
+            self._since = time.monotonic()
+        self._waiting += 1
+        self._wake()
+
+    def _answer(self, place: str) -> None:
+        """Find the answer about a host, which others may wait for too."""
+        decision = Decision(allowed=False, reason=CANCELLED)
+        try:
+            with self._turn:
+                decision = self._asked(place)
+        except BaseException as error:  # noqa: BLE001 - handed on to the thread that attends the command
+            self._error = error
+        with self._changed:
+            self._answers[place] = decision
+            self._waiting -= 1
+            if not self._waiting:
+                self._waited_s += time.monotonic() - self._since
+            self._changed.notify_all()
+            self._wake()
+
+    def _asked(self, place: str) -> Decision:
+        with self._changed:
+            # What is typed from now on is the answer, so nobody else may read it any more.
+            while not self.is_open and not self._silence:
+                self._changed.wait()
+            if self._silence:
+                return Decision(allowed=False, reason=self._silence)
+        decision = self._decide(place, lambda: bool(self._silence))
+        if decision.reason in (NOBODY, TOO_LATE):
+            self._fall_silent(decision.reason)
+        with self._changed:
+            self._unrecorded.append((place, decision))
+        return decision
+
+    def _wake(self) -> None:
+        """Have the attending thread look (the lock is held)."""
+        if self._event >= 0:
+            os.eventfd_write(self._event, 1)
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+        return self._event
+
+    def drain(self) -> None:
+        """Take note of questions that were put and answered; raises what went wrong in asking."""
+        with self._changed:
+            os.eventfd_read(self._event)
+            self.is_open = self._waiting > 0
+            self._changed.notify_all()
+        self._keep_record()
+        if self._error is not None:
+            raise self._error
+
+    def _keep_record(self) -> None:
+        with self._changed:
+            answered, self._unrecorded = self._unrecorded, []
+        for place, decision in answered:
+            self._record(place, decision)
+
+    @property
+    def waited_s(self) -> float:
+        """How long the command has waited for a person so far."""
+        with self._changed:
+            return self._waited_s + (time.monotonic() - self._since if self._waiting else 0.0)
+
+    def close(self) -> None:
+        """Ask nothing any more: the command has ended, or is about to; an open question is closed as a no."""
+        self._fall_silent(CANCELLED)
+
+    def _fall_silent(self, reason: str) -> None:
+        with self._changed:
+            self._silence = self._silence or reason
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Record what is left, once no connection waits any more."""
+        self._keep_record()
+        with self._changed:
+            os.close(self._event)
+            self._event = -1
+
+    @property
+    def granted(self) -> tuple[str, ...]:
+        """The hosts that a person said yes to."""
+        with self._changed:
+            return tuple(place for place, answer in self._answers.items() if answer is not None and answer.allowed)
 
 
 class Access:
-    """The network of one try of a command; `may_ask` says whether somebody can be asked for more."""
+    """The network of one command; with `asking`, what nobody granted is asked for while the connection waits."""
 
-    def __init__(
-        self, network: Network, *, may_ask: bool = False, given: Input | None = None, resolvers: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, network: Network, *, asking: Asking | None = None, resolvers: tuple[str, ...] = ()) -> None:
         self.network = network
+        self.asking = asking
         self.resolvers = resolvers if network.is_proxied else ()
-        self._input = given
         self.connections: tuple[Connection, ...] = ()
         self._proxy: Proxy | None = None
         self._listen: tuple[tuple[str, int], ...] = ()
-        self._will_ask = network.watched and may_ask
-        self._refused_at = 0.0
-        self.ended_it = False  # because nothing of this try will be left
-        self._lock = threading.Lock()
         if network.is_proxied:
-            from fumehood.proxy.server import Proxy
-
-            inside = n.forwards(network.hosts)
-            direct = n.direct_ports(network.hosts, inside) if resolvers else ()
-            self._listen = (
-                ("127.0.0.1", n.proxy_port(inside)), *((each.address, each.port) for each in inside),
-                *(("0.0.0.0", port) for port in direct),  # noqa: S104 - of a namespace that nobody else is in
-            )  # fmt: skip
-            self._proxy = Proxy(
-                network.hosts, [(each.host, each.port) for each in inside], self._note, direct=len(direct),
-                resolvers=len(resolvers),
-            )  # fmt: skip
+            self._prepare_proxy()
         elif network.mode == n.FULL:
             from fumehood.linux.landlock import can_scope
 
@@ -69,6 +181,22 @@ class Access:
                     " with Landlock",
                     hint="--allow-host '*' reaches every public host through the proxy",
                 )
+
+    def _prepare_proxy(self) -> None:
+        from fumehood.linux.nets import loopback_listeners
+        from fumehood.proxy.server import Proxy
+
+        hosts = self.network.hosts
+        inside = n.forwards(hosts, loopback_listeners() if self.network.asks else ())
+        direct = n.direct_ports(hosts) if self.resolvers else ()
+        self._listen = (
+            ("127.0.0.1", n.proxy_port(inside)), *((each.address, each.port) for each in inside),
+            *(("0.0.0.0", port) for port in direct),  # noqa: S104 - of a namespace that nobody else is in
+        )  # fmt: skip
+        self._proxy = Proxy(
+            hosts, [(each.host, each.port) for each in inside],
+            None if self.asking is None else self.asking.refusal, direct=len(direct), resolvers=len(self.resolvers),
+        )  # fmt: skip
 
     @property
     def listen(self) -> tuple[tuple[str, int], ...]:
@@ -99,52 +227,17 @@ class Access:
                 raise
         # Not before the sandbox was forked: whoever forks has one thread only.
         self._proxy.start(ours)
-        if self._input is not None:
-            self._input.start()
         return running
 
     def stop(self) -> None:
-        """The command has ended: end the proxy, and keep what it saw."""
+        """The command has ended: close what is still asked, end the proxy, and keep what it saw."""
+        if self.asking is not None:
+            self.asking.close()
         if self._proxy is not None:
             self.connections = self._proxy.stop()
             self._proxy = None
-
-    def _note(self, connection: Connection) -> None:
-        """Take note that a host was refused."""
-        if wanted([connection]):
-            with self._lock:
-                self._refused_at = time.monotonic()
-
-    @property
-    def was_refused(self) -> bool:
-        """Tell whether the person will be asked, so that nothing of this try will be left."""
-        return self._will_ask and self._refused_at > 0
-
-    def muted(self, sink: Sink | None) -> Sink | None:
-        """Return a sink that passes nothing on any more once this try is in vain."""
-        if sink is None or not self._will_ask:
-            return sink
-
-        def until_refused(data: bytes) -> None:
-            if not self.was_refused:
-                sink(data)
-
-        return until_refused
-
-    def cancelled(self, before: Callable[[], bool] | None) -> Callable[[], bool] | None:
-        """Return what tells whether the command is to be ended."""
-        if not self._will_ask:
-            return before
-
-        def ended() -> bool:
-            self.ended_it = self.was_refused and time.monotonic() - self._refused_at > _QUIET_S
-            return self.ended_it or (before is not None and before())
-
-        return ended
-
-    def to_ask(self) -> tuple[str, ...]:
-        """Return the hosts to ask for once a try has ended."""
-        return wanted(self.connections) if self._will_ask else ()
+        if self.asking is not None:
+            self.asking.finish()
 
 
 def resolvers_of(world: World) -> tuple[str, ...]:
@@ -181,7 +274,9 @@ def blocked(connections: tuple[Connection, ...], started_at: float) -> tuple[Blo
 
 
 def _advice(refused: Connection, name: str) -> str:
-    if wanted([refused]):
+    if refused.reason == SAID_NO:
+        return "that was for this run only"
+    if refused.reason in (NOT_GRANTED, NOBODY, TOO_LATE, CANCELLED, _TOO_MANY):
         return f"ask for it: fumehood run --allow-host {name} -- …"
     if refused.address and "which was not named" in refused.reason:
         place = f"[{refused.address}]" if ":" in refused.address else refused.address

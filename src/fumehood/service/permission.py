@@ -35,7 +35,8 @@ class Decision(Value):
     @property
     def told(self) -> str:
         """What was said, in words for the record."""
-        return self.answer.replace("_", " ") or self.reason
+        answer = self.answer.replace("_", " ")
+        return f"{answer} ({self.reason})" if answer and self.reason else answer or self.reason
 
 
 class Permissions:

@@ -58,7 +58,7 @@ class Ended(Value):
 class Wishes(Value):
     """How the caller wants to take part while the command runs."""
 
-    stdin: str | bytes | int = CLOSED  # one of the words, what to feed, or a descriptor to take over
+    stdin: str | bytes = CLOSED  # one of the words, or what to feed
     on_stdout: Sink | None = None
     on_stderr: Sink | None = None
     watch: Callable[[Sequence[Layer]], Watched] | None = None
@@ -273,6 +273,7 @@ class Execution:
                 deadline=None if timeout is None else began + timeout,
                 watched=watched, feeding=stdio.feed, cancelled=wishes.cancelled,
                 guarding=None if plan.bare else self._guard, signals=wishes.signals,
+                asking=None if access is None else access.asking,
             ).attend()  # fmt: skip
         finally:
             if watched is not None:

@@ -7,8 +7,8 @@ import time
 
 from fumehood.core.changes import HELD
 from fumehood.core.judge import APPLY, HOLD, cut_short, judge
-from fumehood.core.network import FULL, OFFLINE, decided
-from fumehood.core.permission import network_question
+from fumehood.core.network import FULL, HOSTS, OFFLINE, decided
+from fumehood.core.permission import NETWORK, network_question
 from fumehood.core.policy import HIDDEN, Policy
 from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import overflows, refused_writes
@@ -34,7 +34,7 @@ from fumehood.store.ids import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from fumehood.core.changes import Change
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fumehood.linux.overlay import Layer
     from fumehood.linux.process import Outcome
     from fumehood.linux.strangers import Stranger
-    from fumehood.service.network import Access
+    from fumehood.service.network import Access, Asking
     from fumehood.service.permission import Decision
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
@@ -300,23 +300,35 @@ class Hood:
         request: Request, wishes: Wishes, seat: Seat | None,
     ) -> Ended:  # fmt: skip
         """Run a command that has a network, or may turn out to need one."""
-        from fumehood.service.network import resolvers_of
-        from fumehood.service.replay import connected
+        from fumehood.service.network import Access, blocked, resolvers_of
 
+        asking = self._asking_for(run, wishes) if network.asks else None
+        resolvers = resolvers_of(world) if self.host().makes_namespaces else ()
+        access = Access(network, asking=asking, resolvers=resolvers)
+        try:
+            return self._execute(run, execution, command, world, request, wishes, seat, access)
+        finally:
+            access.stop()
+            run.connections = access.connections
+            run.blocked = blocked(access.connections, run.started_at)
+            if asking is not None and asking.granted:
+                run.network, run.hosts = HOSTS, (*network.hosts, *asking.granted)
+
+    def _asking_for(self, run: Run, wishes: Wishes) -> Asking | None:
+        """Return what asks for the hosts that a command tries to reach; None where nobody is there to ask."""
         permissions = self._permissions(wishes)
+        if not permissions.are_answered:
+            return None
+        from fumehood.service.network import Asking
 
-        def ask(hosts: tuple[str, ...]) -> None:
-            question = network_question(run.command, run.cwd, run.project, run.run, hosts, run.roots)
-            self._decided(run, question, permissions.require(question, wishes.cancelled))
+        def question(place: str) -> Question:
+            return network_question(run.command, run.cwd, run.project, run.run, (place,), run.roots)
 
-        return connected(
-            run, network, wishes, ask=ask if permissions.are_answered else None,
-            execute=lambda access, wishes: self._execute(
-                run, execution, command, world, request, wishes, seat, access
-            ),
-            renew=lambda: layering.renew(self.store.places, run.run, run.roots, run.capture, self._below(run)),
-            resolvers=resolvers_of(world) if self.host().makes_namespaces else (),
-        )  # fmt: skip
+        def decide(place: str, is_closed: Callable[[], bool]) -> Decision:
+            cancelled = wishes.cancelled
+            return permissions.decide(question(place), lambda: is_closed() or (cancelled is not None and cancelled()))
+
+        return Asking(decide, lambda place, decision: self._decided(run, question(place), decision))
 
     def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:
         """Record the run, and make its layers."""
@@ -403,7 +415,8 @@ class Hood:
 
     def _decided(self, run: Run, question: Question, decision: Decision) -> None:
         """Leave in the audit trail what a person said."""
-        self.store.audit.tell(run.run, DECIDED, f"{decision.told}: {question.text}", project=self.project.id)
+        hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
+        self.store.audit.tell(run.run, DECIDED, f"{decision.told}: {question.text}{hosts}", project=self.project.id)
 
     def _permissions(self, wishes: Wishes) -> Permissions:
         return self.permissions.among(wishes.asks) if wishes.asks else self.permissions

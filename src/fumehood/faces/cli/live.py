@@ -32,7 +32,6 @@ class Live:
 
     def watch(self, layers: Sequence[Layer]) -> Watched:
         """Start telling."""
-        self._count = 0  # a command that runs again begins anew
         return _Clearing(watcher(self._tell)(layers), self._clear)
 
     def _tell(self, what: str, path: str) -> None:

@@ -23,7 +23,7 @@ _KEYS = {
     p.ALLOW_ALWAYS: ("a", "allow always"), p.DENY_ONCE: ("n", "deny"),
     p.DENY_SESSION: ("q", "deny for this session"), p.DENY_ALWAYS: ("v", "never"),
 }  # fmt: skip
-_NO = frozenset("\r\n\x04\x1b")  # Enter, the end of input, Escape: the default
+_NO = frozenset("\r\n\x03\x04\x1b")  # Enter, Ctrl-C where it is a key, the end of input, Escape: the default
 
 
 def terminal() -> tuple[Ask, ...]:
@@ -164,7 +164,8 @@ def _write(tty: int, text: str) -> None:
 class Keys:
     """The terminal gives single keys, unseen, for a `with` block; Ctrl-C still means what it always does.
 
-    What was typed before the question is thrown away: it was no answer to it.
+    What was typed before the question is thrown away: it was no answer to it. Lines begin at the left, also where a
+    command has the terminal and they would not.
     """
 
     def __init__(self, tty: int) -> None:
@@ -176,6 +177,7 @@ class Keys:
 
         before = termios.tcgetattr(self._tty)
         now = termios.tcgetattr(self._tty)
+        now[1] |= termios.OPOST | termios.ONLCR
         now[3] &= ~(termios.ICANON | termios.ECHO)
         now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
         termios.tcsetattr(self._tty, termios.TCSAFLUSH, now)

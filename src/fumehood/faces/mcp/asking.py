@@ -104,13 +104,17 @@ class AnsweredBefore:
         self._digest = question.digest
         self._answer = answer
         self._again = again
+        self._is_used = False
 
     def put(self, asked: Asked) -> None:
         """Answer, or have it asked again."""
         if asked.question.digest == self._digest and self._answer in asked.question.options:
             asked.answer(self._answer)
+            self._is_used = True
         elif self._again is not None:
             self._again.put(asked)
+        elif self._is_used:
+            asked.answer(None)  # the command runs, and has come upon something else
         else:
             asked.fail(
                 ChangedMeanwhile(
