@@ -13,7 +13,7 @@ from at_terminal import Terminal
 from conftest import command_line
 from fumehood import Policy, Sandbox
 from fumehood.linux.probe import Host
-from fumehood.service.store import Store
+from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually, with_enough_time
 from people import Person
 from servers import Git, Tcp, Web, echo, repository, serving
@@ -57,7 +57,7 @@ def refusals(run):
 
 
 def events(run):
-    store = Store()
+    store = OpenedStore()
     try:
         return [(event.act, event.detail) for event in store.audit.of([run.run])[run.run]]
     finally:
