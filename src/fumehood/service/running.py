@@ -6,25 +6,31 @@ import os
 import time
 
 from fumehood.core.environment import apart
+from fumehood.core.permission import NETWORK
 from fumehood.core.report import Run
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, LaunchFailed
+from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.landlock import guard, is_scoped_by_launcher
 from fumehood.linux.launch import Owner, Plan, owner_of, started
 from fumehood.linux.limits import resource_limits
 from fumehood.linux.mounts import is_bubblewraps
 from fumehood.linux.output import INLINE, Stream
+from fumehood.linux.probe import host
 from fumehood.linux.process import Attendance, Outcome
 from fumehood.linux.seccomp import filter_for
 from fumehood.linux.spec import Spec, bubblewrap_arguments
 from fumehood.linux.stdio import CLOSED, on_terminal, piped
+from fumehood.service.permission import Permissions
+from fumehood.service.settle import REFUSED
+from fumehood.store.audit import DECIDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fumehood.core.policy import Limits
+    from fumehood.core.permission import Question
+    from fumehood.core.policy import Limits, Policy
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.host import Host
     from fumehood.linux.indexes import SeenIndexes
@@ -37,11 +43,14 @@ if TYPE_CHECKING:
     from fumehood.linux.terminal import Terminal
     from fumehood.service.ask import Ask
     from fumehood.service.network import Access
+    from fumehood.service.permission import Decision
     from fumehood.service.scratch import Scratch
     from fumehood.service.session import Seat
+    from fumehood.service.store import Store
     from fumehood.service.surroundings import Seen, Surroundings
     from fumehood.service.world import World
     from fumehood.store.history import Printed
+    from fumehood.store.projects import Project
 
 
 class Ended(Value):
@@ -66,6 +75,51 @@ class Wishes(Value):
     terminal: Terminal | None = None  # the command's own, in place of pipes
     signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does
     asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
+
+
+class Workplace:
+    """A project with its policy, and who may be asked: what a run needs whether it is sandboxed or not."""
+
+    def __init__(
+        self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None
+    ) -> None:
+        self.store = store
+        self.project = project
+        self.policy = policy
+        self.permissions = Permissions(store.grants) if permissions is None else permissions
+        self.start = start
+        self._host: Host | None = None
+
+    def host(self) -> Host:
+        """Return what this host can do."""
+        if self._host is None:
+            self._host = host(self.store.places.cache, self.store.places.state)
+        return self._host
+
+    def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
+        """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
+        try:
+            self.note_decision(run, question, self.asking(wishes).require(question, wishes.cancelled))
+        except Refused as error:
+            note_refusal(run, error)
+            self.store.history.refuse(self.project.id, run)
+            raise
+
+    def note_decision(self, run: Run, question: Question, decision: Decision) -> None:
+        """Leave in the audit trail what a person said."""
+        hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
+        self.store.audit.tell(run.run, DECIDED, f"{decision.told}: {question.text}{hosts}", project=self.project.id)
+
+    def asking(self, wishes: Wishes) -> Permissions:
+        """Return who may be asked for a run: those it names, or those who usually are."""
+        return self.permissions.among(wishes.asks) if wishes.asks else self.permissions
+
+
+def note_refusal(run: Run, error: Refused) -> None:
+    """Write down that a run was refused, and by what."""
+    run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
+    run.stdout = run.stderr = ""
+    error.run, error.told = run.run, run.as_dict()
 
 
 class Execution:

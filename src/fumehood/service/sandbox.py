@@ -8,7 +8,7 @@ import time
 from fumehood.core.changes import HELD
 from fumehood.core.judge import APPLY, HOLD, cut_short, judge
 from fumehood.core.network import FULL, HOSTS, OFFLINE, decided
-from fumehood.core.permission import NETWORK, network_question
+from fumehood.core.permission import network_question
 from fumehood.core.policy import HIDDEN, Policy
 from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import overflows, refused_writes
@@ -20,16 +20,14 @@ from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.output import INLINE, HeldBack, Stream
 from fumehood.linux.overlay import mounts_inside
-from fumehood.linux.probe import host
 from fumehood.service import layers as layering
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
-from fumehood.service.running import Ended, Execution, Wishes, printed, take_note
-from fumehood.service.settle import FAILED, REFUSED, settle
+from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
+from fumehood.service.settle import FAILED, settle
 from fumehood.service.surroundings import Surroundings
 from fumehood.service.world import around
 from fumehood.store import reserve
-from fumehood.store.audit import DECIDED
 from fumehood.store.ids import new_id
 
 TYPE_CHECKING = False
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from fumehood.core.network import Network
     from fumehood.core.permission import Question
     from fumehood.core.profile import Profile
-    from fumehood.linux.host import Host
     from fumehood.linux.indexes import SeenIndexes
     from fumehood.linux.launch import Starter
     from fumehood.linux.overlay import Layer
@@ -60,18 +57,13 @@ if TYPE_CHECKING:
 _MOST_NAMED = 3
 
 
-class Hood:
+class Hood(Workplace):
     """One project's sandbox: every command a transaction."""
 
     def __init__(
         self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None
     ) -> None:
-        self.store = store
-        self.project = project
-        self.policy = policy
-        self.permissions = Permissions(store.grants) if permissions is None else permissions
-        self.start = start
-        self._host: Host | None = None
+        super().__init__(store, project, policy, start, permissions)
         self.surroundings = Surroundings(store.places, policy, store.projects.paths)
         self._profiles: tuple[Profile, ...] = ()
         self._withheld: dict[str, Any] = {}  # what profiles would grant a plain command
@@ -80,7 +72,7 @@ class Hood:
         """Run a command from request to report."""
         check(request)
         hood, request = self.profiled(request)
-        if hood._withheld and hood._permissions(wishes).are_answered:
+        if hood._withheld and hood.asking(wishes).are_answered:
             request = hood._asking(request)
         try:
             run = hood._run_claimed(request, wishes)
@@ -239,9 +231,7 @@ class Hood:
         places = self.store.places
         owner = owner_of(self.project.path)
         world = around(places, self.policy, root or self.policy.root, self.project.roots, owner, self.project.id)
-        if self._host is None:
-            self._host = host(places.cache, places.state)
-        choice = capturing.choose(self._host, self.policy.capture, self.project.roots)
+        choice = capturing.choose(self.host(), self.policy.capture, self.project.roots)
         way = choice.way
         with layering.Claim(places, new_id()) as claim:
             claim.take()
@@ -249,7 +239,7 @@ class Hood:
             try:
                 layers = layering.make(places, claim.run, self.project.roots, way)
                 capture = capturing.Capture(way, layers, world.targets, choice.groups)
-                execution = Execution(self._host, capture, self.start, self.policy.limits)
+                execution = Execution(self.host(), capture, self.start, self.policy.limits)
                 with world.entered(way) as world:
                     execution.run(
                         arguments(script, world.shell), world, world.cwd(self.project.path), self.surroundings,
@@ -316,7 +306,7 @@ class Hood:
 
     def _asking_for(self, run: Run, wishes: Wishes) -> Asking | None:
         """Return what asks for the hosts that a command tries to reach; None where nobody is there to ask."""
-        permissions = self._permissions(wishes)
+        permissions = self.asking(wishes)
         if not permissions.are_answered:
             return None
         from fumehood.service.network import Asking
@@ -328,7 +318,7 @@ class Hood:
             cancelled = wishes.cancelled
             return permissions.decide(question(place), lambda: is_closed() or (cancelled is not None and cancelled()))
 
-        return Asking(decide, lambda place, decision: self._decided(run, question(place), decision))
+        return Asking(decide, lambda place, decision: self.note_decision(run, question(place), decision))
 
     def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:
         """Record the run, and make its layers."""
@@ -344,12 +334,6 @@ class Hood:
         layers = layering.make(places, run.run, run.roots, run.capture, self._below(run))
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups)
         return layers, Execution(found, capture, self.start, self.policy.limits, claim.indexes)
-
-    def host(self) -> Host:
-        """Return what this host can do."""
-        if self._host is None:
-            self._host = host(self.store.places.cache, self.store.places.state)
-        return self._host
 
     def _below(self, run: Run) -> list[tuple[str, ...]]:
         """Find what earlier runs hold: the command sees that too, root by root."""
@@ -404,27 +388,10 @@ class Hood:
 
         return waiting(self.store, run)
 
-    def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
-        """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
-        try:
-            self._decided(run, question, self._permissions(wishes).require(question, wishes.cancelled))
-        except Refused as error:
-            _refused(run, error)
-            self.store.history.refuse(self.project.id, run)
-            raise
-
-    def _decided(self, run: Run, question: Question, decision: Decision) -> None:
-        """Leave in the audit trail what a person said."""
-        hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
-        self.store.audit.tell(run.run, DECIDED, f"{decision.told}: {question.text}{hosts}", project=self.project.id)
-
-    def _permissions(self, wishes: Wishes) -> Permissions:
-        return self.permissions.among(wishes.asks) if wishes.asks else self.permissions
-
     def _failed(self, run: Run, error: BaseException) -> None:
         run.state, run.reason = FAILED, str(error) or type(error).__name__
         if isinstance(error, Refused):
-            _refused(run, error)
+            note_refusal(run, error)
         self.store.history.end(run)
         layering.drop(self.store.places, run.run)
 
@@ -446,12 +413,6 @@ def _mounts_inside(run: Run) -> list[tuple[int, str]]:
         for number, root in enumerate(run.roots)
         for mount in mounts_inside(root)
     ]
-
-
-def _refused(run: Run, error: Refused) -> None:
-    run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
-    run.stdout = run.stderr = ""
-    error.run, error.told = run.run, run.as_dict()
 
 
 def _missing(run: Run, network: Network, world: World, ended: Ended) -> tuple[Blocked, ...]:
