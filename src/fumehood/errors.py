@@ -77,18 +77,18 @@ def plain_error(error: Exception) -> FumehoodError:
     """Return an error of ours for any other: one line, and what to do about it."""
     if isinstance(error, FumehoodError):
         return error
-    hint = "FUMEHOOD_DEBUG=1 shows where"
+    hint = "FUMEHOOD_DEBUG=1 shows where it happened"
     if isinstance(error, OSError) and error.strerror:
         import errno
 
         where = f": {error.filename!r}" if error.filename else ""
-        hints = {errno.EMFILE: "let more files be open: ulimit -n 1024", errno.ENOSPC: "see that the disk is not full"}
+        hints = {errno.EMFILE: "allow more open files: ulimit -n 1024", errno.ENOSPC: "check that the disk is not full"}
         plain = Unforeseen(f"{error.strerror}{where}", hint=hints.get(error.errno or 0, hint))
     elif isinstance(error, UnicodeError):
-        plain = Unforeseen("a text is no valid Unicode", hint=hint)
+        plain = Unforeseen("a text is not valid Unicode", hint=hint)
     elif isinstance(error, MemoryError):
         plain = Unforeseen("there is not enough memory", hint=hint)
     else:
-        plain = Unforeseen(f"something unforeseen happened: {type(error).__name__}: {error}"[:500], hint=hint)
+        plain = Unforeseen(f"something unexpected happened: {type(error).__name__}: {error}"[:500], hint=hint)
     plain.__cause__ = error
     return plain

@@ -94,5 +94,5 @@ def test_changes_that_are_not_shown_count_too():
 
 def test_conflicts_stay_and_are_counted():
     question = apply_question(run_with(held("a"), held("b", verdict=c.CONFLICT)))
-    assert "  1 in conflict with your own edits stay as they are" in question.lines
+    assert "  1 in conflict with your own edits stays as it is" in question.lines
     assert [item.name for item in question.items] == ["a"]

@@ -62,7 +62,7 @@ def test_a_rule_allows_nothing_else(rule, host, port):
      "2130706433", "1.2.3", "fe80::1%lo", "[::1", "*.1.2.3.4", "a..b", "-" * 64 + ".org", "host:\uff18\uff10"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused_by_name(text):
-    with pytest.raises(BadRequest, match="is no host"):
+    with pytest.raises(BadRequest, match="is not a host"):
         parse(text)
 
 

@@ -241,5 +241,5 @@ def test_what_nobody_foresaw_is_one_line_unless_somebody_looks_for_it(
             [sys.executable, "-P", "-c", script], cwd=project, capture_output=True, text=True, check=False
         )
         assert done.returncode == 125
-        assert "something unforeseen happened: ModuleNotFoundError" in done.stderr
+        assert "something unexpected happened: ModuleNotFoundError" in done.stderr
         assert ("Traceback" in done.stderr, len(done.stderr.splitlines()) >= lines) == (bool(debug), True)

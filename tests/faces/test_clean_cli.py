@@ -61,7 +61,7 @@ def test_without_a_name_it_is_the_project_around_here_and_all_is_all(
     assert kept(store) == {runs[other]}
     cli("clean", "--all", "--yes", cwd=project)
     assert kept(store) == set()
-    assert "exclude each other" in cli("clean", "--all", "--project", other).stderr
+    assert "can't be used together" in cli("clean", "--all", "--project", other).stderr
 
 
 def test_a_dry_run_tells_and_removes_nothing(

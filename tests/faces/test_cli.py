@@ -404,7 +404,7 @@ def bad_inputs() -> dict[str, tuple[tuple[str, ...], str]]:
         "our state": (("run", "--project", "{}/home/.local/state/fumehood", "--", "true"), "records"),
         "around our state": (("run", "--project", "{}/home/.local", "--", "true"), "records"),
         "a layer": (("run", "--project", "{}/home/.local/state/fumehood/runs", "--", "true"), "records"),
-        "an empty name": (("run", "--project", "", "--", "true"), "no directory"),
+        "an empty name": (("run", "--project", "", "--", "true"), "is not a directory"),
         "no command": (("run",), "command is empty"),
         "an empty command": (("run", "--", ""), "command is empty"),
         "a blank command": (("run", "--", " \t"), "command is empty"),
@@ -412,7 +412,7 @@ def bad_inputs() -> dict[str, tuple[tuple[str, ...], str]]:
         "an option without its value": (("run", "--timeout"), "--timeout"),
         "no time": (("run", "--timeout", "0", "--", "true"), "'0' is not a time limit"),
         "no number": (("run", "--timeout", "nan", "--", "true"), "nan"),
-        "hold and discard": (("run", "--hold", "--discard", "--", "true"), "exclude each other"),
+        "hold and discard": (("run", "--hold", "--discard", "--", "true"), "can't be used together"),
         "no such root": (("run", "--root", "moon", "--", "true"), "moon"),
         "no such command": (("frobnicate",), "there is no command frobnicate"),
         "nearly a command": (("lgo",), "hint: did you mean log?"),
@@ -433,7 +433,7 @@ def bad_inputs() -> dict[str, tuple[tuple[str, ...], str]]:
         "no age": (("clean", "--days", "-1"), "-1"),
         "a root that is not there": (("roots", "add", "{}/none"), "does not exist"),
         "a root above the project": (("roots", "add", "/var"), "/var can't be a root"),
-        "no root": (("roots", "remove", "{}/project"), "no root of"),
+        "no root": (("roots", "remove", "{}/project"), "not a root of"),
         "a root without a name": (("roots", "add"), "needs a directory"),
     }  # fmt: skip
 
@@ -551,7 +551,7 @@ def test_errors_of_other_commands_are_objects_too(told: Any) -> None:
 
 @in_the_hood
 def test_log_lists_the_latest_first(told: Any, cli: Cli, project: Path) -> None:
-    assert "nothing ran here yet" in cli("log").stdout
+    assert "nothing has run here yet" in cli("log").stdout
     for command in ("touch a", "exit 4", "rm a"):
         cli("run", "--", command)
     found = told("log")

@@ -26,7 +26,7 @@ def test_path_tells_where_the_file_is_to_be(cli, home):
 def test_check_is_content_without_a_file(cli):
     done = cli("config", "check")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "does not exist: every default holds" in done.stdout
+    assert "does not exist: the defaults are used" in done.stdout
 
 
 def test_check_is_content_with_a_good_file(cli, configure):

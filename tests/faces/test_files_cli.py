@@ -132,9 +132,9 @@ def test_a_restore_tells_programs_the_run(run: Callable[..., Run], cli: Cli, pro
         (("restore", "nothing"), "there is no backup of nothing"),
         (("restore", "a", "--from", "2020-01-01"), "there is no backup of a from 2020-01-01"),
         (("restore", "a", "--from", "nonsense"), "there is no run nonsense"),
-        (("restore", "/etc/passwd"), "/etc/passwd is no path in"),
-        (("files", "nothing"), "nothing is known of nothing"),
-        (("files", "../.."), "is no path in"),
+        (("restore", "/etc/passwd"), "/etc/passwd is not a path in"),
+        (("files", "nothing"), "nothing is known about nothing"),
+        (("files", "../.."), "is not a path in"),
         (("restore",), "the following arguments are required: PATH"),
     ],
 )

@@ -135,7 +135,7 @@ def test_grants_are_listed_and_revoked(cli, home):
         assert done.returncode == 125
         assert named in done.stderr
     cli("grants", "revoke", str(second["id"]))
-    assert "no answer was kept" in cli("grants").stdout
+    assert "no answers are kept" in cli("grants").stdout
 
 
 # --- the playground ---

@@ -76,7 +76,7 @@ def test_without_a_terminal_it_is_told_what_waits(held, cli):
     assert "+A" in told
     assert "fumehood apply" in told
     cli("discard", "last")
-    assert cli("review").stdout == "nothing waits\n"
+    assert cli("review").stdout == "nothing is held\n"
     refused = cli("review", "last")
     assert refused.returncode == 125
     assert "holds nothing: it is discarded" in refused.stderr

@@ -121,7 +121,7 @@ def test_a_word_of_ours_that_forgot_to_make_a_name_printable_is_tamed(tmp_path):
 
 def test_a_shell_is_one_run(screen, project, cli):
     one = screen("shell", env={"SHELL": "/bin/bash", "PS1": "$ "})
-    one.wait_for("a shell in the hood")
+    one.wait_for("this shell is in the hood")
     one.type("echo one > first; test -t 0 && test -t 1 && echo TT''Y; stty size\n")
     one.wait_for("TTY")
     one.wait_for("24 80")

@@ -81,7 +81,7 @@ def test_what_can_not_be_fetched_is_said_in_one_line(mirror: Mirror, tmp_path: P
     with pytest.raises(DownloadFailed, match="too long"):
         Fetcher().content(f"{mirror.url}/long", 10)
     for wrong in ("file:///etc/passwd", "ftp://x/y", "x", "http://[", "http://a b/"):
-        with pytest.raises(BadRequest, match="no web address"):
+        with pytest.raises(BadRequest, match="is not a web address"):
             Fetcher().content(wrong, 10)
 
 

@@ -171,7 +171,7 @@ def test_a_changed_list_of_releases_is_said(install: Cli, mirror: Mirror, roots:
     mirror.files[f"{path.rpartition('/')[0]}/latest-releases.yaml"] = b"releases: moved\n"
     done = install()
     assert (done.returncode, visible(roots)) == (125, [])
-    assert "no list of releases" in done.stderr
+    assert "not a list of releases" in done.stderr
 
 
 def test_a_newer_version_is_installed_beside_and_switched_to(

@@ -42,7 +42,7 @@ def test_the_list_tells_version_file_and_checksum() -> None:
     ("content", "complaint"),
     [
         (GOOD.replace("minirootfs, ", "netboot, "), "lists no alpine-minirootfs"),
-        ("", "no list of releases"), ("flavor: alpine-minirootfs\n", "no list of releases"),
+        ("", "not a list of releases"), ("flavor: alpine-minirootfs\n", "no list of releases"),
         ("<html><body>504: {gateway", "can't be used"), ("- [", "no YAML"), ("- 1\n- x\n", "lists no"),
         (GOOD.replace("version: 3.23.3, file: alpine", "file: alpine"), "has no version"),
         (GOOD.replace("file: alpine-minirootfs-3.23.3", "file: ../../alpine-minirootfs-3.23.3"), "has the file"),
@@ -76,7 +76,7 @@ def test_one_version_is_found_by_the_checksum_beside_it(mirror: Mirror) -> None:
     with pytest.raises(FumehoodError, match="holds no checksum"):
         releases.exactly(Fetcher(), mirror.url, "x86_64", "3.20.1")
     for wrong in ("../../x", "latest", "3.20.1/..", ""):
-        with pytest.raises(BadRequest, match="no Alpine version"):
+        with pytest.raises(BadRequest, match="not an Alpine version"):
             releases.exactly(Fetcher(), mirror.url, "x86_64", wrong)
 
 

@@ -224,7 +224,7 @@ def test_what_a_function_raises_reaches_whoever_asked():
 
 
 def test_nonsense_from_a_function_is_an_error_and_no_answer():
-    with pytest.raises(BadRequest, match="'yes please' is no answer"):
+    with pytest.raises(BadRequest, match="'yes please' is not an answer"):
         ask_all(channels(lambda _question: "yes please"), question(), LONG)
 
 

@@ -64,7 +64,7 @@ def test_the_text_tells_a_model_what_it_needs(cli: Cli, tree: Path, home: Path) 
     assert "Runtimes: Python 3.99.1." in text
     assert "/workspace (the project; every change is recorded and can be undone), /tmp (empty" in text
     assert "Network: only pypi.org." in text
-    assert "Not there: node, pip, npm, curl" in text
+    assert "Missing: node, pip, npm, curl" in text
     assert "Limits: 2 GiB of memory, 4096 processes, 2 hours of processor time, 65536 open files a process, " in text
     assert "64 GiB a file, 64 GiB written in all, 90 seconds a command.\n" in text
 

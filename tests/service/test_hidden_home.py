@@ -141,7 +141,7 @@ def test_explain_tells_what_is_seen_and_runs_nothing(cli, home, project):
     assert not mounts["/usr"]["writable"]
     assert "MY_TOKEN" in explained["environment"]["dropped"]
     assert not (project / "made").exists()
-    assert "no runs" in cli("log").stdout or "nothing ran" in cli("log").stdout + cli("log").stderr
+    assert "no runs" in cli("log").stdout or "nothing has run" in cli("log").stdout + cli("log").stderr
     assert "what it sees" in cli("run", "--explain", "--", "true").stdout
 
 

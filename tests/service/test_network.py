@@ -92,7 +92,7 @@ def test_hosts_of_the_persons_own_policy_need_no_question(home, project, web, pe
 
 
 def test_a_name_that_is_no_host_is_refused_before_anything_runs(box, person):
-    with pytest.raises(BadRequest, match="is no host"):
+    with pytest.raises(BadRequest, match="is not a host"):
         box.run("true", network=["http://example.org/"])
     assert (person.asked, box.history()) == ([], [])
 

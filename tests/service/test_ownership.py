@@ -234,7 +234,7 @@ def test_the_capabilities_say_that_owners_are_not_changed(ownership: str, cli: C
     (home / ".config/fumehood").mkdir(exist_ok=True)
     (home / ".config/fumehood/config.toml").write_text(f'ownership = "{ownership}"\n')
     text = cli("capabilities").stdout
-    end = {"pretend": "does nothing, and says that it is done.", "refuse": "fails."}[ownership]
+    end = {"pretend": "does nothing, and reports success.", "refuse": "fails."}[ownership]
     wanted = f"Owners are not changed: giving a file to another user or group {end}\n"
     assert (wanted in text) == IS_ROOT
     assert '"ownership": "' + (ownership if IS_ROOT else "refuse") + '"' in cli("capabilities", "--json").stdout

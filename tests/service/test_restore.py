@@ -308,10 +308,10 @@ def test_what_makes_no_sense_is_refused_in_one_line(
         ("a", done.run, f"run {done.run} did not change a"),
         ("a", "01ZZZZ", "there is no run 01ZZZZ"),
         ("nowhere", "", "there is no backup of nowhere"),
-        ("", "", "an empty path is no path in"),
-        ("/etc/passwd", "", "/etc/passwd is no path in"),
-        ("../outside", "", "../outside is no path in"),
-        (".", "", ". is no path in"),
+        ("", "", "an empty path is not a path in"),
+        ("/etc/passwd", "", "/etc/passwd is not a path in"),
+        ("../outside", "", "../outside is not a path in"),
+        (".", "", ". is not a path in"),
     ):
         with pytest.raises(BadRequest) as failed:
             restore(store, known, path, source)

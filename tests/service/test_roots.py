@@ -185,7 +185,7 @@ def test_a_symlink_is_taken_for_what_it_leads_to(add_root, project, second, home
 
 def test_what_is_no_directory_is_refused(add_root, project):
     (project / "file").write_text("x")
-    reasons = {project / "file": "is not a directory", project / "nowhere": "does not exist", "": "no directory"}
+    reasons = {project / "file": "is not a directory", project / "nowhere": "does not exist", "": "is not a directory"}
     for path, why in reasons.items():
         with pytest.raises(BadRequest, match=why):
             add_root(path)

@@ -207,7 +207,7 @@ def test_another_shell_runs_the_line_and_reads_a_file_first(cli: Cli, project: P
     refused = cli("run", "--shell", "/bin/bash", "--source", "/none", "--", "echo ok")
     assert (refused.returncode, refused.stdout) == (125, "")
     assert "/none does not exist" in refused.stderr
-    assert "is no shell" in cli("run", "--shell", "bash", "--", "true").stderr
+    assert "is not a shell" in cli("run", "--shell", "bash", "--", "true").stderr
 
 
 def test_cleaning_removes_what_old_sessions_left_and_nothing_of_others(

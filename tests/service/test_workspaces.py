@@ -198,7 +198,7 @@ def test_a_workspace_has_its_own_network_rule_variables_and_root(cli: Cli, alpin
     assert cli("workspace", "set", "own", "--read-only", "--env", "COLOUR=red").returncode == 0
     assert cli("run", "--workspace", "own", "--", "echo $COLOUR; touch /y; cat /x").stdout == "red\n"
     assert "network rule" in cli("workspace", "set", "own", "--network", "much").stderr
-    assert "no variable" in cli("workspace", "set", "own", "--env", "1=x").stderr
+    assert "is not a variable" in cli("workspace", "set", "own", "--env", "1=x").stderr
 
 
 def test_reset_and_remove(cli: Cli, alpine: Path, home: Path) -> None:

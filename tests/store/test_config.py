@@ -180,7 +180,7 @@ def test_what_is_no_file_is_refused_without_waiting(place, kind):
     else:
         write(place, "")
         os.truncate(path, 1 << 40)
-    with pytest.raises(BadConfiguration, match="is no configuration file"):
+    with pytest.raises(BadConfiguration, match="is not a configuration file"):
         config.policy_for(place, ["/p"])
 
 

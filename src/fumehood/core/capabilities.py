@@ -41,7 +41,7 @@ _LIMIT_WORDS = {
     limits.TIME: "{} a command",
 }  # fmt: skip
 _OWNERS = {
-    PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and says that it is done.",
+    PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and reports success.",
     REFUSE: "Owners are not changed: giving a file to another user or group fails.",
 }
 BUSYBOX = "(busybox)"
@@ -105,7 +105,7 @@ def as_text(told: Mapping[str, Any]) -> str:
         f"Runtimes: {_named(told, 'runtimes') or 'none'}.",
         f"Package managers: {_named(told, 'managers') or 'none'}.",
         f"Tools: {_named(told, 'tools') or 'only what the shell has'}.",
-        f"Not there: {', '.join(_missing(told)) or 'nothing of the usual'}.",
+        f"Missing: {', '.join(_missing(told)) or 'none of the usual programs'}.",
         f"Network: {told['network']}.",
         f"Limits: {_limits(told)}.",
     ]

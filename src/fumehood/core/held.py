@@ -70,13 +70,14 @@ def waiting(run: Run) -> list[c.Change]:
 def apply_question(run: Run) -> Question:
     """Ask whether to apply all that a run holds; a yes is for exactly the changes it holds now."""
     held = [change for change in run.found if change.verdict == c.HELD]
-    stay = len(waiting(run)) - len(held)
+    conflicts = len(waiting(run)) - len(held)
+    stay = "stays as it is" if conflicts == 1 else "stay as they are"
     return Question(
-        what=APPLY_HELD, text=f"Apply what run {run.run} had to hold?", command=run.command, directory=run.project,
-        project=run.project, target=run.run, run=run.run, one_time_only=True,
+        what=APPLY_HELD, text=f"Apply the changes that run {run.run} holds?", command=run.command,
+        directory=run.project, project=run.project, target=run.run, run=run.run, one_time_only=True,
         items=tuple(held_item(run, change) for change in held), about=held_digest(run, waiting(run)),
         details=(
             f"line by line: fumehood diff {run.run}",
-            *([f"{stay} in conflict with your own edits stay as they are"] if stay else []),
+            *([f"{conflicts} in conflict with your own edits {stay}"] if conflicts else []),
         ),
     )  # fmt: skip

@@ -83,7 +83,7 @@ def parse(text: str) -> Rule:
 
 def _bad(text: str, why: str) -> BadRequest:
     return BadRequest(
-        f"{printed(text)!r} is no host: {why}",
+        f"{printed(text)!r} is not a host: {why}",
         hint="for example pypi.org, pypi.org:443, *.example.org, 10.0.0.0/8, [::1]:8080",
     )
 
@@ -124,7 +124,7 @@ def _ports(text: str, whole: str) -> tuple[int, int]:
 def port_number(text: str) -> int:
     """Read a port; raises ValueError."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and PORTS[0] <= int(text) <= PORTS[1]):
-        raise ValueError(f"{printed(text)!r} is no port")
+        raise ValueError(f"{printed(text)!r} is not a port")
     return int(text)
 
 
@@ -142,14 +142,14 @@ def canonical(host: str) -> str:
             # First of all: letters that map to digits and dots are then judged as what they become.
             name = name.encode("idna").decode("ascii")
         except UnicodeError as error:
-            raise ValueError("it is no international name") from error
+            raise ValueError("it is not an international name") from error
     name = name.lower()
     if not name or len(name) > _LONGEST_NAME:
         raise ValueError("it is empty or too long")
     labels = name.split(".")
     for label in labels:
         if not label or len(label) > _LONGEST_LABEL or not _LABEL.issuperset(label):
-            raise ValueError("it is no host name")
+            raise ValueError("it is not a host name")
     if labels[-1].isdigit() or labels[-1].startswith("0x"):
         # 127.1, 0x7f000001 and 017700000001 are all 127.0.0.1 to the C library.
         return str(_address(name))
@@ -158,11 +158,11 @@ def canonical(host: str) -> str:
 
 def _address(text: str) -> Address:
     if "%" in text:
-        raise ValueError("an address with a zone is this machine's own business")
+        raise ValueError("an address with a zone is known to this machine only")
     try:
         return ipaddress.ip_address(text)
     except ValueError as error:
-        raise ValueError("it is no address") from error
+        raise ValueError("it is not an address") from error
 
 
 def _plain(address: Address) -> Address:

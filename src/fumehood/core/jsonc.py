@@ -54,7 +54,7 @@ class _Reader:
 
     def fail(self, at: int, why: str) -> BadRequest:
         line = self.text.count("\n", 0, at) + 1
-        return BadRequest(f"line {line}: {why}", hint="mend the file first; nothing was changed")
+        return BadRequest(f"line {line}: {why}", hint="correct the file first; nothing was changed")
 
     def value(self, at: int) -> Node:
         at = self.skip(at)
@@ -109,7 +109,7 @@ def with_member(text: str, path: list[str], value: Any) -> str:
     node = parse(text)
     for depth, key in enumerate(path):
         if node.members is None:
-            raise BadRequest(f"{'.'.join(path[:depth]) or 'the file'} is no object", hint="nothing was changed")
+            raise BadRequest(f"{'.'.join(path[:depth]) or 'the file'} is not an object", hint="nothing was changed")
         found = node.member(key)
         if found is None:
             for name in reversed(path[depth + 1 :]):
@@ -129,7 +129,7 @@ def with_item(text: str, path: list[str], value: Any) -> str:
     if node is None:
         return with_member(text, path, [value])
     if node.items is None:
-        raise BadRequest(f"{'.'.join(path)} is no list", hint="nothing was changed")
+        raise BadRequest(f"{'.'.join(path)} is not a list", hint="nothing was changed")
     last = node.items[-1] if node.items else None
     return _inserted(text, node, last, node.items[0].start if node.items else None, "", value)
 

@@ -72,8 +72,8 @@ KEYS: tuple[Key, ...] = (
     _key("tmp", k.choice("fresh", "project"), "`/tmp`: empty for each run, or kept for the project."),
     _key("playground", k.FLAG, "Show commands a writable directory of their own at `~/playground`."),
     _key("ownership", k.choice(PRETEND, REFUSE),
-         "When a command that runs as root gives a file to anybody else: `pretend` does nothing and says that it is "
-         "done, so that archives unpack; `refuse` fails. Owners are not changed either way."),
+         "When a command that runs as root gives a file to anybody else: `pretend` does nothing and reports success, "
+         "so that archives unpack; `refuse` fails. Owners are not changed either way."),
     _key("ask_timeout", k.AMOUNT, "Seconds that a question to a person waits for an answer; then it is a no."),
     _key("network", k.choice("none", "ask", "full"),
          "`none`; `ask`: a connection to a host that is not in `hosts` waits while you are asked; `full`: the host's "
@@ -85,11 +85,11 @@ KEYS: tuple[Key, ...] = (
          "`hidden`: of the home, a command sees the tools and nothing else, and what it writes there is thrown away; "
          "`visible`: all of it that is not masked, read-only."),
     _key("show", k.PATHS, "Files and directories of the home that commands see too, less what is masked in them."),
-    _key("mask", k.MASKS, "Files and directories that commands can't see, besides ours; "
-         "a relative path, such as `.env`, is meant below every root."),
-    _key("unmask", k.MASKS, "Paths that we hide by default and commands may see."),
-    _key("environment.keep", k.NAMES, "Variables passed on although they look like secrets; globs."),
-    _key("environment.drop", k.NAMES, "Variables kept from commands; globs."),
+    _key("mask", k.MASKS, "More files and directories to hide from commands; "
+         "a relative path, such as `.env`, counts below every root."),
+    _key("unmask", k.MASKS, "Paths that are hidden by default, and that commands may see."),
+    _key("environment.keep", k.NAMES, "Variables that commands get although they look like secrets; globs."),
+    _key("environment.drop", k.NAMES, "Variables that commands don't get; globs."),
     _key("environment.set", k.TABLE, "Variables and values that every command gets."),
     _key("limits.memory", k.SIZE, "Memory of all processes of a run together; 0: three quarters of the machine's."),
     _key("limits.processes", k.COUNT, "Processes and threads at once; 0: no limit."),
@@ -98,13 +98,13 @@ KEYS: tuple[Key, ...] = (
     _key("limits.file_size", k.SIZE, "Size of one file; 0: no limit."),
     _key("limits.written", k.SIZE, "Bytes that one run may write; 0: no limit."),
     _key(
-        "clean.keep_days", k.COUNT, "Days on which Fumehood ran that the originals of a run are kept.",
+        "clean.keep_days", k.COUNT, "How long the originals of a run are kept, in days on which Fumehood ran.",
         global_only=True,
     ),
-    _key("clean.backup_days", k.COUNT, "Days on which Fumehood ran that daily backups are kept.", global_only=True),
+    _key("clean.backup_days", k.COUNT, "The same for daily backups.", global_only=True),
     _key("clean.budget", k.SIZE, "Space that originals may take before the oldest go; 0: no limit.", global_only=True),
     _key("rootfs.mirror", k.TEXT, "Where root trees are downloaded from.", global_only=True),
-    _key("rootfs.proxy", k.TEXT, "The proxy for that.", global_only=True),
+    _key("rootfs.proxy", k.TEXT, "The proxy for these downloads.", global_only=True),
     _key("rootfs.writable", k.FLAG, "Let a workspace install packages into its own layer of the root tree."),
 )  # fmt: skip
 
@@ -140,7 +140,7 @@ SECTIONS: tuple[Section, ...] = (
         name="profile", field="profiles", needed=("match",),
         doc=PROFILES,
         keys=(
-            _key("match", k.TEXTS, "Programs, maybe with words that follow: `npm`, `pip3*`, `python* -m pip`."),
+            _key("match", k.TEXTS, "Programs, or programs with their first words: `npm`, `pip3*`, `python* -m pip`."),
             _key("scratch", k.SCRATCH, "Directories that the program may write: `DIRECTORY`, or `VARIABLE=DIRECTORY`."),
             _key("keep", k.FLAG, "Keep what it writes there for the project's next commands, or throw it away. "
                  "Default: `true`."),

@@ -166,7 +166,7 @@ def _each(said: str, one: Callable[[Any], str]) -> Kind:
 def _scratch(value: Any) -> str:
     variable, equals, path = _text(value).rpartition("=")
     if not path.startswith(("/", "~/", "$")) or (equals and _VARIABLE.fullmatch(variable) is None):
-        raise Wrong("an absolute path, maybe after VARIABLE=")
+        raise Wrong("an absolute path, with VARIABLE= before it if need be")
     return str(value)
 
 
@@ -205,7 +205,7 @@ TEXTS = _each("a list of strings", _text)
 PATHS = _each("a list of paths", _path)
 MASKS = _each("a list of paths", _mask)
 HOSTS = _each("a list of hosts", _host)
-NAMES = _each("a list of names", _matching(_NAME, "a variable's name, maybe with * and ?"))
+NAMES = _each("a list of names", _matching(_NAME, "a variable's name, in which * and ? stand for others"))
 SCRATCH = _each("a list of directories", _scratch)
 TABLE = Kind(said="a table of names with strings", read=_table, write=_table_shown)
 

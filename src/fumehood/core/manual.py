@@ -17,11 +17,12 @@ _HEAD = """# Configuration
 It is yours and need not exist. A project has none: commands can write there, so nothing in a project loosens
 anything, and a configuration that lies in a project, or that anybody may write, is refused.
 
-`fumehood config show` tells what holds for the project at hand and where each value comes from, `config check` every
-mistake by name and line. A key that does not exist or a value of another kind stops every run until it is mended.
+`fumehood config show` shows the values for the current project and where each comes from; `config check` lists every
+mistake by name and line. A key that does not exist, or a value of the wrong kind, stops every run until you correct it.
 
-What holds is, in this order: the defaults, the top of the file, the project's own table, the options of the command
-line. A list or a table of variables adds to the one before it; anything else takes its place.
+Values are taken from these places, a later one over an earlier one: the defaults, the top of the file, the project's
+own table, the options of the command line. A list or a table of variables adds to the one before it; anything else
+replaces it.
 
 ```toml
 timeout = 600                       # for every project

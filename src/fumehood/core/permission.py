@@ -215,7 +215,7 @@ def understood(question: Question, answer: object) -> str:
     if answer is None or isinstance(answer, bool):
         return ALLOW_ONCE if answer else DENY_ONCE
     if not isinstance(answer, str) or answer not in (ALLOW, DENY, *ANSWERS):
-        raise BadRequest(f"{answer!r} is no answer to a question", hint=f"one of: {', '.join(ANSWERS)}")
+        raise BadRequest(f"{answer!r} is not an answer to a question", hint=f"one of: {', '.join(ANSWERS)}")
     if answer in question.options:
         return answer
     return ALLOW_ONCE if verdict(answer) == ALLOW else DENY_ONCE

@@ -46,19 +46,19 @@ def check(request: Request) -> None:
     variables: Iterable[tuple[object, object]] = request.environment
     for name, value in variables:
         if not isinstance(name, str) or not isinstance(value, str):
-            raise BadRequest(f"the variable {name!r} is no text, or has none", hint="names and values are texts")
+            raise BadRequest(f"the variable {name!r} or its value is not a string", hint="names and values are strings")
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise BadRequest(f"the variable {name!r} can't be set", hint="no = in its name, and no NUL anywhere")
         _refuse_half_letters(name, value)
     hosts: Iterable[object] = request.hosts
     for host in hosts:
         if not isinstance(host, str):
-            raise BadRequest(f"{host!r} is no host", hint='network takes True, False or hosts: ["pypi.org:443"]')
+            raise BadRequest(f"{host!r} is not a host", hint='network takes True, False or hosts: ["pypi.org:443"]')
     if request.own_tmp and not request.session:
         raise BadRequest("--own-tmp needs a session, whose runs share that /tmp", hint="add --session NAME")
     for path in (request.cwd, request.root):
         if "\0" in path:
-            raise BadRequest(f"{path!r} is no directory", hint="a path without a NUL")
+            raise BadRequest(f"{path!r} is not a directory", hint="a path without a NUL")
         _refuse_half_letters(path)
 
 
@@ -68,14 +68,14 @@ def _refuse_half_letters(*texts: str) -> None:
         try:
             text.encode(errors="surrogateescape")
         except UnicodeEncodeError as error:
-            raise BadRequest("a text holds half of a surrogate pair", hint="it is no valid Unicode") from error
+            raise BadRequest("a text holds half of a surrogate pair", hint="it is not valid Unicode") from error
 
 
 def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
     """Return a command that can be run, or say what is wrong with it."""
     is_text = isinstance(command, str)
     if not is_text and not (isinstance(command, (list, tuple)) and all(isinstance(part, str) for part in command)):
-        raise BadRequest(f"{command!r:.200} is no command", hint="a text, or a list of a program and its arguments")
+        raise BadRequest(f"{command!r:.200} is not a command", hint="a string, or a list of strings")
     given = command if isinstance(command, str) else tuple(command)
     parts = (given,) if isinstance(given, str) else given
     _refuse_half_letters(*parts)

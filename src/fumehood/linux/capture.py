@@ -55,7 +55,7 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
     obstacles = {way: _obstacle(host, way, inside, strangers, failed_on) for way in works}
     best, way = works[0], next((way for way in works if not obstacles[way]), "")
     if not way:
-        hint = f"unmount it: umount {inside[0]}" if inside else "fumehood doctor says how to mend it"
+        hint = f"unmount it: umount {inside[0]}" if inside else "fumehood doctor says how to fix it"
         raise OverlayUnavailable(f"cannot overlay {roots[0]}: {obstacles[best]}", hint=hint)
     why = "" if way == best else f"captured by {LABELS[way]}: {obstacles[best]}"
     return Choice(way=way, why=why, groups=_groups(host, way, (*strangers, *failed_on)))

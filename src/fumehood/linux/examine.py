@@ -52,7 +52,7 @@ def examine_roots(found: Host, wanted: str, roots: Sequence[str], failed_on: Seq
     carries_all = best == COPY or (best == KERNEL and found.every_id)
     strangers = [] if carries_all else [each for each in everywhere(roots) if not is_carried(found, best, each)]
     if not strangers:
-        return Ability(name=name, works=True, detail="nothing in it is in the way of capturing", needed="info")
+        return Ability(name=name, works=True, detail="nothing in it stands in the way of capturing", needed="info")
     way = wanted or choose(found, "", roots, failed_on).way
     then = f"commands are captured by {LABELS[way]}"
     if wanted:

@@ -111,4 +111,4 @@ def _cgroups() -> Ability:
     if not cgroup.has_controllers():
         return Ability(name=name, works=False, detail=f"version 2 counts neither memory nor processes here: {watched}")
     fix = "" if os.geteuid() == 0 else "systemd-run --user --scope -p Delegate=yes fumehood run -- COMMAND"
-    return Ability(name=name, works=False, detail=f"none is ours to divide: {watched}", fix=fix)
+    return Ability(name=name, works=False, detail=f"there is none that we may divide: {watched}", fix=fix)

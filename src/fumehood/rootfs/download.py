@@ -121,19 +121,19 @@ class Fetcher:
 
     def _open(self, url: str, headers: dict[str, str]) -> Any:
         if not url.startswith(("http://", "https://")):
-            raise BadRequest(f"{url} is no web address", hint="it begins with https:// or http://")
+            raise BadRequest(f"{url} is not a web address", hint="it begins with https:// or http://")
         try:
             request = urllib.request.Request(url, headers={"User-Agent": "fumehood", **headers})  # noqa: S310
             return self._opener.open(request, timeout=_TIMEOUT_S)
         except (ValueError, http.client.InvalidURL) as error:
-            raise BadRequest(f"{url} is no web address: {error}", hint="check it for typing errors") from error
+            raise BadRequest(f"{url} is not a web address: {error}", hint="check it for typing errors") from error
 
 
 def _opener(proxy: str) -> urllib.request.OpenerDirector:
     """Return what speaks HTTP and nothing else: a redirect must not end in a local file."""
     opener = urllib.request.OpenerDirector()
     if proxy and not proxy.startswith(("http://", "https://")):
-        raise BadRequest(f"{proxy} is no proxy's address", hint="http://proxy.example.org:3128")
+        raise BadRequest(f"{proxy} is not the address of a proxy", hint="http://proxy.example.org:3128")
     proxies = {"http": proxy, "https": proxy} if proxy else None
     for handler in (
         urllib.request.ProxyHandler(proxies), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),

@@ -163,7 +163,7 @@ class Installer:
         """Make a tree ready to run in: mount points, packages, and last the mark that it is whole."""
         _make_mount_points(building.tree)
         if not here.has_shell(building.path):
-            raise FumehoodError("what was unpacked is no root tree: it has no /bin/sh", hint="nothing was installed")
+            raise FumehoodError("what was unpacked is not a root tree: it has no /bin/sh", hint="nothing was installed")
         if tier:
             self._tell(f"installing packages: {' '.join(packages.packages_of(tier))}")
             packages.point_at(building.path, order.mirror, version, order.keys)
@@ -181,7 +181,7 @@ def _check(order: Order) -> None:
     if order.source and "://" not in order.source and not os.path.isfile(order.source):
         raise BadRequest(f"there is no file {order.source}", hint="--from takes a tarball, or its web address")
     if order.sha256 and not re.fullmatch(r"[0-9a-f]{64}", order.sha256):
-        raise BadRequest(f"{order.sha256!r} is no SHA-256", hint="64 hexadecimal digits")
+        raise BadRequest(f"{order.sha256!r} is not a SHA-256", hint="64 hexadecimal digits")
 
 
 def _compare(path: str, sha256: str) -> None:

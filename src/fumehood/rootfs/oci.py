@@ -75,7 +75,7 @@ def _take_away(layer: tarfile.TarFile, target: int) -> None:
             continue
         hidden = name.removeprefix(_WHITEOUT)
         if name != _OPAQUE and hidden in ("", ".", ".."):
-            raise Hostile(f"the image hides {path!r}, which is no name", hint="nothing was installed")
+            raise Hostile(f"the image hides {path!r}, which is not a name", hint="nothing was installed")
         try:
             folder = open_below(target, parent)
         except (FileNotFoundError, NotADirectoryError):
@@ -103,7 +103,7 @@ class _Image:
             return [_Layer(name=_blob(each), sha256=_hash(each)) for each in _list(manifest, "layers")]
         images = self._document("manifest.json")
         if not isinstance(images, list) or len(images) != 1 or not isinstance(images[0], dict):
-            raise self._odd("it holds not one image, but none or several")
+            raise self._odd("it must hold exactly one image")
         return [_Layer(name=checked_path(str(name))) for name in _list(images[0], "Layers")]
 
     def _manifest(self, index: Any, architecture: str, depth: int = 0) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class _Image:
         if isinstance(chosen, dict) and "manifests" in chosen:
             return self._manifest(chosen, architecture, depth + 1)
         if not isinstance(chosen, dict):
-            raise self._odd("its manifest is no table")
+            raise self._odd("its manifest is not a table")
         return chosen
 
     def _document(self, name: str, sha256: str = "") -> Any:
@@ -129,7 +129,7 @@ class _Image:
         try:
             return json.loads(data)
         except ValueError as error:
-            raise self._odd(f"{name} is no JSON") from error
+            raise self._odd(f"{name} is not JSON") from error
 
     def opened(self, layer: _Layer) -> IO[bytes]:
         """Open a layer, its checksum compared first."""

@@ -68,7 +68,7 @@ def latest(fetcher: Fetcher, mirror: str, arch: str, branch: str = LATEST) -> Re
 def exactly(fetcher: Fetcher, mirror: str, arch: str, version: str) -> Release:
     """Find one version; a branch's name (3.20) means its newest."""
     if not _VERSION.fullmatch(version):
-        raise BadRequest(f"{version!r} is no Alpine version", hint="fumehood rootfs install --version 3.20.3")
+        raise BadRequest(f"{version!r} is not an Alpine version", hint="fumehood rootfs install --version 3.20.3")
     branch = branch_of(version)
     if version.count(".") == 1:
         return latest(fetcher, mirror, arch, branch)
@@ -93,9 +93,9 @@ def listed(content: bytes, url: str, base: str) -> Release:
         # Every scalar stays text: 3.20 is no number, and 20240923 no other.
         entries = yaml.load(content, Loader=yaml.BaseLoader)  # noqa: S506 - this loader makes only text and lists
     except yaml.YAMLError as error:
-        raise _odd(url, "it is no YAML") from error
+        raise _odd(url, "it is not YAML") from error
     if not isinstance(entries, list):
-        raise _odd(url, "it is no list of releases")
+        raise _odd(url, "it is not a list of releases")
     found = [each for each in entries if isinstance(each, dict) and each.get("flavor") == FLAVOR]
     if not found:
         raise _odd(url, f"it lists no {FLAVOR}")

@@ -76,7 +76,7 @@ def tree_at(path: str) -> Tree:
     try:
         shell = next((each for each in _SHELLS if is_program(top, each)), None)
         if shell is None:
-            raise BadRequest(f"{path} is no root tree: it has no /bin/sh", hint="name an unpacked root directory")
+            raise BadRequest(f"{path} is not a root tree: it has no /bin/sh", hint="name an unpacked root directory")
         whole = all(_is_plain_directory(top, name) for name in _NEEDED)
         return Tree(path=path, shell=shell, entries=() if whole else _entries(top))
     finally:

@@ -114,7 +114,7 @@ class Unpacking:
             found = look(folder, source)
             if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
                 raise Hostile(
-                    f"the tarball links {path!r} to {member.linkname!r}, which is no file in it", hint=_HINT
+                    f"the tarball links {path!r} to {member.linkname!r}, which is not a file in it", hint=_HINT
                 )
             os.link(source, name, src_dir_fd=folder, dst_dir_fd=above, follow_symlinks=False)
         finally:
@@ -141,7 +141,7 @@ class Unpacking:
             return open_below(self._top, parent)
         except NotADirectoryError as error:
             raise Hostile(
-                f"the tarball writes {path!r} below something that is no directory", hint=_HINT
+                f"the tarball writes {path!r} below something that is not a directory", hint=_HINT
             ) from error
         except OSError as error:
             if error.errno != _ELOOP:

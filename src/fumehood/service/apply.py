@@ -86,7 +86,7 @@ def take_over(
     except OSError as error:
         raise Unfinished(
             f"it is all applied, but not all backups are in their places: {error.strerror}: {_shown(error)}",
-            hint="the next fumehood command goes on with it",
+            hint="the next fumehood command finishes it",
         ) from error
     finally:
         between.close()
@@ -168,7 +168,7 @@ def _failure(error: Exception, run: str, left: Sequence[str]) -> Exception:
     if isinstance(error, OSError):
         error = ApplyFailed(
             f"nothing was applied: {error.strerror}: {_shown(error)}",
-            hint=f"the changes are held; once that is mended: fumehood apply {run}",
+            hint=f"the changes are held; once that is fixed: fumehood apply {run}",
         )
     if not left:
         return error

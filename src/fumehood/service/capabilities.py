@@ -38,7 +38,7 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> dict[str
     if told is None:
         told = parsed(hood.look_inside(script(), root, _PATIENCE_S))
         if "machine" not in told:
-            raise FumehoodError("the sandbox told nothing of itself", hint="fumehood run -- true shows what is wrong")
+            raise FumehoodError("the sandbox did not describe itself", hint="fumehood run -- true shows what is wrong")
         _remember(folder, path, told)
     name = world.base or (root if world.tree is not None else HOST)
     is_hidden = world.tree is None and policy.home == HIDDEN
@@ -53,7 +53,7 @@ def _by_policy(policy: Policy) -> dict[str, Any]:
 
 def _network(policy: Policy) -> str:
     if policy.network == FULL:
-        return "all of this machine's"
+        return "the whole network of this machine"
     hosts = f"only {', '.join(policy.hosts)}" if policy.hosts else "none"
     return hosts if policy.network == NONE else f"{hosts}; a person is asked for more hosts when a command needs them"
 

@@ -96,7 +96,7 @@ def clean(
     BlockingIOError is raised where another process is at it.
     """
     if days < 0 or backup_days < 0:
-        raise BadRequest(f"there is no age of {min(days, backup_days)} days", hint="fumehood clean --days 30")
+        raise BadRequest(f"{min(days, backup_days)} days is not an age", hint="fumehood clean --days 30")
     moment = time.time() if now is None else now
     with Alone(store.places.lock(_LOCK), wait=wait):
         if project is None and not dry:

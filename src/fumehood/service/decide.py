@@ -96,7 +96,7 @@ def _refuse_unfinished(store: Store, run: Run) -> None:
         raise BadRequest(f"run {run.run} has not ended yet", hint=f"wait for it: fumehood show {run.run}")
     raise BadRequest(
         f"run {run.run} was cut short, and what it wrote can't be looked at yet: {why}",
-        hint=f"the next command holds it once that is mended; fumehood discard {run.run} throws all of it away",
+        hint=f"once that is fixed, the next command holds it; fumehood discard {run.run} throws all of it away",
     )
 
 
@@ -315,11 +315,11 @@ def _discard_unseen(store: Store, run: Run) -> Run:
 def recorded(store: Store, project: Project, run: Run) -> Run:
     """Return a run of this project as it is now that nobody else can apply or undo."""
     if run.project != project.path:
-        raise BadRequest(f"run {run.run} is of another project: {run.project}", hint="fumehood log lists this one's")
+        raise BadRequest(f"run {run.run} belongs to another project: {run.project}", hint="see fumehood log")
     if store.history.project_of(run.run) != project.id:
         raise BadRequest(
-            f"run {run.run} is of the directory that was at {run.project} before: it stays as it is",
-            hint="fumehood diff shows it, fumehood projects list both directories",
+            f"run {run.run} belongs to the directory that was at {run.project} before: it stays as it is",
+            hint="fumehood diff shows it; fumehood projects list shows both directories",
         )
     return store.history.find(run.run)
 
@@ -335,7 +335,7 @@ def throw_away_unseen(store: Store, name: str) -> None:
         claim = -1
     try:
         if store.history.find(name).state == RUNNING:
-            store.history.state(name, DISCARDED, f"{STOPPED_RUNNING}; what it wrote was thrown away unseen")
+            store.history.state(name, DISCARDED, f"{STOPPED_RUNNING}; what it wrote was thrown away without a look")
             layering.drop(store.places, name)
     finally:
         if claim >= 0:

@@ -28,7 +28,7 @@ _WAYS = {
     capturing.FUSE: "fuse-overlayfs",
     capturing.COPY: "a copy of each root, compared with it at the end",
 }
-OWNERS = {True: "not changed: giving a file to somebody else does nothing", False: "as the kernel says"}
+OWNERS = {True: "not changed: giving a file to somebody else does nothing", False: "changed as the kernel allows"}
 
 
 def explained(hood: Hood, request: Request) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def record(store: Store, project: int, run: Run) -> Recorded:
             return Recorded()
         return _bring_up_to_date(store, project, due, run)
     except (OSError, FumehoodError) as error:
-        return Recorded(missed=(f"the records of files could not be kept: {error}",))
+        return Recorded(missed=(f"the records of files could not be saved: {error}",))
 
 
 def _size(store: Store, run: str) -> int:

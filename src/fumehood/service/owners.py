@@ -73,7 +73,7 @@ def refused(places: Places, project: Project, run: Run, host: Host, wanted: str)
         then = f"run it again: the next run is captured by {LABELS[again.way]}"
     elif again.groups != had.groups:
         then = "run it again: the next run knows the group"
-    hint = f"{LABELS[run.capture]} could not change it; {then}. fumehood doctor says how to mend it for good"
+    hint = f"{LABELS[run.capture]} could not change it; {then}. fumehood doctor says how to fix it for good"
     return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in strangers[:_MOST_TOLD])
 
 

@@ -66,7 +66,7 @@ def made(places: Places) -> str:
         if not (isinstance(error, FileExistsError) and os.path.isdir(directory)):  # another process was faster
             raise FumehoodError(
                 f"cannot make {directory}: {error.strerror}",
-                hint="the playground is to lie there; set XDG_DATA_HOME to a directory you can write",
+                hint="the playground belongs there; set XDG_DATA_HOME to a directory you can write",
             ) from error
     return directory
 

@@ -45,9 +45,11 @@ def order(store: Store, **wishes: object) -> Order:
 def remove(store: Store, name: str, tell: Callable[[str], None]) -> None:
     """Remove a tree that no command runs in and no project's layer lies over."""
     found = trees.find(collection(store), name).name
-    if pins(store.places.layers, found):
+    count = len(pins(store.places.layers, found))
+    if count:
+        whose = "1 project" if count == 1 else f"{count} projects"
         raise BadRequest(
-            f"root layers of {len(pins(store.places.layers, found))} project(s) lie over {found}",
+            f"{found} is in use below the root layer of {whose}",
             hint="fumehood workspace list; fumehood workspace reset NAME",
         )
     installer(store, "", tell).remove(found)

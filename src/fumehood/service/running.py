@@ -379,7 +379,7 @@ def _check_launch(ended: Ended, cwd: str, seen: Seen | None) -> None:
     exit_ = ended.outcome.exit
     if exit_.status is not None:
         return
-    said = exit_.failure or ended.stderr.text().strip() or "it ended without a word"
+    said = exit_.failure or ended.stderr.text().strip() or "it ended without a message"
     if "Can't chdir to" in said:
         if said.endswith("Permission denied"):
             raise BadRequest(f"Working directory can't be entered: {cwd}", hint="check its permissions: ls -ld")

@@ -125,7 +125,7 @@ def _set_apart(store: Store, run: Run) -> None:
     except OSError as error:
         raise Unfinished(
             f"what waits for a person could not be set apart: {error.strerror}",
-            hint="the next fumehood command goes on with it",
+            hint="the next fumehood command finishes it",
         ) from error
 
 

@@ -96,7 +96,7 @@ def last_to_undo(store: Store, *reaches: Reach) -> Run:
     """Return the last run that changed something and is not taken back yet."""
     run = next(store.history.standing(*reaches), None)
     if run is None:
-        raise BadRequest("nothing is left to undo", hint="fumehood log shows what ran; fumehood redo brings back")
+        raise BadRequest("nothing is left to undo", hint="fumehood log shows what ran; see fumehood redo too")
     return run
 
 

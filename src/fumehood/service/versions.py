@@ -189,7 +189,7 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
     places = [place for place in below if place is not None]
     if not places:
         raise BadRequest(
-            f"{printable(path) or 'an empty path'} is no path in {project.path}",
+            f"{printable(path) or 'an empty path'} is not a path in {project.path}",
             hint="name a file of the project; fumehood roots list shows where it may lie",
         )
     files = Files(store.database)

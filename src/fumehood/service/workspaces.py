@@ -35,8 +35,9 @@ def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
         finally:
             os.close(folder)
         if inside and not sure:
+            count = "1 entry" if len(inside) == 1 else f"{len(inside)} entries"
             raise BadRequest(
-                f"the workspace {workspace.name} is not empty ({len(inside)} entries)",
+                f"the workspace {workspace.name} is not empty ({count})",
                 hint=f"fumehood workspace remove {workspace.name} --yes",
             )
         reset(store, project)

@@ -97,7 +97,7 @@ class World(Value):
                 raise BadRequest("there is no playground", hint=hint)
             return self.playground.target
         if "\0" in asked:
-            raise BadRequest(f"{asked!r} is no directory", hint="name the working directory")
+            raise BadRequest(f"{asked!r} is not a directory", hint="name the working directory")
         return self.known(os.path.normpath(os.path.join(project, asked)))
 
     def known(self, path: str) -> str:
@@ -187,7 +187,7 @@ def around(
     skills = inside.skills(policy.skills)
     for source, _ in skills:
         if not os.path.isdir(source):
-            raise BadRequest(f"the skill {source} is not a directory", hint="mend [[skill]] in the configuration")
+            raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
     environment = {**inside.ENVIRONMENT, **dict(policy.environment.set)}
     found = Playground(source=made(places), target=inside.PLAYGROUND) if is_shown else None
     return World(

@@ -79,7 +79,7 @@ def compile_file(path: str) -> tuple[str, Checked]:
         try:
             before = os.fstat(file)
             if not stat.S_ISREG(before.st_mode) or before.st_size > _LONGEST:
-                raise BadConfiguration(f"{path} is no configuration file", hint="it must be a file of at most 1 MiB")
+                raise BadConfiguration(f"{path} is not a configuration file", hint="it must be a file of at most 1 MiB")
             data = os.read(file, _LONGEST + 1)
             after = os.fstat(file)
         finally:

@@ -196,7 +196,7 @@ class Database:
             _refuse_if_full(path, error)
             raise StoreDamaged(
                 f"the database {path} can't be made: {error.strerror}",
-                hint="see that the disk is not full, and that you may write there",
+                hint="check that the disk is not full, and that you may write there",
             ) from error
         except sqlite3.DatabaseError as error:
             raise unusable(path, error) from error

@@ -301,7 +301,7 @@ class Projects:
         """Take back that commands of a project may write another directory."""
         wanted = os.path.realpath(path)
         if wanted not in project.extra:
-            raise BadRequest(f"{wanted} is no root of {project.path}", hint="fumehood roots list shows them")
+            raise BadRequest(f"{wanted} is not a root of {project.path}", hint="fumehood roots list shows them")
         with self.database.transaction() as connection:
             connection.execute(
                 "DELETE FROM roots WHERE project = ? AND path = ?", (project.id, os.fsencode(wanted))
@@ -311,7 +311,7 @@ class Projects:
     def _checked(self, path: str, what: str) -> str:
         """Return the real path of a directory that may be a project or a root."""
         if not path or "\0" in path:
-            raise BadRequest(f"{path!r} is no directory", hint=f"name the {what}'s directory")
+            raise BadRequest(f"{path!r} is not a directory", hint=f"name the {what}'s directory")
         real = os.path.realpath(path)
         if not os.path.isdir(real):
             there = "is not a directory" if os.path.lexists(real) else "does not exist"

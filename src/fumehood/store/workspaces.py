@@ -135,5 +135,5 @@ def _checked(workspace: Workspace) -> Workspace:
         raise BadRequest(f"there is no network rule {workspace.network!r}", hint=f"one of: {', '.join(_NETWORKS)}")
     for name, value in workspace.environment:
         if not name or "=" in name or "\0" in name + value or name[0].isdigit():
-            raise BadRequest(f"{name!r} is no variable", hint="--env NAME=VALUE")
+            raise BadRequest(f"{name!r} is not a variable", hint="--env NAME=VALUE")
     return workspace

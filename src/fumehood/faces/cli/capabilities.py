@@ -17,9 +17,9 @@ _EXAMPLES = """  fumehood capabilities
 
 def add_commands(add: Add) -> None:
     """Make this command known."""
-    command = add("capabilities", "tell what commands find in their sandbox, as a text for a model", _tell, _EXAMPLES)
-    command.add_argument("--root", metavar="ROOT", default="", help="the root to ask in (default: as configured)")
-    command.add_argument("--fresh", action="store_true", help="ask again, whatever is remembered")
+    command = add("capabilities", "describe what commands find in their sandbox, as text for a model", _tell, _EXAMPLES)
+    command.add_argument("--root", metavar="ROOT", default="", help="the root to look in (default: the configured one)")
+    command.add_argument("--fresh", action="store_true", help="look again instead of using the remembered answer")
 
 
 def _tell(context: Context) -> int:

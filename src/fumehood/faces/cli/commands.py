@@ -179,7 +179,8 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
             name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.", epilog=f"examples:\n{example}", **shape
         )
         command.add_argument("--json", action="store_true", help="print one object instead of text")
-        command.add_argument("--project", metavar="DIR", help="the project (default: the one around here)")
+        where = "the project (default: the one that holds the current directory)"
+        command.add_argument("--project", metavar="DIR", help=where)
         command.add_argument("--workspace", metavar="NAME", help="a workspace instead of a project")
         command.set_defaults(act=lambda options: act(Context(options)))
         return command
@@ -223,9 +224,9 @@ def add_run(command: argparse.ArgumentParser, *, default: str | None = None) -> 
 def add_reach(command: argparse.ArgumentParser) -> None:
     """Let a command be limited to some runs, as the hook limits what an agent asks for."""
     command.add_argument(
-        "--only-session", metavar="NAME", help="know nothing but this session's runs: others are not found"
+        "--only-session", metavar="NAME", help="see this session's runs only"
     )
-    command.add_argument("--only-project", action="store_true", help="know nothing but this project's runs")
+    command.add_argument("--only-project", action="store_true", help="see this project's runs only")
 
 
 def paint() -> Paint:

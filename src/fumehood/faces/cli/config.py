@@ -30,7 +30,7 @@ def add_commands(add: Add) -> None:
         "tool", "print the tool to offer a model: its name, description and schema", _tool,
         "  fumehood tool --format openai\n  fumehood tool --format mcp --json",
     )  # fmt: skip
-    tool.add_argument("--format", choices=FORMATS, required=True, help="whose interface it is for")
+    tool.add_argument("--format", choices=FORMATS, required=True, help="the interface it is for")
 
 
 def _tool(context: Context) -> int:
@@ -53,7 +53,7 @@ def _check(context: Context) -> int:
     path = file_of(context.store.places)
     if not os.path.lexists(path):
         told: dict[str, Any] = {"path": path, "exists": False, "problems": []}
-        return context.say(told, lambda: print(f"{printable(path)} does not exist: every default holds"))
+        return context.say(told, lambda: print(f"{printable(path)} does not exist: the defaults are used"))
     complaints = compile_file(path)[1].complaints
     if not complaints:
         # What is no matter of its text: who may write it.

@@ -238,7 +238,7 @@ def _toml(text: str) -> Any:
     try:
         return tomlkit.parse(text)
     except ParseError as error:
-        raise BadRequest(str(error), hint="mend the file first; nothing was changed") from error
+        raise BadRequest(str(error), hint="correct the file first; nothing was changed") from error
 
 
 def _codex(command: list[str], mcp: bool) -> Change:
@@ -291,7 +291,7 @@ def _without_hook(text: str) -> str:
         text = (text[:at].rstrip("\n") + "\n" if text[:at].strip() else "") + text[end:]
         block = _ANY_CODEX_BLOCK.search(text)
     if _hook_places(_toml(text).unwrap(), "PreToolUse"):
-        raise BadRequest("our hook was changed by hand", hint="take out the PreToolUse hook that names fumehood")
+        raise BadRequest("our hook was changed by hand", hint="remove the PreToolUse hook that names fumehood")
     return text
 
 
@@ -313,7 +313,7 @@ _CODEX_HOOK = (
     'Codex\'s own sandbox must let Fumehood work: once the hook is trusted, set sandbox_mode = "danger-full-access"',
 )
 _CODEX_SERVER = ("`required = true` makes Codex refuse to start without the server, instead of going on without it",)
-_RESTART = ("start the client anew, so that it reads its settings",)
+_RESTART = ("restart the client, so that it reads its settings",)
 
 
 def _claude(command: list[str], mcp: bool) -> Change:
@@ -342,7 +342,7 @@ def _cursor(command: list[str], _mcp: bool) -> Change:
 def _vscode(command: list[str], _mcp: bool) -> Change:
     folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
     notes = (
-        "VS Code asks to trust the server when it is started first",
+        "VS Code asks whether to trust the server when it starts first",
         "it gets the server, not a hook: tell it to use run_command instead of its own terminal",
     )
     return _json_server(f"{folder}/Code/User/mcp.json", "servers", _server(command, type="stdio"), notes)

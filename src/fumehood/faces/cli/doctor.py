@@ -39,7 +39,7 @@ def show(
         reserve.give_back_if_full(state_dir)
     if reserve.shortage(state_dir):
         # Whatever is tried out there would seem not to work.
-        raise NoRoom(f"nothing can be tried out, and no command can begin: {lacking}", hint=reserve.hint(state_dir))
+        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=reserve.hint(state_dir))
     found = probe.host(cache_dir, state_dir, fresh=True)
     abilities = [_room(state_dir, lacking), *own, *examine.examine(state_dir, found)]
     if project is not None and not found.why_bare:
@@ -90,7 +90,7 @@ def _reason(found: host.Host) -> str:
         return found.why_bare
     better = probe.CAPTURES[: probe.CAPTURES.index(_capture(found))]
     lacking = [f"{LABELS[name]} does not work here: {found.refusal(name)}" for name in better]
-    return "; ".join(lacking) or "the best there is"
+    return "; ".join(lacking) or "it is the best way there is"
 
 
 def _summary(found: host.Host, colour: bool) -> list[str]:

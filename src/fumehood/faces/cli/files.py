@@ -35,17 +35,17 @@ def add_commands(add: Add) -> None:
         "files", "list the files that runs changed, or everything one of them can be restored from", _files,
         "  fumehood files\n  fumehood files --all\n  fumehood files src/app.py",
     )  # fmt: skip
-    files.add_argument("path", nargs="?", metavar="PATH", help="a file, or a directory: what lies in it")
-    files.add_argument("--all", action="store_true", help="every file that is known, changed by a run or not")
+    files.add_argument("path", nargs="?", metavar="PATH", help="a file; or a directory, for all that is in it")
+    files.add_argument("--all", action="store_true", help="list every known file, changed by a run or not")
     back = add(
-        "restore", "bring an earlier version of a file back; undo takes that back again", _restore,
+        "restore", "bring back an earlier version of a file; this can be undone", _restore,
         "  fumehood restore src/app.py\n  fumehood restore src/app.py --from 01J8ZQ\n"
         "  fumehood restore src/app.py --from 2026-03-01",
     )  # fmt: skip
     back.add_argument("path", metavar="PATH", help="absolute, from here, or as the report shows it")
     back.add_argument(
         "--from", dest="source", default="", metavar="RUN|DATE",
-        help="as it was before a run, or its backup of a day (default: as it was before it last changed)",
+        help="the version from before this run, or the backup of this day (default: from before its last change)",
     )  # fmt: skip
     add(
         "scan", "read the project and bring the list of its files up to date; what .gitignore names, packages, "
@@ -106,7 +106,7 @@ def _tell_one(context: Context, project: Project, root: str, path: str, known: K
     by = made_by(context.store, project, root, path)
     if known is None and not found and not by:
         raise BadRequest(
-            f"nothing is known of {printable(path)}", hint="no run changed it; fumehood scan reads the project"
+            f"nothing is known about {printable(path)}", hint="no run changed it; fumehood scan reads the project"
         )
     told = {**({"path": path, "root": root} if known is None else known.told()),
             "versions": [version.told() for version in found]}  # fmt: skip
@@ -166,13 +166,15 @@ def _scan(context: Context) -> int:
         done()
 
     def show() -> None:
+        files = "1 file" if found.files == 1 else f"{found.files} files"
         sys.stdout.write(
-            f"{found.files} files: {found.added} new, {found.updated} changed, {found.dropped} gone"
+            f"{files}: {found.added} new, {found.updated} changed, {found.dropped} gone"
             + (f", {found.kept} missing but backed up" if found.kept else "")
             + "\n"
         )
         if found.unread:
-            sys.stdout.write(f"{found.unread} directories could not be read\n")
+            what = "1 directory" if found.unread == 1 else f"{found.unread} directories"
+            sys.stdout.write(f"{what} could not be read\n")
 
     return context.say(found.fields(), show)
 

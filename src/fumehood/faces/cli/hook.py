@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 HELP = """usage: fumehood hook [--client claude|codex|gemini] [--ask] [OPTIONS]
 
-The pre-tool hook of Claude Code, Codex and Gemini CLI: reads the tool call from standard input and answers with
-the same call, its command rewritten to run in the hood. A tool that would run something in a way that is not
-understood is denied; what runs nothing is let alone. `fumehood setup CLIENT` writes it into the client's settings.
+The pre-tool hook of Claude Code, Codex and Gemini CLI. It reads a tool call from standard input and answers with the
+same call, with its command rewritten to run in the hood. A tool that runs something in a way that is not understood is
+denied; a tool that runs nothing is left alone. `fumehood setup CLIENT` writes the hook into the client's settings.
 
 options:
-  --client NAME      claude, codex or gemini (default: told by the input)
-  --ask              leave it to the client to ask the person, where it would; else its commands need no approval
-  --session NAME     the session its commands belong to (default: the client's own)
-  --allow-tool NAME  let this tool run outside of the hood, where it would be denied; NAME* is every one that begins so
+  --client NAME      claude, codex or gemini (default: recognised by the input)
+  --ask              let the client ask for approval as it did before; without it, commands need none
+  --session NAME     the session that the commands belong to (default: the client's own)
+  --allow-tool NAME  let this tool run outside of the hood instead of denying it; NAME* stands for all that begin so
   --hold, --discard, --network, --own-tmp, --project DIR, --allow-host HOST, --root ROOT, --timeout SECONDS
                      as for fumehood run
 
@@ -151,10 +151,10 @@ def _client(call: dict[str, Any], options: Options) -> str:
     event = call.get("hook_event_name")
     possible = _EVENTS.get(event) if isinstance(event, str) else None
     if possible is None:
-        raise BadRequest(f"the hook knows no event {event!r}", hint="it is for PreToolUse and BeforeTool")
+        raise BadRequest(f"the hook does not know the event {event!r}", hint="it is for PreToolUse and BeforeTool")
     if options.client:
         if options.client not in possible:
-            raise BadRequest(f"{options.client} has no event {event}", hint="fumehood setup writes what is right")
+            raise BadRequest(f"{options.client} has no such event: {event}", hint="fumehood setup writes the right one")
         return options.client
     return CODEX if possible == (CLAUDE, CODEX) and "turn_id" in call else possible[0]
 
@@ -169,7 +169,7 @@ def _rewritten(command: Command, call: dict[str, Any], client: str, options: Opt
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadRequest("the command is no valid text", hint="it holds half of a surrogate pair") from error
+        raise BadRequest("the command is not valid text", hint="it holds half of a surrogate pair") from error
     line = rewrite(text, client, call, options)
     if len(line.encode()) > _LONGEST:
         raise BadRequest("the command is too long to be rewritten", hint="write it to a script and run that")
@@ -298,7 +298,7 @@ def _name(kind: str, identity: object) -> str:
     if identity is None or identity == "":
         return "at-" if kind == "at" else ""
     if not isinstance(identity, str):
-        raise BadRequest("the call is of a session that has no name", hint="session_id and tool_use_id must be texts")
+        raise BadRequest("the call's session has no usable name", hint="session_id and tool_use_id must be strings")
     if len(identity) <= _LONGEST_NAME and _IN_PLAIN_NAMES.issuperset(identity):
         return f"{kind}-{identity}"
     from hashlib import sha256

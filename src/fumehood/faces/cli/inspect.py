@@ -36,15 +36,15 @@ def add_commands(add: Add) -> None:
     log.add_argument(
         "-n", "--limit", type=whole_number(), default=20, metavar="N", help="how many (default: 20; 0 means all)"
     )
-    log.add_argument("--all", action="store_true", help="of every project")
-    log.add_argument("--session", metavar="NAME", help="of this session only")
-    show = add("show", "tell everything about a run", _show, "  fumehood show last")
+    log.add_argument("--all", action="store_true", help="show the runs of every project")
+    log.add_argument("--session", metavar="NAME", help="show the runs of this session only")
+    show = add("show", "show everything about a run", _show, "  fumehood show last")
     add_run(show, default="last")
     diff = add("diff", "show what a run changed, line by line", _diff, "  fumehood diff\n  fumehood diff last src/a.py")
     add_run(diff, default="last")
     diff.add_argument(
         "paths", nargs="*", default=(), metavar="PATH",
-        help="only these and what lies in them: absolute, from here, or as the report shows them",
+        help="only these, and what is in them: absolute, from here, or as the report shows them",
     )  # fmt: skip
     output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
     add_run(output, default="last")
@@ -66,7 +66,7 @@ def _log(context: Context) -> int:
     def show() -> None:
         colour = paint()
         if not runs:
-            sys.stdout.write("nothing ran here yet; fumehood run -- COMMAND\n")
+            sys.stdout.write("nothing has run here yet; fumehood run -- COMMAND\n")
         for session, group in _grouped(runs):
             if session is not None:
                 sys.stdout.write(f"session {colour(printable(session), 'bold')}\n")
@@ -156,7 +156,7 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
     if run.session is not None:
         facts["session"] = run.session
     if run.dropped:
-        facts["kept from it"] = ", ".join(run.dropped)
+        facts["withheld"] = ", ".join(run.dropped)
     if run.hosts:
         facts["hosts"] = ", ".join(run.hosts)
     for name, value in facts.items():

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 def add_commands(add: Add) -> None:
     """Make these commands known."""
     doctoring = add(
-        "doctor", "say what this host can do, what is missing, and how to mend it", _doctor,
+        "doctor", "say what this host can do, what is missing, and how to fix it", _doctor,
         "  fumehood doctor\n  fumehood doctor --mend",
     )  # fmt: skip
     doctoring.add_argument(
         "--mend", action="store_true",
-        help="set a damaged database aside, and rebuild what is lost of it from the runs' directories",
+        help="move a damaged database aside, and rebuild what can be rebuilt from the runs' directories",
     )  # fmt: skip
     # The records may be what is to be mended, so they are not opened before.
     doctoring.set_defaults(act=lambda options: _mend(options) if options.mend else _doctor(Context(options)))
@@ -43,14 +43,13 @@ def add_commands(add: Add) -> None:
         "clean", "remove what this project no longer needs, and say what that freed; what is held stays", _clean,
         "  fumehood clean --dry-run\n  fumehood clean --days 7\n  fumehood clean --all --yes",
     )  # fmt: skip
-    cleaning.add_argument("--all", action="store_true", help="of every project, and what no record names")
-    cleaning.add_argument("--dry-run", action="store_true", help="only tell what would go")
-    cleaning.add_argument("--yes", action="store_true", help="don't ask, on a terminal")
+    cleaning.add_argument("--all", action="store_true", help="clean every project, and what no record names")
+    cleaning.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    cleaning.add_argument("--yes", action="store_true", help="don't ask for confirmation")
     cleaning.add_argument(
         "--days", type=whole_number(), metavar="N",
-        help="backups and outputs older than this go, and those runs can't be undone; counted are days on which"
-        " Fumehood ran"
-        f" (default: clean.keep_days of the configuration, else {DAYS})",
+        help="remove older backups and outputs, so that those runs can't be undone; only days on which Fumehood ran"
+        f" are counted (default: clean.keep_days of the configuration, else {DAYS})",
     )  # fmt: skip
 
 
@@ -69,19 +68,19 @@ def _mend(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({**mended.fields(), "left": list(mended.left)}) + "\n")
         return 0
     if mended.set_aside:
-        print(f"the damaged database lies in {printable(mended.set_aside)}")
-    print(f"{mended.runs} run{'' if mended.runs == 1 else 's'} taken up again: fumehood log")
+        print(f"the damaged database is now in {printable(mended.set_aside)}")
+    print(f"{mended.runs} run{'' if mended.runs == 1 else 's'} recovered: fumehood log")
     if mended.set_aside or mended.runs:
-        print("kept answers, further roots and short outputs were in the database alone, and are lost")
+        print("kept answers, added roots and short outputs were only in the database, and are lost")
     for directory in mended.left:
-        print(f"nothing tells what this is of; it stays as it is: {printable(directory)}")
+        print(f"no run is known for this directory, which stays as it is: {printable(directory)}")
     return 0
 
 
 def _records(context: Context) -> Ability:
     """Tell whether every run's directory is in the records."""
     lost = rebuild.unknown(context.store)
-    detail = f"{len(lost)} runs' directories are in no record" if lost else "every run's directory is in them"
+    detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
     return Ability(name="records", works=not lost, detail=detail, fix=rebuild.MEND)
 
 
@@ -101,7 +100,7 @@ def _project(context: Context) -> Callable[[Host], Ability] | None:
 def _clean(context: Context) -> int:
     options = context.options
     if options.all and (options.project or options.workspace):
-        raise BadRequest("--all and --project exclude each other", hint="choose one")
+        raise BadRequest("--all and --project can't be used together", hint="choose one")
     wishes = policy_for(context.store.places, ()).clean
     days = wishes.keep_days if options.days is None else options.days
     project = None if options.all else context.project

@@ -37,7 +37,7 @@ def add_commands(add: Add) -> None:
     add_act(grants, "list", "revoke")
     grants.add_argument("grant", nargs="?", type=whole_number(1), metavar="NUMBER")
     ground = add(
-        "playground", "say where the agent's own directory lies and how large it is, or empty it", _playground,
+        "playground", "show where the agent's own directory is and how large it is, or empty it", _playground,
         "  fumehood playground path\n  fumehood playground size\n  fumehood playground clean",
     )  # fmt: skip
     add_act(ground, "path", "size", "clean")
@@ -61,7 +61,7 @@ def _roots(context: Context) -> int:
         for root in project.roots:
             sys.stdout.write(f"{printable(root)}\n")
         if more:
-            sys.stdout.write("a git directory, or what a link leads to; to let commands write there:\n")
+            sys.stdout.write("commands can't write these yet, a git directory or where a link leads; to let them:\n")
         for path in more:
             sys.stdout.write(f"  fumehood roots add {printable(path)}\n")
 
@@ -79,7 +79,7 @@ def _grants(context: Context) -> int:
 
     def show() -> None:
         if not kept:
-            sys.stdout.write("no answer was kept: everything that needs a permission is asked for\n")
+            sys.stdout.write("no answers are kept: you are asked whenever a permission is needed\n")
         for grant in kept:
             sys.stdout.write(f"{grant.id:4}  {_told(grant)}\n")
 

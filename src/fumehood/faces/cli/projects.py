@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_commands(add: Add) -> None:
     """Make this command known."""
     command = add(
-        "projects", "list the projects that are known, say where one is now, or forget one", _projects,
+        "projects", "list the known projects, say where one has moved, or forget one", _projects,
         "  fumehood projects list\n  fumehood projects move ~/old/name ~/new/name\n  fumehood projects forget 3",
     )  # fmt: skip
     add_act(command, "list", "move", "forget")
@@ -62,7 +62,7 @@ def _show(known: list[Known]) -> None:
 def _confirm(which: Known, lost: str) -> None:
     """Have the person at the terminal say yes; without one, nothing is forgotten."""
     if not (os.isatty(0) and os.isatty(2)):
-        raise BadRequest(f"nobody is there to be asked whether to forget {which.path}", hint=f"{lost}; --yes does it")
+        raise BadRequest(f"there is nobody to ask whether to forget {which.path}", hint=f"{lost}; --yes does it")
     sys.stderr.write(f"forget project {which.id}, {printable(which.path)}? {lost}. Its own files stay. [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -44,7 +44,7 @@ def _review(context: Context) -> int:
     if context.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return context.say([_told(context, run) for run in runs], lambda: _list(context, runs))
     if not runs:
-        sys.stdout.write("nothing waits\n")
+        sys.stdout.write("nothing is held\n")
     for run in runs:
         if not _go_through(context, run):
             break
@@ -94,7 +94,7 @@ def _told(context: Context, run: Run) -> dict[str, Any]:
 
 def _list(context: Context, runs: Sequence[Run]) -> None:
     if not runs:
-        sys.stdout.write("nothing waits\n")
+        sys.stdout.write("nothing is held\n")
     for run in runs:
         _say_run(run)
         for change in _waiting(run):
@@ -186,7 +186,7 @@ def _say_companions(run: Run, change: c.Change) -> None:
     """Name what can't stay behind when this change is applied, and so goes with it."""
     others = [each for each in decide.meant(run, [_place(run, change)]) if not _lies_in((each.root, each.path), change)]
     if others:
-        sys.stdout.write("applied, it takes along:\n")
+        sys.stdout.write("applying it also applies:\n")
         _say_items([held_item(run, each) for each in others], run)
 
 

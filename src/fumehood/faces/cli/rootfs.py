@@ -46,7 +46,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--mirror", metavar="URL", help="instead of rootfs.mirror of the configuration")
     command.add_argument("--proxy", metavar="URL", help="instead of rootfs.proxy of the configuration")
     command.add_argument(
-        "--key", action="append", metavar="FILE", help="a public key that signs packages; may be given again"
+        "--key", action="append", metavar="FILE", help="a public key that signs packages; can be repeated"
     )
 
 

@@ -35,30 +35,31 @@ if TYPE_CHECKING:
 
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
 
-Run a command in the hood. It sees the system and your tools read-only, nothing else of your home, and the
-project, which it may write. What it wrote there is captured, judged and applied to the project, and can be
-undone. There is no network unless it is asked for.
+Run a command in the hood. It sees the system and your tools, read-only, and nothing else of your home. It may
+write the project: what it writes there is captured, judged and applied, and can be undone. It has no network
+unless you ask for it.
 
-One argument is a shell line, several are a program and its arguments.
+One argument is a shell line; several are a program and its arguments.
 
 options:
   --project DIR      the project (default: the one that holds the current directory)
-  --workspace NAME   a workspace instead; `default` is made when it is asked for
+  --workspace NAME   a workspace instead of a project; `default` is made when it is needed
   --cwd DIR          where the command starts (default: the current directory, if it is in the project);
                      `playground` is the agent's own directory, ~/playground
   --hold             keep the changes for review instead of applying them
   --discard          throw the changes away
-  --network          ask for the network of this machine, all of it
-  --allow-host HOST  ask for this host only: pypi.org, pypi.org:443, *.example.org; may be given again
+  --network          ask for the whole network of this machine
+  --allow-host HOST  ask for this host only: pypi.org, pypi.org:443, *.example.org; can be repeated
   --root ROOT        the system the command sees: host, alpine, an installed tree, or its directory
   --timeout SECONDS  end the command, and everything it started, after this time; what it wrote is held
-  --session NAME     one of several runs that share a directory, the variables written to "$FUMEHOOD_ENV", and undo
+  --session NAME     make this a run of a session, whose runs share a working directory, the variables that
+                     they write to "$FUMEHOOD_ENV", and undo
   --own-tmp          in a session: a /tmp that its runs share
   --shell PATH       the shell that runs a shell line (default: /bin/sh)
-  --source FILE      a file that this shell reads first; with * at its end, the newest that begins so
-  --explain          show what the command would see and may do, and run nothing
-  --tty              give the command a terminal of its own, for programs that draw on one or ask
-  --json             print one object that tells everything, and nothing else
+  --source FILE      a file that this shell reads first; with * at its end, the newest file that begins so
+  --explain          show what the command would see and could do, and run nothing
+  --tty              give the command a terminal of its own, for programs that draw or ask on it
+  --json             print one JSON object with everything, and nothing else
   --quiet            say nothing about changes
   -h, --help         show this help
 
@@ -122,9 +123,9 @@ def parse(arguments: Sequence[str]) -> Options | None:
             break
     options.command = waiting
     if {"--tty", "--json"} <= options.flags:
-        raise BadRequest("--tty and --json exclude each other", hint="fumehood show last --json tells it afterwards")
+        raise BadRequest("--tty and --json can't be used together", hint="fumehood show last --json, afterwards")
     if {"--hold", "--discard"} <= options.flags:
-        raise BadRequest("--hold and --discard exclude each other", hint="choose one")
+        raise BadRequest("--hold and --discard can't be used together", hint="choose one")
     return options
 
 
@@ -286,7 +287,7 @@ def _project(store: Store, options: Options, session: str) -> str:
     workspace = options.last("--workspace")
     if workspace is not None:
         if named is not None:
-            raise BadRequest("--project and --workspace exclude each other", hint="choose one")
+            raise BadRequest("--project and --workspace can't be used together", hint="choose one")
         return store.workspaces.find(workspace).path
     if named is not None:
         return named
@@ -301,7 +302,7 @@ def _project(store: Store, options: Options, session: str) -> str:
 
 def _shell(asked: str | None) -> str:
     if asked is not None and not (asked.startswith("/") and os.access(asked, os.X_OK)):
-        raise BadRequest(f"{asked} is no shell", hint="--shell takes the whole path of a program")
+        raise BadRequest(f"{asked} is not a shell", hint="--shell takes the whole path of a program")
     return asked or ""
 
 

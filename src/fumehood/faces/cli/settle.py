@@ -30,37 +30,37 @@ if TYPE_CHECKING:
 def add_commands(add: Add) -> None:
     """Make these commands known."""
     forth = add(
-        "apply", "apply what a run had to hold", _apply,
+        "apply", "apply the changes that a run holds", _apply,
         "  fumehood apply last\n  fumehood apply last Makefile\n  fumehood apply last notes.txt --force",
     )
     add_run(forth)
     _add_paths(forth)
-    _add_force(forth, "also where the project was changed after the run began")
+    _add_force(forth, "also apply what was changed in the project after the run began")
     away = add(
-        "discard", "throw away what a run had to hold", _discard,
+        "discard", "throw away the changes that a run holds", _discard,
         "  fumehood discard last\n  fumehood discard last .git/hooks",
     )  # fmt: skip
     add_run(away)
     _add_paths(away)
     back = add(
-        "undo", "bring back what was there before a run; without one, before the last that is not taken back yet",
+        "undo", "undo a run: bring back what was there before it (default: the last run that is not undone yet)",
         _undo, "  fumehood undo\n  fumehood undo 01J8ZQ\n  fumehood undo last src/main.py",
     )  # fmt: skip
     again = add(
-        "redo", "bring back what an undo took back; without a run, the last one", _redo,
+        "redo", "redo what was undone (default: the last undo)", _redo,
         "  fumehood redo\n  fumehood redo 01J8ZQ",
     )  # fmt: skip
     for command in (back, again):
         add_run(command, default=LAST)
     _add_paths(back)
     for command in (back, again):
-        _add_force(command, "also what was changed since")
-        command.add_argument("--session", metavar="NAME", help="every run of this session: all of them, or none")
+        _add_force(command, "also bring back what was changed since")
+        command.add_argument("--session", metavar="NAME", help="all runs of this session at once, or none")
         add_reach(command)
 
 
 def _add_paths(command: ArgumentParser) -> None:
-    command.add_argument("paths", nargs="*", default=(), metavar="PATH", help="only these, or what lies in them")
+    command.add_argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
 
 
 def _add_force(command: ArgumentParser, what: str) -> None:

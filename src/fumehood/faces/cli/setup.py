@@ -38,14 +38,14 @@ def add_commands(add: Add) -> None:
     setup = add("setup", "get this machine ready, step by step; or connect one client", _setup, _EXAMPLES)
     clients = "connect this client only: claude, codex, gemini, cursor or vscode"
     setup.add_argument("client", nargs="?", metavar="CLIENT", help=clients)
-    setup.add_argument("--mcp", action="store_true", help="connect it by the MCP server instead of the hook")
-    setup.add_argument("--remove", action="store_true", help="take Fumehood out of the client's settings")
+    setup.add_argument("--mcp", action="store_true", help="connect it through the MCP server instead of the hook")
+    setup.add_argument("--remove", action="store_true", help="remove Fumehood from the client's settings")
     setup.add_argument("--print", action="store_true", help="only print what the client's settings would be")
     setup.add_argument("--yes", action="store_true", help="take every default, ask nothing")
     setup.add_argument("--root", metavar="ROOT", help="the root that commands see by default: host or alpine")
     setup.add_argument("--tier", type=int, choices=(1, 2), help="how many tools an Alpine root gets")
     setup.add_argument("--mirror", metavar="URL", help="where an Alpine root comes from")
-    setup.add_argument("--agent", choices=_AGENTS, help="whose snippet is shown at the end")
+    setup.add_argument("--agent", choices=_AGENTS, help="the client whose snippet is shown at the end")
 
 
 def _setup(context: Context) -> int:
@@ -95,7 +95,7 @@ class _Wizard:
             sys.stdout.flush()
             line = sys.stdin.readline()
             if not line:
-                raise BadRequest("the answer did not come", hint="fumehood setup --yes takes every default")
+                raise BadRequest("no answer came", hint="fumehood setup --yes takes every default")
             answer = line.strip().lower() or default
             if answer in choices:
                 return answer
@@ -136,7 +136,7 @@ class _Wizard:
                 command = line if os.geteuid() == 0 else f"sudo {line}"
                 subprocess.run(["/bin/sh", "-c", command], check=False)
             else:
-                self._say(f"  to mend it: {ability.fix}")
+                self._say(f"  to fix it: {ability.fix}")
 
     def choose_root(self) -> None:
         """Choose what commands see as `/` by default, and install it."""

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 HELP = """usage: fumehood shell [OPTIONS]
 
-Open a shell in the hood, on a terminal of its own. All that it and the commands in it write is captured as one run,
-which is judged and applied when you leave the shell (exit, or Ctrl-D), and can be undone.
+Open a shell in the hood, on a terminal of its own. What you write in it, and what its commands write, is captured as
+one run. It is judged and applied when you leave the shell (exit, or Ctrl-D), and can be undone.
 
-Takes the options of `fumehood run` but --json; --hold and --discard are of most use. There is no time limit.
+The options are those of `fumehood run`, except --json. There is no time limit.
 
 examples:
   fumehood shell
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     given = [word for word in arguments if word != "--"]
     limit = [] if "--timeout" in options.values else ["--timeout", _NO_TIME_LIMIT]
     if "--quiet" not in options.flags:
-        sys.stderr.write("fumehood: a shell in the hood; what it writes is judged when you leave it\n")
+        sys.stderr.write("fumehood: this shell is in the hood; what it writes is judged when you leave it\n")
         sys.stderr.flush()
     return run.main(["--tty", *limit, *given, "--", _line()], title="fumehood shell")
 

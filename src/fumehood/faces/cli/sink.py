@@ -43,7 +43,7 @@ class _To:
                     raise
                 raise FumehoodError(
                     f"what the command prints can't be passed on: {error.strerror}",
-                    hint="see that where it goes can be written",
+                    hint="check that the place it goes to can be written",
                 ) from error
 
 

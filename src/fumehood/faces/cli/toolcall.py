@@ -99,7 +99,7 @@ def _understood(name: str, tool_input: object) -> Command:
     given = tool_input if isinstance(tool_input, dict) else {}
     fields = [field for field in _COMMANDS if given.get(field)]
     if not fields:
-        raise BadRequest("there is no command to run", hint="tool_input.command must be a text")
+        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
     field = fields[0]
     # Another shell, or variables that a shell acts on, would count before our line does.
     for key, value in given.items():
@@ -111,7 +111,7 @@ def _understood(name: str, tool_input: object) -> Command:
         return Command(field=field, text=command)
     is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)
     if name not in _TAKE_WORDS or not is_list or not command[0].strip():
-        raise BadRequest("there is no command to run", hint="tool_input.command must be a text")
+        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
     is_script = len(command) == 3 and command[0] in _SHELL_NAMES and command[1] in ("-c", "-lc")
     text = " ".join(map(quoted, command))
     return Command(field=field, text=text, is_list=True, script=command[2] if is_script else "")
@@ -129,7 +129,7 @@ def _is_ours(call: dict[str, Any], client: str) -> bool:
 def _why_it_runs(name: str, tool_input: object) -> str:
     """Say what tells that a tool would run something; empty where nothing does."""
     if isinstance(tool_input, str) and tool_input.strip():
-        return "its input is a bare text"
+        return "its input is plain text"
     field = next(_run_fields(tool_input), None)
     if field is not None:
         return f"its input has {ascii(field)[:_LONGEST_NAME]}"

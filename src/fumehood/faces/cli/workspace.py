@@ -28,7 +28,7 @@ def add_commands(add: Add) -> None:
     workspace.add_argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project")
     workspace.add_argument("--root", metavar="ROOT", help="the root its commands see (default: alpine)")
     workspace.add_argument("--network", metavar="RULE", help="none, ask or full (default: as configured)")
-    workspace.add_argument("--env", action="append", metavar="NAME=VALUE", help="a variable; may be given again")
+    workspace.add_argument("--env", action="append", metavar="NAME=VALUE", help="set this variable; can be repeated")
     writable = workspace.add_mutually_exclusive_group()
     writable.add_argument(
         "--writable", action="store_true", default=None, help="its commands may install into a root layer of its own"
@@ -55,7 +55,7 @@ def _settings(context: Context) -> dict[str, Any]:
         pairs = [pair.partition("=") for pair in options.env]
         for name, equals, _ in pairs:
             if not equals:
-                raise BadRequest(f"{name!r} is no variable with a value", hint="--env NAME=VALUE")
+                raise BadRequest(f"{name!r} is not a variable with a value", hint="--env NAME=VALUE")
         settings["environment"] = tuple((name, value) for name, _, value in pairs)
     return settings
 
