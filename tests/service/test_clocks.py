@@ -93,6 +93,16 @@ def test_a_held_layer_stays_on_top_of_an_earlier_one_when_the_clock_is_set_back(
     assert (project / "a").read_text() == "second\n"
 
 
+def test_what_was_thrown_away_before_the_clock_was_set_back_holds_nothing_up(
+    sandbox: Sandbox, project: Path, set_clock: Callable[[float], None]
+) -> None:
+    held = sandbox.run("echo first > a; echo first > b", apply="hold")
+    sandbox.discard(held, "a")
+    set_clock(-HOUR)
+    assert sandbox.run("echo second > a").state == "applied"
+    assert (project / "a").read_text() == "second\n"
+
+
 def test_a_session_is_taken_back_in_the_order_of_the_record(
     sandbox: Sandbox, project: Path, set_clock: Callable[[float], None]
 ) -> None:

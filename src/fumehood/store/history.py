@@ -265,17 +265,18 @@ class History:
     def decisions(self, runs: Sequence[str], later: Run) -> Iterator[tuple[str, str, bool, tuple[str, ...]]]:
         """Yield the id, the state and the roots of some runs, and whether a person decided after a later one began.
 
-        By the clock, for one that is only just beginning; by the record, for the clock may have been set back.
+        By the record, for the clock may have been set back.
         """
-        columns = "id, state, decided_at, settled_after >= (SELECT number FROM runs WHERE id = ?), roots"
+        is_late = "decided_at IS NOT NULL AND settled_after >= (SELECT number FROM runs WHERE id = ?)"
         for start in range(0, len(runs), _AT_ONCE):
             some = runs[start : start + _AT_ONCE]
             marks = ", ".join("?" * len(some))
-            rows = self.database.rows(f"SELECT {columns} FROM runs WHERE id IN ({marks})", (later.run, *some))
+            rows = self.database.rows(
+                f"SELECT id, state, {is_late}, roots FROM runs WHERE id IN ({marks})", (later.run, *some)
+            )
             found = {row[0]: row for row in rows}
-            for run, state, decided_at, is_settled_after, roots in (found[name] for name in some if name in found):
-                is_late = decided_at is not None and (decided_at > later.started_at or bool(is_settled_after))
-                yield run, state, is_late, _roots(later.project, roots)
+            for run, state, was_decided_meanwhile, roots in (found[name] for name in some if name in found):
+                yield run, state, bool(was_decided_meanwhile), _roots(later.project, roots)
 
     def find(self, name: str, *reaches: Reach) -> Run:
         """Return the run that an id, a unique prefix of one, `last` or `last~2` names, in every reach given.
