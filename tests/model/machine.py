@@ -6,119 +6,96 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from typing import IO, ParamSpec, TypeVar
 
+import repository
+from commands import ACTS, FREE, PASSES_GROUP_ON, SHARED, Act, Command, Contents, made_in
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from plain import WAITING, Done, Model, Node, Tree, above, below, is_directory, put
+from plain import WAITING, Done, Model, Node, Tree, is_file
+from repository import COMMITTED, GIT, KEPT, MESSAGE, OBJECTS, STAGED, STATE
 
 from conftest import PREFIX, scratch
 from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
+from fumehood.linux.capture import COPY
+from fumehood.linux.identity import identity_of
+from fumehood.linux.probe import granted_groups
+from fumehood.service.clean import clean
+from fumehood.store.days import Days, day_of
 
-# People edit the files of `s`, whose directory stays; in `t`, commands do what they like.
-SHARED = ("s/1", "s/2", "s/3")
-FREE = ("t/a", "t/b", "t/a/x", "t/a/y", "t/b/x", "t/a/x/deep")
 MODES = (0o644, 0o600, 0o755)
+PLACES = ("project", "moved", "elsewhere/by another name")
+DAY, HOUR = 86_400, 3_600
+UNKNOWN_GROUP = 65_534  # as a namespace shows one that is not mapped into it
+ONE_READING = 2  # days that are recorded: the real one, and that of a clock that was wrong once
+NEXT = "-- next --"
+AS_ROOT = 61_236  # a group for root to give files to: any will do
 
 paths = st.sampled_from((*SHARED, *FREE))
 acts = st.lists(
-    st.tuples(st.sampled_from(("write", "write", "remove", "mkdir", "link", "chmod", "rename")), paths, paths,
-              st.sampled_from(MODES)),
-    min_size=1, max_size=5,
+    st.tuples(st.sampled_from(ACTS), paths, paths, st.sampled_from(MODES)), min_size=1, max_size=5
 )  # fmt: skip
 
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 # How often everything was done.
 COUNTS: Counter[str] = Counter()
 
 
-def counted(act: Callable[..., None]) -> Callable[..., None]:
+def counted(act: Callable[P, T]) -> Callable[P, T]:
     """Count what is done."""
 
     @wraps(act)
-    def counting(*arguments: object, **named: object) -> None:
-        COUNTS[act.__name__] += 1
-        act(*arguments, **named)
+    def counting(*arguments: P.args, **named: P.kwargs) -> T:
+        COUNTS[act.__name__.strip("_")] += 1
+        return act(*arguments, **named)
 
     return counting
 
 
 def tree_of(top: Path) -> Tree:
     """A project as the model tells it."""
-    found: Tree = {}
+    tree: Tree = {}
     for here, folders, files in os.walk(top):
+        if here == str(top) and GIT in folders:
+            folders.remove(GIT)
+            tree |= repository.tree_of(top)
         for name in (*folders, *files):
             place = os.path.join(here, name)
             status = os.lstat(place)
             path = os.path.relpath(place, top)
+            mode, group = stat.S_IMODE(status.st_mode), status.st_gid
             if stat.S_ISLNK(status.st_mode):
-                found[path] = ("symlink", os.readlink(place), 0)
+                tree[path] = Node("symlink", os.readlink(place), 0, group)
             elif stat.S_ISDIR(status.st_mode):
-                found[path] = ("directory", "", stat.S_IMODE(status.st_mode))
+                tree[path] = Node("directory", "", mode, group)
             else:
-                found[path] = ("file", Path(place).read_text(), stat.S_IMODE(status.st_mode))
-    return found
+                tree[path] = Node("file", Path(place).read_text(), mode, group)
+    return tree
 
 
-class Command:
-    """A shell line, made up of acts that make sense, and what it makes of a tree."""
-
-    def __init__(self, tree: Tree, contents: Contents) -> None:
-        self.tree = dict(tree)
-        self.lines: list[str] = []
-        self.touched: set[str] = set()
-        self._contents = contents
-
-    def act(self, what: str, path: str, other: str, mode: int) -> None:
-        """Add one act, if it can be done."""
-        node = self.tree.get(path)
-        if not all(is_directory(self.tree.get(each)) for each in above(path)):
-            return
-        if what == "write" and not is_directory(node):
-            text = self._contents.new()
-            kept = node[2] if node is not None and node[0] == "file" else 0o644
-            # Not through a symlink.
-            self._do(f"rm -f {path}; echo {text} > {path}; chmod {kept:o} {path}", path, ("file", f"{text}\n", kept))
-        elif what == "remove" and node is not None:
-            self._do(f"rm -r {path}", path, None)
-        elif what == "mkdir" and node is None and path in FREE:
-            self._do(f"mkdir {path}; chmod 755 {path}", path, ("directory", "", 0o755))
-        elif what == "link" and node is None and path in FREE:
-            self._do(f"ln -s /usr/bin/env-{self._contents.new()} {path}", path, None)
-            target = self.lines[-1].split()[2]
-            put(self.tree, path, ("symlink", target, 0))
-        elif what == "chmod" and node is not None and node[0] == "file":
-            self._do(f"chmod {mode:o} {path}", path, (*node[:2], mode))
-            self.touched.add(path)
-        elif what == "rename" and node is not None and path in FREE and other in FREE:
-            self._rename(path, other, node)
-
-    def _rename(self, path: str, other: str, node: Node) -> None:
-        free = other not in self.tree and all(is_directory(self.tree.get(each)) for each in above(other))
-        if not free or other.startswith(f"{path}/"):
-            return
-        moved = {f"{other}{each[len(path):]}": self.tree[each] for each in below(self.tree, path)}
-        self._do(f"mv {path} {other}", path, None)
-        self.tree.update({other: node, **moved})
-
-    def _do(self, line: str, path: str, node: Node | None) -> None:
-        self.lines.append(line)
-        put(self.tree, path, node)
+def another_group(capture: str) -> int | None:
+    """A group besides our own that files can be given to, and that a way of capturing carries."""
+    if os.geteuid() == 0:
+        return AS_ROOT
+    groups = os.getgroups() if capture == COPY else granted_groups()
+    return next((group for group in groups if group != os.getgid()), None)
 
 
-class Contents:
-    """Texts of which no two are the same."""
+@dataclass
+class Beside:
+    """A project that nobody works in now: where it lies, and the path that its record has."""
 
-    def __init__(self) -> None:
-        self._count = 0
-
-    def new(self) -> str:
-        """A text that is nowhere yet."""
-        self._count += 1
-        return f"text-{self._count}"
+    place: Path
+    known_at: Path
+    model: Model
 
 
 class Machine(RuleBasedStateMachine):
@@ -126,107 +103,261 @@ class Machine(RuleBasedStateMachine):
 
     capture = ""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(passes_on=st.tuples(st.booleans(), st.booleans()))
+    def begin(self, passes_on: tuple[bool, bool]) -> None:
         """Make a project of an own home."""
         self.home = Path(tempfile.mkdtemp(prefix=PREFIX, dir=scratch()))
         self._before = {name: os.environ.get(name) for name in ("HOME", "XDG_STATE_HOME")}
+        self._clocks = time.time, time.time_ns
         os.environ["HOME"] = str(self.home)
         os.environ["XDG_STATE_HOME"] = str(self.home / "state")
-        self.project = self.home / "project"
-        (self.project / "s").mkdir(parents=True)
-        (self.project / "t").mkdir()
         self.contents = Contents()
+        self.group = another_group(self.capture)
+        self._passes_on = dict(zip("st", passes_on, strict=True))
+        self.written: dict[str, IO[str]] = {}  # files that another program has open for writing
+        self.beside: list[Beside] = []
+        self.project = self.home / PLACES[0]
+        self._make()
+        self._enter(self.project)
+
+    def _make(self) -> None:
+        """Make the directory of a project, with a little in it."""
+        for name in "st":
+            (self.project / name).mkdir(parents=True)
         for path in SHARED[:2]:
             (self.project / path).write_text(f"{self.contents.new()}\n")
-        for place in (self.project, *self.project.rglob("*")):
+        if repository.IS_HERE:
+            repository.make(self.project)
+        for place in (self.project, *(each for each in self.project.rglob("*") if GIT not in each.parts)):
             place.chmod(0o755 if place.is_dir() else 0o644)
-        self.sandbox = Sandbox(self.project, policy=Policy(capture=self.capture))
+        if self.group is not None:
+            for name, passes_on in self._passes_on.items():
+                os.chown(self.project / name, -1, self.group)
+                (self.project / name).chmod(0o755 | (PASSES_GROUP_ON if passes_on else 0))
         self.model = Model(tree_of(self.project))
+
+    def _enter(self, known_at: Path) -> None:
+        """Open a sandbox where the project is now; `known_at` is the path that its record has."""
+        self.sandbox = Sandbox(self.project, policy=Policy(capture=self.capture))
+        self.known_at = self.project
+        if known_at != self.project:
+            assert any(f"this project was at {known_at}" in each for each in self.sandbox.notices), self.sandbox.notices
+        self._look_back()
 
     def teardown(self) -> None:
         """Leave nothing behind."""
-        if hasattr(self, "sandbox"):
-            self.sandbox.close()
+        if hasattr(self, "home"):
+            self._leave()
+            time.time, time.time_ns = self._clocks
             for name, value in self._before.items():
                 os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
             shutil.rmtree(self.home)
+
+    def _leave(self) -> None:
+        for path in list(self.written):
+            self.written.pop(path).close()
+        if hasattr(self, "sandbox"):
+            self.sandbox.close()
 
     # --- the agent ---
 
     @rule(acts=acts, mode=st.sampled_from(("apply", "apply", "apply", "hold", "discard")))
     @counted
-    def run(self, acts: list[tuple[str, str, str, int]], mode: str) -> None:
+    def run(self, acts: list[Act], mode: str) -> None:
         """A command runs."""
-        self._run(acts, mode, {})
+        self._run(acts, mode)
+
+    run_next = run  # as often again as the rest
 
     @rule(acts=acts, path=st.sampled_from(SHARED), mode=st.sampled_from(("apply", "apply", "hold")))
     @counted
-    def run_while_a_person_edits(self, acts: list[tuple[str, str, str, int]], path: str, mode: str) -> None:
+    def run_while_a_person_edits(self, acts: list[Act], path: str, mode: str) -> None:
         """A command runs, and a person writes a file meanwhile."""
-        self._run(acts, mode, {path: ("file", f"{self.contents.new()}\n", 0o644)})
+        self._run(acts, mode, lambda: self._write(path))
 
-    def _run(self, acts: list[tuple[str, str, str, int]], mode: str, edits: dict[str, Node]) -> None:
+    @precondition(lambda self: repository.IS_HERE and self._history_is_whole())
+    @rule(
+        mode=st.sampled_from(("apply", "apply", "apply", "hold", "discard")),
+        meanwhile=st.sampled_from(("nothing", "refresh", "stage")),
+    )
+    @counted
+    def commit(self, mode: str, meanwhile: str) -> None:
+        """A command commits something; a person may look at the repository, or stage something, meanwhile."""
+        does = {"refresh": self._refresh, "stage": self._stage}
+        self._run((), mode, does.get(meanwhile), commits=True)
+
+    def _history_is_whole(self) -> bool:
+        """Whether what is held was committed on top of what the project has, so that git finds all of it."""
+        last: Node | None = self.model.project[STATE]
+        for run in self.model.waiting():
+            if STATE in run.held():
+                if run.base[STATE] != last:
+                    return False
+                last = run.left[STATE]
+        return True
+
+    def _run(
+        self, acts: list[Act] | tuple[()], mode: str, meanwhile: Callable[[], Tree] | None = None,
+        *, commits: bool = False,
+    ) -> None:  # fmt: skip
         command = Command(self.model.view(), self.contents)
         for act in acts:
             command.act(*act)
-        line = "; ".join([*command.lines, "echo done"])
+        if commits:
+            command.commit(COMMITTED, MESSAGE)
+        edits: list[Tree] = []
 
-        def edit(*_: object) -> None:
-            for path, (_kind, text, bits) in edits.items():
-                self._write(path, text, bits)
+        def on_output(*_: object) -> None:
+            if meanwhile is not None and not edits:
+                edits.append(meanwhile())
 
-        run = self.sandbox.run(line, apply=mode, on_output=edit if edits else None)
+        line = "; ".join([*command.lines, repository.TELL if commits else "echo done"])
+        self.model.open = self._open_ones()
+        run = self.sandbox.run(line, apply=mode, on_output=on_output)
         assert run.exit_code == 0, run.output
-        done = self.model.ran(run.id, command.tree, mode, edits, command.touched)
+        if commits:
+            command.tree |= repository.told_of(run.stdout)
+        done = self.model.ran(run.id, command.tree, mode, edits[0] if edits else {}, command.touched)
         assert self._verdicts(run) == done.verdicts, (self._verdicts(run), done.verdicts)
 
     @rule()
     @counted
     def look(self) -> None:
         """A command sees the project with what is held."""
-        line = "find . -mindepth 1 -printf '%P\\0%y\\0%m\\0%l\\0'"
-        found = self.sandbox.run(line, apply="discard").stdout.split("\0")[:-1]
-        kinds = {"f": "file", "d": "directory", "l": "symlink"}
-        seen = {
-            path: (kinds[kind], target, 0 if kind == "l" else int(mode, 8))
-            for path, kind, mode, target in zip(*[iter(found)] * 4, strict=True)
-        }
         view = self.model.view()
-        assert {p: n[::2] for p, n in seen.items()} == {p: n[::2] for p, n in view.items()}
-        files = [path for path, node in view.items() if node[0] == "file"]
-        if files:
-            assert self.sandbox.run(["cat", *files], apply="discard").stdout == "".join(view[each][1] for each in files)
+        files = [path for path, node in view.items() if is_file(node) and not path.startswith(OBJECTS)]
+        hidden = f"-path '{GIT}/*' ! -path {MESSAGE} ! -path {OBJECTS} ! -path '{OBJECTS}/*'"
+        listing = f"find * {GIT if repository.IS_HERE else ''} {hidden} -prune -o -printf '%p\\0%y\\0%m\\0%G\\0%l\\0'"
+        asked = (listing, f"cat {' '.join(files)} </dev/null", repository.TELL if repository.IS_HERE else "true")
+        run = self.sandbox.run(f"; echo {NEXT}; ".join(asked), apply="discard")
+        self.model.ran(run.id, view, "discard", {}, set())
+        assert (run.exit_code, run.changes) == (0, ()), run.output
+        listed, contents, told = run.stdout.split(f"{NEXT}\n")
+        tree = self._listed(listed.split("\0")[:-1])
+        expected = {path: node._replace(text="") if is_file(node) else node for path, node in view.items()}
+        if repository.IS_HERE:
+            tree[STATE] = repository.told_of(told)[STATE]
+        assert tree == expected, (tree, expected)
+        assert contents == "".join(view[each].text for each in files)
+
+    def _listed(self, fields: list[str]) -> Tree:
+        kinds = {"f": "file", "d": "directory", "l": "symlink"}
+        tree = {}
+        for path, kind, mode, group, target in zip(*[iter(fields)] * 5, strict=True):
+            number = self.group if int(group) == UNKNOWN_GROUP and self.group is not None else int(group)
+            tree[path] = Node(kinds[kind], target, 0 if kind == "l" else int(mode, 8), number)
+        return tree
 
     # --- the person ---
 
-    def _write(self, path: str, text: str, mode: int) -> None:
+    def _write(self, path: str) -> Tree:
+        """Write a file anew, as an editor does."""
+        text = f"{self.contents.new()}\n"
         place = self.project / path
         place.unlink(missing_ok=True)
         place.write_text(text)
-        place.chmod(mode)
+        place.chmod(0o644)
+        return {path: made_in(self.model.project, path, "file", text, 0o644)}
 
-    @rule(path=st.sampled_from(SHARED))
-    @counted
-    def edit(self, path: str) -> None:
-        """A person writes a file."""
-        text = f"{self.contents.new()}\n"
-        self._write(path, text, 0o644)
-        self.model.edit(path, ("file", text, 0o644))
+    @rule(
+        what=st.sampled_from(("edit", "edit", "delete", "give_to_a_group", "give_back")), path=st.sampled_from(SHARED)
+    )
+    def change_a_file(self, what: str, path: str) -> None:
+        """A person changes a file by themselves."""
+        getattr(self, f"_{what}")(path)
 
-    @rule(path=st.sampled_from(SHARED))
     @counted
-    def delete(self, path: str) -> None:
-        """A person deletes a file."""
+    def _edit(self, path: str) -> None:
+        self.model.edit(path, self._write(path)[path])
+
+    @counted
+    def _delete(self, path: str) -> None:
         (self.project / path).unlink(missing_ok=True)
         self.model.edit(path, None)
+
+    @counted
+    def _give_to_a_group(self, path: str) -> None:
+        self._give(path, self.group)
+
+    @counted
+    def _give_back(self, path: str) -> None:
+        self._give(path, os.getgid())
+
+    def _give(self, path: str, group: int | None) -> None:
+        node = self.model.project.get(path)
+        if node is not None and group is not None:
+            os.chown(self.project / path, -1, group)
+            self.model.edit(path, node._replace(group=group))
+
+    @rule(data=st.data(), what=st.sampled_from(("open", "open", "write", "close")))
+    def another_program(self, data: st.DataObject, what: str) -> None:
+        """Another program opens a file for writing, goes on writing it, or closes it."""
+        files = [path for path, node in sorted(self.model.project.items()) if is_file(node)]
+        choices = {
+            "open": [path for path in files if path != KEPT and not path.startswith(f"{GIT}/")],
+            "write": sorted(self._open_ones()),
+            "close": sorted(self.written),
+        }[what]
+        if choices:
+            getattr(self, f"_{what}_by_a_program")(data.draw(st.sampled_from(choices)))
+
+    @counted
+    def _open_by_a_program(self, path: str) -> None:
+        if path in self.written:
+            self.written[path].close()
+        self.written[path] = (self.project / path).open("a")
+
+    @counted
+    def _close_by_a_program(self, path: str) -> None:
+        self.written.pop(path).close()
+
+    @counted
+    def _write_by_a_program(self, path: str) -> None:
+        text = f"{self.contents.new()}\n"
+        self.written[path].write(text)
+        self.written[path].flush()
+        node = self.model.project[path]
+        self.model.edit(path, node._replace(text=node.text + text))
+
+    def _open_ones(self) -> set[str]:
+        """The files of the project that another program writes: what was replaced there is another file."""
+        return {path for path, file in self.written.items() if self._is_there(path, file)}
+
+    def _is_there(self, path: str, file: IO[str]) -> bool:
+        try:
+            return os.path.samestat(os.lstat(self.project / path), os.fstat(file.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    @precondition(lambda _: repository.IS_HERE)
+    @rule(what=st.sampled_from(("refresh", "refresh", "stage")))
+    @counted
+    def use_the_repository(self, what: str) -> None:
+        """A person asks for the status of the repository, which writes its index anew, or stages something."""
+        for path, node in (self._stage() if what == "stage" else self._refresh()).items():
+            self.model.edit(path, node)
+        repository.check(self.project)
+
+    @counted
+    def _refresh(self) -> Tree:
+        repository.refresh(self.project)
+        return {}
+
+    @counted
+    def _stage(self) -> Tree:
+        text = f"{self.contents.new()}\n"
+        repository.stage(self.project, text)
+        tree = repository.tree_of(self.project)
+        tree[STAGED] = made_in(self.model.project, STAGED, "file", text, 0o644)
+        return {path: node for path, node in tree.items() if self.model.project.get(path) != node}
 
     @precondition(lambda self: self.model.waiting())
     @rule(data=st.data())
     @counted
     def apply(self, data: st.DataObject) -> None:
         """A person applies what is held."""
-        done = data.draw(st.sampled_from(self.model.waiting()))
+        done = self._one_of(self.model.waiting(), data)
+        self.model.open = self._open_ones()
         self._decide(done, self.model.apply(done), lambda: self.sandbox.apply(done.name))
 
     @precondition(lambda self: self.model.waiting())
@@ -234,7 +365,7 @@ class Machine(RuleBasedStateMachine):
     @counted
     def discard(self, data: st.DataObject) -> None:
         """A person throws away what is held."""
-        done = data.draw(st.sampled_from(self.model.waiting()))
+        done = self._one_of(self.model.waiting(), data)
         self._decide(done, self.model.discard(done, done.of_verdict(*WAITING)), lambda: self.sandbox.discard(done.name))
 
     @precondition(lambda self: any(self._of_people(run) for run in self.model.waiting()))
@@ -242,51 +373,166 @@ class Machine(RuleBasedStateMachine):
     @counted
     def decide_one(self, data: st.DataObject, force: bool) -> None:
         """A person takes one file by force, or throws it away."""
-        done = data.draw(st.sampled_from([run for run in self.model.waiting() if self._of_people(run)]))
+        done = self._one_of([run for run in self.model.waiting() if self._of_people(run)], data)
         path = data.draw(st.sampled_from(self._of_people(done)))
         if force:
             self._decide(done, self.model.force(done, path), lambda: self.sandbox.apply(done.name, path, force=True))
         else:
-            self._decide(done, self.model.discard(done, [path]), lambda: self.sandbox.discard(done.name, path))
+            paths = self.model.of_one_state(done, path)
+            self._decide(done, self.model.discard(done, paths), lambda: self.sandbox.discard(done.name, path))
+
+    def _one_of(self, runs: list[Done], data: st.DataObject) -> Done:
+        """Choose a run, and tell it by its place in the record."""
+        return self.model.runs[data.draw(st.sampled_from([self.model.runs.index(run) for run in runs]))]
 
     @staticmethod
     def _of_people(run: Done) -> list[str]:
         return [path for path in run.of_verdict(*WAITING) if path in SHARED]
 
-    def _decide(self, done: Done, refusal: str, act: object) -> None:
+    def _decide(self, done: Done, refusal: str, act: Callable[[], Run]) -> None:
         if refusal:
             try:
-                act()  # type: ignore[operator]
+                act()
             except BadRequest as refused:
                 assert refusal in f"{refused.message} {refused.hint}"  # noqa: PT017
                 return
             raise AssertionError("it should have been refused")
-        found = self._verdicts(act())  # type: ignore[operator]
-        assert found == done.verdicts, (found, done.verdicts)
+        verdicts = self._verdicts(act())
+        assert verdicts == done.verdicts, (verdicts, done.verdicts)
 
-    @precondition(lambda self: any(self._can_be_undone(run) for run in self.model.runs))
-    @rule(data=st.data())
+    @rule(data=st.data(), which=st.sampled_from(("one", "one", "undo_last", "redo_last")))
+    def undo(self, data: st.DataObject, which: str) -> None:
+        """A person takes a run back, or an undo; or, without naming it, what changed something last."""
+        standing = [run for run in self.model.runs if run.stands]
+        if which != "one":
+            getattr(self, f"_{which}")()
+        elif standing:
+            self._undo_one(self._one_of(standing, data))
+
     @counted
-    def undo(self, data: st.DataObject) -> None:
-        """A person takes a run back, or an undo."""
-        done = data.draw(st.sampled_from([run for run in self.model.runs if self._can_be_undone(run)]))
-        try:
-            back = self.sandbox.undo(done.name)
-        except UndoRefused:
-            assert self.model.undo(done, "") is None
-            return
-        assert self.model.undo(done, back.id) is not None
+    def _undo_one(self, done: Done) -> None:
+        self._undo(done, lambda: self.sandbox.undo(done.name))
 
-    @staticmethod
-    def _can_be_undone(run: Done) -> bool:
-        return not run.undone and bool(run.of_verdict("applied"))
+    @counted
+    def _undo_last(self) -> None:
+        self._undo(self.model.to_undo(), self.sandbox.undo)
+
+    @counted
+    def _redo_last(self) -> None:
+        self._undo(self.model.to_redo(), self.sandbox.redo)
+
+    def _undo(self, done: Done | None, act: Callable[[], Run]) -> None:
+        self.model.open = self._open_ones()
+        try:
+            back = act()
+        except UndoRefused as refused:
+            assert done is not None, refused  # noqa: PT017
+            assert self.model.undo(done, "") is None, refused  # noqa: PT017
+        except BadRequest as refused:
+            assert done is None, refused  # noqa: PT017
+        else:
+            assert done is not None
+            assert back.of == done.name
+            assert self.model.undo(done, back.id) is not None
+
+    def _look_back(self) -> None:
+        """See that what ran is told in the order of the record."""
+        names = [run.name for run in reversed(self.model.runs)]
+        assert [run.run for run in self.sandbox.history()] == names
+        for back, name in enumerate(names[:2]):
+            assert self.sandbox.find(f"last~{back}").run == name
+
+    # --- the world ---
+
+    @rule(ahead=st.sampled_from((40 * DAY, DAY, 0, -HOUR)))
+    @counted
+    def step_the_clock(self, ahead: int) -> None:
+        """The clock that we read goes ahead, or back; that of the host is not ours to set.
+
+        Then Fumehood cleans: all is young by the days on which it ran, even where the clock says otherwise.
+        """
+        now, now_ns = self._clocks
+        time.time = lambda: now() + ahead
+        time.time_ns = lambda: now_ns() + ahead * 1_000_000_000
+        self._look_back()
+        store = self.sandbox._store
+        days = {*Days(store.database)._days, day_of(time.time())}
+        freed = clean(store, budget=1 if len(days) <= ONE_READING else 0)
+        assert (freed.runs, freed.backups, freed.not_undoable, freed.failed) == (0, 0, (), ())
+
+    @rule(data=st.data(), what=st.sampled_from(("move", "move", "move", "make_again", "go_to_another")))
+    def go_elsewhere(self, data: st.DataObject, what: str) -> None:
+        """A person moves the project, makes it anew, or goes on with another."""
+        if what == "move":
+            self._move(self.home / data.draw(st.sampled_from(PLACES)))
+        elif what == "make_again":
+            self._make_again(is_kept=data.draw(st.booleans()))
+        elif self.beside:
+            self._go_to_another(data.draw(st.integers(0, len(self.beside) - 1)), is_moved_back=data.draw(st.booleans()))
+
+    @counted
+    def _move(self, target: Path) -> None:
+        """Move the project, or back: all goes on there."""
+        old = self.project
+        if not target.exists():
+            self.sandbox.close()
+            target.parent.mkdir(exist_ok=True)
+            os.rename(old, target)
+            self.project = target
+            self._enter(old)
+
+    @counted
+    def _make_again(self, *, is_kept: bool) -> None:
+        """Make the project anew, the old one being elsewhere or deleted: it starts fresh."""
+        self._leave()
+        old, was = self.model, identity_of(str(self.project))
+        if is_kept:
+            self._put_aside()
+        else:
+            shutil.rmtree(self.project)
+        self._make()
+        while was is not None and not was.is_another(identity_of(str(self.project)) or was):
+            shutil.rmtree(self.project)  # file times may be too coarse to tell the two apart at once
+            self._make()
+        self._enter(self.project)
+        assert any("another directory was at" in each for each in self.sandbox.notices), self.sandbox.notices
+        if old.runs:
+            try:
+                self.sandbox.find(old.runs[-1].name)
+            except BadRequest:
+                return
+            raise AssertionError("a run of another directory")
+
+    def _put_aside(self) -> None:
+        place = self.home / f"aside-{self.contents.new()}"
+        os.rename(self.project, place)
+        self.beside.append(Beside(place, self.known_at, self.model))
+
+    @counted
+    def _go_to_another(self, number: int, *, is_moved_back: bool) -> None:
+        """Go on with a project that was put aside, where it is or where it was."""
+        other = self.beside.pop(number)
+        self._leave()
+        if is_moved_back:
+            here = self.project
+            self._put_aside()
+            os.rename(other.place, here)
+            other.place = here
+        else:
+            self.beside.append(Beside(self.project, self.known_at, self.model))
+        self.project, self.model = other.place, other.model
+        self._enter(other.known_at)
 
     @staticmethod
     def _verdicts(run: Run) -> dict[str, str]:
-        return {change.path: change.verdict for change in run.changes}
+        return repository.as_one({change.path: change.verdict for change in run.changes})
 
     @invariant()
     def the_project_is_what_the_model_says(self) -> None:
         """Nothing is lost, and nothing is there that nobody put there."""
         if hasattr(self, "model"):
-            assert tree_of(self.project) == self.model.project
+            tree = tree_of(self.project)
+            assert tree == self.model.project, {
+                path: (tree.get(path), self.model.project.get(path))
+                for path in {*tree, *self.model.project} if tree.get(path) != self.model.project.get(path)
+            }  # fmt: skip

@@ -6,12 +6,24 @@ A tree is a dictionary from paths to nodes. A run is what it saw, what it left, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-Node = tuple[str, str, int]  # kind, content or target, mode
+
+class Node(NamedTuple):
+    """What lies at a path. A git directory is one node, whose text is its history and what is staged."""
+
+    kind: str
+    text: str  # content or target
+    mode: int
+    group: int
+
+
 Tree = dict[str, Node]
 Diff = dict[str, Node | None]
 
 APPLIED, HELD, CONFLICT, DISCARDED = "applied", "held", "conflict", "discarded"
+JOURNAL = "-wal"  # a database and its journal are one state
+DONE = "done"  # applied before, while more of the run is being applied
 WAITING = (HELD, CONFLICT)
 BUILDS_ON, FORCE = "builds on", "--force"  # words of a refusal
 
@@ -29,7 +41,24 @@ def below(tree: Tree | Diff, path: str) -> list[str]:
 
 def is_directory(node: Node | None) -> bool:
     """Tell whether a node is a directory."""
-    return node is not None and node[0] == "directory"
+    return node is not None and node.kind == "directory"
+
+
+def is_file(node: Node | None) -> bool:
+    """Tell whether a node is a regular file."""
+    return node is not None and node.kind == "file"
+
+
+def is_version(one: Node | None, other: Node | None) -> bool:
+    """Tell whether both are one version: whose it is goes with it, and does not tell it from another."""
+    if one is None or other is None:
+        return one is other
+    return one[:-1] == other[:-1]
+
+
+def state_of(path: str) -> str:
+    """The state that a path is a part of: it is one itself, but for a journal."""
+    return path.removesuffix(JOURNAL)
 
 
 def put(tree: Tree, path: str, node: Node | None) -> None:
@@ -83,6 +112,11 @@ class Done:
         return [path for path, verdict in self.verdicts.items() if verdict in verdicts]
 
     @property
+    def stands(self) -> bool:
+        """Whether the project has something of it."""
+        return not self.undone and bool(self.of_verdict(APPLIED))
+
+    @property
     def waits(self) -> bool:
         """Whether something of it waits for a person, as later runs see it."""
         return not self.undone and bool(self.of_verdict(*WAITING))
@@ -100,7 +134,7 @@ class Done:
         was, now = self.base.get(path), self.left.get(path)
         if was is None:
             return False
-        return now is None or was[0] != now[0]
+        return now is None or was.kind != now.kind
 
 
 class Model:
@@ -108,7 +142,8 @@ class Model:
 
     def __init__(self, project: Tree) -> None:
         self.project = dict(project)
-        self.runs: list[Done] = []
+        self.runs: list[Done] = []  # in the order of the record, whatever a clock says
+        self.open: set[str] = set()  # files of the project that another program writes
 
     def waiting(self) -> list[Done]:
         """Runs that hold something, the earliest first."""
@@ -131,6 +166,9 @@ class Model:
         """
         before = self.view()
         left = difference(before, after)
+        for path, node in edited.items():
+            if is_directory(node) and left.get(path) == node:
+                del left[path]  # the project has it by now
         run = Done(name, {}, left, {}, self.waiting())
         for path in touched & edited.keys() - left.keys():
             if not self.builds_on(run, path, run.sees):
@@ -145,13 +183,37 @@ class Model:
             put(self.project, path, node)
             if run.verdicts.get(path) in (APPLIED, HELD) and not self.builds_on(run, path, run.sees):
                 run.verdicts[path] = CONFLICT
+        self._share_conflicts(run)
+        self._hold_open(run)
         self._take_over(run, run.of_verdict(APPLIED))
         self.runs.append(run)
         return run
 
     def _take_over(self, run: Done, paths: list[str]) -> None:
+        for path in paths:
+            run.base[path] = self.project.get(path)  # which has the group that a person gave it since
         for path in sorted(paths, key=lambda path: path.count("/")):
             put(self.project, path, run.left[path])
+
+    @staticmethod
+    def _share_conflicts(run: Done) -> None:
+        states = {state_of(path) for path in run.of_verdict(CONFLICT)}
+        for path in run.of_verdict(APPLIED):
+            if state_of(path) in states:
+                run.verdicts[path] = CONFLICT
+
+    def _hold_open(self, run: Done) -> None:
+        states = self._open_states(run.base, run.of_verdict(APPLIED))
+        for path in run.of_verdict(APPLIED):
+            if state_of(path) in states:
+                run.verdicts[path] = HELD
+        self._keep_whole(run)
+
+    def _open_states(self, there: Diff, paths: list[str]) -> set[str]:
+        """What another program writes of the files that would go, or of the databases whose journals would."""
+        asked = [path for path in paths if is_file(there[path])]
+        asked += [state_of(path) for path in paths if path.endswith(JOURNAL)]
+        return {state_of(path) for path in asked if path in self.open}
 
     @staticmethod
     def builds_on(run: Done, path: str, earlier: list[Done]) -> Done | None:
@@ -188,16 +250,22 @@ class Model:
             return FORCE
         if self._comes_after_others(run, waiting):
             return BUILDS_ON
-        for path in waiting:
-            run.verdicts[path] = APPLIED if self.project.get(path) == run.base[path] else CONFLICT
-        for path in waiting:
-            if run.verdicts[path] == CONFLICT:
+        done = run.of_verdict(APPLIED)
+        run.verdicts |= dict.fromkeys(done, DONE) | dict.fromkeys(waiting, APPLIED)
+        self._hold_open(run)
+        self._find_conflicts(run)
+        self._share_conflicts(run)
+        self._take_over(run, run.of_verdict(APPLIED))
+        run.verdicts |= dict.fromkeys(done, APPLIED)
+        return ""
+
+    def _find_conflicts(self, run: Done) -> None:
+        for path in run.of_verdict(APPLIED):
+            if not is_version(self.project.get(path), run.base[path]):
                 # What was to lie in it can't be put there either.
-                for each in below(run.left, path):
+                for each in (path, *below(run.left, path)):
                     if run.verdicts[each] == APPLIED:
                         run.verdicts[each] = CONFLICT
-        self._take_over(run, [path for path in waiting if run.verdicts[path] == APPLIED])
-        return ""
 
     @staticmethod
     def _free_of_conflicts(run: Done) -> list[str]:
@@ -207,21 +275,29 @@ class Model:
             group = [top, *below(run.left, top)]
             if not set(group).isdisjoint(conflicts):
                 stuck |= set(group)
-        return [path for path in run.of_verdict(HELD) if path not in stuck]
+        states = {state_of(path) for path in conflicts}
+        return [path for path in run.of_verdict(HELD) if path not in stuck and state_of(path) not in states]
 
     def _comes_after_others(self, run: Done, paths: list[str]) -> bool:
         return any(self.builds_on(run, path, [each for each in run.sees if each.waits]) for path in paths)
 
+    @staticmethod
+    def of_one_state(run: Done, path: str) -> list[str]:
+        """What waits together with a path."""
+        return [each for each in run.of_verdict(*WAITING) if state_of(each) == state_of(path)]
+
     def force(self, run: Done, path: str) -> str:
-        """A person applies one file, whatever the project has there."""
-        if self._comes_after_others(run, [path]):
+        """A person applies one file, and what belongs to it, whatever the project has there."""
+        paths = self.of_one_state(run, path)
+        if self._comes_after_others(run, paths):
             return BUILDS_ON
-        if self.project.get(path) == run.left[path]:
-            run.verdicts[path] = DISCARDED
-        else:
-            run.base[path] = self.project.get(path)
-            run.verdicts[path] = APPLIED
-            put(self.project, path, run.left[path])
+        for each in paths:
+            if is_version(self.project.get(each), run.left[each]):
+                run.verdicts[each] = DISCARDED
+            else:
+                run.base[each] = self.project.get(each)
+                run.verdicts[each] = APPLIED
+                put(self.project, each, run.left[each])
         return ""
 
     def discard(self, run: Done, paths: list[str]) -> str:
@@ -241,6 +317,14 @@ class Model:
             run.verdicts[path] = DISCARDED
         return ""
 
+    def to_undo(self) -> Done | None:
+        """The run that is meant where none is named: the last that changed something and was not taken back."""
+        return next((run for run in reversed(self.runs) if run.of is None and run.stands), None)
+
+    def to_redo(self) -> Done | None:
+        """The last undo that was not taken back itself."""
+        return next((run for run in reversed(self.runs) if run.turns % 2 and run.stands), None)
+
     def undo(self, run: Done, name: str) -> Done | None:
         """A person takes a run back; None where that is refused."""
         paths = run.of_verdict(APPLIED)
@@ -249,7 +333,9 @@ class Model:
             return None  # it was taken back already
         if not all(self._is_as_left(run, path, paths) for path in paths):
             return None
-        back = Done(name, {path: run.left[path] for path in paths}, {path: run.base[path] for path in paths},
+        if self._open_states(run.left, paths):
+            return None
+        back = Done(name, {path: self.project.get(path) for path in paths}, {path: run.base[path] for path in paths},
                     dict.fromkeys(paths, APPLIED), of=run)  # fmt: skip
         for path in sorted(paths, key=lambda path: -path.count("/")):
             if run.base[path] is None:
@@ -265,7 +351,7 @@ class Model:
         return back
 
     def _is_as_left(self, run: Done, path: str, paths: list[str]) -> bool:
-        if self.project.get(path) != run.left[path]:
+        if not is_version(self.project.get(path), run.left[path]):
             return False
         if is_directory(run.left[path]) and not run.is_mode_alone(path):
             return set(below(self.project, path)) <= set(paths)
