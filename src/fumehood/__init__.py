@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fumehood.errors import OverlayUnavailable as OverlayUnavailable
     from fumehood.errors import Refused as Refused
     from fumehood.errors import StoreDamaged as StoreDamaged
+    from fumehood.errors import TooDeep as TooDeep
     from fumehood.errors import Unavailable as Unavailable
     from fumehood.errors import UndoRefused as UndoRefused
     from fumehood.errors import Unfinished as Unfinished
@@ -47,6 +48,7 @@ _PUBLIC = {
     "OverlayUnavailable": ("fumehood.errors", "OverlayUnavailable"),
     "Refused": ("fumehood.errors", "Refused"),
     "StoreDamaged": ("fumehood.errors", "StoreDamaged"),
+    "TooDeep": ("fumehood.errors", "TooDeep"),
     "Unavailable": ("fumehood.errors", "Unavailable"),
     "UndoRefused": ("fumehood.errors", "UndoRefused"),
     "Unfinished": ("fumehood.errors", "Unfinished"),

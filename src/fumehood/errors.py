@@ -4,9 +4,14 @@ from __future__ import annotations
 
 
 class FumehoodError(Exception):
-    """Something Fumehood was asked to do can't be done; nothing was lost."""
+    """Something Fumehood was asked to do can't be done; nothing was lost.
+
+    `run` is the id under which it is recorded, where it is, and `told` then the object that tells of that run.
+    """
 
     exit_code = 125
+    run = ""
+    told: dict[str, object] | None = None
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -23,14 +28,9 @@ class BadConfiguration(FumehoodError):
 
 
 class Refused(FumehoodError):
-    """A person, or the absence of one, said no; `run` is the id under which that is recorded, where it is.
-
-    `told` is then the object that tells of the run.
-    """
+    """A person, or the absence of one, said no."""
 
     exit_code = 126
-    run = ""
-    told: dict[str, object] | None = None
 
 
 class ChangedMeanwhile(Refused):
@@ -53,8 +53,12 @@ class ApplyFailed(FumehoodError):
     """Changes could not be taken over; the project is as it was before."""
 
 
+class TooDeep(FumehoodError):
+    """Directories are nested deeper than anything that is taken over; what is there is left as it is."""
+
+
 class Unfinished(FumehoodError):
-    """An apply or undo stopped half-way; the next start goes on with it."""
+    """An apply or undo, or the look at what a command changed, stopped half-way; the next start goes on with it."""
 
 
 class UndoRefused(FumehoodError):

@@ -1,15 +1,25 @@
 """Directories nested thousands deep: all is done as with a flat tree, and beyond the limit it is said."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fumehood import FumehoodError, Policy, Sandbox
+from fumehood import Policy, Run, Sandbox, TooDeep
 from fumehood.linux import libc
 from fumehood.linux.nofollow import DEEPEST, LISTING, Parents, open_top, remove_tree, walk
+from fumehood.linux.room import Room
+from fumehood.linux.strangers import everywhere
 from fumehood.linux.upper import scan
+from fumehood.linux.ways_in import Tree
+from fumehood.service import layers as layering
+from fumehood.service.clean import space_of
+from fumehood.service.scan import scan_project
+from fumehood.service.store import Store
+from fumehood.store.ids import new_id
+from fumehood.store.projects import Project
 
 pytestmark = pytest.mark.namespaces
 
@@ -71,12 +81,40 @@ def test_a_deep_tree_whose_directories_are_closed_to_their_owner(sandbox: Sandbo
     assert entries_below(project) == 2 * _DEEP
 
 
-def test_a_tree_beyond_the_limit_is_not_taken_over_and_that_is_said(sandbox: Sandbox, project: Path) -> None:
-    with pytest.raises(FumehoodError, match="nested more than 4,096 deep"):
-        sandbox.run(nest(DEEPEST + 200))
+def test_a_tree_beyond_the_limit_is_kept_and_that_is_said(sandbox: Sandbox, store: Store, project: Path) -> None:
+    command = nest(DEEPEST + 200)
+    with pytest.raises(TooDeep, match="nested more than 4,096 deep") as failure:
+        sandbox.run([*command[:-1], f"{command[-1]}print('made')"])
     assert list(project.iterdir()) == []
-    assert sandbox.history()[0].state == "failed"
+    run = sandbox.history()[0]
+    assert (run.state, run.exit_code, run.output) == ("failed", 0, "made\n")
+    assert (failure.value.run, failure.value.told["output"]) == (run.run, "made\n")
+    layer = Path(store.places.layer(run.run, 0, "upper"))
+    assert str(layer.parent.parent) in failure.value.hint
+    assert (layer / "d/d/d/f").exists()
     assert sandbox.run("echo a > a").state == "applied"
+    assert sandbox.discard(run).state == "discarded"
+    assert not layer.exists()
+
+
+def test_a_tree_beyond_the_limit_is_kept_where_fumehood_was_stopped_too(
+    sandbox: Sandbox, store: Store, known: Project, project: Path
+) -> None:
+    run = Run(
+        run=new_id(), project=known.path, command="nest", cwd=known.path, state="running", started_at=time.time(),
+        roots=known.roots, capture="kernel",
+    )  # fmt: skip
+    os.mkdir(store.places.run(run.run))
+    store.history.begin(known.id, run, 0)
+    (layer,) = layering.make(store.places, run.run, known.roots, "kernel")
+    make_deep(Path(layer.upper, "tree"), DEEPEST + 200)
+    store.recover()
+    kept = store.history.find(run.run)
+    assert kept.state == "failed"
+    assert "nested more than 4,096 deep" in kept.reason
+    assert Path(layer.upper, "tree/d/d/f").exists()
+    sandbox.discard(kept)
+    assert not Path(layer.upper).exists()
 
 
 def test_what_is_nested_beyond_any_limit_can_be_removed(test_directory: Path) -> None:
@@ -146,6 +184,46 @@ def test_twice_the_depth_takes_twice_the_work(
         for top in (*tops, above):
             os.close(top)
     assert work[1] < 3 * work[0], work
+
+
+def all_that_only_look(tree: Path) -> dict[str, Callable[[], object]]:
+    """Whatever walks a tree and records nothing of it."""
+    above = open_top(str(tree.parent))
+    room = Room([str(tree)], 1 << 40, empty=True)
+    return {
+        "the space that a layer takes": lambda: space_of(above, tree.name),
+        "what a command has written": lambda: sum(room._sizes()),
+        "whose files there are": lambda: everywhere([str(tree)]),
+        "what leads into a root": lambda: Tree(str(tree), lambda _: None, lambda _: False),
+    }
+
+
+def test_to_look_through_twice_the_depth_takes_twice_the_work(
+    test_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work: dict[str, list[int]] = {}
+    for depth in (400, 800):
+        make_deep(test_directory / str(depth), depth)
+        for name, act in all_that_only_look(test_directory / str(depth)).items():
+            work.setdefault(name, []).append(looked_up(monkeypatch, act))
+        above = open_top(str(test_directory))
+        remove_tree(above, str(depth))
+        os.close(above)
+    assert all(0 < twice < 3 * once for once, twice in work.values()), work
+
+
+def test_what_lies_beyond_any_limit_is_looked_at_too(test_directory: Path) -> None:
+    make_deep(test_directory / "tree", DEEPEST + 300)
+    above = open_top(str(test_directory))
+    assert space_of(above, "tree") >= (DEEPEST + 300) * os.stat(test_directory / "tree").st_blocks * 512
+    assert sum(Room([str(test_directory / "tree")], 1 << 40, empty=True)._sizes()) > 2 * (DEEPEST + 300)
+    remove_tree(above, "tree")
+    os.close(above)
+
+
+def test_a_scan_records_the_files_of_a_deep_tree(store: Store, known: Project, project: Path) -> None:
+    make_deep(project / "tree", _DEEP)
+    assert scan_project(store, known).files == _DEEP
 
 
 def test_what_was_moved_is_looked_up_anew(test_directory: Path) -> None:

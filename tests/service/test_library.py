@@ -29,7 +29,7 @@ def test_the_public_names_are_these():
     assert sorted(fumehood.__all__) == [
         "ApplyFailed", "BadConfiguration", "BadRequest", "Blocked", "Change", "ChangedMeanwhile", "FumehoodError",
         "LaunchFailed", "NoRoom", "OverlayUnavailable", "Policy", "Question", "Refused", "Run", "Sandbox",
-        "StoreDamaged", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__",
+        "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__",
     ]  # fmt: skip
     assert dir(fumehood) == sorted(fumehood.__all__)
     for name in fumehood.__all__:

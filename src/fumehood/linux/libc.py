@@ -137,14 +137,24 @@ class InterruptsHeld:
         self._before: Any = (ctypes.c_ulong * 16)()
         self._collects = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> InterruptsHeld:
         self._collects = gc.isenabled()
         gc.disable()
+        _libc.pthread_sigmask(_SIG_BLOCK, None, self._before)
+        self.hold()
+        return self
+
+    def let_in(self) -> None:
+        """Let them in again until `hold`: nothing is half done that they could cut."""
+        _libc.pthread_sigmask(_SIG_SETMASK, self._before, None)
+
+    def hold(self) -> None:
+        """Keep them pending from here on."""
         held = (ctypes.c_ulong * 16)()
         held[0] = 1 << (_SIGINT - 1) | 1 << (_SIGTERM - 1)
-        _libc.pthread_sigmask(_SIG_BLOCK, held, self._before)
+        _libc.pthread_sigmask(_SIG_BLOCK, held, None)
 
     def __exit__(self, *_error: object) -> None:
-        _libc.pthread_sigmask(_SIG_SETMASK, self._before, None)
+        self.let_in()
         if self._collects:
             gc.enable()

@@ -6,7 +6,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.errors import FumehoodError
+from fumehood.errors import TooDeep
 from fumehood.linux import libc
 from fumehood.linux.modes import Note
 
@@ -110,11 +110,12 @@ class Parents:
 
     On the way to the latest, one in every so many levels is kept open too, and the next is opened from the nearest of
     those: however deep a tree is, going from entry to entry costs the same. A path of few levels is looked up from
-    the top each time.
+    the top each time. Beyond the limit on depth it fails; for those who only look and are not `bounded`, it costs more.
     """
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: int, *, bounded: bool = True) -> None:
         self.top = top
+        self._is_bounded = bounded
         self._path: str | None = None
         self._fd = -1
         self._stops: list[tuple[str, int]] = []  # prefixes of the latest path, each ending in a slash
@@ -135,7 +136,9 @@ class Parents:
         start, here = self._nearest()
         while path.count("/", start) > _STRIDE:
             if len(self._stops) * _STRIDE >= DEEPEST or len(path) > LONGEST:
-                raise _too_deep()
+                if self._is_bounded:
+                    raise _too_deep()
+                break
             end = start
             for _ in range(_STRIDE):
                 end = path.index("/", end) + 1
@@ -143,6 +146,13 @@ class Parents:
             self._stops.append((path[:end], here))
             start = end
         return open_below(here, path[start:], flags)
+
+    def listing(self, path: str) -> int | None:
+        """Open a directory to list it; None where it is gone, or closed to us."""
+        try:
+            return self.open(path, LISTING)
+        except OSError:
+            return None
 
     def itself(self, path: str) -> int:
         """Open a directory that may be closed even to its owner: one such does not let its own dot be looked up."""
@@ -172,9 +182,9 @@ class Parents:
             os.close(self._stops.pop()[1])
 
 
-def _too_deep() -> FumehoodError:
+def _too_deep() -> TooDeep:
     """Say that a tree is deeper than any that is taken over."""
-    return FumehoodError(
+    return TooDeep(
         f"directories are nested more than {DEEPEST:,} deep, or to a path of more than {LONGEST:,} characters",
         hint="nothing of it was taken over; have the command make a flatter tree",
     )

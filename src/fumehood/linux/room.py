@@ -7,7 +7,7 @@ import stat
 import time
 
 from fumehood.core import limits as told
-from fumehood.linux.nofollow import open_below, open_top
+from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.usage import ENTRY
 
 TYPE_CHECKING = False
@@ -21,7 +21,6 @@ _BUDGET_S = 0.01  # spent on a layer at one look; a large one takes several
 _REST_S, _SHARE = 2.0, 50  # between two measurements: so long, or so many times what the last one took
 _LARGEST_RESERVE = 1 << 30
 _RESERVED = 50  # of all that a disk has, the last fiftieth is not for commands
-_LISTING = os.O_RDONLY | os.O_DIRECTORY
 
 
 class Room:
@@ -112,17 +111,19 @@ class Room:
         """Yield what each entry takes: a file with several names once, a hole nothing."""
         linked: set[tuple[int, int]] = set()
         for top in self._tops:
-            waiting = [""]
-            while waiting:
-                here = waiting.pop()
-                try:
-                    directory = open_below(top, here, _LISTING)
-                except OSError:
-                    continue  # gone, or closed to its owner for now
-                try:
-                    yield from _entries(directory, here, waiting, linked)
-                finally:
-                    os.close(directory)
+            waiting, parents = [""], Parents(top, bounded=False)
+            try:
+                while waiting:
+                    here = waiting.pop()
+                    directory = parents.listing(here)
+                    if directory is None:
+                        continue  # gone, or closed to its owner for now
+                    try:
+                        yield from _entries(directory, here, waiting, linked)
+                    finally:
+                        os.close(directory)
+            finally:
+                parents.close()
 
 
 def _entries(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Signals:
     def __init__(self, *, may_be_typed: bool) -> None:
         self._may_be_typed = may_be_typed
         self._raises = True
+        self._from_s = 0.0  # by the processor's time that we took
         self._reading = self._writing = -1
         hear_resuming()  # a question may be asked by another thread
         # What `nohup` had ignored stays so.
@@ -45,7 +47,7 @@ class Signals:
                 _signal.signal(number, self._heard)
 
     def _heard(self, _number: int, _frame: object) -> None:
-        if self._raises:
+        if self._raises and time.process_time() >= self._from_s:
             self._raises = False  # once: nothing is to be cut short that follows from it
             raise KeyboardInterrupt
 
@@ -56,8 +58,9 @@ class Signals:
             _signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         self._raises = False
 
-    def interrupt_again(self) -> None:
-        """Let them end Fumehood as before: nothing is running."""
+    def interrupt_again(self, *, after_s: float = 0.0) -> None:
+        """Let them end Fumehood as before, for nothing is running; those before so much work are only noted."""
+        self._from_s = time.process_time() + after_s
         self._raises = True
 
     def fileno(self) -> int:

@@ -12,7 +12,7 @@ import stat
 
 from fumehood.core.report import printable
 from fumehood.core.value import Value
-from fumehood.linux.nofollow import LISTING, open_below, open_top, split
+from fumehood.linux.nofollow import LISTING, Parents, open_below, open_top, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,24 +95,28 @@ def _name(stranger: Stranger) -> str:
 
 def _walked(root: str) -> Iterator[Stranger]:
     """Yield the strangers of a root, level by level; what is closed to us, or too much, is left out."""
+    from collections import deque
+
     top = open_top(root)
-    waiting, left = [""], _AFTER_AN_ERROR
+    parents = Parents(top, bounded=False)
+    waiting, left = deque([""]), _AFTER_AN_ERROR
     try:
         yield from _strangers(root, "", top, ["."])
-        for path in waiting:  # which grows on the way
-            strangers, names = _level(root, path, top, left)
+        while waiting:
+            path = waiting.popleft()
+            strangers, names = _level(root, path, parents, left)
             yield from strangers
             left -= len(names)
-            waiting += [_joined(path, name) for name, is_directory in names if is_directory]
+            waiting.extend(_joined(path, name) for name, is_directory in names if is_directory)
     finally:
+        parents.close()
         os.close(top)
 
 
-def _level(root: str, path: str, top: int, most: int) -> tuple[list[Stranger], list[tuple[str, bool]]]:
+def _level(root: str, path: str, parents: Parents, most: int) -> tuple[list[Stranger], list[tuple[str, bool]]]:
     """Return the strangers in one directory, and the names in it with whether each is a directory."""
-    try:
-        directory = open_below(top, path, LISTING)
-    except OSError:
+    directory = parents.listing(path)
+    if directory is None:
         return [], []
     try:
         with os.scandir(directory) as listing:

@@ -17,6 +17,7 @@ from fumehood.core.settings_commands import commands_in
 from fumehood.core.shell_words import named_paths
 from fumehood.linux.followed import links_and_end
 from fumehood.linux.git_includes import expanded
+from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.settings_files import Unreadable, content
 
 TYPE_CHECKING = False
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
 _MOST_AT_HOME = 200
+_LONGEST_PATH = 4096 - 256  # bytes, before a name: what is longer no program can open by its path
 _SYSTEM = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
 _LONGEST_SCRIPT = 1 << 16
@@ -67,30 +69,50 @@ class Tree:
         self._top = top
         self._meaning = meaning
         self._is_passed_by = is_passed_by
-        waiting, looked_at = [top], 0
-        while waiting and looked_at < _MOST_DIRECTORIES:
-            directories, waiting = waiting[: _MOST_DIRECTORIES - looked_at], []
-            looked_at += len(directories)
-            for directory in directories:
-                waiting += self._look(directory)
+        waiting, looked_at = [""], 0
+        here = open_top(top)
+        parents = Parents(here, bounded=False)
+        try:
+            while waiting and looked_at < _MOST_DIRECTORIES:
+                directories, waiting = waiting[: _MOST_DIRECTORIES - looked_at], []
+                looked_at += len(directories)
+                for directory in directories:
+                    waiting += self._look(parents, directory)
+        finally:
+            parents.close()
+            os.close(here)
 
-    def _look(self, directory: str) -> Iterator[str]:
-        """Note what one directory holds; yields those in it."""
+    def _look(self, parents: Parents, path: str) -> Iterator[str]:
+        """Note what one directory holds; yields those in it that have a path which a program can name."""
         names = set()
-        inner = f"{directory}/"[len(self._top) + 1 :]
-        for entry in entries(directory):
+        inner = f"{path}/" if path else ""
+        directory = f"{self._top}/{path}" if path else self._top
+        can_be_named = len(os.fsencode(directory)) < _LONGEST_PATH
+        for entry in _entries_below(parents, path):
             names.add(entry.name)
             if entry.is_symlink():
                 if (because := self._meaning(inner + entry.name)) is not None:
                     self.links.append((directory, entry.name, because))
             elif entry.is_dir(follow_symlinks=False):
-                if entry.name != ".git" and not self._is_passed_by(entry.name):
-                    yield entry.path
+                if entry.name != ".git" and not self._is_passed_by(entry.name) and can_be_named:
+                    yield inner + entry.name
             # Most files need no look: what tools act on has a `.` before its name, or lies in what has.
             elif "/." in f"/{inner}{entry.name}" and (because := self._meaning(inner + entry.name)) is not None:
-                self.files.append((entry.path, because))
+                self.files.append((f"{directory}/{entry.name}", because))
         if ".git" in names or names.issuperset(("HEAD", "objects", "refs")):
             self.repositories.append(directory)
+
+
+def _entries_below(parents: Parents, path: str) -> Iterator[os.DirEntry[str]]:
+    """Yield what a directory below a top holds; nothing where this user can't read it."""
+    directory = parents.listing(path)
+    if directory is None:
+        return
+    try:
+        with os.scandir(directory) as found:
+            yield from found
+    finally:
+        os.close(directory)  # not before: an entry may be looked at through it
 
 
 def entries(directory: str) -> list[os.DirEntry[str]]:

@@ -15,7 +15,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import forget
 from fumehood.linux.hostview import KEPT
-from fumehood.linux.nofollow import LISTING, entries, look, open_below, open_top
+from fumehood.linux.nofollow import Parents, entries, look, open_top
 from fumehood.service import layers as layering
 from fumehood.service.daily import clean_daily
 from fumehood.service.files import catch_up_all
@@ -328,23 +328,25 @@ def _found_in(directory: int, name: str) -> Iterator[os.stat_result]:
     found = look(directory, name)
     if found is not None:
         yield found
-    waiting = [name]
-    while waiting:
-        here = waiting.pop()
-        try:
-            listing = open_below(directory, here, LISTING)
-        except OSError:
-            continue  # no directory, or closed by a mode that is the backup's own
-        try:
-            for below in os.listdir(listing):
-                found = look(listing, below)
-                if found is None:
-                    continue
-                yield found
-                if stat.S_ISDIR(found.st_mode):
-                    waiting.append(f"{here}/{below}")
-        finally:
-            os.close(listing)
+    waiting, parents = [name], Parents(directory, bounded=False)
+    try:
+        while waiting:
+            here = waiting.pop()
+            listing = parents.listing(here)
+            if listing is None:
+                continue  # no directory, or closed by a mode that is the backup's own
+            try:
+                for below in os.listdir(listing):
+                    found = look(listing, below)
+                    if found is None:
+                        continue
+                    yield found
+                    if stat.S_ISDIR(found.st_mode):
+                        waiting.append(f"{here}/{below}")
+            finally:
+                os.close(listing)
+    finally:
+        parents.close()
 
 
 def _newest(directory: int, name: str) -> float:

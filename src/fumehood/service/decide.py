@@ -19,7 +19,7 @@ from fumehood.service import folds, holds
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.choose import chosen, with_companions
-from fumehood.service.settle import DISCARDED, HELD, conclude, hold_all, outcomes, record_files, state_of
+from fumehood.service.settle import DISCARDED, FAILED, HELD, conclude, hold_all, outcomes, record_files, state_of
 from fumehood.store.audit import named
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 
@@ -45,7 +45,7 @@ def apply_held(
     What a person has there is then saved in the run's layer first, like any original. Without, conflicts stay.
     `expected` is the digest of what the person was shown (`shown_digest`); anything else raises ChangedMeanwhile.
     """
-    with InterruptsHeld(), store.alone(project.id), store.stack(project.id, settling=True):
+    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
         run, waiting = _waiting(store, project, run, paths, here, forth=True)
         _refuse_another(run, waiting, expected)
         if not force:
@@ -277,8 +277,8 @@ def discard_held(
     store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", expected: str = ""
 ) -> Run:
     """Throw away what a run had to hold; what it had applied stays, with its backups. `expected` as in `apply_held`."""
-    with InterruptsHeld(), store.alone(project.id), store.stack(project.id, settling=True):
-        if not paths and run.run in store.unsettled and recorded(store, project, run).state == RUNNING:
+    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
+        if not paths and _is_kept_unseen(store, recorded(store, project, run)):
             return _discard_unseen(store, run)
         run, waiting = _waiting(store, project, run, paths, here, forth=False)
         _refuse_another(run, waiting, expected)
@@ -302,13 +302,20 @@ def discard_held(
     return run
 
 
+def _is_kept_unseen(store: Store, run: Run) -> bool:
+    """Tell whether nobody knows what a run wrote: it was cut short, or is nested too deeply."""
+    if run.state == RUNNING:
+        return run.run in store.unsettled
+    return run.state == FAILED and os.path.isdir(store.places.run(run.run))
+
+
 def _discard_unseen(store: Store, run: Run) -> Run:
     """Throw away what a run wrote whose end could not be recorded, for lack of room perhaps: that makes some."""
     try:
         throw_away_unseen(store, run.run)
     except BlockingIOError as error:
         raise BadRequest(f"run {run.run} has not ended yet", hint=f"wait for it: fumehood show {run.run}") from error
-    store.unsettled.pop(run.run)
+    store.unsettled.pop(run.run, None)
     return store.history.find(run.run)
 
 
@@ -334,8 +341,10 @@ def throw_away_unseen(store: Store, name: str) -> None:
     except FileNotFoundError:
         claim = -1
     try:
-        if store.history.find(name).state == RUNNING:
-            store.history.state(name, DISCARDED, f"{STOPPED_RUNNING}; what it wrote was thrown away without a look")
+        run = store.history.find(name)
+        if run.state in (RUNNING, FAILED):
+            reason = f"{run.reason or STOPPED_RUNNING}; what it wrote was thrown away without a look"
+            store.history.state(name, DISCARDED, reason)
             layering.drop(store.places, name)
     finally:
         if claim >= 0:

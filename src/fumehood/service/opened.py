@@ -37,6 +37,8 @@ class OpenedStore(Store):
         """Take back what a process that died had left half done in a project whose lock is held."""
         unfinished = self.history.unfinished(project)
         if unfinished:
+            from fumehood.linux.libc import InterruptsHeld
             from fumehood.service.recover import mend
 
-            mend(self, unfinished)
+            with InterruptsHeld():
+                mend(self, unfinished)

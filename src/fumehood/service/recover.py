@@ -16,7 +16,7 @@ from fumehood.core.inverse import staying
 from fumehood.core.judge import DISCARD, HOLD, judge
 from fumehood.core.plan import MKDIR, TAKE, plan
 from fumehood.core.report import printable
-from fumehood.errors import FumehoodError
+from fumehood.errors import FumehoodError, TooDeep
 from fumehood.linux import modes
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.libc import InterruptsHeld
@@ -62,7 +62,7 @@ _DYING_S = 0.05  # a sandbox is killed with the process that attends it, and gon
 
 def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
     """Mend what dead processes left; what living ones are at is passed over, and what fails is left as it is."""
-    with InterruptsHeld():
+    with InterruptsHeld() as interrupts:
         # First, so that what is then looked at has the modes that it should have.
         modes.give_back(store.places.modes)
         for run, state, act, project in unfinished:
@@ -70,7 +70,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
                 continue  # another directory is there: nothing of this run is to be looked for in it
             try:
                 if state == RUNNING and act == "run":
-                    _keep(store, run, project)
+                    _keep(store, run, project, interrupts)
                 else:
                     with (
                         Alone(store.places.lock(f"project-{project}"), wait=False),
@@ -99,7 +99,7 @@ def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
 # --- a command that was running ---
 
 
-def _keep(store: Store, name: str, project: int) -> None:
+def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> None:
     """Hold what the command of a dead run had written."""
     try:
         claim = layering.take_up(store.places, name)
@@ -114,39 +114,51 @@ def _keep(store: Store, name: str, project: int) -> None:
             return
         time.sleep(_DYING_S)
         with Alone(store.places.lock(f"project-{project}"), wait=False):
-            _hold(store, run, layering.known(store.places, name, run.roots, layering.below_of(store.places, name)))
+            layers = layering.known(store.places, name, run.roots, layering.below_of(store.places, name))
+            _hold(store, run, layers, interrupts)
     finally:
         if claim >= 0:
             os.close(claim)
 
 
-def _hold(store: Store, run: Run, layers: Sequence[Layer]) -> None:
-    lost = _collect(run, layers)
+def _hold(store: Store, run: Run, layers: Sequence[Layer], interrupts: InterruptsHeld) -> None:
+    interrupts.let_in()  # this may take long, and can be done again
+    try:
+        lost = _looked_at(store, run, layers)
+    finally:
+        interrupts.hold()
     if lost:
         store.history.state(run.run, FAILED, lost, event=RECOVERED)
         return
-    layering.drop_scratch(layers)
-    try:
-        run.found = layering.scanned(layers)
-    except FumehoodError as error:
-        store.history.state(run.run, FAILED, f"{STOPPED_RUNNING}; {error.message}", event=RECOVERED)
-        layering.drop(store.places, run.run)
-        return
-    judge(run.found, DISCARD if run.mode == DISCARD else HOLD, _concerns(store, run, layers))
-    for change in run.found:
-        if change.verdict == c.HELD:
-            # What the host would execute by itself says so, here too.
-            change.reason = f"{STOPPED_RUNNING}; {change.reason}" if change.flags else STOPPED_RUNNING
-    find_conflicts(store, run, layers)
-    state, run.reason = state_of(run.found), STOPPED_RUNNING
+    state, run.reason = state_of(run.found), run.reason or STOPPED_RUNNING
     run.state = SETTLING if state == HELD else state
     store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
+    layering.drop_scratch(layers)
     if state != HELD:
         layering.drop(store.places, run.run)
         return
     set_apart(store, run)
     run.state = HELD
     store.history.settle(run, rewrite=False)
+
+
+def _looked_at(store: Store, run: Run, layers: Sequence[Layer]) -> str:
+    """Find out and judge what a command changed; say why that is not possible. What it wrote stays as it is."""
+    lost = _collect(run, layers)
+    if lost:
+        return lost
+    why = run.reason or STOPPED_RUNNING
+    try:
+        run.found = layering.scanned(layers)
+    except TooDeep as error:
+        return f"{why}; {error.message}; what it wrote is in {store.places.run(run.run)}"
+    judge(run.found, DISCARD if run.mode == DISCARD else HOLD, _concerns(store, run, layers))
+    for change in run.found:
+        if change.verdict == c.HELD:
+            # What the host would execute by itself says so, here too.
+            change.reason = f"{why}; {change.reason}" if change.flags else why
+    find_conflicts(store, run, layers)
+    return ""
 
 
 def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Concern]:
@@ -182,11 +194,12 @@ def _collect(run: Run, layers: Sequence[Layer]) -> str:
 
 
 def _printed(store: Store, run: Run, stream: str) -> tuple[bytes | None, int]:
-    """Return what was saved of an output: long ones are in a file."""
+    """Return what was saved of an output: long ones are in a file, short ones in the record, if they came so far."""
     try:
         return None, os.stat(store.places.output(run.run, stream)).st_size
     except FileNotFoundError:
-        return b"", 0
+        ((data,),) = store.database.rows(f"SELECT {stream} FROM runs WHERE id = ?", (run.run,))
+        return data or b"", len(data or b"")
 
 
 # --- an apply, undo or restore ---

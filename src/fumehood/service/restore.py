@@ -38,7 +38,7 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
     stays. The run is `empty` where the path is that version already.
     """
     root, below = place_of(store, project, path, here)
-    with InterruptsHeld(), store.alone(project.id):
+    with store.alone(project.id), InterruptsHeld() as interrupts:
         version = _chosen(store, project, root, below, source)
         run = Run(
             run=new_id(), project=project.path, command=f"restore {below} from {version.source}", cwd=project.path,
@@ -47,19 +47,22 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
         number = project.roots.index(root)
         store.history.begin(project.id, run, os.getpid())
         try:
+            interrupts.let_in()  # a large tree takes long to copy, and nothing of the project is touched yet
             run.found = _prepare(store, run, number, below, version)
-        except (FumehoodError, OSError) as error:
-            store.history.state(run.run, "failed", str(error))
+        except (FumehoodError, OSError, KeyboardInterrupt) as error:
+            interrupts.hold()
+            store.history.state(run.run, "failed", str(error) or "interrupted")
             layering.drop(store.places, run.run)
             raise _explained(error, below) from error
+        interrupts.hold()
         _perform(store, project, run)
     return run
 
 
-def _explained(error: Exception, path: str) -> FumehoodError:
-    if isinstance(error, FumehoodError):
+def _explained(error: FumehoodError | OSError | KeyboardInterrupt, path: str) -> BaseException:
+    if not isinstance(error, OSError):
         return error
-    reason = error.strerror if isinstance(error, OSError) else str(error)
+    reason = error.strerror
     return ApplyFailed(f"{printable(path)} was not restored: {reason}", hint="nothing was changed; fumehood doctor")
 
 

@@ -14,13 +14,14 @@ from fumehood.core.profile import defaults, matching
 from fumehood.core.refusals import overflows, refused_writes
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
-from fumehood.errors import FumehoodError, Refused
+from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.output import INLINE, HeldBack, Stream
 from fumehood.linux.overlay import mounts_inside
 from fumehood.service import layers as layering
+from fumehood.service.looking import Looking
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
@@ -35,13 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from fumehood.core.changes import Change
     from fumehood.core.concern import Concern
     from fumehood.core.dependence import Waiting
     from fumehood.core.network import Network
     from fumehood.core.permission import Question
     from fumehood.core.profile import Profile
-    from fumehood.linux.indexes import SeenIndexes
     from fumehood.linux.launch import Starter
     from fumehood.linux.overlay import Layer
     from fumehood.linux.process import Outcome
@@ -138,14 +137,15 @@ class Hood(Workplace):
         except BaseException as error:
             self._failed(run, error)
             raise
-        # The command has ended; Ctrl-C no longer stops what is left to be done.
-        with InterruptsHeld():
-            run.found = self._scanned(run, layers, claim.indexes)
-            run.blocked += (*self._limits_met(ended), *_missing(run, network, world, ended), *world.blocked)
-            run.blocked += (*self._refused_by_owners(run), *self._missed(run))
-            run.blocked += _met(run, self.policy, world, run.blocked)
-            run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
-            self._judge(run, layers, request.mode, _cut_short(ended.outcome, wishes))
+        # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
+        with InterruptsHeld() as interrupts:
+            with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
+                run.found = layering.scanned(layers, claim.indexes)
+                run.blocked += (*self._limits_met(ended), *_missing(run, network, world, ended), *world.blocked)
+                run.blocked += (*self._refused_by_owners(run), *self._missed(run))
+                run.blocked += _met(run, self.policy, world, run.blocked)
+                run.blocked += (*_unseen(run, ended), *_thrown_away(ended))
+                self._judge(run, layers, request.mode, _cut_short(ended.outcome, wishes))
             settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
             if run.found:
                 from fumehood.service.owners import forget_what_was_moved
@@ -175,14 +175,6 @@ class Hood(Workplace):
         from fumehood.service.profiles import missed
 
         return missed(self._withheld)
-
-    def _scanned(self, run: Run, layers: Sequence[Layer], indexes: SeenIndexes) -> list[Change]:
-        """Return what the command changed; a run whose changes can't be told has failed."""
-        try:
-            return layering.scanned(layers, indexes)
-        except FumehoodError as error:
-            self._failed(run, error)
-            raise
 
     def _refused_by_owners(self, run: Run) -> tuple[Blocked, ...]:
         """Say which files a command could not change because of whose they are; hardly ever are there any."""

@@ -10,7 +10,7 @@ from fumehood.core.changes import FILE, SYMLINK
 from fumehood.core.ignore import LARGEST, MARKERS, Rules, is_skipped
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.linux.nofollow import LISTING, look, open_below, open_top
+from fumehood.linux.nofollow import Parents, look, open_top
 from fumehood.service.files import Live, catch_up
 from fumehood.store.backups import Daily
 from fumehood.store.files import Files
@@ -81,16 +81,18 @@ class _Scan:
             raise BadRequest(
                 f"cannot read {root}: {error.strerror}", hint="is it there, and may you enter it? ls -ld"
             ) from error
+        parents = Parents(top, bounded=False)
         try:
             some: list[Seen] = []
             since = time.time()
-            for each in self._below(top):
+            for each in self._below(parents):
                 some.append(each)
                 if len(some) >= _SOME:
                     self._learn(root, some, since)
                     some, since = [], time.time()
             self._learn(root, some, since)
         finally:
+            parents.close()
             os.close(top)
 
     def _learn(self, root: str, some: list[Seen], since: float) -> None:
@@ -101,14 +103,13 @@ class _Scan:
         if self._on_progress is not None:
             self._on_progress(self.seen)
 
-    def _below(self, top: int) -> Iterator[Seen]:
+    def _below(self, parents: Parents) -> Iterator[Seen]:
         """Yield every file and symlink that is not ignored, directory by directory."""
         waiting: list[tuple[str, Ignored]] = [("", ())]
         while waiting:
             path, above = waiting.pop()
-            try:
-                directory = open_below(top, path, LISTING)
-            except OSError:
+            directory = parents.listing(path)
+            if directory is None:
                 self.unread += 1  # closed, or gone meanwhile
                 continue
             try:

@@ -52,7 +52,8 @@ def undo(
     is saved in the layer first.
     `by` is the session that asks, and that the undo belongs to: an agent can't take back what a person took back.
     """
-    with InterruptsHeld(), store.alone(project.id):
+    with store.alone(project.id), InterruptsHeld() as interrupts:
+        interrupts.let_in()  # nothing is done yet, and to look at everything may take long
         run = recorded(store, project, run)
         back = _planned(store, run, paths, here, by)
         first = run if back.layer == run.run else store.history.find(back.layer)
@@ -67,6 +68,7 @@ def undo(
             _check(store, run, back, [change for change in back.found if again or not is_plain(change)])
             _refuse_open(run, back)
         find_backups(store, project, back, first)
+        interrupts.hold()
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))

@@ -212,7 +212,7 @@ def _nothing() -> str:
 
 def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     """Return the object that tells of a run that never was, with every field that a run has."""
-    if isinstance(error, Refused) and error.told is not None:
+    if error.told is not None:
         return {**error.told, "error": error.message, "hint": error.hint}
     return {
         "run": None, "project": options.last("--project"), "command": shown(options.asked),

@@ -1,0 +1,128 @@
+"""Ctrl-C ends a long look at what a command changed, or at what an undo would do: nothing is lost, and it is said."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from fumehood import Sandbox
+from fumehood.service import layers as layering
+from fumehood.service import restore as restoring
+from fumehood.service import undo as undoing
+from fumehood.service.looking import INTERRUPTED
+from fumehood.service.restore import restore
+from patience import LONG_S
+from snapshots import snapshot
+
+pytestmark = pytest.mark.namespaces
+
+# The command line, with a Ctrl-C in the middle of the look at what its command changed.
+LINE = """
+import os, signal, sys
+from fumehood.faces.cli.main import main
+from fumehood.service import layers, looking
+look = layers.scanned
+
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    return look(*arguments)
+
+layers.scanned = interrupted
+looking._LONG_S = {long_s}
+sys.exit(main(["run", *sys.argv[1:], "--", "echo printed; echo new > a"]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _before(project):
+    (project / "a").write_text("old\n")
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Have Ctrl-C typed while a function is at work, once."""
+
+    def at(module, name):
+        act = getattr(module, name)
+
+        def interrupted(*arguments, **options):
+            monkeypatch.setattr(module, name, act)
+            os.kill(os.getpid(), signal.SIGINT)
+            return act(*arguments, **options)
+
+        monkeypatch.setattr(module, name, interrupted)
+
+    return at
+
+
+def line(project, *options, long_s):
+    script = textwrap.dedent(LINE).format(long_s=long_s)
+    return subprocess.run(
+        [sys.executable, "-c", script, *options], cwd=project, capture_output=True, text=True, timeout=LONG_S,
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+def test_what_a_command_wrote_is_kept_and_held_by_the_next_one(sandbox, project, interrupted):
+    interrupted(layering, "scanned")
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run("echo printed; echo new > a; exit 3")
+    assert (project / "a").read_text() == "old\n"
+    sandbox.run("true")
+    run = sandbox.history()[1]
+    assert (run.state, run.exit_code, run.output) == ("held", 3, "printed\n")
+    assert (run.reason, [change.reason for change in run.changes]) == (INTERRUPTED, [INTERRUPTED])
+    assert sandbox.apply(run).state == "applied"
+    assert (project / "a").read_text() == "new\n"
+
+
+def test_it_can_be_interrupted_again_when_it_is_looked_at_once_more(sandbox, project, interrupted):
+    for act in (lambda: sandbox.run("echo new > a"), lambda: sandbox.run("true"), lambda: Sandbox(project)):
+        interrupted(layering, "scanned")
+        with pytest.raises(KeyboardInterrupt):
+            act()
+    with Sandbox(project) as later:
+        assert [run.state for run in later.history()] == ["held"]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--brief",)])
+def test_the_command_line_says_it(project, options):
+    done = line(project, *options, long_s=0)
+    assert done.returncode == 130
+    assert INTERRUPTED in done.stdout + done.stderr
+    assert "printed" in done.stdout + done.stderr
+    assert (project / "a").read_text() == "old\n"
+    with Sandbox(project) as sandbox:
+        assert sandbox.history()[0].state == "held"
+
+
+def test_one_that_comes_right_after_the_command_is_meant_for_that(project):
+    done = line(project, long_s=1000)
+    assert (done.returncode, "1 change applied" in done.stderr) == (0, True)
+    assert (project / "a").read_text() == "new\n"
+
+
+def test_an_undo_that_is_interrupted_before_it_begins_did_nothing(sandbox, project, interrupted):
+    run = sandbox.run("echo new > a; echo b > b")
+    left = snapshot(project)
+    interrupted(undoing, "find_backups")
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.undo(run)
+    assert snapshot(project) == left
+    assert [each.run for each in sandbox.history()] == [run.run]
+    sandbox.undo(run)
+    assert (project / "a").read_text() == "old\n"
+
+
+def test_a_restore_that_is_interrupted_while_it_copies_did_nothing(sandbox, store, known, project, interrupted):
+    sandbox.run("echo new > a")
+    left = snapshot(project)
+    interrupted(restoring, "copy_entry")
+    with pytest.raises(KeyboardInterrupt):
+        restore(store, known, "a")
+    assert snapshot(project) == left
+    restore(store, known, "a")
+    assert (project / "a").read_text() == "old\n"
