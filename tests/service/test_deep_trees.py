@@ -15,7 +15,7 @@ from fumehood.linux.strangers import everywhere
 from fumehood.linux.upper import scan
 from fumehood.linux.ways_in import Tree
 from fumehood.service import layers as layering
-from fumehood.service.clean import space_of
+from fumehood.service.layers import space_of
 from fumehood.service.scan import scan_project
 from fumehood.service.store import Store
 from fumehood.store.ids import new_id

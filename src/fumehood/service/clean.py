@@ -7,7 +7,6 @@ whose record names a layer has it whole, and what a crash leaves is removed the 
 from __future__ import annotations
 
 import os
-import stat
 import time
 
 from fumehood.core.changes import WAITING
@@ -15,10 +14,11 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import forget
 from fumehood.linux.hostview import KEPT
-from fumehood.linux.nofollow import Parents, entries, look, open_top
+from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import layers as layering
 from fumehood.service.daily import clean_daily
 from fumehood.service.files import catch_up_all
+from fumehood.service.layers import _found_in, space_of
 from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
 from fumehood.service.store import Alone
@@ -29,7 +29,7 @@ from fumehood.store.days import Days, note_day
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
@@ -323,48 +323,9 @@ def _is_useless(layer: _Layer) -> bool:
     return all(state in _CAME_TO_NOTHING for _, state in layer.users)
 
 
-def _found_in(directory: int, name: str) -> Iterator[os.stat_result]:
-    """Yield what is known of an entry and of everything below it that may be listed; follows nothing."""
-    found = look(directory, name)
-    if found is not None:
-        yield found
-    waiting, parents = [name], Parents(directory, bounded=False)
-    try:
-        while waiting:
-            here = waiting.pop()
-            listing = parents.listing(here)
-            if listing is None:
-                continue  # no directory, or closed by a mode that is the backup's own
-            try:
-                for below in os.listdir(listing):
-                    found = look(listing, below)
-                    if found is None:
-                        continue
-                    yield found
-                    if stat.S_ISDIR(found.st_mode):
-                        waiting.append(f"{here}/{below}")
-            finally:
-                os.close(listing)
-    finally:
-        parents.close()
-
-
 def _newest(directory: int, name: str) -> float:
     """Return when the latest entry came into a directory or changed."""
     return max((found.st_ctime for found in _found_in(directory, name)), default=0.0)
-
-
-def space_of(directory: int, name: str, *, freed: bool = False) -> int:
-    """Return the bytes that an entry takes, each file counted once; `freed`: not those that a daily backup keeps."""
-    blocks = 0
-    linked: dict[int, int] = {}
-    for found in _found_in(directory, name):
-        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-            linked[found.st_ino] = linked.get(found.st_ino, 0) + 1
-            if linked[found.st_ino] != (found.st_nlink if freed else 1):
-                continue
-        blocks += found.st_blocks
-    return blocks * 512
 
 
 def _days(days: int) -> str:

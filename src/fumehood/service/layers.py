@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import marshal
 import os
+import stat
 
 from fumehood.core.inverse import needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.indexes import SeenIndexes
-from fumehood.linux.nofollow import LISTING, open_top, remove_tree
+from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
 from fumehood.linux.overlay import Layer
 from fumehood.linux.upper import scan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fumehood.core.changes import Change
     from fumehood.store.places import Places
@@ -233,3 +234,42 @@ def drop_if_empty(places: Places, run: str, changes: Sequence[Change] | None = N
         needed = any(needs_layer(change) for change in changes)
     if not needed:
         drop(places, run)
+
+
+def space_of(directory: int, name: str, *, freed: bool = False) -> int:
+    """Return the bytes that an entry takes, each file counted once; `freed`: not those that a daily backup keeps."""
+    blocks = 0
+    linked: dict[int, int] = {}
+    for found in _found_in(directory, name):
+        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+            linked[found.st_ino] = linked.get(found.st_ino, 0) + 1
+            if linked[found.st_ino] != (found.st_nlink if freed else 1):
+                continue
+        blocks += found.st_blocks
+    return blocks * 512
+
+
+def _found_in(directory: int, name: str) -> Iterator[os.stat_result]:
+    """Yield what is known of an entry and of everything below it that may be listed; follows nothing."""
+    found = look(directory, name)
+    if found is not None:
+        yield found
+    waiting, parents = [name], Parents(directory, bounded=False)
+    try:
+        while waiting:
+            here = waiting.pop()
+            listing = parents.listing(here)
+            if listing is None:
+                continue  # no directory, or closed by a mode that is the backup's own
+            try:
+                for below in os.listdir(listing):
+                    found = look(listing, below)
+                    if found is None:
+                        continue
+                    yield found
+                    if stat.S_ISDIR(found.st_mode):
+                        waiting.append(f"{here}/{below}")
+            finally:
+                os.close(listing)
+    finally:
+        parents.close()

@@ -82,7 +82,7 @@ def is_directory(places: Places, path: str) -> bool:
 def size(places: Places) -> int:
     """Return the bytes that the playground takes on disk."""
     from fumehood.linux.nofollow import entries, open_top
-    from fumehood.service.clean import space_of
+    from fumehood.service.layers import space_of
 
     if not is_there(places):
         return 0

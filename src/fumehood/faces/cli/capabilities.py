@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fumehood.faces.cli.commands import Context
 
 if TYPE_CHECKING:
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
 
 _EXAMPLES = """  fumehood capabilities
   fumehood capabilities --root alpine

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.store.projects import Project
 
+    Add = Callable[[str, str, Callable[["Context"], int], str], argparse.ArgumentParser]
+
 _DESCRIPTION = """Run the commands of AI agents where they can do no harm: every command is a transaction,
 isolated, captured, judged, applied or held, and undoable."""
 

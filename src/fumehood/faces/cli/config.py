@@ -16,7 +16,7 @@ from fumehood.store.config import compile_file, file_of, load, policy_for
 
 if TYPE_CHECKING:
     from fumehood.core.config import Complaint
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
 
 
 def add_commands(add: Add) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.core.report import Run
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
     from fumehood.faces.cli.style import Paint
     from fumehood.service.versions import Known, Version
     from fumehood.store.projects import Project

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
-from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
+from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.show import headline, lines, short
 from fumehood.faces.cli.sink import ModelText, sink_to
 from fumehood.faces.cli.standing import here, whole_number
@@ -16,7 +16,6 @@ from fumehood.service.differences import differences, each_difference
 from fumehood.store.history import Reach
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
     from typing import Any
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.store.audit import Event
 
-    Add = Callable[[str, str, Callable[[Context], int], str], argparse.ArgumentParser]
 
 _COLOURS = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
 _WIDEST = 60

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
     from fumehood.linux.host import Host
 
 

@@ -18,7 +18,7 @@ from fumehood.service.permission import Permissions
 from fumehood.service.roots import add_root, offered, remove_root
 
 if TYPE_CHECKING:
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
     from fumehood.store.grants import Grant
 
 

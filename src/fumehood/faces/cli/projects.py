@@ -12,8 +12,7 @@ from fumehood.faces.cli.commands import add_act
 from fumehood.service.forget import forget, loss
 
 if TYPE_CHECKING:
-    from fumehood.faces.cli.commands import Context
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add, Context
     from fumehood.store.projects import Known
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.core.wording import Item
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
 
 _ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
 _CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"

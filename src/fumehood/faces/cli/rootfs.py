@@ -13,7 +13,7 @@ from fumehood.faces.cli.commands import Context, add_act
 if TYPE_CHECKING:
     import argparse
 
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
     from fumehood.rootfs.install import Installer, Order
     from fumehood.rootfs.installed import Installed
 

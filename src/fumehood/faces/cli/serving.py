@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
 
 _EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
 _EXTRA = ("mcp", "mcp_types", "pydantic", "anyio")  # packages that the extra `mcp` brings

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fumehood.core.report import Run
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
 
 
 def add_commands(add: Add) -> None:

@@ -16,7 +16,7 @@ from fumehood.faces.cli.commands import Context, paint
 from fumehood.store.config import policy_for
 
 if TYPE_CHECKING:
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
     from fumehood.linux.host import Host
     from fumehood.linux.inforce import Ability
 

@@ -10,7 +10,7 @@ from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act
 
 if TYPE_CHECKING:
-    from fumehood.faces.cli.inspect import Add
+    from fumehood.faces.cli.commands import Add
     from fumehood.store.workspaces import Workspace
 
 _ACTS = ("list", "create", "set", "path", "reset", "remove")
