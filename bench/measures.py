@@ -87,9 +87,9 @@ def bubblewrap(project: Path) -> Callable[[], object]:
     It hides the same files of `/proc`. What we do besides (overlays, views, the guard) is left out.
     """
     from fumehood.linux.bwrap import sandbox
+    from fumehood.linux.confine import filter_for
     from fumehood.linux.hostview import kernel_masks
     from fumehood.linux.probe import host
-    from fumehood.linux.seccomp import filter_for
     from fumehood.store.places import places
 
     at = places()
@@ -257,8 +257,8 @@ def apply_files(room: Path, size: int, limit: float | None) -> Iterator[Figure]:
 def apply_tree(room: Path) -> Iterator[Figure]:
     """A new tree is applied in the time of its scan."""
     from fumehood import Sandbox
+    from fumehood.linux.layer import scan
     from fumehood.linux.nofollow import open_top
-    from fumehood.linux.upper import scan
 
     project = room / "tree"
     project.mkdir()
@@ -275,9 +275,8 @@ def apply_tree(room: Path) -> Iterator[Figure]:
 def records(room: Path) -> Iterator[Figure]:
     """The records of files: what a large run leaves to be done after its report, and a scan."""
     from fumehood import Sandbox
-    from fumehood.service.files import catch_up
+    from fumehood.service.files import catch_up, scan_project
     from fumehood.service.opened import OpenedStore
-    from fumehood.service.scan import scan_project
 
     changed, huge = project_in(room, FILES), project_in(room, 100_000)
     with Sandbox(changed) as sandbox:

@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import trees
-from fumehood.rootfs.packages import TIERS
-from fumehood.rootfs.releases import architecture
+from fumehood.rootfs.download import architecture
+from fumehood.rootfs.install import TIERS
 
 PACKAGES = [name for tier in TIERS.values() for name in tier]
 

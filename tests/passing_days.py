@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from fumehood.store.days import note_day
+from fumehood.store.database import note_day
 
 if TYPE_CHECKING:
     from fumehood.service.store import Store

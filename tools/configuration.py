@@ -6,6 +6,6 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "src"))
 
-from fumehood.core.manual import manual  # noqa: E402 - found only now
+from fumehood.core.config_keys import manual  # noqa: E402 - found only now
 
 (CHECKOUT / "docs/configuration.md").write_text(manual())

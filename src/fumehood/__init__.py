@@ -6,8 +6,8 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.core.permission import Question as Question
     from fumehood.core.policy import Policy as Policy
+    from fumehood.core.questions import Question as Question
     from fumehood.core.report import Blocked as Blocked
     from fumehood.core.report import ReportedChange
     from fumehood.core.report import Run as Run
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Sandbox": ("fumehood.service.library", "Sandbox"),
     "Policy": ("fumehood.core.policy", "Policy"),
-    "Question": ("fumehood.core.permission", "Question"),
+    "Question": ("fumehood.core.questions", "Question"),
     "Run": ("fumehood.core.report", "Run"),
     "Change": ("fumehood.core.report", "ReportedChange"),
     "Blocked": ("fumehood.core.report", "Blocked"),

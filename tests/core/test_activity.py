@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.core.activity import ADDED, CANCELLED, REMOVED, UPDATED, Directory, news, state_of
 from fumehood.core.changes import ABSENT, DIRECTORY, LAYER_KINDS, LIVE_KINDS, OPAQUE, PAIRS, WHITEOUT
+from fumehood.linux.monitor import ADDED, CANCELLED, REMOVED, UPDATED, Directory, news, state_of
 
 ENTRIES = [kind for kind in LAYER_KINDS if kind not in (WHITEOUT, OPAQUE)]
 STATES = (None, ADDED, UPDATED, REMOVED)

@@ -6,7 +6,7 @@ import pytest
 
 from conftest import need
 from fumehood import Sandbox
-from fumehood.core.blocked import suspected
+from fumehood.core.hints import suspected
 from fumehood.core.policy import Limits, Policy
 
 HOME = "/home/ada"

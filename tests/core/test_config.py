@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.compact import dumps, loads
-from fumehood.core.config import read
-from fumehood.core.keys import KEYS, SECTIONS
-from fumehood.core.manual import manual
+from fumehood.core.config import line_numbers, read
+from fumehood.core.config_keys import KEYS, SECTIONS, manual
 from fumehood.core.policy import Policy
-from fumehood.core.toml_lines import line_numbers
 from fumehood.core.value import Value
 
 HOME = "/home/ada"

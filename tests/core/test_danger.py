@@ -26,8 +26,8 @@ from fumehood.core.changes import (
     Change,
     Stamp,
 )
+from fumehood.core.concern import Protected
 from fumehood.core.danger import Facts, Rules, concern, survey, suspects, wants_facts
-from fumehood.core.protected import Protected
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, modified, stamp
 
 HELD_FILES = [

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.credentials import holds_secret
-from fumehood.core.environment import inherited, looks_secret
+from fumehood.core.environment import holds_secret, inherited, looks_secret
 
 SECRET_NAMES = [
     *("OPENAI_API_KEY", "GITHUB_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "DB_PASSWORD", "PGPASSWORD", "MY_SECRET"),

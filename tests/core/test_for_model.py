@@ -10,13 +10,24 @@ from hypothesis import strategies as st
 import reader
 from fumehood.core import changes as c
 from fumehood.core.changes import Change
-from fumehood.core.for_model import change_lines, model_text, refusal, told_ahead
-from fumehood.core.report import QUOTED, Blocked, Run, named, short
-from fumehood.core.summary import summary
+from fumehood.core.report import (
+    NOT_OURS,
+    QUOTED,
+    Blocked,
+    Run,
+    Visible,
+    change_lines,
+    model_text,
+    named,
+    refusal,
+    short,
+    summary,
+    told_ahead,
+    visible,
+)
 from fumehood.core.tool import description
-from fumehood.core.visible import NOT_OURS, Visible, visible
 from fumehood.errors import Refused
-from fumehood.store.marks import new_mark, session_mark
+from fumehood.store.places import new_mark, session_mark
 
 MARK = "gkqzwmhpsvjy"
 

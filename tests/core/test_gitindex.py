@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood.core.gitindex import LARGEST, meaning
+from fumehood.linux.gitindex import LARGEST, meaning
 
 FORMS = [(kind, version) for kind in ("sha1", "sha256") for version in (2, 3, 4)]
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from fumehood.core import changes as c
-from fumehood.core.held import apply_question, held_digest
+from fumehood.core.questions import apply_question, held_digest
 from fumehood.core.report import Run
 
 ORDER = [

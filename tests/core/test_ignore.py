@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fumehood.core.ignore import Rules, is_skipped, lies_in_skipped
+from fumehood.core.patterns import IgnoreRules, is_skipped, lies_in_skipped
 
 
 @pytest.mark.parametrize("name", [".git", "node_modules", ".venv", "__pycache__", ".fumehood-01ABC"])
@@ -54,18 +54,18 @@ def test_other_names_are_not_skipped() -> None:
 def test_a_pattern_means_what_it_means_to_git(
     pattern: str, path: str, is_directory: bool, ignored: bool | None
 ) -> None:
-    assert Rules(pattern).verdict(path, is_directory=is_directory) is ignored
+    assert IgnoreRules(pattern).verdict(path, is_directory=is_directory) is ignored
 
 
 def test_the_last_pattern_that_speaks_of_a_path_counts() -> None:
-    rules = Rules("*.log\n!keep.log\n/logs/keep.log\n")
+    rules = IgnoreRules("*.log\n!keep.log\n/logs/keep.log\n")
     assert rules.verdict("a.log", is_directory=False) is True
     assert rules.verdict("keep.log", is_directory=False) is False
     assert rules.verdict("logs/keep.log", is_directory=False) is True
 
 
 def test_no_pattern_takes_long_however_it_is_made() -> None:
-    rules = Rules("*a" * 140 + "b\n" + "**/x/**/y/**\n" + "?*" * 100 + "Z\n")
+    rules = IgnoreRules("*a" * 140 + "b\n" + "**/x/**/y/**\n" + "?*" * 100 + "Z\n")
     began = time.thread_time()
     assert rules.verdict("a" * 255, is_directory=False) is None
     assert rules.verdict("/".join(["x"] * 1000), is_directory=False) is None
@@ -73,7 +73,7 @@ def test_no_pattern_takes_long_however_it_is_made() -> None:
 
 
 def test_what_is_beyond_the_bounds_ignores_nothing() -> None:
-    rules = Rules("\n".join([f"name{n}" for n in range(600)] + ["x" * 400]))
+    rules = IgnoreRules("\n".join([f"name{n}" for n in range(600)] + ["x" * 400]))
     assert rules.verdict("name499", is_directory=False) is True
     assert rules.verdict("name500", is_directory=False) is None
     assert rules.verdict("x" * 400, is_directory=False) is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, SYMLINK, Change
+from fumehood.core.concern import Own
 from fumehood.core.danger import Facts, Ground, concern, wants_facts
-from fumehood.core.own_source import Own
 from judging import NO_RULES, added, is_held, modified, stamp
 
 OWN = Own(

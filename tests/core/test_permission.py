@@ -2,75 +2,80 @@
 
 import pytest
 
-from fumehood.core import permission as p
-from fumehood.core.simple import may_be_kept, simple
+from fumehood.core import questions as asking
+from fumehood.core.shell import may_be_kept, simple
 from fumehood.errors import BadRequest
 
-KEY = (p.UNSANDBOXED, "/project", "/usr/bin/git")
+KEY = (asking.UNSANDBOXED, "/project", "/usr/bin/git")
 
 
 def question(**changed):
-    fields = {"what": p.UNSANDBOXED, "text": "Run it?", "command": "git status", "directory": "/project"}
-    return p.Question(**{**fields, "project": "/project", "target": "/usr/bin/git", **changed})
+    fields = {"what": asking.UNSANDBOXED, "text": "Run it?", "command": "git status", "directory": "/project"}
+    return asking.Question(**{**fields, "project": "/project", "target": "/usr/bin/git", **changed})
 
 
 def test_without_an_earlier_answer_it_asks():
-    assert p.settled(question(), {}, {}) == p.ASK
-    assert p.settled(question(), {(p.UNSANDBOXED, "/other", "/usr/bin/git"): p.ALLOW}, {}) == p.ASK
-    assert p.settled(question(), {}, {(p.NETWORK, "/project", "/usr/bin/git"): p.ALLOW}) == p.ASK
+    assert asking.settled(question(), {}, {}) == asking.ASK
+    assert asking.settled(question(), {(asking.UNSANDBOXED, "/other", "/usr/bin/git"): asking.ALLOW}, {}) == asking.ASK
+    assert asking.settled(question(), {}, {(asking.NETWORK, "/project", "/usr/bin/git"): asking.ALLOW}) == asking.ASK
 
 
-@pytest.mark.parametrize("answer", [p.ALLOW, p.DENY])
+@pytest.mark.parametrize("answer", [asking.ALLOW, asking.DENY])
 def test_a_kept_answer_or_one_of_the_session_settles_it(answer):
-    assert p.settled(question(), {KEY: answer}, {}) == answer
-    assert p.settled(question(), {}, {KEY: answer}) == answer
+    assert asking.settled(question(), {KEY: answer}, {}) == answer
+    assert asking.settled(question(), {}, {KEY: answer}) == answer
 
 
 def test_the_session_is_looked_at_before_what_was_kept():
-    assert p.settled(question(), {KEY: p.DENY}, {KEY: p.ALLOW}) == p.DENY
-    assert p.settled(question(), {KEY: p.ALLOW}, {KEY: p.DENY}) == p.ALLOW
+    assert asking.settled(question(), {KEY: asking.DENY}, {KEY: asking.ALLOW}) == asking.DENY
+    assert asking.settled(question(), {KEY: asking.ALLOW}, {KEY: asking.DENY}) == asking.ALLOW
 
 
 def test_what_is_asked_one_time_only_is_asked_whatever_was_answered():
-    assert p.settled(question(one_time_only=True), {KEY: p.ALLOW}, {KEY: p.ALLOW}) == p.ASK
+    assert asking.settled(question(one_time_only=True), {KEY: asking.ALLOW}, {KEY: asking.ALLOW}) == asking.ASK
 
 
 def test_six_answers_are_offered_and_two_where_it_is_one_time_only():
-    assert question().options == p.ANSWERS
-    assert len(set(p.ANSWERS)) == 6
-    assert question(one_time_only=True).options == (p.ALLOW_ONCE, p.DENY_ONCE)
+    assert question().options == asking.ANSWERS
+    assert len(set(asking.ANSWERS)) == 6
+    assert question(one_time_only=True).options == (asking.ALLOW_ONCE, asking.DENY_ONCE)
     ends_with_this_run = question(in_session=False).options
-    assert ends_with_this_run == (p.ALLOW_ONCE, p.ALLOW_ALWAYS, p.DENY_ONCE, p.DENY_ALWAYS)
+    assert ends_with_this_run == (asking.ALLOW_ONCE, asking.ALLOW_ALWAYS, asking.DENY_ONCE, asking.DENY_ALWAYS)
 
 
 def test_an_answer_says_what_and_for_how_long():
-    told = {answer: (p.verdict(answer), p.scope(answer)) for answer in p.ANSWERS}
-    assert set(told.values()) == {(v, s) for v in (p.ALLOW, p.DENY) for s in (p.ONCE, p.SESSION, p.ALWAYS)}
+    told = {answer: (asking.verdict(answer), asking.scope(answer)) for answer in asking.ANSWERS}
+    assert set(told.values()) == {
+        (v, s) for v in (asking.ALLOW, asking.DENY) for s in (asking.ONCE, asking.SESSION, asking.ALWAYS)
+    }
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [(True, p.ALLOW_ONCE), (False, p.DENY_ONCE), (None, p.DENY_ONCE), ("allow", p.ALLOW_ONCE), ("deny", p.DENY_ONCE)]
-    + [(answer, answer) for answer in p.ANSWERS],
+    [
+        (True, asking.ALLOW_ONCE), (False, asking.DENY_ONCE), (None, asking.DENY_ONCE),
+        ("allow", asking.ALLOW_ONCE), ("deny", asking.DENY_ONCE),
+    ]
+    + [(answer, answer) for answer in asking.ANSWERS],
 )
 def test_answers_are_understood_as_programs_give_them(given, meant):
-    assert p.understood(question(), given) == meant
+    assert asking.understood(question(), given) == meant
 
 
 @pytest.mark.parametrize("nonsense", ["", "yes", "ALLOW_ONCE", "allow_forever", 1, 0, [], object()])
 def test_what_is_no_answer_is_never_taken_for_one(nonsense):
     with pytest.raises(BadRequest, match="is not an answer"):
-        p.understood(question(), nonsense)
+        asking.understood(question(), nonsense)
 
 
-@pytest.mark.parametrize("answer", p.ANSWERS)
+@pytest.mark.parametrize("answer", asking.ANSWERS)
 def test_an_answer_to_a_one_time_question_holds_once(answer):
-    once = p.understood(question(one_time_only=True), answer)
-    assert (p.verdict(once), p.scope(once)) == (p.verdict(answer), p.ONCE)
+    once = asking.understood(question(one_time_only=True), answer)
+    assert (asking.verdict(once), asking.scope(once)) == (asking.verdict(answer), asking.ONCE)
 
 
 def test_network_is_asked_for_each_time_under_a_key_of_its_own():
-    first, second = (p.network_question("curl x", "/project", "/project", run) for run in ("01A", "01B"))
+    first, second = (asking.network_question("curl x", "/project", "/project", run) for run in ("01A", "01B"))
     assert first.text == "Run command with network access: curl x?"
     assert first.one_time_only
     assert first.key != second.key
@@ -78,8 +83,8 @@ def test_network_is_asked_for_each_time_under_a_key_of_its_own():
 
 
 def test_a_run_without_a_sandbox_may_be_kept_for_a_simple_commands_program_only():
-    simple_one = p.unsandboxed_question("git status", "/project", "/project", "01A", "/usr/bin/git")
-    other = p.unsandboxed_question("git status | cat", "/project", "/project", "01A", None)
+    simple_one = asking.unsandboxed_question("git status", "/project", "/project", "01A", "/usr/bin/git")
+    other = asking.unsandboxed_question("git status | cat", "/project", "/project", "01A", None)
     assert (simple_one.one_time_only, simple_one.target) == (False, "/usr/bin/git")
     assert (other.one_time_only, other.target) == (True, "01A")
 
@@ -144,7 +149,7 @@ def test_a_program_that_runs_what_it_is_told_has_no_kept_grant():
 
 
 def asked_for_hosts(*hosts, command="make", run="01RUN"):
-    return p.network_question(command, "/project", "/project", run, hosts, ("/project",))
+    return asking.network_question(command, "/project", "/project", run, hosts, ("/project",))
 
 
 def test_a_digest_is_of_all_that_an_answer_is_for():
@@ -152,8 +157,8 @@ def test_a_digest_is_of_all_that_an_answer_is_for():
     others = [
         asked_for_hosts("b.example"), asked_for_hosts("a.example", "b.example"), asked_for_hosts("a.example:443"),
         asked_for_hosts("a.example", command="make x"), plain.replace(directory="/project/sub"),
-        plain.replace(project="/other"), plain.replace(what=p.UNSANDBOXED),
-        p.network_question("make", "/project", "/project", "01RUN", ("a.example",), ("/project", "/more")),
+        plain.replace(project="/other"), plain.replace(what=asking.UNSANDBOXED),
+        asking.network_question("make", "/project", "/project", "01RUN", ("a.example",), ("/project", "/more")),
     ]  # fmt: skip
     assert len({each.digest for each in (plain, *others)}) == len(others) + 1
     assert question().digest != question(target="/usr/bin/rm").digest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fumehood.core.setting_values import announces_secret, may_hold_secret, paths_below, without_credentials
+from fumehood.core.package_settings import announces_secret, may_hold_secret, paths_below, without_credentials
 
 SECRET = [
     "https://ada:pw@example.org/", "https://token@example.org/", "see https://a,https://ada:pw@b", "ssh://ada:pw@h/x",

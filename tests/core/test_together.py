@@ -3,8 +3,7 @@
 import pytest
 
 from fumehood.core import changes as c
-from fumehood.core.dependence import Waiting
-from fumehood.core.together import HOLD_ALL, hold_together, repository
+from fumehood.core.judge import HOLD_ALL, Waiting, hold_together, repository
 
 
 @pytest.mark.parametrize(

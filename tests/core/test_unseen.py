@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood.core.unseen import unseen_paths
+from fumehood.core.hints import unseen_paths
 
 HOME = "/home/ada"
 NAMES = ("src/lib/x.py", "src/lib", "My Docs/a (1).txt", "x", "x.d", "é/ü", "a:b", "it's", "../bob/x")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood.core.wildmatch import matches
+from fumehood.core.patterns import matches
 
 PATTERNS = [
     "", "*", "**", "?", "/", "a", "a/b", "a/*", "a/**", "**/a", "**/b", "a/**/b", "a**b", "a/**b", "a**/b", "*/b",

@@ -6,16 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.wording import (
-    CONTINUED,
-    MOST_LETTERS,
-    Item,
-    brief,
-    listed,
-    printable,
-    quoted,
-    wrapped,
-)
+from fumehood.core.wording import CONTINUED, MOST_LETTERS, Item, brief, listed, printable, quoted, wrapped
 
 # What hides, moves, turns round or looks like nothing, each with a name for the test.
 TRICKS = {

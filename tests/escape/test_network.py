@@ -8,7 +8,7 @@ import pytest
 
 from conftest import need
 from fumehood import Policy, Sandbox
-from fumehood.linux.landlock import can_scope
+from fumehood.linux.confine import can_scope
 from patience import eventually
 from servers import Tcp, Web, echo, serving
 

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
-from fumehood.linux import landlock
+from fumehood.linux import confine
 from trees import add_python, make_tree
 
 pytestmark = pytest.mark.namespaces
@@ -139,9 +139,9 @@ def shared_network(way, project, root):
 def test_with_the_whole_network_a_command_moves_its_files_and_reaches_no_socket(
     way, place, guarded, project, python_tree, monkeypatch, need
 ):
-    need(landlock.can_scope(), "this kernel's Landlock has no scopes")
+    need(confine.can_scope(), "this kernel's Landlock has no scopes")
     if not guarded:
-        monkeypatch.setattr(landlock, "_guard", b"")
+        monkeypatch.setattr(confine, "_guard", b"")
     connected, moved = shared_network(way, project, python_tree if place == "tree" else None)
     assert connected == "connect Operation not permitted"
     assert moved == MOVED

@@ -15,8 +15,8 @@ import pytest
 import reader
 from conftest import command_line, need
 from fumehood import Refused, Sandbox
-from fumehood.adapters.output import for_agent, instructions, refusal
-from fumehood.core.visible import NOT_OURS
+from fumehood.adapters.common import for_agent, instructions, refusal
+from fumehood.core.report import NOT_OURS
 from fumehood.service.store import Store
 from mcp_sdk import ERAS, IGNORED_WARNINGS
 from passing_days import pass_days

@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import command_line, need
-from fumehood.core.request import quoted
-from fumehood.core.session import checked_name
-from fumehood.faces.cli import hook, toolcall
+from fumehood.core.request import checked_name, quoted
+from fumehood.faces.cli import hook
 from patience import LONG_S
 from processes import LONG, left_over
 
@@ -263,7 +262,7 @@ def test_our_own_servers_tools_are_known() -> None:
     from fumehood.faces.mcp.server import build
 
     tools = asyncio.run(build(Clients(None, None)).list_tools())
-    assert {tool.name for tool in tools} == toolcall.OWN_TOOLS
+    assert {tool.name for tool in tools} == hook.OWN_TOOLS
 
 
 @pytest.mark.namespaces
@@ -364,7 +363,7 @@ def test_background_commands_and_their_end(answer: Any, project: Path) -> None:
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini"])
 @pytest.mark.parametrize("command", ODD)
 def test_a_command_is_never_rewritten_twice(client: str, command: str) -> None:
-    options, told = hook.Options(), call(command)
+    options, told = hook.HookOptions(), call(command)
     once = hook.rewrite(command, client, told, options)
     assert hook.rewrite(once, client, told, options) == once
     later = call(once, tool_use_id="toolu_2")
@@ -374,7 +373,7 @@ def test_a_command_is_never_rewritten_twice(client: str, command: str) -> None:
 @settings(max_examples=40)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_any_text_is_read_back_by_the_shell_and_stays_one_layer(text: str) -> None:
-    options, told = hook.Options(), call(text)
+    options, told = hook.HookOptions(), call(text)
     once = hook.rewrite(text, "claude", told, options)
     assert hook.rewrite(once, "claude", told, options) == once
     read = subprocess.run(["sh", "-c", f"printf %s {quoted(text, always=True)}"], capture_output=True, check=True)
@@ -385,7 +384,7 @@ def test_any_text_is_read_back_by_the_shell_and_stays_one_layer(text: str) -> No
     "after", ["; rm -rf ~", " && id", "\nid", " | sh", "$(id)", "' 'x", "; fumehood_status=$?; id"]
 )
 def test_a_line_that_only_begins_like_ours_runs_in_the_hood_whole(after: str) -> None:
-    options, told = hook.Options(), call("x")
+    options, told = hook.HookOptions(), call("x")
     ours = hook.rewrite("x", "codex", told, options)
     line = hook.rewrite(ours + after, "codex", told, options)
     assert line.endswith(f"-- {quoted(ours + after, always=True)}")
@@ -397,7 +396,7 @@ def test_a_line_that_only_begins_like_ours_runs_in_the_hood_whole(after: str) ->
     "fumehood undo ~root", "fumehood show a~1", "fumehood undo last~1~2",
 ])  # fmt: skip
 def test_an_agent_can_only_look_and_undo_on_the_host(command: str) -> None:
-    line = hook.rewrite(command, "codex", call("x"), hook.Options())
+    line = hook.rewrite(command, "codex", call("x"), hook.HookOptions())
     assert line.endswith(f"-- {quoted(command, always=True)}")
 
 
@@ -408,16 +407,16 @@ def test_an_agent_can_only_look_and_undo_on_the_host(command: str) -> None:
 ])  # fmt: skip
 def test_what_an_agent_asks_about_runs_is_about_its_own_session(form: str, asked: str) -> None:
     ours = hook._ours()
-    line = hook.rewrite(form.format(asked, ours=ours), "codex", call("x"), hook.Options())
+    line = hook.rewrite(form.format(asked, ours=ours), "codex", call("x"), hook.HookOptions())
     assert line == f"{ours} undo --only-session codex-s-1 01X"
-    assert hook.rewrite(line, "codex", call("x"), hook.Options()) == line
-    other = hook.rewrite(line, "codex", call("x", session_id="s-2"), hook.Options())
+    assert hook.rewrite(line, "codex", call("x"), hook.HookOptions()) == line
+    other = hook.rewrite(line, "codex", call("x", session_id="s-2"), hook.HookOptions())
     assert other == f"{ours} undo --only-session codex-s-2 01X"
 
 
 def test_without_a_session_it_is_about_the_project() -> None:
     ours, told = hook._ours(), call("x", session_id="")
-    assert hook.rewrite("fumehood log", "codex", told, hook.Options()) == f"{ours} log --only-project"
+    assert hook.rewrite("fumehood log", "codex", told, hook.HookOptions()) == f"{ours} log --only-project"
     options = hook.parse(["--project", "/a", "--hold", "--project", "/it's here"])
     line = hook.rewrite("fumehood diff last", "codex", told, options)
     assert line == f"{ours} diff --only-project --project {quoted('/it' + chr(39) + 's here')} last"
@@ -430,7 +429,7 @@ def test_without_a_session_it_is_about_the_project() -> None:
 ])  # fmt: skip
 def test_anything_else_runs_in_the_hood_as_any_command(asked: str) -> None:
     for command in (f"fumehood {asked}", f"{hook._ours()} {asked}"):
-        line = hook.rewrite(command, "codex", call("x"), hook.Options())
+        line = hook.rewrite(command, "codex", call("x"), hook.HookOptions())
         assert line.endswith(f"-- {quoted(command, always=True)}")
 
 

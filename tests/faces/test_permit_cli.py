@@ -8,7 +8,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line
 from fumehood import Refused, Sandbox
-from fumehood.core import permission as p
+from fumehood.core import questions
 from fumehood.service.opened import OpenedStore
 
 
@@ -87,7 +87,7 @@ def test_a_program_asks_for_a_root_and_nothing_is_kept_of_the_answer(home, proje
         for _ in range(2):
             with pytest.raises(Refused, match="Permission denied: Let commands write another directory"):
                 sandbox.add_root(second)
-        assert [question.options for question in asked] == [(p.ALLOW_ONCE, p.DENY_ONCE)] * 2
+        assert [question.options for question in asked] == [(questions.ALLOW_ONCE, questions.DENY_ONCE)] * 2
     with Sandbox(project) as sandbox, pytest.raises(Refused):
         sandbox.add_root(second)
 
@@ -120,8 +120,8 @@ def test_linked_directories_are_offered_and_never_added(cli, project, second):
 
 def test_grants_are_listed_and_revoked(cli, home):
     store = OpenedStore()
-    store.grants.keep((p.UNSANDBOXED, "/project", "/usr/bin/git"), p.ALLOW)
-    store.grants.keep((p.UNSANDBOXED, "/project", "/usr/bin/rm\x1b[2J"), p.DENY)
+    store.grants.keep((questions.UNSANDBOXED, "/project", "/usr/bin/git"), questions.ALLOW)
+    store.grants.keep((questions.UNSANDBOXED, "/project", "/usr/bin/rm\x1b[2J"), questions.DENY)
     store.close()
     listed = cli("grants").stdout
     assert "allow unsandboxed: /usr/bin/git in /project" in listed

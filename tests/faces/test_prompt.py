@@ -8,9 +8,9 @@ import pytest
 
 from at_terminal import Terminal
 from conftest import command_line, need
-from fumehood.core import permission as p
+from fumehood.core import questions as asking
 from fumehood.faces.cli.prompt import told as told_question
-from fumehood.linux.terminal_turn import TerminalTurn
+from fumehood.linux.terminal import TerminalTurn
 
 in_the_hood = pytest.mark.namespaces
 ASKED = "Run command with network access?"
@@ -145,13 +145,14 @@ def test_nothing_in_a_command_reaches_the_terminal_as_more_than_letters(run):
 
 
 def test_what_is_not_shown_is_said(home):
-    question = p.network_question("x" * 100_000, "/project", "/project", "01A")
+    question = asking.network_question("x" * 100_000, "/project", "/project", "01A")
     assert "CHARACTERS NOT SHOWN" in told_question(question, 60)
     assert len(told_question(question, 60)) < 5000
 
 
 def test_all_six_answers_have_keys_where_they_are_offered():
-    question = p.unsandboxed_question("git status", "/project", "/project", "01A", "/usr/bin/git", ("as yourself",))
+    details = ("as yourself",)
+    question = asking.unsandboxed_question("git status", "/project", "/project", "01A", "/usr/bin/git", details)
     shown = told_question(question, 60)
     for key in "ysanqv":
         assert f"[{key}]" in shown
@@ -180,7 +181,7 @@ def test_in_the_background_nobody_is_asked(home, project):
 
 ANOTHER_ANSWERS = """
 import sys, threading
-from fumehood.core.permission import network_question
+from fumehood.core.questions import network_question
 from fumehood.faces.cli.prompt import terminal
 from fumehood.service.ask import ask_all
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from at_terminal import Terminal
-from fumehood.linux.terminal_turn import TerminalTurn
+from fumehood.linux.terminal import TerminalTurn
 
 pytestmark = pytest.mark.namespaces
 

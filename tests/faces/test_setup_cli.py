@@ -12,7 +12,7 @@ import pytest
 
 from conftest import command_line
 from fumehood.errors import BadConfiguration
-from fumehood.store.configure import set_key
+from fumehood.store.config import set_key
 from fumehood.store.places import places
 from mirror import Mirror, serving
 from trees import VERSION

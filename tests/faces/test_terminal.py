@@ -104,7 +104,7 @@ def test_output_printed_again_is_as_tame(screen, project):
 
 
 def test_a_word_of_ours_that_forgot_to_make_a_name_printable_is_tamed(tmp_path):
-    from fumehood.faces.cli.sink import guarded
+    from fumehood.faces.cli.output import guarded
 
     master, slave = os.openpty()
     with open(slave, "w", encoding="utf-8", newline="") as stream:

@@ -21,17 +21,16 @@ from hypothesis import strategies as st
 
 from conftest import need
 from fumehood.core import changes as c
-from fumehood.core.escapes import Filter
-from fumehood.core.gitconfig import changed_keys, parse
-from fumehood.core.gitkeys import key_concern, may_name_program
-from fumehood.core.ignore import Rules
+from fumehood.core.gitconfig import changed_keys, key_concern, may_name_program, parse
 from fumehood.core.judge import APPLY, judge
+from fumehood.core.patterns import IgnoreRules
 from fumehood.core.report import Run, printable
-from fumehood.core.shell_words import named_paths
-from fumehood.core.unified import hunks, quoted
+from fumehood.core.shell import named_paths
 from fumehood.errors import FumehoodError
-from fumehood.linux.upper import scan
+from fumehood.faces.cli.output import Filter
+from fumehood.linux.layer import scan
 from fumehood.rootfs.unpack import unpack
+from fumehood.service.differences import hunks, quoted
 
 EXAMPLES = int(os.environ.get("FUMEHOOD_FUZZ_EXAMPLES", "0"))
 
@@ -210,7 +209,7 @@ def test_a_difference_says_exactly_what_changed(old, new):
 @fuzz(200)
 @given(st.lists(NAMES, max_size=6), NAMES)
 def test_any_ignore_file_can_be_read(patterns, name):
-    rules = Rules("\n".join(map(os.fsdecode, patterns)))
+    rules = IgnoreRules("\n".join(map(os.fsdecode, patterns)))
     assert rules.verdict(os.fsdecode(name), is_directory=False) in (True, False, None)
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from conftest import mounts_mentioning
 from fumehood import FumehoodError, Policy, Run, Sandbox
-from fumehood.linux import copied, fuse
-from fumehood.linux.overlay import Layer
+from fumehood.linux import capture_copy, capture_fuse
+from fumehood.linux.namespaces import Layer
 from fumehood.store.places import places
 from patience import eventually
 
@@ -550,7 +550,7 @@ hood.run("echo begun; sleep 1000", on_output=lambda *_: print(flush=True))
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
 def test_no_mount_outlives_the_program(way: str, project: Path, sent: signal.Signals) -> None:
-    sources = Path(fuse.__file__).parents[2]
+    sources = Path(capture_fuse.__file__).parents[2]
     program = subprocess.Popen(
         [sys.executable, "-c", HELD_OVER, project, way],
         stdout=subprocess.PIPE,
@@ -584,15 +584,15 @@ def layer(test_directory: Path, home: Path) -> Layer:
 
 
 def mount(layer: Layer, way: str) -> None:
-    (fuse.mount if way == "fuse" else copied.prepare)(layer)
+    (capture_fuse.mount if way == "fuse" else capture_copy.prepare)(layer)
 
 
 def collect(layer: Layer, way: str) -> None:
     if way == "copy":
-        copied.distil(layer)
+        capture_copy.distil(layer)
     else:
-        fuse.unmount(layer)
-        fuse.normalise(layer)
+        capture_fuse.unmount(layer)
+        capture_fuse.normalise(layer)
 
 
 @pytest.mark.parametrize("way", ["fuse", "copy"], indirect=True)
@@ -620,22 +620,22 @@ def test_a_layer_with_nothing_new_is_empty(way: str, layer: Layer) -> None:
 
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
 def test_a_mount_that_somebody_looks_into_goes_all_the_same(way: str, layer: Layer) -> None:
-    fuse.mount(layer)
+    capture_fuse.mount(layer)
     with subprocess.Popen(["sleep", "60"], cwd=layer.merged) as watcher:
-        fuse.unmount(layer)
+        capture_fuse.unmount(layer)
         assert not mounts_mentioning(layer.merged)
         watcher.kill()
 
 
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
 def test_a_broken_mount_is_taken_away_and_told(way: str, layer: Layer) -> None:
-    fuse.mount(layer)
-    fuse._daemons[layer.merged].kill()
-    fuse._daemons[layer.merged].wait()
+    capture_fuse.mount(layer)
+    capture_fuse._daemons[layer.merged].kill()
+    capture_fuse._daemons[layer.merged].wait()
     with pytest.raises(FumehoodError, match="broke while the command ran"):
-        fuse.unmount(layer)
+        capture_fuse.unmount(layer)
     assert not mounts_mentioning(layer.merged)
-    fuse.unmount(layer)
+    capture_fuse.unmount(layer)
 
 
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
@@ -643,7 +643,7 @@ def test_a_mount_that_can_not_be_made_says_why(way: str, layer: Layer) -> None:
     os.rmdir(layer.work)
     Path(layer.work).write_text("not a directory")
     with pytest.raises(FumehoodError, match=r"fuse-overlayfs can't cover .*workdir"):
-        fuse.mount(layer)
+        capture_fuse.mount(layer)
     assert not mounts_mentioning(layer.merged)
 
 
@@ -667,7 +667,7 @@ def test_names_like_those_that_fuse_overlayfs_uses(way: str, layer: Layer) -> No
         mkdir .wh.dir new2 new2/.wh..wh..opq; ln -s x .wh.link
         echo 1 > f; mv f .wh.file; : > f; mv f .wh..; echo a > new2/a
     """
-    fuse.mount(layer)
+    capture_fuse.mount(layer)
     shell(script, Path(layer.merged))
     collect(layer, way)
     left = sorted(tree(Path(layer.upper)))
@@ -680,7 +680,7 @@ def test_whiteouts_that_are_files_become_the_kernels(way: str, layer: Layer) -> 
     # As fuse-overlayfs leaves them where it can't make device nodes.
     upper = Path(layer.upper)
     shell(": > .wh.b; : > .wh.stale; mkdir d; : > d/.wh..wh..opq; : > d/.wh.x; mkdir n; : > n/.wh..wh..opq", upper)
-    fuse.normalise(layer)
+    capture_fuse.normalise(layer)
     assert sorted(tree(upper)) == [".", "b", "d", "n"]
     assert stat.S_ISCHR((upper / "b").lstat().st_mode)
     assert os.getxattr(upper / "d", "user.overlay.opaque") == b"y"
@@ -711,7 +711,7 @@ def test_a_device_is_not_taken_for_deleted(
 
     os.mknod(project / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     if not can_copy:
-        monkeypatch.setattr(copied, "copy_entry", refuse)
+        monkeypatch.setattr(capture_copy, "copy_entry", refuse)
     run = hood.run("echo a > a; ls")
     assert changes_of(run) == [("a", "added", "file")]
     assert run.stdout.split() == (["a", "null"] if can_copy else ["a"])

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.fold import fold
-from fumehood.linux.marks import set_opaque
+from fumehood.linux.held_layers import fold
+from fumehood.linux.layer import Stack, set_opaque
 from fumehood.linux.nofollow import open_top, remove_tree
-from fumehood.linux.stack import Stack
 
 pytestmark = pytest.mark.namespaces
 

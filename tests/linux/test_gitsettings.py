@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood.linux.git_includes import global_files
-from fumehood.linux.gitsettings import SECTIONS, Settings, flat_git_settings, named
-from fumehood.linux.settings_files import is_unchanged
+from fumehood.linux.git_includes import global_files, is_unchanged
+from fumehood.linux.home_settings import SECTIONS, Settings, flat_git_settings, named
 
 Pairs = list[tuple[str, str | None]]
 OURS = {"commit.gpgsign", "tag.gpgsign", "core.excludesfile", "core.attributesfile"}

@@ -13,9 +13,9 @@ import pytest
 from conftest import need
 from fumehood.core.network import FULL, Network
 from fumehood.errors import Unavailable
-from fumehood.linux import inforce, landlock
-from fumehood.linux.guards import COMPILER, GUARDS, SOURCE
-from fumehood.linux.memory import provide
+from fumehood.linux import confine, doctor
+from fumehood.linux.bwrap import provide
+from fumehood.linux.confine import COMPILER, GUARDS, SOURCE
 from fumehood.service.network import Access
 from patience import LONG_S
 
@@ -33,8 +33,8 @@ def guarded(program, places, line, through=()):
 
 @pytest.fixture
 def program():
-    need(bool(landlock.guard()), "there is no Landlock here")
-    return landlock.guard()
+    need(bool(confine.guard()), "there is no Landlock here")
+    return confine.guard()
 
 
 def test_the_programs_are_those_of_the_source():
@@ -79,7 +79,7 @@ def test_a_single_file_may_be_allowed(program, test_directory):
 
 
 def test_processes_outside_get_no_signal(program, test_directory):
-    need(landlock.can_scope(), "this kernel's Landlock has no scopes")
+    need(confine.can_scope(), "this kernel's Landlock has no scopes")
     with subprocess.Popen(["sleep", "1000"]) as victim:
         done = guarded(program, [str(test_directory / "x")], f"kill -9 {victim.pid}")
         assert victim.poll() is None
@@ -91,26 +91,26 @@ def test_processes_outside_get_no_signal(program, test_directory):
 @pytest.mark.parametrize("has_program", [True, False])
 @pytest.mark.parametrize("version", [-1, 0, 1, 2, 3, 5, 6, 7, 99])
 def test_a_command_has_one_ruleset_that_lets_files_be_moved(version, has_program, network_shared):
-    chosen = landlock.ruleset(version, has_program=has_program, network_shared=network_shared)
+    chosen = confine.ruleset(version, has_program=has_program, network_shared=network_shared)
     # The first version always denies moving to another directory; scopes come with the sixth.
     if has_program and version >= 2:
-        assert chosen == landlock.GUARD
+        assert chosen == confine.GUARD
     else:
-        assert chosen == (landlock.SCOPE if network_shared and version >= 6 else landlock.NONE)
+        assert chosen == (confine.SCOPE if network_shared and version >= 6 else confine.NONE)
 
 
 def test_on_a_kernel_with_the_first_landlock_there_is_no_guard(monkeypatch):
-    monkeypatch.setattr(landlock, "_guard", None)
-    monkeypatch.setattr(landlock, "version", lambda: 1)
-    assert landlock.guard() == b""
-    said = inforce.guarding()
+    monkeypatch.setattr(confine, "_guard", None)
+    monkeypatch.setattr(confine, "version", lambda: 1)
+    assert confine.guard() == b""
+    said = doctor.guarding()
     assert not said.works
     assert "Linux 5.19" in said.detail
 
 
 @pytest.mark.parametrize("version", [0, 1, 5])
 def test_the_whole_network_is_refused_where_landlock_has_no_scopes(version, monkeypatch):
-    monkeypatch.setattr(landlock, "version", lambda: version)
+    monkeypatch.setattr(confine, "version", lambda: version)
     with pytest.raises(Unavailable, match=r"Linux 6\.12"):
         Access(Network(mode=FULL))
 

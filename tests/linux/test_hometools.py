@@ -11,9 +11,9 @@ import pytest
 
 import fumehood
 from fumehood.core.masks import HOME
-from fumehood.core.toolhomes import relevant
+from fumehood.linux.cache import is_current
+from fumehood.linux.homes import relevant
 from fumehood.linux.hometools import InSight, tools_in_sight
-from fumehood.linux.lookup import is_current
 from homes import Planted, plant
 
 SLOW = {"argparse", "dataclasses", "enum", "json", "pathlib", "re", "signal", "socket", "subprocess", "typing"}
@@ -590,5 +590,5 @@ def test_the_search_loads_nothing_slow():
     source = os.path.dirname(os.path.dirname(fumehood.__file__))
     code = f"import sys; sys.path.append({source!r}); import fumehood.linux.hometools; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
-    assert "fumehood.linux.lookup" in done.stdout.split()
+    assert "fumehood.linux.cache" in done.stdout.split()
     assert not SLOW & set(done.stdout.split())

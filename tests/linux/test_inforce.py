@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fumehood.linux import cgroup, inforce, landlock
+from fumehood.linux import confine, doctor, limits
 from fumehood.linux.host import Host
 
 pytestmark = pytest.mark.namespaces
@@ -22,20 +22,20 @@ def test_doctor_tells_of_views_filter_and_guard_as_a_command_meets_them(cli):
     assert told["in_force"]["filter"] == (filtered == "1")
     # One overlay is the project's own.
     assert told["in_force"]["views"] == (int(overlays) > 1)
-    if landlock.can_scope():
+    if confine.can_scope():
         assert told["in_force"]["guard"] == (signal == "kept out")
     names = {each["name"]: each["works"] for each in told["abilities"]}
-    assert names["guard"] == bool(landlock.guard())
+    assert names["guard"] == bool(confine.guard())
     assert "in force    " in cli("doctor").stdout
 
 
 def test_where_the_launcher_can_not_mount_the_views_are_said_to_be_missing():
     for way in ("bwrap", "fuse", "copy"):
-        told = inforce.views(Host(captures=(way,)))
+        told = doctor.views(Host(captures=(way,)))
         assert not told.works
         assert "no Unix socket but pairs" in told.detail
 
 
 def test_control_groups_are_said_to_work_only_where_one_would_be_made():
-    told = next(each for each in inforce.protections(Host()) if each.name == "cgroups")
-    assert told.works == (cgroup.delegated() is not None)
+    told = next(each for each in doctor.protections(Host()) if each.name == "cgroups")
+    assert told.works == (limits.delegated() is not None)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.packagesettings import PackageSettings, package_settings
-from fumehood.linux.settings_files import is_unchanged
+from fumehood.linux.git_includes import is_unchanged
+from fumehood.linux.home_settings import PackageSettings, package_settings
 
 PIP = """
 # PLANT1
@@ -454,7 +454,7 @@ def test_what_commands_can_write_is_not_read(person: Person) -> None:
 def test_a_home_without_settings_loads_no_parser(tmp_path: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     code = f"""import sys; sys.path.insert(0, {source!r})
-from fumehood.linux.packagesettings import package_settings
+from fumehood.linux.home_settings import package_settings
 assert package_settings({str(tmp_path)!r}, {{}}).files == ()
 slow = {{"re", "tomllib", "tomlkit", "yaml", "xml.etree", "configparser", "typing", "json"}}
 print(sorted(slow & set(sys.modules)))"""

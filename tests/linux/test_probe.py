@@ -18,8 +18,8 @@ import pytest
 
 from conftest import need
 from fumehood.errors import Unavailable
-from fumehood.faces.cli import doctor
-from fumehood.linux import bwrap, examine, host, probe
+from fumehood.faces.cli import doctor as doctor_command
+from fumehood.linux import bwrap, doctor, host, probe
 from fumehood.linux.host import Host
 
 pytestmark = pytest.mark.namespaces
@@ -214,7 +214,7 @@ def test_reading_a_remembered_answer_loads_nothing_slow(look: Look, cache: Path,
     assert done.returncode == 0, done.stderr
     loaded = set(eval(done.stdout.splitlines()[-1]))
     slow = "typing enum dataclasses re json pathlib subprocess socket signal logging contextlib ctypes"
-    assert not loaded & {*slow.split(), "fumehood.linux.examine"}
+    assert not loaded & {*slow.split(), "fumehood.linux.doctor"}
 
 
 def test_looking_afresh_tries_again(look: Look, tries: list[list[str]]) -> None:
@@ -453,7 +453,7 @@ def test_a_container_is_named_as_it_names_itself(name: str, monkeypatch: pytest.
 
 
 def test_each_missing_ability_says_what_is_missing(state: Path) -> None:
-    reports = examine.examine(str(state))
+    reports = doctor.examine(str(state))
     names = [report.name for report in reports]
     for expected in ("bubblewrap", "user namespaces", "fuse-overlayfs", "landlock", "seccomp", "cgroups"):
         assert expected in names
@@ -464,7 +464,7 @@ def test_each_missing_ability_says_what_is_missing(state: Path) -> None:
 
 def test_what_the_probe_found_and_what_is_reported_agree(look: Look, state: Path) -> None:
     found = look()
-    works = {report.name: report.works for report in examine.examine(str(state), found)}
+    works = {report.name: report.works for report in doctor.examine(str(state), found)}
     assert works["bubblewrap"] == (found.bwrap is not None)
     assert works["overlay by the kernel"] == ("kernel" in found.captures)
     assert works["bubblewrap --overlay"] == ("bwrap" in found.captures)
@@ -546,7 +546,7 @@ def test_each_kind_of_container_has_its_fix(kind: str, monkeypatch: pytest.Monke
 
 def doctor_says(cache: Path, state: Path, *, as_json: bool = False, colour: bool = False) -> tuple[int, str]:
     out = io.StringIO()
-    status = doctor.show(str(state), str(cache), as_json=as_json, colour=colour, out=out)
+    status = doctor_command.show(str(state), str(cache), as_json=as_json, colour=colour, out=out)
     return status, out.getvalue()
 
 

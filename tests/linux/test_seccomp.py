@@ -10,7 +10,6 @@ import subprocess
 import pytest
 
 from conftest import need
-from fumehood.core.bpf import program
 from fumehood.core.syscalls import (
     AARCH64,
     ARCHITECTURES,
@@ -20,9 +19,10 @@ from fumehood.core.syscalls import (
     RULES,
     X86_64,
     number,
+    program,
 )
-from fumehood.linux import seccomp
-from fumehood.linux.seccomp import filter_for, machine
+from fumehood.linux import confine
+from fumehood.linux.confine import filter_for, machine
 
 CALL = """
 import ctypes, os, sys
@@ -220,15 +220,15 @@ def test_a_real_program_works_as_before(name, line, sandbox):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    monkeypatch.setattr(seccomp, "_programs", {})
+    monkeypatch.setattr(confine, "_programs", {})
 
 
 def test_a_filter_is_compiled_once_and_recalled_after_that(fresh, tmp_path, monkeypatch):
     first = filter_for(str(tmp_path), unix_sockets=True)
     (kept,) = tmp_path.iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
-    seccomp._programs.clear()
-    monkeypatch.setattr(seccomp, "_compiled", None)
+    confine._programs.clear()
+    monkeypatch.setattr(confine, "_compiled", None)
     assert filter_for(str(tmp_path), unix_sockets=True) == first
 
 
@@ -240,7 +240,7 @@ def test_each_variant_of_the_filter_is_kept_under_its_own_name(fresh, tmp_path):
 
     first = all_of_them()
     assert len(set(first)) == len(list(tmp_path.iterdir())) == 4
-    seccomp._programs.clear()
+    confine._programs.clear()
     assert all_of_them() == first
 
 
@@ -261,7 +261,7 @@ def test_a_kept_filter_that_can_not_be_trusted_is_made_again(fresh, tmp_path, ha
     else:
         kept.rename(tmp_path / "other")
         kept.symlink_to("other")
-    seccomp._programs.clear()
+    confine._programs.clear()
     assert filter_for(str(tmp_path), unix_sockets=True) == first
     assert kept.read_bytes() == data
 

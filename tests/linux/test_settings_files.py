@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.settings_files import Unreadable, Watch, is_own_file, is_unchanged, seen_at
+from fumehood.linux.git_includes import Unreadable, Watch, is_own_file, is_unchanged, seen_at
 
 
 @pytest.mark.parametrize(

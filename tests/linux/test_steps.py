@@ -8,13 +8,13 @@ import pytest
 from hypothesis import strategies
 
 from fumehood.core import changes as c
+from fumehood.core.changes import plan, sharing
 from fumehood.core.judge import APPLY, judge
-from fumehood.core.plan import plan, sharing
 from fumehood.errors import Unfinished
 from fumehood.linux import steps
+from fumehood.linux.layer import scan
 from fumehood.linux.nofollow import open_top
 from fumehood.linux.steps import Changed, Sides
-from fumehood.linux.upper import scan
 from fumehood.service.apply import take_over
 from snapshots import snapshot
 

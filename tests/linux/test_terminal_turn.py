@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.terminal_turn import TerminalTurn
+from fumehood.linux.terminal import TerminalTurn
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 TAKES = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from fumehood.linux.terminal_turn import TerminalTurn
+from fumehood.linux.terminal import TerminalTurn
 tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
 if sys.argv[3:]:
     os.setuid(int(sys.argv[3]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fumehood.core import changes as c
+from fumehood.linux.layer import scan
 from fumehood.linux.nofollow import open_top
-from fumehood.linux.upper import scan
 
 # Nothing is mounted, but to an ordinary user closed directories are closed: this must run as one too.
 pytestmark = pytest.mark.namespaces

@@ -24,10 +24,10 @@ from repository import COMMITTED, GIT, KEPT, MESSAGE, OBJECTS, STAGED, STATE
 from conftest import PREFIX, scratch
 from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
 from fumehood.linux.capture import COPY
-from fumehood.linux.identity import identity_of
 from fumehood.linux.probe import granted_groups
 from fumehood.service.clean import clean
-from fumehood.store.days import Days, day_of
+from fumehood.store.database import Days, day_of
+from fumehood.store.projects import identity_of
 
 MODES = (0o644, 0o600, 0o755)
 PLACES = ("project", "moved", "elsewhere/by another name")

@@ -14,7 +14,7 @@ from pathlib import Path
 from plain import APPLIED, CONFLICT, Node, Tree
 
 from conftest import PREFIX, scratch
-from fumehood.core.together import repository
+from fumehood.core.judge import repository
 
 IS_HERE = shutil.which("git") is not None
 GIT = ".git"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fumehood.proxy import wire
+from fumehood.proxy import relay
 from fumehood.proxy.server import Proxy
 from patience import LONG_S
 
@@ -59,7 +59,7 @@ def read_all(client: socket.socket) -> bytes:
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
     # Whoever is refused is listened to until they have said everything, however slowly they are let speak here.
-    monkeypatch.setattr(wire, "_LAST_WORD_S", LONG_S)
+    monkeypatch.setattr(relay, "_LAST_WORD_S", LONG_S)
     made: list[Running] = []
 
     def make(*hosts, environment=None) -> Running:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.network import direct_ports, resolvers
-from fumehood.proxy import names as module
-from fumehood.proxy.names import Names
+from fumehood.proxy import server
+from fumehood.proxy.server import Names
 
 
 def question(name: bytes, kind: int = 1, flags: int = 0x0100) -> bytes:
@@ -57,7 +57,7 @@ def test_nothing_that_is_sent_breaks_it(query):
 
 
 def test_there_is_an_end_to_names(monkeypatch):
-    monkeypatch.setattr(module, "_MOST", 2)
+    monkeypatch.setattr(server, "_MOST", 2)
     names = Names()
     assert [code(names.answer(question(name))) for name in (b"a.b", b"c.d", b"e.f", b"a.b")] == [0, 0, 2, 0]
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from conftest import need
-from fumehood.core.connection import NOT_GRANTED
+from fumehood.core.network import NOT_GRANTED
 from fumehood.proxy import server as serving_module
 from fumehood.proxy.reach import resolve
 from patience import eventually
@@ -449,7 +449,7 @@ def test_more_clients_than_there_is_room_for_wait_their_turn(proxy, monkeypatch)
 
 
 def test_the_record_stays_small_whatever_is_asked_for(proxy, monkeypatch):
-    monkeypatch.setattr("fumehood.proxy.audit.MOST", 5)
+    monkeypatch.setattr("fumehood.proxy.relay.MOST", 5)
     running = proxy()
     for number in range(12):
         running.say(connect_request(f"host{number}.example:443"))

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from fumehood.proxy import pipe
+from fumehood.proxy import relay
 from fumehood.proxy.http import ESTABLISHED
-from fumehood.proxy.pipe import Pipe
+from fumehood.proxy.relay import Pipe
 from patience import LONG_S, eventually
 from proxy.test_proxy import connect_request, hello
 from servers import Tcp, Web, echo, serving
@@ -54,8 +54,8 @@ WHOLE = (len(PAYLOAD), hashlib.sha256(PAYLOAD).hexdigest())
 @pytest.mark.parametrize("room", [True, False])
 def test_much_goes_both_ways_at_once_and_arrives_whole(tunnel, monkeypatch, room):
     if not room:
-        monkeypatch.setattr(pipe, "_roomy", threading.BoundedSemaphore(1))
-        pipe._roomy.acquire()
+        monkeypatch.setattr(relay, "_roomy", threading.BoundedSemaphore(1))
+        relay._roomy.acquire()
     arrived = []
 
     def both(connection):
@@ -190,7 +190,7 @@ def test_a_thousand_short_connections_leave_nothing_open(proxy):
 
 
 def test_a_pipe_grows_when_much_goes_through_it_and_only_so_many_do(monkeypatch):
-    monkeypatch.setattr(pipe, "_roomy", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(relay, "_roomy", threading.BoundedSemaphore(1))
     sizes = []
     pipes = [Pipe(), Pipe()]
     for each in pipes:
@@ -202,7 +202,7 @@ def test_a_pipe_grows_when_much_goes_through_it_and_only_so_many_do(monkeypatch)
                 with open("/dev/null", "wb") as nowhere:
                     assert each.empty(nowhere.fileno()) == 60 << 10
         sizes.append(fcntl.fcntl(each._reading, 1032))
-    assert sizes == [pipe.LARGE, pipe.SMALL]
+    assert sizes == [relay.LARGE, relay.SMALL]
     for each in pipes:
         each.close()
-    assert pipe._roomy.acquire(blocking=False), "the room of a closed pipe is free again"
+    assert relay._roomy.acquire(blocking=False), "the room of a closed pipe is free again"

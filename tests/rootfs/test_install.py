@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from conftest import command_line
-from fumehood.rootfs import installed as trees_here
-from fumehood.rootfs.packages import packages_of
+from fumehood.rootfs import tree
+from fumehood.rootfs.install import packages_of
 from mirror import Mirror, minirootfs, tarball
 from patience import eventually
 from trees import VERSION
@@ -99,7 +99,7 @@ def test_an_installed_root_works_offline(install: Cli, cli: Cli, mirror: Mirror,
     mirror.offer(VERSION)
     assert install().returncode == 0
     mirror.files.clear()
-    assert trees_here.is_ready(str(roots / f"alpine-{VERSION}"))
+    assert tree.is_ready(str(roots / f"alpine-{VERSION}"))
     assert cli("run", "--root", "alpine", "--", "true").returncode == 0
     assert install().returncode == 0
     assert install(what="check").returncode == 125
@@ -108,16 +108,16 @@ def test_an_installed_root_works_offline(install: Cli, cli: Cli, mirror: Mirror,
 def test_what_is_not_whole_is_not_ready(test_directory: Path) -> None:
     empty = test_directory / "empty"
     empty.mkdir()
-    assert not trees_here.is_ready(str(empty))
+    assert not tree.is_ready(str(empty))
     (empty / ".alpine-version").write_text("3.20.3\n")
-    assert not trees_here.is_ready(str(empty))
-    assert not trees_here.is_ready(str(empty / "none"))
+    assert not tree.is_ready(str(empty))
+    assert not tree.is_ready(str(empty / "none"))
 
 
 def test_roots_are_kept_with_our_data_unless_the_environment_says_otherwise(
     install: Cli, cli: Cli, mirror: Mirror, roots: Path, test_directory: Path
 ) -> None:
-    assert trees_here.collection("/data", {}) == "/data/rootfs"
+    assert tree.collection("/data", {}) == "/data/rootfs"
     mirror.offer(VERSION)
     elsewhere = test_directory / "baked"
     baked = {"FUMEHOOD_ROOTFS_DIR": str(elsewhere)}

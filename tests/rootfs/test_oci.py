@@ -12,7 +12,7 @@ import pytest
 
 from fumehood.errors import FumehoodError
 from fumehood.linux.nofollow import open_top
-from fumehood.rootfs.oci import is_image, unpack_image
+from fumehood.rootfs.unpack import is_image, unpack_image
 from mirror import tarball
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.landlock import can_scope
-from fumehood.rootfs.packages import packages_of
-from fumehood.rootfs.releases import architecture, branch_of
+from fumehood.linux.confine import can_scope
+from fumehood.rootfs.download import architecture, branch_of
+from fumehood.rootfs.install import packages_of
 from mirror import Mirror
 from signed_packages import Repository, new_key
 

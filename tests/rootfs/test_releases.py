@@ -3,7 +3,7 @@
 import pytest
 
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
-from fumehood.rootfs import releases
+from fumehood.rootfs import download
 from fumehood.rootfs.download import Fetcher
 from mirror import Mirror
 
@@ -23,17 +23,17 @@ GOOD = f"""---
     ],
 )  # fmt: skip
 def test_a_machine_has_a_name_of_alpines(machine: str, alpine: str) -> None:
-    assert releases.architecture(machine) == alpine
+    assert download.architecture(machine) == alpine
 
 
 def test_another_machine_is_refused_by_name() -> None:
     with pytest.raises(Unavailable, match="no Alpine root for sparc64"):
-        releases.architecture("sparc64")
+        download.architecture("sparc64")
 
 
 def test_the_list_tells_version_file_and_checksum() -> None:
-    found = releases.listed(GOOD.encode(), f"{BASE}/latest-releases.yaml", BASE)
-    assert found == releases.Release(
+    found = download.listed(GOOD.encode(), f"{BASE}/latest-releases.yaml", BASE)
+    assert found == download.Release(
         version="3.23.3", url=f"{BASE}/alpine-minirootfs-3.23.3-x86_64.tar.gz", sha256=SHA, size=12
     )
 
@@ -53,32 +53,32 @@ def test_the_list_tells_version_file_and_checksum() -> None:
 )  # fmt: skip
 def test_a_list_that_changed_is_said_in_one_line(content: str, complaint: str) -> None:
     with pytest.raises(FumehoodError, match=complaint):
-        releases.listed(content.encode(), f"{BASE}/latest-releases.yaml", BASE)
+        download.listed(content.encode(), f"{BASE}/latest-releases.yaml", BASE)
 
 
 def test_a_version_that_looks_like_a_number_stays_as_it_is_written() -> None:
     text = GOOD.replace("3.23.3", "20240930").replace("size: 12", "size: 1_2, date: 2024-09-30, time: 11:22:33")
-    found = releases.listed(text.encode(), "u", BASE)
+    found = download.listed(text.encode(), "u", BASE)
     assert (found.version, found.size) == ("20240930", 0)
 
 
 def test_the_mirror_is_asked_for_the_newest_of_its_stable_branch(mirror: Mirror) -> None:
     mirror.files["/latest-stable/releases/x86_64/latest-releases.yaml"] = GOOD.encode()
-    assert releases.latest(Fetcher(), f"{mirror.url}/", "x86_64").version == "3.23.3"
+    assert download.latest(Fetcher(), f"{mirror.url}/", "x86_64").version == "3.23.3"
 
 
 def test_one_version_is_found_by_the_checksum_beside_it(mirror: Mirror) -> None:
     name = "/v3.20/releases/x86_64/alpine-minirootfs-3.20.1-x86_64.tar.gz"
     mirror.files[f"{name}.sha256"] = f"{SHA}  x\n".encode()
-    found = releases.exactly(Fetcher(), mirror.url, "x86_64", "3.20.1")
+    found = download.exactly(Fetcher(), mirror.url, "x86_64", "3.20.1")
     assert (found.url, found.sha256) == (mirror.url + name, SHA)
     mirror.files[f"{name}.sha256"] = b"<html>"
     with pytest.raises(FumehoodError, match="holds no checksum"):
-        releases.exactly(Fetcher(), mirror.url, "x86_64", "3.20.1")
+        download.exactly(Fetcher(), mirror.url, "x86_64", "3.20.1")
     for wrong in ("../../x", "latest", "3.20.1/..", ""):
         with pytest.raises(BadRequest, match="not an Alpine version"):
-            releases.exactly(Fetcher(), mirror.url, "x86_64", wrong)
+            download.exactly(Fetcher(), mirror.url, "x86_64", wrong)
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert releases.as_numbers("3.9.6") < releases.as_numbers("3.20.0") < releases.as_numbers("3.20.10")
+    assert download.as_numbers("3.9.6") < download.as_numbers("3.20.0") < download.as_numbers("3.20.10")

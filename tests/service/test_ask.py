@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fumehood.core import permission as p
+from fumehood.core import questions
 from fumehood.errors import BadRequest
 from fumehood.service.ask import Callback, ask_all, channels
 from patience import LONG_S
@@ -14,8 +14,8 @@ LONG = LONG_S
 
 
 def question(**changed):
-    fields = {"what": p.UNSANDBOXED, "text": "Run it?", "command": "git status", "directory": "/project"}
-    return p.Question(**{**fields, "project": "/project", "target": "/usr/bin/git", **changed})
+    fields = {"what": questions.UNSANDBOXED, "text": "Run it?", "command": "git status", "directory": "/project"}
+    return questions.Question(**{**fields, "project": "/project", "target": "/usr/bin/git", **changed})
 
 
 class Page:
@@ -57,12 +57,12 @@ def asking(*asks, seconds=LONG, cancelled=None):
 
 def test_nobody_is_a_no():
     reply = ask_all((), question(), LONG)
-    assert (reply.answer, reply.reason) == (p.DENY_ONCE, "nobody was there to ask")
+    assert (reply.answer, reply.reason) == (questions.DENY_ONCE, "nobody was there to ask")
 
 
 def test_when_all_say_that_nobody_is_there_it_is_a_no():
     reply = ask_all((Page(None), Page(None)), question(), LONG)
-    assert (reply.answer, reply.reason) == (p.DENY_ONCE, "nobody was there to ask")
+    assert (reply.answer, reply.reason) == (questions.DENY_ONCE, "nobody was there to ask")
 
 
 def test_one_where_nobody_is_leaves_the_question_to_the_others():
@@ -70,8 +70,8 @@ def test_one_where_nobody_is_leaves_the_question_to_the_others():
     result = asking(Page(None), page)
     assert page.shown.wait(LONG)
     assert not page.closed.is_set()
-    page.asked.answer(p.ALLOW_SESSION)
-    assert result().answer == p.ALLOW_SESSION
+    page.asked.answer(questions.ALLOW_SESSION)
+    assert result().answer == questions.ALLOW_SESSION
 
 
 def test_the_first_answer_wins_and_every_one_is_closed():
@@ -79,13 +79,13 @@ def test_the_first_answer_wins_and_every_one_is_closed():
     result = asking(*pages)
     for page in pages:
         assert page.shown.wait(LONG)
-    assert pages[1].asked.answer(p.DENY_ALWAYS)
-    assert result().answer == p.DENY_ALWAYS
+    assert pages[1].asked.answer(questions.DENY_ALWAYS)
+    assert result().answer == questions.DENY_ALWAYS
     for page in pages:
         assert page.closed.wait(LONG)
         assert page.asked.is_settled
     assert not pages[0].asked.answer(True)
-    assert result().answer == p.DENY_ALWAYS
+    assert result().answer == questions.DENY_ALWAYS
 
 
 def test_of_many_answers_at_the_same_time_exactly_one_counts():
@@ -102,7 +102,7 @@ def test_of_many_answers_at_the_same_time_exactly_one_counts():
             if page.asked.answer(word):
                 counted.append(word)
 
-        words = [p.ALLOW_ONCE, p.DENY_ONCE, p.ALLOW_ALWAYS, p.DENY_SESSION]
+        words = [questions.ALLOW_ONCE, questions.DENY_ONCE, questions.ALLOW_ALWAYS, questions.DENY_SESSION]
         threads = [threading.Thread(target=answer, args=pair) for pair in zip(pages, words, strict=True)]
         for thread in threads:
             thread.start()
@@ -123,14 +123,14 @@ def test_one_answer_counts_once_even_from_the_same_place():
 
 def test_those_who_come_after_an_answer_are_not_asked():
     late = Page()
-    assert ask_all((Page(True), late), question(), LONG).answer == p.ALLOW_ONCE
+    assert ask_all((Page(True), late), question(), LONG).answer == questions.ALLOW_ONCE
     assert not late.shown.is_set()
 
 
 def test_no_answer_in_time_is_a_no_and_closes_the_question():
     page = Page()
     reply = ask_all((page,), question(), 0.01)
-    assert (reply.answer, reply.reason) == (p.DENY_ONCE, "nobody answered in time")
+    assert (reply.answer, reply.reason) == (questions.DENY_ONCE, "nobody answered in time")
     assert page.closed.is_set()
     assert not page.asked.answer(True)
 
@@ -140,7 +140,7 @@ def test_a_caller_that_gives_up_closes_the_question():
     result = asking(page, cancelled=given_up.is_set)
     assert page.shown.wait(LONG)
     given_up.set()
-    assert result().answer == p.DENY_ONCE
+    assert result().answer == questions.DENY_ONCE
     assert page.closed.is_set()
 
 
@@ -156,7 +156,9 @@ def test_something_to_be_closed_after_the_end_is_closed_at_once():
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [(True, p.ALLOW_ONCE), (False, p.DENY_ONCE), (None, p.DENY_ONCE), ("allow_always",) * 2]
+    ("given", "meant"), [
+        (True, questions.ALLOW_ONCE), (False, questions.DENY_ONCE), (None, questions.DENY_ONCE), ("allow_always",) * 2
+    ]
 )
 def test_a_function_answers_by_what_it_returns(given, meant):
     seen = []
@@ -184,7 +186,7 @@ def test_an_async_function_is_called_in_the_loop_that_waits_for_the_run():
 
         loop = asyncio.get_running_loop()
         reply = await asyncio.to_thread(ask_all, channels(answer, loop), question(), LONG)
-        assert reply.answer == p.ALLOW_ONCE
+        assert reply.answer == questions.ALLOW_ONCE
         assert own == [loop]
 
     asyncio.run(program())
@@ -207,7 +209,7 @@ def test_an_async_function_is_cancelled_when_somebody_else_is_faster():
         await began.wait()
         await asyncio.to_thread(page.shown.wait, LONG)
         page.asked.answer(False)
-        assert (await asked).answer == p.DENY_ONCE
+        assert (await asked).answer == questions.DENY_ONCE
         await asyncio.wait_for(ended.wait(), LONG)
 
     asyncio.run(program())

@@ -9,16 +9,16 @@ import pytest
 
 from fumehood import Policy, Run, Sandbox, TooDeep
 from fumehood.linux import libc
+from fumehood.linux.capture import everywhere
+from fumehood.linux.layer import scan
+from fumehood.linux.limits import Room
 from fumehood.linux.nofollow import DEEPEST, LISTING, Parents, open_top, remove_tree, walk
-from fumehood.linux.room import Room
-from fumehood.linux.strangers import everywhere
-from fumehood.linux.upper import scan
-from fumehood.linux.ways_in import Tree
+from fumehood.linux.ways_in import ProjectTree
 from fumehood.service import layers as layering
+from fumehood.service.files import scan_project
 from fumehood.service.layers import space_of
-from fumehood.service.scan import scan_project
 from fumehood.service.store import Store
-from fumehood.store.ids import new_id
+from fumehood.store.places import new_id
 from fumehood.store.projects import Project
 
 pytestmark = pytest.mark.namespaces
@@ -194,7 +194,7 @@ def all_that_only_look(tree: Path) -> dict[str, Callable[[], object]]:
         "the space that a layer takes": lambda: space_of(above, tree.name),
         "what a command has written": lambda: sum(room._sizes()),
         "whose files there are": lambda: everywhere([str(tree)]),
-        "what leads into a root": lambda: Tree(str(tree), lambda _: None, lambda _: False),
+        "what leads into a root": lambda: ProjectTree(str(tree), lambda _: None, lambda _: False),
     }
 
 

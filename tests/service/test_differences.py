@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from conftest import need
 from fumehood import BadRequest, Run, Sandbox
-from fumehood.core.unified import hunks, quoted
 from fumehood.service import differences as module
-from fumehood.service.differences import Difference, differences, each_difference
+from fumehood.service.differences import Difference, differences, each_difference, hunks, quoted
 from fumehood.service.store import Store
 
 Diff = Callable[..., dict[str, Difference]]

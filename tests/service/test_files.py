@@ -13,11 +13,10 @@ import pytest
 import fumehood
 from fumehood import Run, Sandbox, UndoRefused
 from fumehood.service import files as module
-from fumehood.service.daily import clean_daily
-from fumehood.service.files import catch_up
-from fumehood.service.scan import Scanned, scan_project
+from fumehood.service.clean import clean_daily
+from fumehood.service.files import Scanned, catch_up, scan_project
 from fumehood.service.store import Store
-from fumehood.store.days import Days, day_of
+from fumehood.store.database import Days, day_of
 from fumehood.store.files import Files, Record
 from fumehood.store.projects import Project
 from passing_days import pass_days
@@ -682,7 +681,7 @@ def test_a_scan_finds_a_deleted_file_that_is_there_again(
 def test_a_scan_says_how_far_it_is(
     store: Store, known: Project, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fumehood.service.scan._SOME", 10)
+    monkeypatch.setattr("fumehood.service.files._SOME", 10)
     for number in range(25):
         (project / str(number)).write_text("x")
     told: list[int] = []

@@ -16,10 +16,9 @@ import pytest
 from conftest import command_line, need
 from fumehood import Policy, Run, Sandbox
 from fumehood.linux import probe
-from fumehood.linux.capture import choose
+from fumehood.linux.capture import Stranger, choose, group_name
 from fumehood.linux.host import Host
 from fumehood.linux.probe import host
-from fumehood.linux.strangers import Stranger, group_name
 from fumehood.store.places import places
 
 pytestmark = pytest.mark.namespaces
@@ -438,7 +437,7 @@ def test_root_without_capabilities_writes_only_what_roots_own_rights_let_it(cli,
 
 ENTER = """
 import sys; sys.path.insert(0, sys.argv[1])
-from fumehood.linux.overlay import enter_namespaces
+from fumehood.linux.namespaces import enter_namespaces
 enter_namespaces(privileged=False, groups=tuple(map(int, sys.argv[2:])))
 print(*(" ".join(open(f"/proc/self/{name}_map").read().split()) for name in ("uid", "gid")), sep="\\n")
 """

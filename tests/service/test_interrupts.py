@@ -12,8 +12,8 @@ from fumehood import Sandbox
 from fumehood.service import layers as layering
 from fumehood.service import restore as restoring
 from fumehood.service import undo as undoing
-from fumehood.service.looking import INTERRUPTED
 from fumehood.service.restore import restore
+from fumehood.service.settle import INTERRUPTED
 from patience import LONG_S
 from snapshots import snapshot
 

@@ -11,8 +11,8 @@ import pytest
 from conftest import need
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
+from fumehood.linux.confine import can_scope
 from fumehood.linux.host import Host
-from fumehood.linux.landlock import can_scope
 from patience import LONG_S, eventually, with_enough_time
 from people import Person
 from servers import Files, Tcp, Web, echo, repository, serving

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from fumehood import BadRequest, Refused, Sandbox
-from fumehood.core import permission as p
-from fumehood.core.held import apply_question
+from fumehood.core import questions
+from fumehood.core.questions import apply_question
 from fumehood.errors import ChangedMeanwhile
 from fumehood.service.ask import channels
 from fumehood.service.opened import OpenedStore
@@ -24,8 +24,8 @@ def store(home):
 
 
 def question(**changed):
-    fields = {"what": p.UNSANDBOXED, "text": "Run it?", "command": "git status", "directory": "/project"}
-    return p.Question(**{**fields, "project": "/project", "target": "/usr/bin/git", **changed})
+    fields = {"what": questions.UNSANDBOXED, "text": "Run it?", "command": "git status", "directory": "/project"}
+    return questions.Question(**{**fields, "project": "/project", "target": "/usr/bin/git", **changed})
 
 
 def permissions(store, person, session=None):
@@ -69,40 +69,40 @@ def test_an_answer_for_always_is_kept_for_its_project_and_program(store, word):
     assert Permissions(again.grants).decide(question()).allowed is (word == "allow")
     again.close()
     (grant,) = store.grants.all()
-    assert (grant.what, grant.project, grant.target) == (p.UNSANDBOXED, "/project", "/usr/bin/git")
+    assert (grant.what, grant.project, grant.target) == (questions.UNSANDBOXED, "/project", "/usr/bin/git")
     assert grant.answer == word
-    for other in (question(project="/other"), question(target="/usr/bin/rm"), question(what=p.NETWORK)):
+    for other in (question(project="/other"), question(target="/usr/bin/rm"), question(what=questions.NETWORK)):
         permissions(store, Person(False)).decide(other)
         assert not Permissions(store.grants).decide(other).allowed
 
 
 def test_a_no_for_the_session_comes_before_a_kept_yes(store):
-    permissions(store, Person(p.ALLOW_ALWAYS)).decide(question())
-    assert not permissions(store, None, {question().key: p.DENY}).decide(question()).allowed
+    permissions(store, Person(questions.ALLOW_ALWAYS)).decide(question())
+    assert not permissions(store, None, {question().key: questions.DENY}).decide(question()).allowed
 
 
 def test_answers_for_a_session_are_not_offered_where_there_is_none(store):
-    person = Person(p.ALLOW_SESSION)
-    assert permissions(store, person).decide(question()).answer == p.ALLOW_ONCE
-    assert p.ALLOW_SESSION not in person.asked[0].options
-    assert p.ALLOW_ALWAYS in person.asked[0].options
+    person = Person(questions.ALLOW_SESSION)
+    assert permissions(store, person).decide(question()).answer == questions.ALLOW_ONCE
+    assert questions.ALLOW_SESSION not in person.asked[0].options
+    assert questions.ALLOW_ALWAYS in person.asked[0].options
 
 
-@pytest.mark.parametrize("answer", p.ANSWERS)
+@pytest.mark.parametrize("answer", questions.ANSWERS)
 def test_of_a_one_time_question_nothing_is_kept_and_no_grant_counts(store, answer):
     session = {}
     once = question(one_time_only=True)
     permissions(store, Person(answer), session).decide(once)
     assert (session, store.grants.all()) == ({}, [])
-    store.grants.keep(once.key, p.ALLOW)
-    assert not permissions(store, None, {once.key: p.ALLOW}).decide(once).allowed
+    store.grants.keep(once.key, questions.ALLOW)
+    assert not permissions(store, None, {once.key: questions.ALLOW}).decide(once).allowed
 
 
 def test_a_later_answer_takes_the_place_of_an_earlier_and_can_be_revoked(store):
-    store.grants.keep(question().key, p.ALLOW)
-    store.grants.keep(question().key, p.DENY)
+    store.grants.keep(question().key, questions.ALLOW)
+    store.grants.keep(question().key, questions.DENY)
     (grant,) = store.grants.all()
-    assert grant.answer == p.DENY
+    assert grant.answer == questions.DENY
     assert store.grants.revoke(grant.id) == grant
     assert store.grants.all() == []
     with pytest.raises(BadRequest, match="no grant"):
@@ -111,8 +111,8 @@ def test_a_later_answer_takes_the_place_of_an_earlier_and_can_be_revoked(store):
 
 def test_names_that_are_not_utf_8_are_kept(store):
     odd = question(project="/a\udcff", target="/usr/bin/\udcfe")
-    store.grants.keep(odd.key, p.ALLOW)
-    assert store.grants.find(odd.key) == p.ALLOW
+    store.grants.keep(odd.key, questions.ALLOW)
+    assert store.grants.find(odd.key) == questions.ALLOW
     assert (store.grants.all()[0].project, store.grants.all()[0].target) == ("/a\udcff", "/usr/bin/\udcfe")
 
 
@@ -128,7 +128,7 @@ def test_a_question_does_not_block_the_records(store):
     thread = threading.Thread(target=lambda: permissions(store, slow, {}).decide(question()))
     thread.start()
     assert seen.wait(LONG_S)
-    store.grants.keep(("other", "", ""), p.ALLOW)
+    store.grants.keep(("other", "", ""), questions.ALLOW)
     done.set()
     thread.join(LONG_S)
 
@@ -174,7 +174,7 @@ def test_what_nobody_can_judge_is_refused_without_a_question(store):
     person = Person(True)
     hosts = tuple(f"decoy{number}.example" for number in range(300))
     with pytest.raises(Refused) as refusal:
-        permissions(store, person, {}).require(p.network_question("x", "/", "/", "1", hosts))
+        permissions(store, person, {}).require(questions.network_question("x", "/", "/", "1", hosts))
     assert "300 hosts at once" in refusal.value.hint
     assert len(refusal.value.hint) < 400
     assert person.asked == []

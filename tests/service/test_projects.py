@@ -11,11 +11,10 @@ import pytest
 
 from fumehood import BadRequest, Sandbox
 from fumehood.linux import libc
-from fumehood.linux.identity import Identity, identity_of
 from fumehood.store import database
 from fumehood.store.database import MIGRATIONS, Database
 from fumehood.store.places import places
-from fumehood.store.projects import Projects
+from fumehood.store.projects import Identity, Projects, identity_of
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from fumehood import Sandbox
 from fumehood.service.clean import clean
 from fumehood.service.opened import OpenedStore
-from fumehood.service.rebuild import mend
+from fumehood.service.recover import rebuild
 
 
 def database() -> Path:
@@ -61,7 +61,7 @@ def test_what_the_runs_directories_tell_comes_back(home, project, damage):
     before.close()
     damage()
     damaged = database().read_bytes() if database().exists() else b""
-    store, mended = mend(OpenedStore)
+    store, mended = rebuild(OpenedStore)
     try:
         assert mended.left == ()
         assert mended.runs == len(told)
@@ -84,7 +84,7 @@ def test_what_the_runs_directories_tell_comes_back(home, project, damage):
         assert {name: (project / name).read_text() for name in os.listdir(project)} == dict.fromkeys(
             ["applied", "held", "undone", "redone", "deleted"], "old"
         )
-    again, nothing = mend(OpenedStore)
+    again, nothing = rebuild(OpenedStore)
     again.close()
     assert nothing.runs == 0
     assert not nothing.set_aside
@@ -136,7 +136,7 @@ def test_what_has_no_record_of_its_own_is_named_and_left(sandbox, project, store
     (record,) = Path(store.places.run(run.run), "0").glob("*.record")
     record.write_bytes(b"\xff damaged")
     lose()
-    found, mended = mend(OpenedStore)
+    found, mended = rebuild(OpenedStore)
     found.close()
     assert mended.left == (store.places.run(run.run),)
     assert mended.runs == 0

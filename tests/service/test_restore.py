@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from fumehood import ApplyFailed, BadRequest, Run, Sandbox
-from fumehood.service.clean import clean
-from fumehood.service.daily import clean_daily
-from fumehood.service.restore import restore
+from fumehood.service.clean import clean, clean_daily
+from fumehood.service.restore import known_file, known_files, restore, versions
 from fumehood.service.store import Store
-from fumehood.service.versions import known_file, known_files, versions
-from fumehood.store.days import Days, day_of
+from fumehood.store.database import Days, day_of
 from fumehood.store.projects import Project
 from passing_days import pass_days
 

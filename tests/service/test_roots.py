@@ -7,7 +7,7 @@ import pytest
 
 from fumehood import BadRequest, Sandbox, UndoRefused
 from fumehood.service.opened import OpenedStore
-from fumehood.service.worktree import git_directory
+from fumehood.service.projects import git_directory
 from snapshots import heard, snapshot, told
 
 IS_ROOT = os.geteuid() == 0

@@ -11,7 +11,7 @@ import pytest
 import trees
 from conftest import need
 from fumehood import BadRequest, Sandbox, UndoRefused
-from fumehood.core.permission import Question
+from fumehood.core.questions import Question
 from passing_days import pass_days
 
 pytestmark = pytest.mark.namespaces

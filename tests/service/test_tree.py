@@ -14,7 +14,7 @@ import trees
 from conftest import fresh_directory, remove_tree, scratch
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest
-from fumehood.linux.landlock import can_scope
+from fumehood.linux.confine import can_scope
 from fumehood.service.opened import OpenedStore
 
 pytestmark = pytest.mark.namespaces

@@ -12,11 +12,11 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line
 from fumehood import BadRequest, Policy, Refused, Sandbox, Unavailable
-from fumehood.core import permission as p
+from fumehood.core import questions
 from fumehood.linux.bwrap import candidates
 from fumehood.linux.host import Host
-from fumehood.service import programs
-from fumehood.service.programs import resolved
+from fumehood.service import profiles
+from fumehood.service.profiles import resolved
 from fumehood.service.unsandboxed import UNCAPTURED
 from patience import eventually, with_enough_time
 from people import Person
@@ -56,7 +56,7 @@ def test_each_run_is_asked_for_and_says_what_it_means(bare, project, person):
         assert len(person.asked) == count
     (first, second) = person.asked
     assert first.text == "Run command without a sandbox: echo out; echo err >&2; echo x > f; exit 3?"
-    assert first.options == (p.ALLOW_ONCE, p.DENY_ONCE)
+    assert first.options == (questions.ALLOW_ONCE, questions.DENY_ONCE)
     assert first.key != second.key
     assert any("can't be undone" in detail for detail in first.details)
     assert (run.exit_code, run.stdout, run.stderr) == (3, "out\n", "err\n")
@@ -83,11 +83,11 @@ def test_a_no_runs_nothing(no_sandbox, project):
 
 
 def test_a_simple_command_may_be_kept_for_its_program(no_sandbox, project):
-    person = Person(p.ALLOW_ALWAYS)
+    person = Person(questions.ALLOW_ALWAYS)
     with Sandbox(project, ask=person) as sandbox:
         sandbox.run("touch a")
         assert person.asked[0].target == os.path.realpath(shutil.which("touch"))
-        assert person.asked[0].options == p.ANSWERS
+        assert person.asked[0].options == questions.ANSWERS
         sandbox.run(["touch", "b; touch c"])
         (project / "sub").mkdir()
         sandbox.run("cd sub && touch d")
@@ -103,7 +103,7 @@ def test_a_simple_command_may_be_kept_for_its_program(no_sandbox, project):
 
 
 def test_an_answer_for_the_session_holds_in_this_sandbox_only(no_sandbox, project):
-    person = Person(p.ALLOW_SESSION)
+    person = Person(questions.ALLOW_SESSION)
     with Sandbox(project, ask=person) as sandbox:
         sandbox.run("touch a")
         sandbox.run("touch b")
@@ -130,7 +130,7 @@ def test_a_program_that_commands_can_write_is_never_kept(home, project, tmp_path
 
 
 def test_nor_is_one_in_another_project_or_in_the_playground(bare, home, test_directory, person, monkeypatch):
-    monkeypatch.setattr("fumehood.service.programs._ANYBODY_S", ())  # all that tests make lies in /var/tmp
+    monkeypatch.setattr("fumehood.service.profiles._ANYBODY_S", ())  # all that tests make lies in /var/tmp
     other, playground = test_directory / "other", home / ".local/share/fumehood/playground"
     for place in (other, playground, home / "bin"):
         place.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def test_the_question_can_be_foreseen_word_for_word(no_sandbox, project, person)
         (asked,) = person.asked
         assert foreseen.digest == asked.digest
         assert foreseen.lines == asked.lines
-        person.answer = p.ALLOW_ALWAYS
+        person.answer = questions.ALLOW_ALWAYS
         sandbox.run("touch b")
         assert sandbox.questions("touch c") == ()
 
@@ -387,7 +387,7 @@ def test_a_program_that_is_killed_takes_an_unsandboxed_command_along(no_sandbox,
 
 def test_a_program_reached_through_a_link_that_commands_can_turn_is_never_kept(tmp_path, monkeypatch):
     # Every directory of a test's own is one where anybody may leave a program.
-    monkeypatch.setattr(programs, "_ANYBODY_S", ())
+    monkeypatch.setattr(profiles, "_ANYBODY_S", ())
     project, tools = tmp_path / "project", tmp_path / "tools"
     for place in (project, tools):
         place.mkdir()

@@ -15,7 +15,7 @@ from conftest import command_line
 from fumehood import Policy, Sandbox
 from fumehood.core.policy import Rootfs
 from fumehood.errors import FumehoodError
-from fumehood.linux.landlock import can_scope
+from fumehood.linux.confine import can_scope
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service.opened import OpenedStore
 

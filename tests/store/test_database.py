@@ -14,8 +14,7 @@ import fumehood
 from fumehood import BadRequest, StoreDamaged
 from fumehood.store import database
 from fumehood.store.database import MIGRATIONS, Database
-from fumehood.store.ids import LENGTH, new_id
-from fumehood.store.places import places
+from fumehood.store.places import LENGTH, new_id, places
 
 SOURCE = Path(fumehood.__file__).parent.parent
 

@@ -12,7 +12,7 @@ from fumehood.linux.nofollow import stamp_of
 from fumehood.service.store import Store
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots
-from fumehood.store.days import Days, day_of, note_day
+from fumehood.store.database import Days, day_of, note_day
 from fumehood.store.files import Files
 
 ROOT = b"/project"

@@ -13,11 +13,8 @@ from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, 
 from deepagents.backends.sandbox import BaseSandbox
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.files import read, write
-from fumehood.adapters.opening import opened
-from fumehood.adapters.output import instructions, is_cut, notes, printed, refusal, shown
-from fumehood.core.report import joined
-from fumehood.core.visible import NOT_OURS
+from fumehood.adapters.common import instructions, is_cut, notes, opened, printed, read, refusal, shown, write
+from fumehood.core.report import NOT_OURS, joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,11 +20,9 @@ from harbor.environments.base import BaseEnvironment, ExecResult, transfer_tar_f
 from harbor.environments.capabilities import EnvironmentCapabilities
 
 from fumehood import FumehoodError, Policy, Run, Sandbox
-from fumehood.adapters.files import fresh_project, read, write
-from fumehood.adapters.output import notes, printed
+from fumehood.adapters.common import fresh_project, notes, printed, read, write
 from fumehood.core.policy import Rootfs
-from fumehood.core.report import joined
-from fumehood.core.visible import NOT_OURS
+from fumehood.core.report import NOT_OURS, joined
 
 if TYPE_CHECKING:
     from fumehood import Question

@@ -23,8 +23,7 @@ from inspect_ai.util import (
 )  # fmt: skip
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
-from fumehood.adapters.files import fresh_project, read, write
-from fumehood.adapters.output import is_cut, printed
+from fumehood.adapters.common import fresh_project, is_cut, printed, read, write
 
 if TYPE_CHECKING:
     from inspect_ai.util import SandboxEnvironmentConfigType

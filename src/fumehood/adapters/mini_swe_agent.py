@@ -14,8 +14,7 @@ from minisweagent.utils.serialize import recursive_merge
 from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.opening import opened
-from fumehood.adapters.output import for_agent, instructions, refusal
+from fumehood.adapters.common import for_agent, instructions, opened, refusal
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

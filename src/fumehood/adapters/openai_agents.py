@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from agents import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.opening import opened
-from fumehood.adapters.output import instructions, notes, printed, refusal, shown
+from fumehood.adapters.common import instructions, notes, opened, printed, refusal, shown
 from fumehood.core.report import joined
 
 if TYPE_CHECKING:

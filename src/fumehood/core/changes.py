@@ -6,6 +6,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+
+# ---- What a run did to one path: the kinds of entries, and the change each pair of kinds makes.
+
 FILE, DIRECTORY, SYMLINK = "file", "directory", "symlink"
 FIFO, SOCKET, DEVICE = "fifo", "socket", "device"
 ABSENT = "absent"
@@ -99,7 +102,7 @@ def classify(layer: str, live: str) -> str | None:
 class Stamp:
     """What identifies one version of one path, so that a later look tells whether it is still that one.
 
-    `meaning` is a digest of what a git index says (`core/gitindex.py`): one that was only refreshed is the same by it.
+    `meaning` is a digest of what a git index says (`linux/gitindex.py`): one that was only refreshed is the same by it.
     """
 
     __slots__ = ("changed_ns", "inode", "kind", "links", "meaning", "mode", "modified_ns", "size")
@@ -248,3 +251,155 @@ def by_path(changes: Iterable[Change]) -> list[Change]:
     """Order changes as a person reads them: root by root, parents before what lies in them."""
     # With the least character for a slash, texts compare like lists of names.
     return sorted(changes, key=lambda change: (change.root, change.path.replace("/", "\0")))
+
+
+# ---- Turn a run's changes round: what must be done to the project to have it as it was before.
+
+_OPPOSITE = {ADDED: DELETED, DELETED: ADDED, MODIFIED: MODIFIED, MODE: MODE, TYPE: TYPE}
+
+
+def inverse(changes: Sequence[Change]) -> list[Change]:
+    """Return the changes that take back those that were applied."""
+    return [_opposite(change) for change in changes if change.verdict == APPLIED]
+
+
+def on_their_own(changes: Sequence[Change]) -> list[Change]:
+    """Let changes move by themselves where the directory that carried them is not among them; they are in order."""
+    top: tuple[int, str] | None = None
+    for change in changes:
+        inside = top is not None and change.root == top[0] and change.path.startswith(f"{top[1]}/")
+        change.within = top[1] if inside and top is not None else None
+        if not inside:
+            whole = change.kind == DIRECTORY or change.change == TYPE
+            top = (change.root, change.path) if whole and change.change != MODE else None
+    return list(changes)
+
+
+def _opposite(change: Change) -> Change:
+    kind = change.kind if change.before is None else change.before.kind
+    return Change(
+        change.root,
+        change.path,
+        _OPPOSITE[change.change],
+        kind,
+        before=change.after,
+        after=change.before,
+        within=change.within,
+        verdict=APPLIED,
+    )
+
+
+def staying(changes: Sequence[Change]) -> frozenset[tuple[int, str]]:
+    """Return the directories of the layer that hold something which was not taken over."""
+    return frozenset(all_above(change for change in changes if change.verdict != APPLIED))
+
+
+def needs_layer(change: Change) -> bool:
+    """Tell whether a change has a backup in the layer, waits there for a person, or could not leave it.
+
+    What could not leave keeps the directories around it, which an undo puts back into.
+    """
+    if change.verdict in (*WAITING, UNSUPPORTED):
+        return True
+    return change.verdict == APPLIED and change.before is not None and not is_mode_alone(change)
+
+
+# ---- Turn judged changes into the fewest steps that make the project so.
+
+SWAP, PUT, TAKE, MKDIR, RMDIR, CHMOD = "swap", "put", "take", "mkdir", "rmdir", "chmod"
+
+
+class Step:
+    """One atomic act on one path: swap the two sides, put in, take out, make or remove a directory, set a mode.
+
+    `unmark` are the entries that carry overlay bookkeeping: it is removed in the layer before the step.
+    """
+
+    __slots__ = ("act", "change", "is_plain", "name", "parent", "unmark")
+
+    def __init__(self, act: str, change: Change, unmark: list[Change] | None = None) -> None:
+        self.act = act
+        self.change = change
+        self.parent, _, self.name = change.path.rpartition("/")
+        self.unmark = [] if unmark is None else unmark
+        self.is_plain = act == SWAP and is_plain(change)
+
+    def __repr__(self) -> str:
+        return f"Step({self.act} {self.change.path!r})"
+
+
+def is_plain(change: Change) -> bool:
+    """Tell whether a change swaps two entries that are no directories: most do."""
+    before, after = change.before, change.after
+    return before is not None and after is not None and before.kind != DIRECTORY != after.kind
+
+
+def plan(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozenset()) -> list[Step]:
+    """Return the steps that take over every change whose verdict is `applied`.
+
+    Parents come before what lies in them. Directories are removed, and get their modes, last and the
+    deepest first, because one may become read-only. `staying` names directories that the layer still needs.
+    """
+    inside: dict[tuple[int, str], list[Change]] = {}
+    for change in changes:
+        if change.within is not None:
+            inside.setdefault((change.root, change.within), []).append(change)
+    steps: list[Step] = []
+    last: list[Step] = []
+    for change in changes:
+        if change.within is not None:
+            continue
+        below = inside.get((change.root, change.path), ())
+        if change.verdict != APPLIED:
+            # What lies in it may still move, where the directory itself is in the project already.
+            steps += _trees(below, staying)
+        elif is_mode_alone(change):
+            last.append(Step(CHMOD, change))
+        elif change.change in (ADDED, DELETED):
+            for step in _trees((change, *below), staying):
+                (last if step.act == RMDIR else steps).append(step)
+        else:
+            steps.append(_step(SWAP, change, below))
+    steps.sort(key=lambda step: (step.change.root, step.parent))
+    return steps + last[::-1]
+
+
+def _step(act: str, change: Change, below: Sequence[Change]) -> Step:
+    if not below:
+        return Step(act, change, [change] if change.marked else None)
+    return Step(act, change, [each for each in (change, *below) if each.marked])
+
+
+def _trees(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[Step]:
+    """Move a new or deleted tree whole where all of it goes, else directory by directory."""
+    if not tree:
+        return []
+    whole, piece = (PUT, MKDIR) if tree[0].change == ADDED else (TAKE, RMDIR)
+    broken = {path for _, path in all_above(each for each in tree if each.verdict != APPLIED)}
+    steps: list[Step] = []
+    covered = "\0"
+    for change in tree:
+        if change.path.startswith(covered):
+            if change.marked:
+                steps[-1].unmark.append(change)
+        elif change.verdict != APPLIED:
+            continue
+        elif change.kind == DIRECTORY and (change.path in broken or (change.root, change.path) in staying):
+            steps.append(Step(piece, change))
+        else:
+            steps.append(_step(whole, change, ()))
+            covered = f"{change.path}/" if change.kind == DIRECTORY else "\0"
+    return steps
+
+
+def sharing(changes: Sequence[Change], version: str) -> list[Change]:
+    """Return the applied files whose inode has another link that does not move with them.
+
+    `version` says which is meant: "after" goes into the project, "before" comes out of it.
+    """
+    linked: dict[tuple[int, int], list[Change]] = {}
+    for change in changes:
+        stamp: Stamp | None = getattr(change, version)
+        if stamp is not None and stamp.links > 1 and stamp.kind == FILE and change.verdict == APPLIED:
+            linked.setdefault((change.root, stamp.inode), []).append(change)
+    return [each for group in linked.values() if len(group) < getattr(group[0], version).links for each in group]

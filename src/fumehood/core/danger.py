@@ -17,22 +17,21 @@ from fumehood.core.concern import (
     became_open,
     flagged,
     held,
+    is_own,
     is_unchanged,
+    own_concern,
     shown,
 )
-from fumehood.core.environments import environment_concern, is_program
-from fumehood.core.loaders import is_what_cloning_writes, loading_concern, may_load
-from fumehood.core.own_source import is_own, own_concern
-from fumehood.core.surroundings import AREAS, Surroundings, is_agents, is_dot_git, surroundings
+from fumehood.core.danger_tables import AREAS, DirectoryMeaning, is_agents, is_dot_git, surroundings
+from fumehood.core.loaders import environment_concern, is_program, is_what_cloning_writes, loading_concern, may_load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fumehood.core.changes import Change, Stamp
+    from fumehood.core.concern import Own, Protected
     from fumehood.core.danger_tables import Because
-    from fumehood.core.own_source import Own
-    from fumehood.core.protected import Protected
 
 __all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "held_by_name", "survey", "suspects", "wants_facts"]
 
@@ -116,7 +115,7 @@ def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | No
         if mild is not None and mild.held:
             return mild
     if change.kind == SYMLINK:
-        from fumehood.core.links import link_concern
+        from fumehood.core.concern import link_concern
 
         link = link_concern(change, facts, ground)
         if link is not None and link.held:
@@ -126,7 +125,7 @@ def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | No
 
 
 def _by_name(
-    change: Change, name: str, around: Surroundings, facts: Facts | None, ground: Ground
+    change: Change, name: str, around: DirectoryMeaning, facts: Facts | None, ground: Ground
 ) -> Concern | None:
     because = _held_by_name(name, around)
     if because is tables.REPOSITORY and is_what_cloning_writes(change, name, facts):
@@ -166,7 +165,7 @@ def _gains_set_id(change: Change, after: Stamp) -> bool:
     return change.change != MODE or before is None or bool(after.mode & ~before.mode & _SET_ID)
 
 
-def _may_be_git(name: str, around: Surroundings, ground: Ground) -> bool:
+def _may_be_git(name: str, around: DirectoryMeaning, ground: Ground) -> bool:
     """Tell cheaply whether git's rules need to be asked at all."""
     if around.in_git:
         return not around.is_dull and not (around.is_store and len(name) >= _OBJECT)
@@ -190,7 +189,7 @@ def _is_loss_to_git(change: Change, ground: Ground) -> bool:
     return git_loses(change, (*around.parts, name), ground)
 
 
-def _held_by_name(name: str, around: Surroundings) -> Because | None:
+def _held_by_name(name: str, around: DirectoryMeaning) -> Because | None:
     if around.in_git or around.is_packaged:
         return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
     if around.held is not None:
@@ -205,13 +204,13 @@ def _held_by_name(name: str, around: Surroundings) -> Because | None:
     return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
 
 
-def _held_by_end(name: str, around: Surroundings) -> Because | None:
+def _held_by_end(name: str, around: DirectoryMeaning) -> Because | None:
     """Judge the settings of other version controls; as with git's, who acts on them does not ask where they lie."""
     ends = ((*around.parts[-length:], name) for length in (1, 2, 3))
     return next((tables.HELD_ENDS[end] for end in ends if end in tables.HELD_ENDS), None)
 
 
-def _flagged_by_name(name: str, around: Surroundings) -> Because | None:
+def _flagged_by_name(name: str, around: DirectoryMeaning) -> Because | None:
     if around.in_git:
         return None
     if around.is_packaged:

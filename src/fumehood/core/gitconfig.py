@@ -6,12 +6,23 @@ look like a comment to us. Includes are not followed.
 
 from __future__ import annotations
 
+from fumehood.core.concern import Concern, flagged, held, shown, words
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Entry = tuple[str, str | None]
     Values = tuple[str | None, ...]
+    from collections.abc import Callable
+
+    Keys = dict[str, Values]
+
+
+# ---- Read git's configuration format as git does, from any bytes at all.
+#
+# Follows git's own reader (`config.c`), whose corners matter here: what git takes for a key must not
+# look like a comment to us. Includes are not followed.
 
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 10, 13
@@ -206,3 +217,325 @@ class _Reader:
         if char not in _ESCAPES:
             raise _Refused
         return _ESCAPES[char]
+
+
+# ---- Tell which settings of a git configuration make git run something or lead it elsewhere.
+#
+# What is known to be harmless is listed, and the rest waits for a person: git and its companions gain
+# settings that run programs with almost every release. That is for a repository that is new, and whose addresses
+# are its own matter; `giteveryday` is for one that was there.
+
+FLAG = "git-config"
+
+# `a.b` is a name in a section, `a.*.b` one in a subsection, `a.*` any of the section, `a.*.*` of its subsections.
+# Run or read by git in the course of everyday commands, without being asked for.
+AUTOMATIC = words(
+    """
+    core.fsmonitor core.hookspath core.sshcommand core.gitproxy core.pager core.askpass core.attributesfile
+    core.alternaterefscommand core.worktree diff.external diff.*.command diff.*.textconv
+    filter.*.clean filter.*.smudge filter.*.process merge.*.driver gpg.program gpg.*.program
+    gpg.ssh.defaultkeycommand credential.helper credential.*.helper include.path includeif.*.path
+    gc.recentobjectshook hook.*.command hook.*.event uploadpack.packobjectshook
+    remote.*.uploadpack remote.*.receivepack remote.*.vcs pager.* interactive.difffilter
+    trailer.*.command trailer.*.cmd rebase.instructionformat fsmonitor.socketdir
+    lfs.customtransfer.*.path lfs.standalonetransferagent
+    """
+)
+# Run when a person asks for an editor, a tool, an alias.
+ON_DEMAND = words(
+    """
+    alias.* alias.*.* core.editor sequence.editor mergetool.*.cmd mergetool.*.path difftool.*.cmd difftool.*.path
+    guitool.*.cmd browser.*.cmd browser.*.path man.*.cmd man.*.path web.browser help.browser instaweb.httpd
+    instaweb.browser tar.*.command imap.tunnel init.templatedir branch.*.mergeoptions pull.twohead pull.octopus
+    sendemail.* sendemail.*.*
+    """
+)
+ELSEWHERE = words(
+    """
+    url.*.insteadof url.*.pushinsteadof http.* http.*.* credential.* credential.*.* remote.*.proxy protocol.allow
+    protocol.*.allow safe.* fetch.bundleuri bundle.* bundle.*.* lfs.url lfs.*.* extensions.refstorage
+    submodule.*.gitdir
+    """
+)
+HARMLESS = words(
+    """
+    add.* advice.* am.* apply.* author.* blame.* branch.* branch.*.* checkout.* clone.* color.* color.*.* column.*
+    commit.* commitgraph.* committer.* fastimport.* feature.* grep.* i18n.* index.* log.* mailinfo.*
+    mailmap.* maintenance.* maintenance.*.* notes.* notes.*.* pack.* pretty.* receive.* remotes.* repack.* rerere.*
+    revert.* showbranch.* sparse.* splitindex.* stash.* status.* tag.* user.* versionsort.* worktree.*
+
+    core.abbrev core.autocrlf core.bare core.bigfilethreshold core.checkstat core.commentchar core.commentstring
+    core.commitgraph core.compression core.eol core.excludesfile core.filemode core.fsync core.fsyncmethod
+    core.fsyncobjectfiles core.hidedotfiles core.ignorecase core.logallrefupdates core.longpaths
+    core.loosecompression core.multipackindex core.notesref core.packedgitlimit core.packedgitwindowsize
+    core.precomposeunicode core.preloadindex core.quotepath core.repositoryformatversion core.safecrlf
+    core.sharedrepository core.sparsecheckout core.sparsecheckoutcone core.splitindex core.symlinks
+    core.trustctime core.untrackedcache core.warnambiguousrefs core.whitespace
+
+    diff.algorithm diff.autorefreshindex diff.colormoved diff.colormovedws diff.context diff.dirstat diff.guitool
+    diff.ignoresubmodules diff.indentheuristic diff.interhunkcontext diff.mnemonicprefix diff.noprefix
+    diff.orderfile diff.relative diff.renamelimit diff.renames diff.submodule diff.tool diff.wordregex
+    diff.wserrorhighlight diff.*.algorithm diff.*.binary diff.*.wordregex diff.*.xfuncname
+    difftool.prompt extensions.compatobjectformat extensions.noop extensions.objectformat extensions.partialclone
+    extensions.preciousobjects extensions.refstorage extensions.relativeworktrees extensions.worktreeconfig
+    fetch.all fetch.output fetch.parallel fetch.prune fetch.prunetags fetch.recursesubmodules
+    fetch.showforcedupdates fetch.writecommitgraph filter.*.required format.pretty format.signoff
+    gc.auto gc.autodetach gc.autopacklimit gc.cruftpacks gc.logexpiry gc.pruneexpire gc.reflogexpire
+    gc.reflogexpireunreachable gc.worktreepruneexpire gc.writecommitgraph gpg.format
+    http.lowspeedlimit http.lowspeedtime http.maxrequests http.postbuffer http.version
+    credential.username credential.usehttppath init.defaultbranch init.defaultobjectformat init.defaultrefformat
+    interactive.singlekey lfs.repositoryformatversion lfs.*.access
+    merge.autostash merge.conflictstyle merge.defaulttoupstream merge.directoryrenames merge.ff merge.guitool
+    merge.log merge.renamelimit merge.renames merge.renormalize merge.stat merge.tool merge.verbosity
+    merge.*.name merge.*.recursive mergetool.hideresolved mergetool.keepbackup mergetool.keeptemporaries
+    mergetool.prompt mergetool.writetotemp protocol.version pull.autostash pull.ff pull.rebase
+    push.autosetupremote push.default push.followtags push.recursesubmodules push.useforceifincludes
+    rebase.abbreviatecommands rebase.autosquash rebase.autostash rebase.backend rebase.forkpoint
+    rebase.missingcommitscheck rebase.rebasemerges rebase.reschedulefailedexec rebase.stat rebase.updaterefs
+    remote.pushdefault remote.*.fetch remote.*.followremotehead remote.*.gh-resolved remote.*.mirror
+    remote.*.partialclonefilter remote.*.promisor remote.*.prune remote.*.prunetags remote.*.push
+    remote.*.pushurl remote.*.serveroption remote.*.skipdefaultupdate remote.*.skipfetchall remote.*.tagopt
+    remote.*.url submodule.active submodule.alternateerrorstrategy submodule.alternatelocation
+    submodule.fetchjobs submodule.propagatebranches submodule.recurse submodule.*.active submodule.*.branch
+    submodule.*.fetchrecursesubmodules submodule.*.ignore submodule.*.path submodule.*.shallow
+    submodule.*.update submodule.*.url
+    """
+)
+# These name a place that git contacts; the form of the name alone can make it run a helper.
+ADDRESSES = words(
+    "remote.*.url remote.*.pushurl remote.pushdefault submodule.*.url branch.*.remote branch.*.pushremote"
+)
+_PLACES = words("core.hookspath core.attributesfile core.worktree")
+_SWITCHABLE = words("core.fsmonitor pager.*")
+_FOR_A_PERSON = words("core.pager core.editor sequence.editor pager.*")
+_SWITCHES = frozenset(("true", "false"))
+# What agents name so that git does not wait for a person.
+_PLAIN_PROGRAMS = frozenset(("", "cat", "less", "more", "true", ":", "vi", "vim", "nano"))
+UPDATES = frozenset(("checkout", "rebase", "merge", "none"))
+
+
+def key_concern(key: str, was: Values, now: Values) -> Concern | None:
+    """Judge one setting whose values are new or changed."""
+    names = _patterns(key)
+    if runs_something(key):
+        return _program(key, names, now)
+    before = frozenset(was)
+    for value in dict.fromkeys(now):
+        if value not in before and (reason := _bad_value(names, value or "")):
+            return held(FLAG, f"{shown(key)} {reason}")
+    if _is_in(names, HARMLESS):
+        return None
+    if leads_elsewhere(key):
+        return held(FLAG, f"{shown(key)} decides whom git contacts or trusts")
+    return held(FLAG, f"{shown(key)} is not a git setting that is known to be harmless")
+
+
+def _bad_value(names: tuple[str, ...], value: str) -> str:
+    """Say what is wrong with a value of a setting that is harmless otherwise."""
+    if _is_in(names, ADDRESSES) and _is_helper_address(value):
+        return "has an address that makes git run a program"
+    if "submodule.*.update" in names and value not in UPDATES:
+        return "names a program for git to run"
+    if "extensions.refstorage" in names and "://" in value:
+        return "leads git to branches elsewhere"
+    return ""
+
+
+def runs_something(key: str) -> bool:
+    """Tell whether git runs or reads something that this setting names, by itself or when asked to."""
+    names = _patterns(key)
+    return _is_in(names, AUTOMATIC) or _is_in(names, ON_DEMAND)
+
+
+def leads_elsewhere(key: str) -> bool:
+    """Tell whether a setting decides whom git contacts or trusts."""
+    return _is_in(_patterns(key), ELSEWHERE)
+
+
+def runs_by_itself(key: str) -> bool:
+    """Tell whether git acts on this setting in everyday commands."""
+    return _is_in(_patterns(key), AUTOMATIC)
+
+
+def may_name_program(key: str) -> bool:
+    """Tell whether what a setting names may be run or obeyed by git, automatically or when a person asks."""
+    return not _is_in(_patterns(key), HARMLESS)
+
+
+def _program(key: str, names: tuple[str, ...], now: Values) -> Concern | None:
+    values = {value or "" for value in now}
+    if _is_in(names, _SWITCHABLE) and {value.lower() for value in values} <= _SWITCHES:
+        return None
+    if _is_in(names, _FOR_A_PERSON) and values <= _PLAIN_PROGRAMS:
+        return flagged(FLAG, f"{shown(key)} is set")
+    if key.startswith("include"):
+        return held(FLAG, f"git would read settings from another file, named by {shown(key)}")
+    if _is_in(names, _PLACES):
+        return held(FLAG, f"{shown(key)} leads git to files elsewhere")
+    return held(FLAG, f"git would run a program named by {shown(key)}")
+
+
+def _patterns(key: str) -> tuple[str, ...]:
+    section, subsection, name = split_key(key)
+    if subsection is None:
+        return key, f"{section}.*"
+    return key, f"{section}.*.{name}", f"{section}.{subsection.partition('.')[0]}.*.{name}", f"{section}.*.*"
+
+
+def _is_in(names: tuple[str, ...], table: frozenset[str]) -> bool:
+    return any(name in table for name in names)
+
+
+def _is_helper_address(value: str) -> bool:
+    """Tell whether git would take an address for options or for `helper::address`."""
+    before, colons, _ = value.partition("::")
+    helper = bool(colons) and before.replace("-", "").replace("+", "").replace(".", "").isalnum()
+    return value.startswith(("-", "!")) or helper or not value.isprintable()
+
+
+# ---- Tell which changes to the configuration of a repository that was there need no person.
+#
+# What git itself writes there on a normal day is listed, and the rest waits: where git sends a person's commits is told
+# by settings that run nothing. What is gone counts as much as what is new: without its `pushurl`, a push goes
+# elsewhere.
+
+_SWITCH = frozenset(("true", "false"))
+# What `git init`, `git sparse-checkout`, `git worktree` and `git submodule` write, with the values that they write.
+_WRITTEN = {
+    "core.filemode": _SWITCH, "core.ignorecase": _SWITCH, "core.precomposeunicode": _SWITCH, "core.symlinks": _SWITCH,
+    "core.bare": frozenset(("false",)), "core.logallrefupdates": frozenset(("true",)),
+    "core.sparsecheckout": _SWITCH, "core.sparsecheckoutcone": _SWITCH, "index.sparse": _SWITCH,
+    "extensions.worktreeconfig": frozenset(("true",)), "extensions.relativeworktrees": frozenset(("true",)),
+    "submodule.*.active": _SWITCH, "submodule.*.update": UPDATES,
+}  # fmt: skip
+_FREE = words("pull.rebase pull.ff submodule.active branch.*.rebase branch.*.description")
+# `git submodule deinit` drops a whole section, older versions of `git sparse-checkout disable` their settings.
+_DROPPED = words(
+    """
+    core.sparsecheckout core.sparsecheckoutcone index.sparse submodule.*.url submodule.*.active submodule.*.update
+    submodule.*.branch submodule.*.ignore submodule.*.fetchrecursesubmodules submodule.*.shallow submodule.*.path
+    """
+)
+_KEPT_OF_BRANCHES = words("pushremote mergeoptions")
+_SENDING = ("remote.", "remotes.", "url.", "push.", "lfs.")
+_SENDING_KEYS = words("extensions.partialclone branch.*.remote branch.*.pushremote branch.*.merge submodule.*.url")
+# Sections whose settings take no notice of each other.
+_ORDERLESS = ("branch", "core", "extensions", "index", "pull", "submodule", "user")
+
+
+def everyday_concern(
+    old: bytes | None, new: bytes, is_own_work_tree: Callable[[Values], bool]
+) -> Concern | None:
+    """Judge a configuration by every key whose values are not what they were, or are gone.
+
+    `is_own_work_tree` tells whether these may be the values of `core.worktree`: a submodule has one.
+    """
+    after = parse(new)
+    if after is None:
+        return held(FLAG, "can't be understood as a git configuration")
+    before = [] if old is None else parse(old) or []
+    was, now = by_key(before), by_key(after)
+    moved = _renamed(was, now)
+    changed = [key for key in {**now, **was} if was.get(key) != now.get(key)]
+    reasons = []
+    for key in changed:
+        values = now.get(key, ())
+        if key == "core.worktree" and is_own_work_tree(values):
+            continue
+        if split_key(key)[:2] not in moved and not _is_everyday(key, was, values):
+            reasons.append(_why(key, was.get(key, ()), values))
+    if reasons:
+        more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        return held(FLAG, f"{min(reasons)[1]}{more}")
+    return _order_concern(before, after, set(changed))
+
+
+def _is_everyday(key: str, was: Keys, now: Values) -> bool:
+    """Tell whether git itself writes these values of a key, or takes it out, in a repository that has the rest."""
+    section, subsection, name = split_key(key)
+    pattern = _pattern(key)
+    if pattern in _FREE or (section == "user" and subsection is None):
+        return True
+    if not now:
+        return pattern in _DROPPED or (pattern.startswith("branch.*.") and name not in _KEPT_OF_BRANCHES)
+    if pattern in _WRITTEN:
+        return all((value or "").lower() in _WRITTEN[pattern] for value in now)
+    if key == "core.repositoryformatversion":
+        return now == ("1",) or (now == ("0",) and key not in was)
+    return _is_everyday_address(key, pattern, was, now)
+
+
+def _is_everyday_address(key: str, pattern: str, was: Keys, now: Values) -> bool:
+    """Tell whether a key names what git gets a new submodule from, or a branch to follow in a remote that was there."""
+    before = was.get(key, ())
+    if pattern == "submodule.*.url":
+        return not before and key_concern(key, before, now) is None
+    if pattern == "branch.*.remote":
+        return _were_there(now, was)
+    return pattern == "branch.*.merge" and all((value or "").startswith("refs/") for value in now)
+
+
+def _were_there(remotes: Values, was: Keys) -> bool:
+    """Tell whether all of these are remotes by name, and no address; a dot is the repository itself."""
+    return all(value == "." or f"remote.{value}.url" in was for value in remotes)
+
+
+def _pattern(key: str) -> str:
+    section, subsection, name = split_key(key)
+    return key if subsection is None else f"{section}.*.{name}"
+
+
+def _renamed(was: Keys, now: Keys) -> set[tuple[str, str | None]]:
+    """Return the branches that are gone and came back, all they had unchanged, by another name; both names.
+
+    One that follows a bare address does not: by another name, somebody's fork would be where `main` is pushed to.
+    """
+    old, new = _branches(was), _branches(now)
+    gone: dict[frozenset[tuple[str, Values]], list[str]] = {}
+    for name in old.keys() - new.keys():
+        gone.setdefault(frozenset(old[name].items()), []).append(name)
+    found: set[tuple[str, str | None]] = set()
+    for name in new.keys() - old.keys():
+        addresses = (*new[name].get("remote", ()), *new[name].get("pushremote", ()))
+        same = gone.get(frozenset(new[name].items()))
+        if same and _were_there(addresses, was):
+            found |= {("branch", same.pop()), ("branch", name)}
+    return found
+
+
+def _branches(keys: Keys) -> dict[str, dict[str, Values]]:
+    found: dict[str, dict[str, Values]] = {}
+    for key, values in keys.items():
+        section, subsection, name = split_key(key)
+        if section == "branch" and subsection is not None:
+            found.setdefault(subsection, {})[name] = values
+    return found
+
+
+def _why(key: str, was: Values, now: Values) -> tuple[int, str]:
+    """Say in plain words what a changed key means; the gravest reasons sort first."""
+    what = f"{shown(key)} is {'gone' if not now else 'changed' if was else 'new'}"
+    concern = key_concern(key, was, now) if now else None
+    if concern is not None and concern.held:
+        return (0 if runs_something(key) else 1), concern.reason
+    if runs_something(key):
+        return 0, f"{what}: it decides what git runs or obeys"
+    if _pattern(key) in _SENDING_KEYS or key.startswith(_SENDING):
+        return 1, f"{what}: it decides where git sends data to and gets it from"
+    if leads_elsewhere(key):
+        return 1, f"{what}: it decides whom git contacts or trusts"
+    return 2, f"{what}: not a setting that a normal day's work writes"
+
+
+def _order_concern(before: Sequence[Entry], after: Sequence[Entry], changed: set[str]) -> Concern | None:
+    """Judge the order of what did not change: git takes the last value, and an included file's where it is included."""
+    has_include = any(key.startswith("include") for key, _ in after)
+
+    def counted(entries: Sequence[Entry]) -> list[Entry]:
+        unchanged = (entry for entry in entries if entry[0] not in changed)
+        return [entry for entry in unchanged if has_include or entry[0].partition(".")[0] not in _ORDERLESS]
+
+    for one, other in zip(counted(before), counted(after), strict=True):
+        if one != other:
+            return held(FLAG, f"{shown(other[0])} is in another place: the order decides which setting git obeys")
+    return None

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from fumehood.core.changes import DELETED, DIRECTORY, FILE, SYMLINK
-from fumehood.core.concern import became_executable, flagged, held, is_unchanged, words
-from fumehood.core.links import directory_of, lands, roots_of, within
-from fumehood.core.surroundings import AREAS, is_dot_git
+from fumehood.core.concern import (
+    became_executable,
+    directory_of,
+    flagged,
+    held,
+    is_unchanged,
+    lands,
+    roots_of,
+    within,
+    words,
+)
+from fumehood.core.danger_tables import AREAS, is_dot_git
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,9 +172,7 @@ def _hook(place: Sequence[str], change: Change, facts: Facts | None) -> Concern 
 
 def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) -> Concern | None:
     """Compare two versions of a configuration by key; not sure, only what git would act on by itself counts."""
-    from fumehood.core.gitconfig import changed_keys
-    from fumehood.core.giteveryday import everyday_concern
-    from fumehood.core.gitkeys import key_concern, runs_by_itself
+    from fumehood.core.gitconfig import changed_keys, everyday_concern, key_concern, runs_by_itself
 
     new = None if facts is None else b"" if change.change == DELETED else facts.new
     if facts is None or new is None or not facts.whole:
@@ -324,8 +331,7 @@ def _is_head(content: bytes) -> bool:
 
 
 def _submodules(facts: Facts | None) -> Concern | None:
-    from fumehood.core.gitconfig import changed_keys
-    from fumehood.core.gitkeys import key_concern
+    from fumehood.core.gitconfig import changed_keys, key_concern
 
     changed = None if facts is None or facts.new is None or not facts.whole else changed_keys(facts.old, facts.new)
     if changed is None:

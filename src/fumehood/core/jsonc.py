@@ -8,6 +8,14 @@ from typing import Any
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+
+# ---- Edit JSON with comments, as editors keep their settings, leaving every other byte as it was.
+
 _BLANK = " \t\r\n\ufeff"
 
 
@@ -31,7 +39,7 @@ class Node(Value):
         return [node.plain() for node in self.items] if self.items is not None else self.value
 
 
-class _Reader:
+class _JsonReader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.decoder = json.JSONDecoder()
@@ -97,7 +105,7 @@ class _Reader:
 
 def parse(text: str) -> Node:
     """Read a whole text; an empty one is an empty object."""
-    reader = _Reader(text)
+    reader = _JsonReader(text)
     node = reader.value(0)
     if reader.skip(node.end) != len(text):
         raise reader.fail(reader.skip(node.end), "something stands after the end")
@@ -154,7 +162,7 @@ def without(text: str, path: list[str | int]) -> str:
 
 
 def _cut(text: str, block: Node, start: int, end: int) -> str:
-    reader = _Reader(text)
+    reader = _JsonReader(text)
     after = reader.skip(end)
     if text[after : after + 1] == ",":
         end = after + 1
@@ -177,7 +185,7 @@ def _inserted(text: str, block: Node, last: Node | None, first: int | None, lead
     indent = _indent(text, first)
     is_multiline = "\n" in text[block.start : block.end]
     at = last.end
-    after = _Reader(text).skip(at)
+    after = _JsonReader(text).skip(at)
     comma = ","
     if text[after : after + 1] == ",":  # one stood at the end already
         at, comma = after + 1, ""
@@ -192,3 +200,39 @@ def _indent(text: str, at: int) -> str:
 
 def _written(value: Any, indent: str) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", f"\n{indent}")
+
+
+# ---- Find the commands that an agent's settings name: its hooks and its servers.
+
+_KEYS = ("command", "cmd", "args")
+
+
+def commands_in(text: str, *, is_toml: bool = False) -> list[str]:
+    """Return each command, with its arguments, of settings in JSON or TOML; none where they can't be understood."""
+    from fumehood.errors import BadRequest
+
+    try:
+        if is_toml:
+            import tomllib
+
+            return list(_commands(tomllib.loads(text)))
+        return list(_commands(parse(text).plain()))
+    except (BadRequest, ValueError, RecursionError):
+        return []
+
+
+def _commands(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _commands(each)
+    elif isinstance(value, dict):
+        words = [word for key in _KEYS for word in _words(value.get(key))]
+        if words:
+            yield " ".join(words)
+        for each in value.values():
+            yield from _commands(each)
+
+
+def _words(value: Any) -> list[str]:
+    given = value if isinstance(value, list) else [value]
+    return [word for word in given if isinstance(word, str)]

@@ -8,14 +8,224 @@ from __future__ import annotations
 
 from fumehood.core.concern import Rules
 from fumehood.core.judge import APPLY, DISCARD, HOLD
-from fumehood.core.profile import SHIPPED, Profile, configured
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
+
+
+# ---- Profiles: what commands of a program get besides, above all their caches, found by the programs of a command
+# line.
+#
+# What eases (caches, limits, variables) goes to any line that names the program: a convenience and no boundary. What
+# grants, so that a command reaches more than others, needs more than a name: see service/profiles.py.
+
+_SEPARATORS = frozenset(";&|\n()`")
+_BLANKS = frozenset(" \t\r")
+# What stands before a program without being one; options, assignments and numbers after these are passed over.
+_BEFORE = frozenset(
+    {"!", "{", "}", "if", "then", "elif", "else", "do", "while", "until", "time", "exec", "command", "builtin"}
+    | {"env", "nice", "ionice", "nohup", "setsid", "stdbuf", "timeout", "xargs", "sudo"}
+)
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
+_DEEPEST = 4  # shells in shells
+_EASING = ("timeout", "limits.", "environment.set", "environment.drop", "mask", "rules.")
+_LONGEST_LINE = 1 << 16  # what follows is not looked at
+
+
+class Profile(Value):
+    """One profile.
+
+    `match` has programs, maybe with words that must follow (`python* -m pip`). `scratch` has directories that the
+    program may write, each as `DIRECTORY` or `VARIABLE=DIRECTORY`, where the variable takes it elsewhere. A directory
+    begins with `/`, `~/` or a variable, `$NAME/`. `settings` are laid over the policy; `defaults` are variables for
+    those who have not set them.
+    """
+
+    match: tuple[str, ...]
+    scratch: tuple[str, ...] = ()
+    keep: bool = True
+    settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    defaults: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def easing(self) -> dict[str, Any]:
+        """The settings that let a command reach nothing that others don't."""
+        return {name: value for name, value in self.settings.items() if name.startswith(_EASING)}
+
+    @property
+    def grants(self) -> dict[str, Any]:
+        """The settings that widen what a command may reach: all that are not known to be harmless."""
+        return {name: value for name, value in self.settings.items() if not name.startswith(_EASING)}
+
+
+def configured(table: dict[str, Any]) -> Profile:
+    """Make a profile of a person's own, from a `[[profile]]` of the configuration."""
+    settings = {name: value for name, value in table.items() if name not in ("match", "scratch", "keep")}
+    return Profile(
+        match=table["match"], scratch=table.get("scratch", ()), keep=table.get("keep", True), settings=settings
+    )
+
+
+def matching(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tuple[Profile, ...]:
+    """Return the profiles that a command calls for, in their order."""
+    line = command if isinstance(command, str) else " ".join(command)
+    # Most commands match nothing, and to find that out must cost nothing.
+    likely = [each for each in profiles if any(_stem(pattern) in line for pattern in each.match)]
+    if not likely:
+        return ()
+    found = list(programs(command))
+    return tuple(each for each in likely if any(_fits(pattern, words) for pattern in each.match for words in found))
+
+
+def fits(profile: Profile, words: Sequence[str]) -> bool:
+    """Tell whether a profile is for a program with these arguments."""
+    return any(_fits(pattern, words) for pattern in profile.match)
+
+
+def _stem(pattern: str) -> str:
+    return pattern.partition(" ")[0].rstrip("*")
+
+
+def _fits(pattern: str, words: Sequence[str]) -> bool:
+    program, *following = pattern.split()
+    name = words[0].rpartition("/")[2]
+    if not (name.startswith(program[:-1]) if program.endswith("*") else name == program):
+        return False
+    size = len(following)
+    return not following or any(list(words[at : at + size]) == following for at in range(1, len(words)))
+
+
+def programs(command: str | tuple[str, ...], depth: int = 0) -> Iterator[tuple[str, ...]]:
+    """Return the programs of a command with their arguments: as well as can be told without running it."""
+    if depth > _DEEPEST:
+        return
+    lines = _split(command[:_LONGEST_LINE]) if isinstance(command, str) else [list(command)]
+    for line in lines:
+        words = line
+        while words and _is_before(words[0]):
+            words = _after(words)
+        if not words:
+            continue
+        yield tuple(words)
+        if words[0].rpartition("/")[2] in _SHELLS:
+            yield from programs(_script(words), depth + 1)
+
+
+def _script(words: Sequence[str]) -> str:
+    """Return the line that a shell is given as an argument."""
+    for at, word in enumerate(words[1:-1], 1):
+        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
+            return words[at + 1]
+    return ""
+
+
+def _is_before(word: str) -> bool:
+    return word.rpartition("/")[2] in _BEFORE or _is_assignment(word)
+
+
+def _after(words: list[str]) -> list[str]:
+    """Leave out a word that is no program, and what belongs to it."""
+    at = 1
+    while at < len(words) and (words[at].startswith("-") or _is_assignment(words[at]) or words[at][:1].isdigit()):
+        at += 1
+    return words[at:]
+
+
+def _is_assignment(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and name.isidentifier()
+
+
+def _split(line: str) -> Iterator[list[str]]:
+    """Split a shell line into commands of words; what is substituted into a word counts as a command of its own."""
+    words: list[str] = []
+    word: list[str] | None = None
+    quote = ""
+    letters = iter(line)
+    for letter in letters:
+        if quote == "'" or (quote and letter not in ('"', "\\", "`")):
+            if letter == quote:
+                quote = ""
+            else:
+                word = _grown(word, letter)
+        elif letter == "\\":
+            word = _grown(word, next(letters, ""))
+        elif letter in "'\"" and letter != quote:
+            quote, word = letter, _grown(word, "")
+        elif letter == quote:
+            quote = ""
+        elif letter in _SEPARATORS or letter in _BLANKS:
+            if word is not None:
+                words.append("".join(word))
+                word = None
+            if letter in _SEPARATORS:
+                yield words
+                words, quote = [], ""
+        else:
+            word = _grown(word, letter)
+    yield words if word is None else [*words, "".join(word)]
+
+
+def _grown(word: list[str] | None, letter: str) -> list[str]:
+    if word is None:
+        return [letter]
+    word.append(letter)
+    return word
+
+
+def defaults(profiles: Iterable[Profile]) -> dict[str, str]:
+    """Return the variables that profiles suggest."""
+    return {name: value for each in profiles for name, value in each.defaults}
+
+
+_NPM = "npm_config_cache=~/.npm"
+# After an install, pyenv writes its own commands anew.
+_PIP = ("PIP_CACHE_DIR=~/.cache/pip", "~/.pyenv/shims", "$PYENV_ROOT/shims")
+_UV = "UV_CACHE_DIR=~/.cache/uv"
+# Where there is no registry yet, all of cargo's home is taken elsewhere; its `bin` and settings are then not needed.
+_CARGO = ("CARGO_HOME=~/.cargo/registry", "~/.cargo/git")
+_GO = ("GOCACHE=~/.cache/go-build", "GOMODCACHE=~/go/pkg/mod")
+_PRE_COMMIT = "PRE_COMMIT_HOME=~/.cache/pre-commit"
+_NPM_DEFAULTS = (("npm_config_update_notifier", "false"),)
+# Its cache and the project are never one file system here, so it could not make the hard links it prefers.
+_UV_DEFAULTS = (("UV_LINK_MODE", "copy"),)
+# A collection left in the background would be ended half-way with the command.
+_GIT_DEFAULTS = (
+    ("GIT_CONFIG_COUNT", "2"),
+    ("GIT_CONFIG_KEY_0", "gc.autoDetach"), ("GIT_CONFIG_VALUE_0", "false"),
+    ("GIT_CONFIG_KEY_1", "maintenance.autoDetach"), ("GIT_CONFIG_VALUE_1", "false"),
+)  # fmt: skip
+
+SHIPPED: tuple[Profile, ...] = (
+    Profile(match=("npm", "npx"), scratch=(_NPM,), defaults=_NPM_DEFAULTS),
+    Profile(match=("yarn", "yarnpkg"), scratch=("YARN_CACHE_FOLDER=~/.cache/yarn",)),
+    Profile(match=("pip", "pip3*", "python* -m pip"), scratch=_PIP),
+    Profile(match=("uv", "uvx"), scratch=(_UV,), defaults=_UV_DEFAULTS),
+    Profile(match=("cargo",), scratch=_CARGO),
+    Profile(match=("go",), scratch=_GO),
+    Profile(match=("git",), defaults=_GIT_DEFAULTS),
+    # What runs hooks, which may be its own.
+    Profile(
+        match=("pre-commit", *(f"git {verb}" for verb in ("commit", "merge", "rebase", "push", "pull", "checkout"))),
+        scratch=(_PRE_COMMIT,),
+    ),
+    Profile(
+        # They may call any of the others.
+        match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox"),
+        scratch=(_NPM, *_PIP, _UV, *_CARGO, *_GO, _PRE_COMMIT, "CCACHE_DIR=~/.cache/ccache"),
+        defaults=(*_NPM_DEFAULTS, *_UV_DEFAULTS, *_GIT_DEFAULTS),
+    ),
+)
+
+
+# ---- The person's standing wishes, with their defaults.
+#
+# Each field is a key of the configuration under the same name (`limits.memory` is `Policy.limits.memory`); the
+# table in `keys.py` says what it takes and means.
 
 PRETEND, REFUSE = "pretend", "refuse"  # what becomes of giving a file to another owner
 HIDDEN, VISIBLE = "hidden", "visible"  # the home

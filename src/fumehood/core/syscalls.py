@@ -6,7 +6,20 @@ that programs fall back to what they did before.
 
 from __future__ import annotations
 
+import struct
+
 from fumehood.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+
+# ---- The system calls that no command needs and that attackers do, and those that are only pretended: with reasons.
+#
+# Everything not listed is allowed; a call that the kernel gained after this was written does not exist (ENOSYS), so
+# that programs fall back to what they did before.
 
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 NO_ERROR = 0  # the call is not made, and the program is told that it was
@@ -37,7 +50,7 @@ class Argument(Value):
     mask: int = 0
 
 
-class Rule(Value):
+class CallRule(Value):
     """Calls that are not made, but answered with `error`: always, or when any of the arguments says so."""
 
     calls: tuple[str, ...]
@@ -46,55 +59,55 @@ class Rule(Value):
     when: tuple[Argument, ...] = ()
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(calls=("io_uring_setup", "io_uring_enter", "io_uring_register"), error=ENOSYS,
+RULES: tuple[CallRule, ...] = (
+    CallRule(calls=("io_uring_setup", "io_uring_enter", "io_uring_register"), error=ENOSYS,
          why="does what other calls do, unseen by any filter, and broke often"),
-    Rule(calls=("keyctl", "add_key", "request_key"), error=ENOSYS,
+    CallRule(calls=("keyctl", "add_key", "request_key"), error=ENOSYS,
          why="keyrings belong to the person, and are not kept apart by namespaces"),
-    Rule(calls=("bpf", "perf_event_open"), error=EPERM, why="code in the kernel; looking into others' work"),
-    Rule(calls=("userfaultfd",), error=EPERM, why="holds the kernel up at a chosen moment: the lever of many attacks"),
-    Rule(calls=("memfd_secret",), error=ENOSYS, why="memory that nobody can count; nothing needs it"),
-    Rule(calls=("kexec_load", "kexec_file_load", "reboot"), error=EPERM, why="another kernel"),
-    Rule(calls=("init_module", "finit_module", "delete_module"), error=EPERM, why="code in the kernel"),
-    Rule(calls=("mount", "umount2", "pivot_root", "mount_setattr", "open_tree", "open_tree_attr", "move_mount",
+    CallRule(calls=("bpf", "perf_event_open"), error=EPERM, why="code in the kernel; looking into others' work"),
+    CallRule(calls=("userfaultfd",), error=EPERM, why="holds up the kernel at a chosen moment: used by many attacks"),
+    CallRule(calls=("memfd_secret",), error=ENOSYS, why="memory that nobody can count; nothing needs it"),
+    CallRule(calls=("kexec_load", "kexec_file_load", "reboot"), error=EPERM, why="another kernel"),
+    CallRule(calls=("init_module", "finit_module", "delete_module"), error=EPERM, why="code in the kernel"),
+    CallRule(calls=("mount", "umount2", "pivot_root", "mount_setattr", "open_tree", "open_tree_attr", "move_mount",
                 "fsopen", "fsconfig", "fsmount", "fspick"), error=EPERM,
          why="what is mounted is the sandbox"),
-    Rule(calls=("setns",), error=EPERM, why="other namespaces"),
-    Rule(calls=("unshare",), error=EPERM, why="a new user namespace has all capabilities",
+    CallRule(calls=("setns",), error=EPERM, why="other namespaces"),
+    CallRule(calls=("unshare",), error=EPERM, why="a new user namespace has all capabilities",
          when=(Argument(index=0, test="any bit of", values=(_NEW_NAMESPACES,)),)),
-    Rule(calls=("clone",), error=EPERM, why="a new user namespace has all capabilities",
+    CallRule(calls=("clone",), error=EPERM, why="a new user namespace has all capabilities",
          when=(Argument(index=0, test="any bit of", values=(_NEW_NAMESPACES & ~0x80,)),)),
-    Rule(calls=("clone3",), error=ENOSYS, why="its flags can't be seen by a filter; libraries fall back to clone"),
-    Rule(calls=("ptrace",), error=EPERM, why="the sandbox's own first process is not the command's",
+    CallRule(calls=("clone3",), error=ENOSYS, why="its flags can't be seen by a filter; libraries fall back to clone"),
+    CallRule(calls=("ptrace",), error=EPERM, why="the sandbox's own first process is not the command's",
          when=(Argument(index=1, test="one of", values=(1,)),)),
-    Rule(calls=("ioctl",), error=EPERM, why="types into the person's terminal",
+    CallRule(calls=("ioctl",), error=EPERM, why="types into the person's terminal",
          when=(Argument(index=1, test="one of", values=(_TIOCSTI, _TIOCLINUX)),)),
-    Rule(calls=("socket", "socketpair"), error=EAFNOSUPPORT,
+    CallRule(calls=("socket", "socketpair"), error=EAFNOSUPPORT,
          why="only these are kept apart by namespaces: through others (vsock) lies the machine's host",
          when=(Argument(index=0, test="none of", values=(_UNIX, _INET, _INET6, _NETLINK)),)),
-    Rule(calls=("open_by_handle_at",), error=EPERM, why="opens files without a path"),
-    Rule(calls=("swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime", "vhangup",
+    CallRule(calls=("open_by_handle_at",), error=EPERM, why="opens files without a path"),
+    CallRule(calls=("swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime", "vhangup",
                 "iopl", "ioperm", "nfsservctl", "lookup_dcookie", "uselib"), error=EPERM,
          why="for who runs the machine"),
-    Rule(calls=("syslog",), error=EPERM, why="the kernel's log tells where it lies"),
+    CallRule(calls=("syslog",), error=EPERM, why="the kernel's log tells where it lies"),
 )  # fmt: skip
 
 # Where no view cuts the host's sockets, the command gets none that could reach them: no Unix socket but pairs, and of
 # these none of datagrams, which can be connected again.
-NO_UNIX_SOCKETS: tuple[Rule, ...] = (
-    Rule(calls=("socket",), error=EPERM, why="the host's sockets can't be told from the command's own here",
+NO_UNIX_SOCKETS: tuple[CallRule, ...] = (
+    CallRule(calls=("socket",), error=EPERM, why="the host's sockets can't be told from the command's own here",
          when=(Argument(index=0, test="one of", values=(_UNIX,)),)),
-    Rule(calls=("socketpair",), error=EPERM, why="a pair of datagram sockets can be connected to the host's",
+    CallRule(calls=("socketpair",), error=EPERM, why="a pair of datagram sockets can be connected to the host's",
          when=(Argument(index=1, test="one of", values=(_DATAGRAM, _RAW), mask=_TYPE),)),
 )  # fmt: skip
 
 # For a command that is root inside, where no id but 0 is mapped: what asks for another owner succeeds and does nothing,
 # so that archives unpack. What asks for root, or for no change, is real, and so are its errors.
-PRETENDED_OWNERS: tuple[Rule, ...] = (
-    Rule(calls=("chown", "fchown", "lchown"), error=NO_ERROR, why="there is no other owner to be had",
+PRETENDED_OWNERS: tuple[CallRule, ...] = (
+    CallRule(calls=("chown", "fchown", "lchown"), error=NO_ERROR, why="there is no other owner to be had",
          when=(Argument(index=1, test="none of", values=(_ROOT, _UNCHANGED)),
                Argument(index=2, test="none of", values=(_ROOT, _UNCHANGED)))),
-    Rule(calls=("fchownat",), error=NO_ERROR, why="there is no other owner to be had",
+    CallRule(calls=("fchownat",), error=NO_ERROR, why="there is no other owner to be had",
          when=(Argument(index=2, test="none of", values=(_ROOT, _UNCHANGED)),
                Argument(index=3, test="none of", values=(_ROOT, _UNCHANGED)))),
 )  # fmt: skip
@@ -122,3 +135,85 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
 def number(call: str, machine: str) -> int | None:
     """Return a call's number, or None where the machine has no such call."""
     return NUMBERS[call][0 if machine == X86_64 else 1]
+
+
+# ---- Write a table of system calls that are not made as a program for the kernel's filter.
+#
+# A program is a list of instructions of eight bytes: what to do, how far to jump if it holds and if not, and a number.
+# Chosen over libseccomp's bindings: those on the index are unmaintained or need the C library and a compiler to
+# install, and would be loaded before every command, while this is a table, some tests against the kernel, and the
+# lines below.
+
+_LOAD, _AND = 0x20, 0x54  # a word of what is known of the call; its bits
+_IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
+_RETURN = 0x06
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+_FEW = 2  # calls that are not worth another half
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # where these words lie; both machines put the lower half first
+
+Instruction = tuple[int, int, int, int]
+
+
+def program(machine: str, more: Sequence[CallRule] = ()) -> bytes:
+    """Return the filter for a machine: the table's rules, and more of them."""
+    lines: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        # A foreign ABI would pass under other numbers.
+        *_refused_unless((_IF_EQUAL, ARCHITECTURES[machine])),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if machine == X86_64:
+        lines += _refused_if((_IF_AT_LEAST, X32_BIT), ENOSYS)
+    lines += _refused_if((_IF_AT_LEAST, NEWEST), ENOSYS)
+    bodies: dict[int, list[Instruction]] = {}
+    for rule in (*RULES, *more):
+        for call in rule.calls:
+            found = number(call, machine)
+            if found is not None:
+                bodies.setdefault(found, []).extend(_body(rule))
+    lines += _tree(sorted(bodies.items()))
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def _tree(calls: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """Search the call's number by halves: the kernel goes through the program for every call when it is loaded."""
+    if len(calls) > _FEW:
+        middle = len(calls) // 2
+        before, after = _tree(calls[:middle]), _tree(calls[middle:])
+        return [(_IF_AT_LEAST, len(before), 0, calls[middle][0]), *before, *after]
+    lines: list[Instruction] = []
+    for call, body in calls:
+        whole = [*body, (_RETURN, 0, 0, _ALLOW)]
+        lines += [(_IF_EQUAL, 0, len(whole), call), *whole]
+    return [*lines, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _body(rule: CallRule) -> list[Instruction]:
+    if not rule.when:
+        return [(_RETURN, 0, 0, _REFUSE | rule.error)]
+    return [line for argument in rule.when for line in _argument(argument, rule.error)]
+
+
+def _argument(argument: Argument, error: int) -> list[Instruction]:
+    lines: list[Instruction] = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument.index)]
+    if argument.mask:
+        lines.append((_AND, 0, 0, argument.mask))
+    if argument.test == "none of":
+        count = len(argument.values)
+        # Each value found jumps over the refusal at the end.
+        lines += [(_IF_EQUAL, count - place, 0, value) for place, value in enumerate(argument.values)]
+        return [*lines, (_RETURN, 0, 0, _REFUSE | error)]
+    kind = _IF_ANY_BIT if argument.test == "any bit of" else _IF_EQUAL
+    for value in argument.values:
+        lines += _refused_if((kind, value), error)
+    return lines
+
+
+def _refused_if(condition: tuple[int, int], error: int) -> list[Instruction]:
+    kind, value = condition
+    return [(kind, 0, 1, value), (_RETURN, 0, 0, _REFUSE | error)]
+
+
+def _refused_unless(condition: tuple[int, int]) -> list[Instruction]:
+    kind, value = condition
+    return [(kind, 1, 0, value), (_RETURN, 0, 0, _REFUSE | ENOSYS)]

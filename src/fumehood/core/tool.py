@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from fumehood.core.for_model import NOTHING_RAN, line_of
+import re
+from typing import Any
+
+from fumehood.core import hints
+from fumehood.core.policy import PRETEND, REFUSE
+from fumehood.core.report import NOTHING_RAN, line_of, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import Any
+
+
+# ---- The tool that a model is offered: its name, what it says of itself, and the schema of what it takes.
 
 NAME = "run_command"
 TITLE = "Run a command in the hood"
@@ -93,3 +102,148 @@ def definition(form: str, mark: str = "") -> dict[str, Any]:
             },
         },
     }[form]
+
+
+# ---- What commands find in their sandbox: the questions asked inside it, and the answers as a text for a model.
+
+# Program, its name for people, and what makes it tell its version.
+SHELLS = (("bash", "bash", "--version"), ("zsh", "zsh", "--version"), ("fish", "fish", "--version"))
+RUNTIMES = (
+    ("python3", "Python", "--version"), ("node", "Node.js", "--version"), ("deno", "Deno", "--version"),
+    ("bun", "Bun", "--version"), ("ruby", "Ruby", "--version"), ("perl", "Perl", "-v"), ("php", "PHP", "--version"),
+    ("lua", "Lua", "-v"), ("go", "Go", "version"), ("rustc", "Rust", "--version"), ("java", "Java", "-version"),
+    ("gcc", "GCC", "--version"), ("clang", "Clang", "--version"),
+)  # fmt: skip
+MANAGERS = (
+    ("pip", "pip", "--version"), ("uv", "uv", "--version"), ("npm", "npm", "--version"),
+    ("cargo", "cargo", "--version"), ("apk", "apk", "--version"), ("apt-get", "apt-get", "--version"),
+)  # fmt: skip
+TOOLS = tuple(
+    (name, name, "--version")
+    for name in (
+        "git", "curl", "wget", "tar", "unzip", "zip", "jq", "gawk", "sed", "grep", "find", "make", "cmake", "rg", "fd",
+        "sqlite3", "ssh", "rsync", "diff", "patch", "gh", "docker",
+    )
+)  # fmt: skip
+GROUPS = {"shells": SHELLS, "runtimes": RUNTIMES, "managers": MANAGERS, "tools": TOOLS}
+_TMP = "/tmp"  # noqa: S108 - as the command sees it, like the others
+_PLACES = ("/workspace", _TMP, "/playground", "/", "/usr", "/etc", "/home")
+_LIMITS = {"memory_kib": "-v", "processes": "-u", "files": "-n", "cpu_s": "-t", "file_size_blocks": "-f"}
+_LIMIT_WORDS = {
+    hints.MEMORY: "{} of memory", hints.PROCESSES: "{} processes", hints.CPU: "{} of processor time",
+    hints.FILES: "{} open files a process", hints.FILE_SIZE: "{} a file", hints.WRITTEN: "{} written in all",
+    hints.TIME: "{} a command",
+}  # fmt: skip
+_OWNERS = {
+    PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and reports success.",
+    REFUSE: "Owners are not changed: giving a file to another user or group fails.",
+}
+BUSYBOX = "(busybox)"
+_VERSION = re.compile(r"\d+(?:\.\d+)+[0-9A-Za-z.+_-]*")
+
+
+def script() -> str:
+    """Return the shell script that tells, a line a fact: a key, a tab, a value."""
+    lines = [
+        "say() { printf '%s\\t%s\\n' \"$1\" \"$2\"; }",
+        # Root's `test -w` says yes to everything in some shells, so writing is tried.
+        'try() { (: > "$1/.fumehood-$$") 2>/dev/null && rm -f "$1/.fumehood-$$" && say writable "$1"; }',
+        # No id but the command's own is there, so what succeeds is pretended.
+        'own() { : > "$1" && { chown 1:1 "$1" && say ownership pretend || say ownership refuse; }; rm -f "$1"; }',
+        'first() { case $(readlink -f "$(command -v "$1")") in */busybox) echo "(busybox)"; return ;; esac',
+        '"$@" </dev/null 2>&1 | grep -m 1 "[0-9][.][0-9]"; }',
+        'say os "$(. /etc/os-release 2>/dev/null; echo "$PRETTY_NAME")"',
+        'say machine "$(uname -m)"; say kernel "$(uname -r)"; say uid "$(id -u)"; say cwd "$PWD"; say home "$HOME"',
+        'say libc "$(ls /lib/ld-musl-* >/dev/null 2>&1 && echo musl || echo other)"',
+        'say cpus "$(nproc 2>/dev/null || grep -c ^processor /proc/cpuinfo)"',
+        "say interfaces \"$(sed -n 's/^ *\\([^:|]*\\):.*/\\1/p' /proc/net/dev | tr '\\n' ' ')\"",
+    ]
+    for group, programs in GROUPS.items():
+        for program, _, flag in programs:
+            lines.append(f'command -v {program} >/dev/null 2>&1 && say {group}:{program} "$(first {program} {flag})"')
+    lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', *_PLACES)]
+    lines.append('say home_has "$(ls -A "$HOME" 2>/dev/null | head -n 60 | tr "\\n" " ")"')
+    lines.append(f'own "{_TMP}/.fumehood-$$" 2>/dev/null')
+    lines += [f'say limit:{name} "$(ulimit {flag} 2>/dev/null)"' for name, flag in _LIMITS.items()]
+    return "\n".join([*lines, "true"])
+
+
+def parsed(output: str) -> dict[str, Any]:
+    """Read what the script told."""
+    told: dict[str, Any] = {group: {} for group in GROUPS} | {"writable": [], "limits": {}}
+    for line in output.splitlines():
+        key, tab, value = line.partition("\t")
+        if not tab:
+            continue
+        kind, _, name = key.partition(":")
+        if kind == "writable":
+            told["writable"] += [value] if value not in told["writable"] else []
+        elif kind == "limit":
+            told["limits"][name] = int(value) if value.isdecimal() else None
+        elif name:
+            found = _VERSION.search(value)
+            is_busybox = "busybox" in value.lower() or "not GNU" in value  # as its sed says
+            told[kind][name] = BUSYBOX if is_busybox else found[0] if found else ""
+        else:
+            told[key] = int(value) if key in ("uid", "cpus") and value.isdecimal() else value.strip()
+    return told
+
+
+def as_text(told: Mapping[str, Any]) -> str:
+    """Write the facts for a system prompt."""
+    system = f"{told['os'] or 'Linux'}{' with musl' if told['libc'] == 'musl' else ''}"
+    lines = [
+        f"Commands run in a sandbox, {_user(told)}: {system}, {told['machine']}, {told['cpus']} CPUs.",
+        f"They start in {told['cwd']}. What they can write: {_places(told)}.",
+        f"Shell: {_named(told, 'shells') or 'sh'}.",
+        f"Runtimes: {_named(told, 'runtimes') or 'none'}.",
+        f"Package managers: {_named(told, 'managers') or 'none'}.",
+        f"Tools: {_named(told, 'tools') or 'only what the shell has'}.",
+        f"Missing: {', '.join(_missing(told)) or 'none of the usual programs'}.",
+        f"Network: {told['network']}.",
+        f"Limits: {_limits(told)}.",
+    ]
+    if told.get("home_is_hidden"):
+        lines.insert(
+            2, f"Of the home ({told['home']}) only tools are in sight: {told['home_has'] or 'none'}. "
+            "It can be written, and is thrown away with each command."
+        )  # fmt: skip
+    if told["uid"] == 0 and told.get("ownership") in _OWNERS:
+        lines.insert(2, _OWNERS[told["ownership"]])
+    if told.get("tree"):
+        lines.insert(2, "`pip install` puts packages into /workspace/.packages, where Python finds them.")
+    # A root that commands can write tells them what they please.
+    return "\n".join(map(printable, lines))
+
+
+def _places(told: Mapping[str, Any]) -> str:
+    notes = {
+        told["cwd"]: "the project; every change is recorded and can be undone",
+        _TMP: "empty at the start of each command" if told.get("fresh_tmp", True) else "kept",
+        "/": "packages that are installed there stay for this project",
+        "/playground": "scratch space that is kept",
+    }
+    covered = [] if "/" not in told["writable"] else ["/usr", "/etc", "/home"]
+    found = [place for place in told["writable"] if place not in covered]
+    return ", ".join(f"{place} ({notes[place]})" if place in notes else place for place in found) or "nothing"
+
+
+def _named(told: Mapping[str, Any], group: str) -> str:
+    names = {program: name for program, name, _ in GROUPS[group]}
+    return ", ".join(f"{names[program]} {version}".strip() for program, version in told[group].items())
+
+
+def _missing(told: Mapping[str, Any]) -> Sequence[str]:
+    """Name what a model is likely to reach for in vain."""
+    usual = {"runtimes": ("python3", "node"), "managers": ("pip", "npm"), "tools": ("git", "curl", "jq", "make")}
+    return [name for group, names in usual.items() for name in names if name not in told[group]]
+
+
+def _user(told: Mapping[str, Any]) -> str:
+    return "as root without privileges" if told["uid"] == 0 else f"as user {told['uid']}"
+
+
+def _limits(told: Mapping[str, Any]) -> str:
+    amounts = {hints.TIME if name == "timeout" else name: value for name, value in told["policy_limits"].items()}
+    said = [_LIMIT_WORDS[name].format(hints.amount_told(name, amount)) for name, amount in amounts.items() if amount]
+    return ", ".join(said) or "none set"

@@ -6,8 +6,8 @@ import errno
 import os
 import stat
 
+from fumehood.linux.layer import BOOKKEEPING
 from fumehood.linux.nofollow import LISTING, Loosened, Parents, open_below, opened_up, split
-from fumehood.linux.upper import BOOKKEEPING
 
 _FICLONE = 0x40049409
 _PIECE = 1 << 24

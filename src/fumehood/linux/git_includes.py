@@ -8,18 +8,157 @@ the git that the command runs.
 from __future__ import annotations
 
 import os
+import stat
 
 from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.masks import is_in
-from fumehood.core.wildmatch import matches
+from fumehood.core.patterns import matches
 from fumehood.linux.nofollow import open_below, open_top
-from fumehood.linux.settings_files import LARGEST, Unreadable, Watch, content, seen_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    Identity = tuple[int, int] | None
 
     from fumehood.core.gitconfig import Entry
+
+
+# ---- Follow a path by its text, name by name, as the kernel would: for whoever must know what lies on the way.
+
+_MOST_LINKS = 40  # on the way along one path: the kernel's own limit
+
+
+def followed(path: str) -> Iterator[tuple[str, bool, list[str]]]:
+    """Yield each place that an absolute path leads over, whether it is a link, and the names that follow it.
+
+    The last one is where the path ends, which need not exist. `..` goes up from where a link has led.
+    """
+    done, names, links = "/", path.split("/"), 0
+    while names and links <= _MOST_LINKS:
+        name = names.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            done = os.path.dirname(done)
+            yield done, False, names
+            continue
+        place = os.path.join(done, name)
+        try:
+            target = os.readlink(place)
+        except (OSError, ValueError):  # none, or a NUL in it
+            target = ""
+        yield place, bool(target), names
+        if target:
+            links += 1
+            done = "/" if target.startswith("/") else done
+            names = target.split("/") + names
+        else:
+            done = place
+
+
+def links_and_end(path: str) -> list[str]:
+    """Return the links that a path leads over, in their order, and where it ends."""
+    links, end = [], "/"
+    for place, is_link, _ in followed(path):
+        if is_link:
+            links.append(place)
+        else:
+            end = place
+    return [*links, end]
+
+
+# ---- Read a person's settings files, and remember how each was: what is made of them holds while they stay so.
+
+LARGEST = 1 << 20
+
+
+class Unreadable(Exception):
+    """A settings file that is there and can't be used; the message says why."""
+
+
+class Watch:
+    """Every file that was looked at, with its time of change and inode, or None where there was none."""
+
+    def __init__(self) -> None:
+        self.identities: dict[str, Identity] = {}
+
+    def look(self, path: str) -> Identity:
+        """Remember how a file is, before it is read: a change that comes meanwhile is then noticed later."""
+        return self.identities.setdefault(path, identity_of(path))
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's content, or None where there is none; a device, like /dev/null, is none either."""
+        if self.look(path) is None:
+            return None
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise Unreadable(os.strerror(error.errno or 0)) from error
+        return content(file)
+
+
+def content(file: int) -> bytes | None:
+    """Return what an open file holds if it is a regular one, and close it."""
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return None
+        data = bytearray()
+        while len(data) <= LARGEST and (piece := os.read(file, LARGEST)):
+            data += piece
+    except OSError as error:
+        raise Unreadable(os.strerror(error.errno or 0)) from error
+    finally:
+        os.close(file)
+    if len(data) > LARGEST:
+        raise Unreadable(f"larger than {LARGEST >> 10} KiB")
+    return bytes(data)
+
+
+def identity_of(path: str) -> Identity:
+    """Return what tells one version of a file from the next; follows links, as its readers do.
+
+    A directory's time does not count: nothing is read from it, and it changes with every file that is made there.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # a NUL in it
+        return None
+    return 0 if stat.S_ISDIR(status.st_mode) else status.st_mtime_ns, status.st_ino
+
+
+def is_unchanged(watched: Mapping[str, Identity]) -> bool:
+    """Tell whether every file is as it was."""
+    return all(identity_of(path) == identity for path, identity in watched.items())
+
+
+def is_own_file(path: str, owner: int) -> bool:
+    """Tell whether a path is a regular file of that owner's, and not a link to one."""
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == owner
+
+
+def seen_at(path: str, directories: Sequence[str]) -> str | None:
+    """Return where a path comes into one of some directories, by itself or by a link on its way, or None.
+
+    What commands can write is among them: from there a link that one made may lead to anything of the person's.
+    """
+    for place, _, names in followed(path):
+        if is_in(place, directories):
+            return os.path.join(place, *names)
+    return None
+
+
+# ---- Read a person's git configuration as git does, with its includes and their conditions, without running git.
+#
+# Conditions ask for the project's git directory, its branch and its remotes. A command can write those, so what they
+# say only chooses among the person's own files. A file that commands can write is never read here: the include stays,
+# for the git that the command runs.
 
 INCLUDE = "include.path"
 _DEEPEST = 10  # files within files, as git has it

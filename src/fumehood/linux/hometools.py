@@ -1,7 +1,7 @@
 """Find what of a home programs need: the tools with their installations, and nothing else.
 
 A directory on `PATH` is shown with the installation it belongs to; links, the first lines of scripts and `pyvenv.cfg`
-lead on from there; variables and places that can't be derived are in `core/toolhomes.py`. What a command can have
+lead on from there; variables and places that can't be derived are in `linux/homes.py`. What a command can have
 written is not followed: it leads to the Python that a virtual environment is based on, and to nothing else.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core import toolhomes as tables
 from fumehood.core.masks import is_below
 from fumehood.core.value import Value
+from fumehood.linux import homes
 from fumehood.linux.homes import Homes
 
 TYPE_CHECKING = False
@@ -85,16 +85,16 @@ class _Search:
 
     def show_variables(self) -> None:
         """Show what variables point to: installations, libraries and single programs."""
-        for name in tables.INSTALLATIONS:
+        for name in homes.INSTALLATIONS:
             for path in self.homes.values(name):
                 self.show_programs(f"{path}/bin", name)
                 real = self._follow(path, name)
                 if real and self.homes.is_installation(real):
                     self._add(real, name)
-        for name in tables.LIBRARIES:
+        for name in homes.LIBRARIES:
             for path in self.homes.values(name):
                 self._show_library(path, name)
-        for name in tables.SINGLE_PROGRAMS:
+        for name in homes.SINGLE_PROGRAMS:
             for path in self.homes.values(name):
                 self._show_program(path, name)
 
@@ -103,14 +103,14 @@ class _Search:
         above, _, name = real.rpartition("/")
         if real and self.homes.is_installation(above):
             self._add(above, why)
-        elif name in tables.LIBRARY_NAMES and not self.homes.is_written(real):
+        elif name in homes.LIBRARY_NAMES and not self.homes.is_written(real):
             self._show_part(real, why)
 
     def show_tool_homes(self, home: str) -> None:
         """Show the usual places of tools, or where variables say that they are; and settings without secrets."""
-        for place in tables.SETTINGS:
+        for place in homes.SETTINGS:
             self._show_part(self.homes.usual(home, place), "settings of programs")
-        for variable, place, parts in tables.TOOL_HOMES:
+        for variable, place, parts in homes.TOOL_HOMES:
             paths, why = self.homes.values(variable), variable
             if not paths and place:
                 paths, why = [self.homes.usual(home, place)], f"tools in ~/{place}"
@@ -134,14 +134,14 @@ class _Search:
 
     def _show_part(self, path: str, why: str) -> None:
         real = self._follow(path, why)
-        if not real or not tables.VERSIONED.isdisjoint(self._disk.listing(real)):
+        if not real or not homes.VERSIONED.isdisjoint(self._disk.listing(real)):
             return
-        if self._add(real, why) and os.path.basename(real) in tables.PROGRAMS:
+        if self._add(real, why) and os.path.basename(real) in homes.PROGRAMS:
             self._waiting.append((real, why))
 
     def show_environments(self, home: str, roots: Sequence[str]) -> None:
         """Show the virtual environments that tools keep in the home for a root."""
-        for variable, place in tables.ENVIRONMENTS:
+        for variable, place in homes.ENVIRONMENTS:
             for path in self.homes.values(variable) or [self.homes.usual(home, place)]:
                 collection = self._follow(path, variable)
                 names = self._disk.listing(collection) if collection else {}
@@ -182,12 +182,12 @@ class _Search:
         if self.homes.can_show(real) and self._disk.listing(real):
             if packages := _packages(real):
                 self._add(packages, why)
-            elif name in tables.PROGRAMS and self.homes.is_installation(above):
+            elif name in homes.PROGRAMS and self.homes.is_installation(above):
                 self._add(above, why)
             elif self.homes.is_installation(real):
                 self._add(real, why)
-            elif name in tables.PROGRAMS and "pyvenv.cfg" in self._disk.listing(above):
-                for part in tables.ENVIRONMENT:
+            elif name in homes.PROGRAMS and "pyvenv.cfg" in self._disk.listing(above):
+                for part in homes.ENVIRONMENT:
                     self._show_part(f"{above}/{part}", why)
             else:
                 is_alone = True
@@ -230,7 +230,7 @@ class _Search:
         is_written = self.homes.is_written(folder)
         if packages := _packages(real):
             self._add(packages, why)
-        elif os.path.basename(folder) in tables.PROGRAMS and not is_written:
+        elif os.path.basename(folder) in homes.PROGRAMS and not is_written:
             self._waiting.append((folder, why))
         elif self.homes.is_installation(folder):
             self._add(folder, why)

@@ -15,9 +15,9 @@ from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below, is_in
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.linux import cache
-from fumehood.linux.lookup import is_current
+from fumehood.linux.cache import is_current
 from fumehood.linux.mounts import Bind, Devices, Folder, Link, Mask, Operation, Text, Tmpfs, View, packed, unpacked
-from fumehood.linux.overlay import mount_table
+from fumehood.linux.namespaces import mount_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _SETTINGS = (
 
 def relevant_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the variables on which it depends what of a home is shown."""
-    from fumehood.core.toolhomes import relevant
+    from fumehood.linux.homes import relevant
 
     environment = dict(environment)  # the process's own is slow to ask
     settings = {name: environment[name] for name in _SETTINGS if environment.get(name)}
@@ -339,9 +339,8 @@ class _Survey:
         home, variables = self._sight.homes[0], dict(self._sight.variables)
         if home not in self._hidden_homes:
             return
-        from fumehood.linux.gitsettings import NAME, flat_git_settings
-        from fumehood.linux.packagesettings import package_settings
-        from fumehood.linux.settings_files import identity_of
+        from fumehood.linux.git_includes import identity_of
+        from fumehood.linux.home_settings import NAME, flat_git_settings, package_settings
 
         roots = self._sight.points
         git = flat_git_settings(

@@ -12,9 +12,9 @@ import fcntl
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.plan import is_plain
+from fumehood.core.changes import is_plain
+from fumehood.core.judge import JOURNALS, database
 from fumehood.core.report import printable
-from fumehood.core.together import JOURNALS, database
 from fumehood.linux.nofollow import Parents, look, open_top, split
 
 TYPE_CHECKING = False

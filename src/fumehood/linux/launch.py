@@ -7,14 +7,12 @@ import os
 import sys
 
 from fumehood.core.value import Value
-from fumehood.linux import landlock, libc, overlay, site
-from fumehood.linux.bwrap import BUNDLED
+from fumehood.linux import confine, libc, namespaces, site
+from fumehood.linux.bwrap import BUNDLED, FILTER_FD, GUARD_FD, provide
 from fumehood.linux.limits import set_limits
-from fumehood.linux.memory import provide
 from fumehood.linux.mounts import DATA_FD
 from fumehood.linux.process import Exit
 from fumehood.linux.site import Site
-from fumehood.linux.spec import FILTER_FD, GUARD_FD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,7 +113,7 @@ def made_ready(plan: Plan) -> Ready | None:
     if plan.entered == NONE:
         return None
     try:
-        overlay.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
+        namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
     except OSError:
         os._exit(125)
     if not plan.ahead:
@@ -148,7 +146,7 @@ def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | No
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
         libc.default_signals()
         if plan.keeps_channel:
-            from fumehood.linux.nets import CHANNEL_FD
+            from fumehood.linux.namespaces import CHANNEL_FD
 
             os.dup2(channel, CHANNEL_FD)
             os.set_inheritable(CHANNEL_FD, True)  # it may have been there already
@@ -157,13 +155,13 @@ def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | No
         else:
             os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
         if plan.bare:
-            from fumehood.linux.bare import supervise
+            from fumehood.linux.process import supervise
 
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
             provide(plan.filter, FILTER_FD)
         if plan.guarded:
-            provide(landlock.guard(), GUARD_FD, executable=True)
+            provide(confine.guard(), GUARD_FD, executable=True)
         for number, text in enumerate(plan.texts):
             provide(text, DATA_FD + number)
         program = plan.arguments[0]
@@ -181,10 +179,10 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
     """Do one by one what comes before bubblewrap; each step is named before it is done, to be told if it fails."""
     if ready is None and plan.entered != NONE:
         yield "making namespaces"
-        overlay.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
+        namespaces.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
     elif plan.listen:
         yield "making a network"
-        overlay.enter_network()
+        namespaces.enter_network()
     yield SHOWING
     shown = _shown_host(plan, ready)
     if shown is not None:
@@ -198,7 +196,7 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
             yield f"keeping {plan.home}"
             _hand_out(shown.opened(plan.home))
     if plan.listen:
-        from fumehood.linux.nets import send_listeners
+        from fumehood.linux.namespaces import send_listeners
 
         yield "listening for the proxy"
         send_listeners(channel, plan.listen, plan.resolvers)
@@ -209,7 +207,7 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
         _turn_into(plan.owner)
     if plan.scoped:
         yield "keeping abstract sockets out of reach"
-        landlock.forbid_outer_sockets()
+        confine.forbid_outer_sockets()
 
 
 def _hand_out(directory: int) -> None:
@@ -299,7 +297,7 @@ class Status:
         return int(digits) if found and digits and len(rest) > len(digits) else None
 
 
-class Sandbox:
+class RunningSandbox:
     """One running sandbox whose outermost process is a child of this one.
 
     This process must be a subreaper: the sandbox's own first process falls to it when bubblewrap ends,
@@ -437,7 +435,7 @@ def _end(process: int) -> None:
         return  # it has just ended
 
 
-def start(plan: Plan, given: Given) -> Sandbox:
+def start(plan: Plan, given: Given) -> RunningSandbox:
     """Fork a sandbox from this process, which must have one thread only and outlive it."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     status_read, status_write = os.pipe()
@@ -447,7 +445,7 @@ def start(plan: Plan, given: Given) -> Sandbox:
         become(plan, given, status_write, report_end)
     os.close(status_write)
     os.close(report_end)
-    return Sandbox(process, status_read, report)
+    return RunningSandbox(process, status_read, report)
 
 
 def report_pair() -> tuple[int, int]:

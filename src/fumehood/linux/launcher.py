@@ -17,7 +17,7 @@ import threading
 from contextlib import suppress
 
 from fumehood.errors import LaunchFailed
-from fumehood.linux import landlock, launch, libc, mounts, process
+from fumehood.linux import confine, launch, libc, mounts, process
 
 _KILL, _INTERRUPT, _WHO = b"k", b"i", b"w"
 _SIGKILL = 9
@@ -180,7 +180,7 @@ def serve(descriptor: int, program: int) -> None:
         watch = os.pidfd_open(program)
     except ProcessLookupError:
         return
-    landlock.guard()  # loaded now: a child may not be allowed to read it, and would do so each time
+    confine.guard()  # loaded now: a child may not be allowed to read it, and would do so each time
     # A collection writes to every object, and so copies the memory that a fresh child shares with us.
     gc.disable()
     gc.freeze()
@@ -217,9 +217,9 @@ class _Spare:
         for fd in (status_end, report_end):
             os.close(fd)
         waiting.close()
-        self._sandbox = launch.Sandbox(process, status, report)
+        self._sandbox = launch.RunningSandbox(process, status, report)
 
-    def become(self, message: bytes, given: list[int]) -> launch.Sandbox:
+    def become(self, message: bytes, given: list[int]) -> launch.RunningSandbox:
         """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
         try:
             with self._told:
@@ -261,8 +261,8 @@ class _Service:
             self._poll.register(fd, select.POLLIN)
         self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self._poll.register(self._mounts, select.POLLPRI)
-        self._sandboxes: dict[int, tuple[launch.Sandbox, socket.socket]] = {}
-        self._channels: dict[int, launch.Sandbox] = {}
+        self._sandboxes: dict[int, tuple[launch.RunningSandbox, socket.socket]] = {}
+        self._channels: dict[int, launch.RunningSandbox] = {}
         self._spare: _Spare | None = _Spare()
         self._last, self._entered = b"", launch.NONE
 
@@ -321,7 +321,7 @@ class _Service:
             self._spare.dismiss()
         self._spare = _Spare()
 
-    def _follow(self, sandbox: launch.Sandbox, channel: socket.socket) -> None:
+    def _follow(self, sandbox: launch.RunningSandbox, channel: socket.socket) -> None:
         self._sandboxes[sandbox.fileno()] = sandbox, channel
         self._poll.register(sandbox.fileno(), select.POLLIN)
 

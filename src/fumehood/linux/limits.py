@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
 
+from fumehood.core import hints
+from fumehood.core.hints import MEMORY, PROCESSES
 from fumehood.linux import libc
+from fumehood.linux.nofollow import Parents, open_top
+from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from fumehood.core.policy import Limits
+    from fumehood.core.report import Blocked
+    from fumehood.linux.usage import KernelMemory
+
+
+# ---- Resource limits that a sandbox's first process sets on itself, so that everything inside inherits them.
 
 _CPU, _FSIZE, _CORE, _NPROC, _NOFILE = 0, 1, 4, 6, 7  # the same on every architecture but MIPS, SPARC, Alpha
 _BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
@@ -48,3 +61,388 @@ def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) ->
     score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     os.write(score, _LIKELY_VICTIM)
     os.close(score)
+
+
+# ---- A control group of a run's own, where this user may make one: there the kernel itself counts.
+#
+# Processes are moved into it while they run, not started in it: a move waits for some ten milliseconds, which a short
+# command would have to wait for as well.
+
+_ROUNDS = 8  # moves, until nothing new was forked meanwhile
+_NEEDED = frozenset({b"memory", b"pids"})
+_PREFIX = "fumehood-run-"
+
+
+class Cgroup:
+    """One run's control group, of version 2."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @classmethod
+    def around(
+        cls, init: int, processes: Callable[[int], Sequence[int]], memory: int, tasks: int
+    ) -> Cgroup | None:
+        """Put a sandbox under limits, by its first process and what tells all others; None where we may not."""
+        parent = delegated()
+        if parent is None:
+            return None
+        made = cls(f"{parent}/{_PREFIX}{init}")
+        try:
+            os.mkdir(made._path)
+            made.limit(memory, tasks)
+            made.take(lambda: processes(init))
+        except OSError:
+            # Who may write here is hard to tell beforehand. What is watched is watched in any case.
+            made.remove()
+            return None
+        return made
+
+    def limit(self, memory: int, tasks: int) -> None:
+        """Set the limits; what reaches the memory's is ended as a whole."""
+        self._write("memory.oom.group", b"1")
+        self._write("memory.max", b"%d" % memory)
+        if os.path.exists(f"{self._path}/memory.swap.max"):
+            self._write("memory.swap.max", b"0")
+        self._write("pids.max", b"%d" % tasks if tasks else b"max")
+
+    def take(self, processes: Callable[[], Sequence[int]]) -> None:
+        """Move processes here, and those that they forked meanwhile."""
+        taken: set[int] = set()
+        for _ in range(_ROUNDS):
+            others = [pid for pid in processes() if pid not in taken]
+            if not others:
+                return
+            for pid in others:
+                taken.add(pid)
+                try:
+                    self._write("cgroup.procs", b"%d" % pid)
+                except ProcessLookupError:
+                    continue  # it has ended
+
+    def reached(self) -> str | None:
+        """Return the limit that the kernel had to enforce."""
+        if self._count("memory.events", b"oom_kill"):
+            return MEMORY
+        return PROCESSES if self._count("pids.events", b"max") else None
+
+    def remove(self) -> None:
+        """Remove it when all that was in it is gone."""
+        try:
+            os.rmdir(self._path)
+        except OSError:
+            return  # the kernel is still busy with the last process: the next run removes it
+
+    def _write(self, name: str, text: bytes) -> None:
+        with open(f"{self._path}/{name}", "wb", buffering=0) as file:
+            file.write(text)
+
+    def _count(self, name: str, key: bytes) -> int:
+        words = _read(f"{self._path}/{name}").split()
+        return int(words[words.index(key) + 1]) if key in words else 0
+
+
+def delegated() -> str | None:
+    """Return the nearest group above this process in which we may make one that counts memory and processes."""
+    found = next(_above(), None)
+    if found is not None:
+        _sweep(found)
+    return found
+
+
+def has_controllers() -> bool:
+    """Tell whether version 2 counts memory and processes at all; where version 1 does, it can't."""
+    mount = _mount()
+    return bool(mount) and set(_read(f"{mount}/cgroup.controllers").split()) >= _NEEDED
+
+
+def _above() -> Iterator[str]:
+    """Yield every group that would do, the nearest first."""
+    mount = _mount()
+    own = next((line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith(b"0::")), b"")
+    if not mount or not own.startswith(b"/") or b"/.." in own:
+        return
+    path = os.fsdecode(own)
+    while path != "/":
+        # A group that has processes of its own can't have others below it that count, but for the topmost.
+        path = os.path.dirname(path)
+        group = f"{mount}{path}".rstrip("/")
+        counted = set(_read(f"{group}/cgroup.subtree_control").split())
+        if counted >= _NEEDED and os.access(group, os.W_OK) and os.access(f"{group}/cgroup.procs", os.W_OK):
+            yield group
+
+
+def _mount() -> str:
+    for line in _read("/proc/self/mounts").splitlines():
+        _, where, kind, *_ = line.split()
+        if kind == b"cgroup2":
+            return os.fsdecode(where)
+    return ""
+
+
+def _sweep(parent: str) -> None:
+    """Remove groups that were left behind; one that is in use can't be removed."""
+    for name in os.listdir(parent):
+        if name.startswith(_PREFIX):
+            Cgroup(f"{parent}/{name}").remove()
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+# ---- Measure what a running command has written to its layers, without slowing it down.
+
+_BLOCK = 512
+_BUDGET_S = 0.01  # spent on a layer at one look; a large one takes several
+_REST_S, _REST_SHARE = 2.0, 50  # between two measurements: so long, or so many times what the last one took
+_LARGEST_RESERVE = 1 << 30
+_RESERVED = 50  # of all that a disk has, the last fiftieth is not for commands
+
+
+class Room:
+    """What the layers of one run take on their disk; `empty` tells that they were so at the beginning.
+
+    What is free on the disk is asked each time, and costs nothing. Only where so much of it went that the run may
+    have reached its limit, and now and then, are the layers themselves measured: the blocks of each entry, and the
+    entry itself, of which a disk has only so many.
+    """
+
+    def __init__(self, places: Sequence[str], limit: int, *, empty: bool) -> None:
+        self._tops = [open_top(place) for place in places]
+        self._limit = limit
+        self._before: int | None = 0 if empty else None
+        self._measured = 0
+        disk = os.fstatvfs(self._tops[0])
+        self._free, self._free_entries = self._left(disk)
+        reserve = min(_LARGEST_RESERVE, disk.f_blocks * disk.f_frsize // _RESERVED)
+        # A disk that was nearly full before is the person's affair, save for what the end of a run needs.
+        self._reserve = reserve if self._free > reserve else min(hints.END_BYTES, self._free) // 2
+        entries = disk.f_files // _RESERVED
+        least = min(hints.END_ENTRIES, self._free_entries) // 2  # some have no fixed number of entries: they say 0
+        self._reserved_entries = entries if self._free_entries > entries else least
+        self._walk: Iterator[int] | None = None
+        self._sum = 0
+        self._spent = 0.0
+        self._next = 0.0
+
+    def look(self, unlinked: Callable[[], int | None]) -> Blocked | None:
+        """Go on measuring where there is need; return the limit that was reached.
+
+        `unlinked` counts files without a name; where that needs several looks, it returns None meanwhile.
+        """
+        free, entries = self._left(os.fstatvfs(self._tops[0]))
+        if free < self._reserve:
+            return hints.disk_full(free)
+        if entries < self._reserved_entries:
+            return hints.disk_crowded(entries)
+        if self._limit and self._is_reached(free, entries, unlinked):
+            return hints.hit(hints.WRITTEN, self._limit)
+        return None
+
+    def _is_reached(self, free: int, entries: int, unlinked: Callable[[], int | None]) -> bool:
+        gone = max(0, self._free - free) + max(0, self._free_entries - entries) * ENTRY
+        if self._walk is None and (self._measured + gone >= self._limit or time.monotonic() >= self._next):
+            self._walk, self._sum, self._spent = self._sizes(), 0, 0.0
+        if self._walk is None:
+            return False
+        if not self._step(self._walk):
+            # So much it is at least, whatever the rest may be.
+            return self._before is not None and self._sum - self._before >= self._limit
+        if self._measured + gone >= self._limit:
+            nameless = unlinked()
+            if nameless is None:
+                return False
+            self._measured += nameless
+        self._free, self._free_entries = free, entries
+        return self._measured >= self._limit
+
+    def close(self) -> None:
+        """Let go of the layers."""
+        self._walk = None
+        for top in self._tops:
+            os.close(top)
+
+    @staticmethod
+    def _left(disk: os.statvfs_result) -> tuple[int, int]:
+        return disk.f_bavail * disk.f_frsize, disk.f_favail
+
+    def _step(self, walk: Iterator[int]) -> bool:
+        """Measure for a moment; tell whether all is measured."""
+        began = time.monotonic()
+        for size in walk:
+            self._sum += size
+            if time.monotonic() - began > _BUDGET_S:
+                self._spent += time.monotonic() - began
+                return False
+        now = time.monotonic()
+        self._spent += now - began
+        self._next = now + max(_REST_S, _REST_SHARE * self._spent)
+        self._walk = None
+        if self._before is None:
+            self._before = self._sum
+        self._measured = self._sum - self._before
+        return True
+
+    def _sizes(self) -> Iterator[int]:
+        """Yield what each entry takes: a file with several names once, a hole nothing."""
+        linked: set[tuple[int, int]] = set()
+        for top in self._tops:
+            waiting, parents = [""], Parents(top, bounded=False)
+            try:
+                while waiting:
+                    here = waiting.pop()
+                    directory = parents.listing(here)
+                    if directory is None:
+                        continue  # gone, or closed to its owner for now
+                    try:
+                        yield from _entries(directory, here, waiting, linked)
+                    finally:
+                        os.close(directory)
+            finally:
+                parents.close()
+
+
+def _entries(
+    directory: int, here: str, waiting: list[str], linked: set[tuple[int, int]]
+) -> Iterator[int]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                waiting.append(f"{here}/{entry.name}" if here else entry.name)
+            elif found.st_nlink > 1 and (found.st_dev, found.st_ino) in linked:
+                continue
+            elif found.st_nlink > 1:
+                linked.add((found.st_dev, found.st_ino))
+            yield found.st_blocks * _BLOCK + ENTRY
+
+
+# ---- Watch what a running sandbox uses, where the kernel does not count it for us, and say when it is too much.
+#
+# A short run never meets the warden: it first looks when a command has run for a moment.
+
+__all__ = ["NotYet", "Warden"]
+
+_PACE_S, _SLOWEST_S = 0.1, 1.0
+_SHARE = 10  # of the time that passes, at most a tenth is spent looking
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Warden:
+    """Looks after one sandbox; `init` is its first process, `places` are the directories that take its writes."""
+
+    def __init__(self, limits: Limits, init: int, places: Sequence[str], *, empty: bool = True) -> None:
+        self._processes = Processes(init)
+        self._limits = limits
+        self._memory = memory_limit(limits)
+        self._init = init
+        self._tmpfs = TmpfsUse(init)
+        self._open = OpenFiles(self._processes, self._tmpfs)
+        self._is_open_known = False  # what is open was looked at in this turn
+        self._kernel: KernelMemory | None = None
+        self._room = Room(places, limits.written, empty=empty)
+        self._cgroup = Cgroup.around(init, descendants, self._memory, limits.processes)
+        self._reserve = _reserve_of(Machine())
+        self.due = 0.0
+
+    def look(self) -> Blocked | None:
+        """Look once, and return the limit that was reached."""
+        began = time.monotonic()
+        self._is_open_known = False
+        found = self._use() or self._room.look(self._unlinked)
+        if self._open.is_busy:
+            self._opened()
+        ended = time.monotonic()
+        self.due = ended + min(max(_PACE_S, _SHARE * (ended - began)), _SLOWEST_S)
+        return found
+
+    def close(self) -> Blocked | None:
+        """Stop watching when all inside is gone; return the limit by which the kernel ended it, if it did."""
+        self._processes.close()
+        self._room.close()
+        if self._kernel is not None:
+            self._kernel.close()
+        if self._cgroup is None:
+            return None
+        found = self._cgroup.reached()
+        self._cgroup.remove()
+        return None if found is None else self._told(found)
+
+    def _told(self, name: str) -> Blocked:
+        amount = {hints.MEMORY: self._memory, hints.PROCESSES: self._limits.processes, hints.CPU: self._limits.cpu}
+        return hints.hit(name, amount[name])
+
+    def _use(self) -> Blocked | None:
+        used = self._processes.tally()
+        if self._cgroup is not None and (reached := self._cgroup.reached()) is not None:
+            return self._told(reached)
+        if self._limits.processes and used.tasks >= self._limits.processes:
+            return self._told(hints.PROCESSES)
+        if self._limits.cpu and used.ticks / _TICKS >= self._limits.cpu:
+            return self._told(hints.CPU)
+        return self._memory_reached(used.pages * _PAGE)
+
+    def _memory_reached(self, resident: int) -> Blocked | None:
+        """Find out step by step whether all has too much memory; most runs need the first step alone.
+
+        `resident` is what the processes have in memory, shared or a file's on disk: the most that can be their own.
+        """
+        tmpfs = self._tmpfs.used()
+        hidden = 0
+        if self._cgroup is None:
+            machine = Machine()
+            if machine.left < self._reserve:
+                return hints.machine_full(machine.left)
+            hidden = machine.hidden
+        # What this run hides is among what the whole machine does.
+        if resident + tmpfs + hidden < self._memory:
+            return None
+        opened = self._opened()
+        segments, kernels = self._kernels(opened.sockets)
+        tables, swapped = self._processes.tables_and_swapped()
+        files, besides = tmpfs + opened.in_memory() + segments, tables + kernels
+        if resident + swapped + files + besides < self._memory:
+            return None
+        own, mapped = self._processes.own_and_mapped()
+        if own + besides + max(files, mapped) < self._memory <= own + besides + files + mapped:
+            files += self._processes.only_mapped(opened.device, opened.memory)
+        # Most files that are mapped are among those that were counted.
+        return self._told(hints.MEMORY) if own + besides + max(files, mapped) >= self._memory else None
+
+    def _kernels(self, sockets: set[int]) -> tuple[int, int]:
+        """Count what the kernel keeps in no process's name: System V's segments, and all else."""
+        if self._cgroup is not None:
+            return 0, 0  # it counts these itself
+        if self._kernel is None:
+            from fumehood.linux.usage import KernelMemory
+
+            self._kernel = KernelMemory(self._init)
+        self._kernel.look(sockets)
+        return self._kernel.segments(), self._kernel.others()
+
+    def _unlinked(self) -> int | None:
+        """Count what files take on the disk that have no name any more, but are open; None where that takes longer."""
+        opened = self._opened()
+        return None if opened.is_busy else opened.on_disk()
+
+    def _opened(self) -> OpenFiles:
+        """Return what is open inside, once looked at in each turn."""
+        if not self._is_open_known:
+            self._open.look()
+            self._is_open_known = True
+        return self._open
+
+
+def _reserve_of(machine: Machine) -> int:
+    """Return how much memory a run must leave to the machine; one that was nearly full before is not its fault."""
+    reserve = min(_LARGEST_RESERVE, machine.total // 50)
+    return reserve if machine.left > reserve else 0

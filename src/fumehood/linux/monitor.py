@@ -1,7 +1,7 @@
 """Tell live, by inotify, what a running command adds, updates and removes. It decides nothing: the scan does.
 
 An event only says *where to look*: what is told comes from what then lies in the layer and in the
-project (`core/activity.py`). Import this module only when somebody listens.
+project (`linux/monitor.py`). Import this module only when somebody listens.
 """
 
 from __future__ import annotations
@@ -14,16 +14,122 @@ from time import monotonic
 
 import inotify_simple  # type: ignore[import-untyped,unused-ignore]
 
-from fumehood.core import activity
-from fumehood.core.activity import ADDED, REMOVED, UPDATED, Directory
 from fumehood.core.changes import ABSENT, DIRECTORY, WHITEOUT
+from fumehood.linux.layer import OPAQUE_MARKS, is_opaque
 from fumehood.linux.nofollow import PATH_ONLY, entries, is_whiteout, kind_of, look, open_below, open_top
-from fumehood.linux.stack import OPAQUE, is_opaque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any, Self
+
+    from fumehood.linux.namespaces import Layer
+    from fumehood.linux.process import Watched
+
+
+# ---- What a running command has done so far, path by path: the rules by which the live monitor tells it.
+#
+# A path's state follows from what lies there *now*, in the layer and in the project, never from the
+# order of events: the kernel merges events, drops them under load, and gives none for a whiteout that
+# a rename leaves behind. So the rules hold however much happened between two looks.
+
+ADDED, UPDATED, REMOVED, CANCELLED = "added", "updated", "removed", "cancelled"
+
+
+def state_of(layer: str, project: str, *, hidden: bool = False, altered: bool = False) -> str | None:
+    """Name what became of a path, given the kinds of entry in the layer and in the project; None: nothing.
+
+    `hidden`: something above in the layer covers the project, so what is only there is gone.
+    `altered`: of two directories, the layer's was made anew or has another mode; by itself, a
+    directory in the layer only means that something below it was touched.
+    """
+    if layer in (ABSENT, WHITEOUT):
+        covered = hidden or layer == WHITEOUT
+        return REMOVED if covered and project != ABSENT else None
+    if project == ABSENT:
+        return ADDED
+    if layer == project == DIRECTORY and not altered:
+        return None
+    return UPDATED
+
+
+def news(before: str | None, now: str | None) -> str | None:
+    """Say what a listener hears when a path's state changes; None: nothing it does not know.
+
+    A path that was told and is untouched again (created, then deleted) is cancelled. Writing on in a
+    file changes no state, so it is told once however long the writing goes on.
+    """
+    if before == now:
+        return None
+    return now or CANCELLED
+
+
+class Directory:
+    """What was told about the entries of one directory, and the directories below that matter."""
+
+    __slots__ = ("below", "gone", "hidden", "path", "told")
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path
+        self.hidden = False  # the layer covers what the project has in here
+        self.gone = False  # no longer part of the tree: what is heard of it is of no interest
+        self.told: dict[str, str] = {}
+        self.below: dict[str, Directory] = {}
+
+    def path_of(self, name: str) -> str:
+        """Return the path of an entry, relative to the root."""
+        return f"{self.path}/{name}" if self.path else name
+
+    def known(self) -> set[str]:
+        """Return the names about which something was told, here or further down."""
+        return {*self.told, *self.below}
+
+    def record(self, name: str, now: str | None) -> str | None:
+        """Remember an entry's state; return what is news about it."""
+        before = self.told.get(name)
+        if now is None:
+            self.told.pop(name, None)
+        else:
+            self.told[name] = now
+        return news(before, now)
+
+    def enter(self, name: str) -> Directory:
+        """Return the directory of this name, a new one if it was not known."""
+        directory = self.below.get(name)
+        if directory is None:
+            directory = self.below[name] = Directory(self.path_of(name))
+        return directory
+
+    def drop(self, name: str) -> list[Directory]:
+        """Forget the directory of this name with all below it; return what was forgotten, parents first."""
+        top = self.below.pop(name, None)
+        if top is None:
+            return []
+        dropped = list(top.tree())
+        for directory in dropped:
+            directory.gone = True
+        return dropped
+
+    def tree(self) -> Iterator[Directory]:
+        """Yield this directory and all below it, parents first."""
+        waiting = [self]
+        while waiting:
+            directory = waiting.pop()
+            yield directory
+            waiting.extend(reversed(directory.below.values()))
+
+    def paths(self, state: str) -> Iterator[str]:
+        """Yield every path below that is in a state."""
+        for directory in self.tree():
+            for name, told in directory.told.items():
+                if told == state:
+                    yield directory.path_of(name)
+
+
+# ---- Tell live, by inotify, what a running command adds, updates and removes. It decides nothing: the scan does.
+#
+# An event only says *where to look*: what is told comes from what then lies in the layer and in the
+# project (`linux/monitor.py`). Import this module only when somebody listens.
 
 # Left alone, the library finds libc by running ldconfig, then gcc, whatever those are on the PATH.
 inotify_simple._libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +140,7 @@ _FLAGS = inotify_simple.flags
 _MASK = (
     _FLAGS.CREATE | _FLAGS.DELETE | _FLAGS.MOVED_FROM | _FLAGS.MOVED_TO | _FLAGS.ATTRIB | _FLAGS.ONLYDIR
 )  # fmt: skip
-_OPAQUE = (*OPAQUE, "user.fuseoverlayfs.opaque")
+_OPAQUE = (*OPAQUE_MARKS, "user.fuseoverlayfs.opaque")
 _OPAQUE_FILE = ".wh..wh..opq"  # fuse-overlayfs puts one into each opaque directory and shows it to nobody
 # Replaced or moved away between two looks (EXDEV: out of the layer, by the overlay itself, while its
 # path was being walked): an event that says so is on its way.
@@ -54,12 +160,12 @@ class Monitor:
     def __init__(self, layers: list[tuple[bytes, bytes]], on_change: Callable[[str, bytes, bytes], None]) -> None:
         self.incomplete = False
         self.listener_error: Exception | None = None
-        self._layers = [_Layer(upper, root) for upper, root in layers]
+        self._layers = [_WatchedLayer(upper, root) for upper, root in layers]
         self._on_change = on_change
         self._started = False
         self._inotify: Any = None
         self._silence = -1
-        self._watches: dict[int, tuple[_Layer, Directory]] = {}
+        self._watches: dict[int, tuple[_WatchedLayer, Directory]] = {}
         self._todo: deque[_Visit] = deque()
         self._news: deque[tuple[str, bytes, bytes]] = deque()
         self._behind = False
@@ -223,7 +329,7 @@ class Monitor:
             self._enter(visit, name, hidden=True, afresh=True)
         else:
             self._forget(visit.layer, directory, name)
-        state = activity.state_of(in_layer, in_project, hidden=directory.hidden, altered=altered)
+        state = state_of(in_layer, in_project, hidden=directory.hidden, altered=altered)
         self._record(visit.layer, directory, name, state)
 
     def _follow(self, visit: _Visit, upper: int, name: str, in_project: str) -> bool:
@@ -242,7 +348,7 @@ class Monitor:
         self._enter(visit, name, hidden=covers, afresh=is_new or visit.again or covers != child.hidden)
         return covers
 
-    def _watch(self, fd: int, layer: _Layer, directory: Directory) -> bool:
+    def _watch(self, fd: int, layer: _WatchedLayer, directory: Directory) -> bool:
         """Watch an open directory; return False if it was watched already, and under the same path.
 
         The kernel gives the same number for the same directory, so a moved one shows by its old path.
@@ -268,13 +374,13 @@ class Monitor:
         elif afresh:
             self._todo.append(_Visit(visit.layer, child, whole=True, again=visit.again))
 
-    def _forget(self, layer: _Layer, parent: Directory, name: str) -> None:
+    def _forget(self, layer: _WatchedLayer, parent: Directory, name: str) -> None:
         """Take back what was told below a path that has nothing below it any more."""
         for directory in parent.drop(name):
             for told in list(directory.told):
                 self._record(layer, directory, told, None)
 
-    def _record(self, layer: _Layer, directory: Directory, name: str, state: str | None) -> None:
+    def _record(self, layer: _WatchedLayer, directory: Directory, name: str, state: str | None) -> None:
         what = directory.record(name, state)
         if what is not None:
             self._news.append((what, layer.root, os.fsencode(directory.path_of(name))))
@@ -290,7 +396,7 @@ class Monitor:
                     self.listener_error = problem
 
 
-class _Layer:
+class _WatchedLayer:
     """An upper directory, the root it lies over, and what was told about it."""
 
     def __init__(self, upper: bytes, root: bytes) -> None:
@@ -323,7 +429,7 @@ class _Visit:
 
     __slots__ = ("again", "directory", "layer", "names", "whole")
 
-    def __init__(self, layer: _Layer, directory: Directory, *, whole: bool = False, again: bool = False) -> None:
+    def __init__(self, layer: _WatchedLayer, directory: Directory, *, whole: bool = False, again: bool = False) -> None:
         self.layer = layer
         self.directory = directory
         self.names: dict[str, None] = {}  # in order: what happened first is told first
@@ -334,7 +440,7 @@ class _Visit:
 class _Sides:
     """One directory as the layer and as the project have it: two descriptors, -1 where there is none."""
 
-    def __init__(self, layer: _Layer, path: str) -> None:
+    def __init__(self, layer: _WatchedLayer, path: str) -> None:
         self.upper = _open(layer.upper_fd, path)
         self.project = -1
         try:
@@ -377,3 +483,20 @@ def _entry(directory: int, name: str) -> tuple[str, int]:
     if found is None:
         return ABSENT, 0
     return WHITEOUT if is_whiteout(found) else kind_of(found.st_mode), found.st_mode
+
+
+# ---- Tell a listener what a running command writes, as it writes it.
+
+def watcher(on_change: Callable[[str, str], None]) -> Callable[[Sequence[Layer]], Watched]:
+    """Return what starts watching a run's layers; listeners get what happened and the path."""
+
+    def watch(layers: Sequence[Layer]) -> Watched:
+        # Here, so that it costs nothing when nobody listens.
+        def tell(what: str, root: bytes, path: bytes) -> None:
+            on_change(what, os.fsdecode(os.path.join(root, path)))
+
+        monitor = Monitor([(os.fsencode(each.upper), os.fsencode(each.root)) for each in layers], tell)
+        monitor.start()
+        return monitor
+
+    return watch

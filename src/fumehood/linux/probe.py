@@ -297,7 +297,7 @@ def _in_child(kind: str, base: str, privileged: bool, command: list[str], groups
 
 def trial_child(kind: str, base: str, privileged: str, groups: str, *command: str) -> NoReturn:
     """Mount the layers at `base`, run a command, and exit as it did (runs in its own process)."""
-    from fumehood.linux import overlay
+    from fumehood.linux import namespaces
     from fumehood.linux.mounts import Devices
     from fumehood.linux.site import Site
 
@@ -306,11 +306,11 @@ def trial_child(kind: str, base: str, privileged: str, groups: str, *command: st
     try:
         if privileged == "1" or not is_fuse:
             mapped = tuple(map(int, groups.split(","))) if groups else ()
-            overlay.enter_namespaces(privileged=privileged == "1", groups=mapped)
+            namespaces.enter_namespaces(privileged=privileged == "1", groups=mapped)
         step = "mounting"
         os.chdir(base)
         if kind == "kernel":
-            overlay.mount(overlay.Overlay(root="lower", lowers=("lower",), upper="upper", work="work"))
+            namespaces.mount(namespaces.Overlay(root="lower", lowers=("lower",), upper="upper", work="work"))
             step = "mounting devices"  # as every launch does: not all containers let it
             Devices(target="/dev").do(Site())
         elif is_fuse and _run([kind, "-o", "lowerdir=lower,upperdir=upper,workdir=work", "merged"]):

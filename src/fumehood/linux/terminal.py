@@ -5,18 +5,26 @@ The command never holds the person's: it could type into it, change its settings
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
 import fcntl
 import os
+import select
 import signal
 import struct
 import termios
+import time
 import tty
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import FrameType, TracebackType
-    from typing import Any
+    from typing import Any, Self
 
+
+# ---- Lend a person's terminal to a command, through a terminal of the command's own.
+#
+# The command never holds the person's: it could type into it, change its settings, and read on after the run.
 
 class Terminal:
     """A terminal for one command, as large as the person's and kept so; what is typed goes there as it is.
@@ -63,3 +71,164 @@ class Terminal:
             fcntl.ioctl(self.master, termios.TIOCSWINSZ, size)
         except OSError:
             return  # one of the two is gone
+
+
+# ---- One question at a time on a terminal, whichever process asks it.
+#
+# Two that ask at once would share the keys, and a yes to one could reach the other. So whoever asks holds a lock on the
+# terminal's own device; one that dies lets go of it. `/dev/tty` is one file for all terminals, so the device behind it
+# is locked. Where that can't be opened (a person who became another by `su`), it is a file of our own, named by the
+# device: then root and that person do not wait for each other.
+
+_TIOCGDEV = 0x80045432  # <asm-generic/ioctls.h>: the real device, also behind /dev/tty
+_LOOK_MS = 50
+_OPEN = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class TerminalTurn:
+    """The right to ask on a terminal, for a `with` block; `locks` is our own directory of lock files."""
+
+    def __init__(self, tty: int, locks: str) -> None:
+        self._file = _lock_file(tty, locks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._file)
+
+    def wait(self, closed: int | None = None, seconds: float | None = None) -> bool:
+        """Wait until it is ours; False if `closed` hangs up, or the time is over, before that."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        poll = select.poll()
+        if closed is not None:
+            poll.register(closed, select.POLLIN | select.POLLHUP)
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+            else:
+                return True
+            if poll.poll(_LOOK_MS):
+                return False
+
+
+def _lock_file(tty: int, locks: str) -> int:
+    """Open what is locked for a terminal."""
+    (number,) = struct.unpack("I", fcntl.ioctl(tty, _TIOCGDEV, bytes(4)))
+    major, minor = (number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)
+    device = os.makedev(major, minor)
+    for path in _names(major, minor):
+        found = _opened(path, device)
+        if found is not None:
+            return found
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(f"{locks}/terminal-{major}-{minor}", flags, 0o600)
+
+
+def _names(major: int, minor: int) -> list[str]:
+    """Return where a terminal's device may lie; those of windows are not in /sys."""
+    try:
+        named = os.path.basename(os.readlink(f"/sys/dev/char/{major}:{minor}"))
+    except OSError:
+        return [f"/dev/pts/{minor}"]
+    return [f"/dev/{named}"]
+
+
+def _opened(path: str, device: int) -> int | None:
+    """Open a terminal by its name, if that is the right device."""
+    try:
+        file = os.open(path, _OPEN)
+    except OSError:
+        return None
+    if os.fstat(file).st_rdev == device:
+        return file
+    os.close(file)
+    return None
+
+
+# ---- Requests to end a command that come to `fumehood run` as signals.
+#
+# Before the command starts they end Fumehood. From then on until its report is told they are only noted, and seen by
+# whoever attends the command: raised anywhere else, they would lose what it wrote, or its report.
+
+NAMES = {_signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP"}
+INTERRUPT: int = _signal.SIGINT
+
+
+_when_resumed: list[Callable[[], object]] = []
+
+
+def hear_resuming() -> None:
+    """Have whoever asked for it told when the process goes on after Ctrl-Z; only the main thread can ask for that."""
+    _signal.signal(_signal.SIGCONT, lambda *_: [tell() for tell in tuple(_when_resumed)])
+
+
+def tell_when_resumed(tell: Callable[[], object]) -> Callable[[], None]:
+    """Have a function called then, by the main thread; returns what ends it."""
+    _when_resumed.append(tell)
+    return lambda: _when_resumed.remove(tell)
+
+
+class Signals:
+    """Signals of the main thread, from the start of a command line to the end of the process."""
+
+    def __init__(self, *, may_be_typed: bool) -> None:
+        self._may_be_typed = may_be_typed
+        self._raises = True
+        self._from_s = 0.0  # by the processor's time that we took
+        self._reading = self._writing = -1
+        hear_resuming()  # a question may be asked by another thread
+        # What `nohup` had ignored stays so.
+        for number in NAMES:
+            if _signal.getsignal(number) != _signal.SIG_IGN:
+                _signal.signal(number, self._heard)
+
+    def _heard(self, _number: int, _frame: object) -> None:
+        if self._raises and time.process_time() >= self._from_s:
+            self._raises = False  # once: nothing is to be cut short that follows from it
+            raise KeyboardInterrupt
+
+    def note(self) -> None:
+        """From now on, only take note; what waits is read by `drain`."""
+        if self._reading < 0:
+            self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            _signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self._raises = False
+
+    def interrupt_again(self, *, after_s: float = 0.0) -> None:
+        """Let them end Fumehood as before, for nothing is running; those before so much work are only noted."""
+        self._from_s = time.process_time() + after_s
+        self._raises = True
+
+    def fileno(self) -> int:
+        """The descriptor to poll; there is one once they are noted."""
+        return self._reading
+
+    def drain(self) -> list[int]:
+        """Return the signals that were noted since."""
+        try:
+            return [number for number in os.read(self._reading, 64) if number in NAMES]
+        except BlockingIOError:
+            return []
+
+    def sent(self, numbers: Sequence[int]) -> list[str]:
+        """Return the names of those signals that are no Ctrl-C of a person at their terminal."""
+        typed = INTERRUPT if self._may_be_typed and is_at_terminal() else 0
+        return [NAMES[number] for number in numbers if number != typed]
+
+
+def is_at_terminal() -> bool:
+    """Tell whether what a person types at a terminal reaches this process, Ctrl-C too."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

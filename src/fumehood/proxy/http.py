@@ -9,17 +9,16 @@ import time
 
 import h11
 
-from fumehood.core.connection import CONNECT, HTTP
-from fumehood.core.hosts import authority, shown
-from fumehood.proxy.reach import Denied, Reach, Unreachable
-from fumehood.proxy.wire import Gone, Wire, readable
+from fumehood.core.network import CONNECT, HTTP, authority, shown
+from fumehood.proxy.reach import Denied, Outbound, Unreachable
+from fumehood.proxy.relay import Gone, Wire, readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fumehood.proxy.audit import Audit, Entry
-    from fumehood.proxy.upstream import Upstream
+    from fumehood.proxy.reach import Upstream
+    from fumehood.proxy.relay import ConnectionAudit, Entry
 
     Headers = list[tuple[bytes, bytes]]
     Track = Callable[[object], None]
@@ -70,10 +69,10 @@ class _Host:
         self.entry.received += size
 
 
-class Session:
+class ProxyConnection:
     """One client's connection, for as many requests as it makes; `track` learns of every connection to a host."""
 
-    def __init__(self, client: Wire, reach: Reach, audit: Audit, track: Track) -> None:
+    def __init__(self, client: Wire, reach: Outbound, audit: ConnectionAudit, track: Track) -> None:
         self._client = client
         self._reach = reach
         self._audit = audit

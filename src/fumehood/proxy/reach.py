@@ -5,22 +5,28 @@ The connection goes to the very address that was judged; nothing is resolved twi
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import os
 import socket
+import urllib.parse
+import urllib.request
 
-from fumehood.core.addresses import special
-from fumehood.core.connection import NOT_GRANTED
-from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, shown
-from fumehood.proxy.upstream import Upstream, connect, tunnel
-from fumehood.proxy.wire import Gone, Wire, send_at_once
+from fumehood.core.network import LOOPBACK_NAMES, NOT_GRANTED, Hosts, as_address, shown, special
+from fumehood.core.value import Value
+from fumehood.proxy.relay import Gone, Wire, send_at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fumehood.core.hosts import Address
-    from fumehood.proxy.audit import Entry
+    from fumehood.core.network import Address
+    from fumehood.proxy.relay import Entry
+
+
+# ---- Reach a host on the command's behalf: judged by its name, resolved here, judged again by its address, connected.
+#
+# The connection goes to the very address that was judged; nothing is resolved twice.
 
 _CONNECT_S = 20.0
 
@@ -33,7 +39,7 @@ class Unreachable(Exception):
     """The host may be reached, but can't be."""
 
 
-class Reach:
+class Outbound:
     """What one run may reach, and how the outside is reached from here.
 
     `refusal` waits for a person's answer about a `host:port` that was not granted, and says why not.
@@ -169,3 +175,72 @@ def is_own(address: Address) -> bool:
 
 def _told(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
+
+
+# ---- The person's own proxy, where this machine reaches the network by one (HTTPS_PROXY and its friends).
+
+_LONGEST_ANSWER = 1 << 16
+
+
+class Upstream(Value):
+    """An HTTP proxy."""
+
+    host: str
+    port: int
+    authorization: str = ""
+
+    @staticmethod
+    def chosen(environment: Mapping[str, str], host: str, port: int, *, tls: bool) -> Upstream | None:
+        """Return the proxy that the environment names for a host, or None where it is reached directly."""
+        lower = {name.lower(): value for name, value in environment.items() if value and name.islower()}
+        upper = {name.lower(): value for name, value in environment.items() if value and name.isupper()}
+        settings = upper | lower
+        names = ("https_proxy", "all_proxy") if tls else ("http_proxy", "all_proxy")
+        url = next((settings[name] for name in names if name in settings), "")
+        if not url or _is_bypassed(settings.get("no_proxy", ""), host, port):
+            return None
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme != "http" or not parts.hostname:
+            raise OSError(f"only http:// proxies can be used, not {parts.scheme}://")
+        login = ""
+        if parts.username is not None:
+            pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+            login = "Basic " + base64.b64encode(pair.encode()).decode()
+        return Upstream(host=parts.hostname, port=parts.port or 80, authorization=login)
+
+
+def _is_bypassed(no_proxy: str, host: str, port: int) -> bool:
+    bypass = getattr(urllib.request, "proxy_bypass_environment")  # noqa: B009 - not in the types, yet documented
+    return bool(no_proxy) and bool(bypass(shown(host, port), {"no": no_proxy}) or bypass(host, {"no": no_proxy}))
+
+
+def connect(upstream: Upstream, timeout: float) -> socket.socket:
+    """Return a connection to the proxy itself."""
+    return socket.create_connection((upstream.host, upstream.port), timeout)
+
+
+def tunnel(upstream: Upstream, host: str, port: int, timeout: float) -> socket.socket:
+    """Return a connection through the proxy; raises OSError with its answer where it refuses."""
+    connection = connect(upstream, timeout)
+    try:
+        target = shown(host, port)
+        login = f"Proxy-Authorization: {upstream.authorization}\r\n" if upstream.authorization else ""
+        connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode("ascii"))
+        _check_answer(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_answer(connection: socket.socket) -> None:
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):
+        # One byte at a time: what follows is the host's.
+        piece = connection.recv(1)
+        if not piece or len(answer) > _LONGEST_ANSWER:
+            raise OSError("it closed the connection without an answer")
+        answer += piece
+    status = answer.split(b"\r\n")[0].decode("ascii", "replace")
+    if not status.startswith("HTTP/1.") or status.split()[1:2] != ["200"]:
+        raise OSError(f"it answered {status}")

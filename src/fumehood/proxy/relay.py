@@ -5,18 +5,326 @@ Only what a client says first is looked at, for the host that it asks for by TLS
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import select
 import socket
+import ssl
+import threading
+import time
 
-from fumehood.proxy.hello import HANDSHAKE, Hello, NotUnderstood
-from fumehood.proxy.pipe import Pipe
-from fumehood.proxy.wire import PIECE
+from fumehood.core.network import Connection, printed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from fumehood.proxy.audit import Entry
+
+
+# ---- The record of a run's connections, kept small whatever the command does.
+
+MOST = 1000  # lines a run gets; what goes beyond is counted with others of its kind
+OTHERS = "(others)"
+
+
+class Entry:
+    """One connection while it lasts; filled in by the thread that serves it."""
+
+    def __init__(self, protocol: str) -> None:
+        self.protocol = protocol
+        self.host, self.port = "", 0
+        self.allowed = False
+        self.reason = ""
+        self.address = ""
+        self.sent = self.received = 0
+        self.started_at = time.time()
+        self._began = time.monotonic()
+
+    def connection(self) -> Connection:
+        """Return what is known of it now."""
+        return Connection(
+            host=self.host, port=self.port, protocol=self.protocol, allowed=self.allowed, reason=self.reason,
+            address=self.address, started_at=self.started_at, duration_s=time.monotonic() - self._began,
+            sent=self.sent, received=self.received,
+        )  # fmt: skip
+
+
+class ConnectionAudit:
+    """All connections of one run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[Entry] = set()
+        self._kept: dict[object, Connection] = {}
+
+    def begin(self, protocol: str, host: str = "", port: int = 0) -> Entry:
+        """Open an entry."""
+        entry = Entry(protocol)
+        entry.host, entry.port = printed(host), port
+        with self._lock:
+            self._open.add(entry)
+        return entry
+
+    def end(self, entry: Entry) -> None:
+        """Close an entry; a second time means nothing."""
+        with self._lock:
+            if entry not in self._open:
+                return
+            self._open.discard(entry)
+            self._keep(entry.connection())
+
+    def _keep(self, connection: Connection) -> None:
+        # Refusals repeat: tools try again and again. Connections that were made get a line each, while there is room.
+        key: object = (connection.host, connection.port, connection.protocol, connection.reason)
+        if connection.allowed and len(self._kept) < MOST:
+            key = object()
+        elif key not in self._kept and len(self._kept) >= MOST:
+            connection = connection.replace(host=OTHERS, port=0, address="")
+            key = (OTHERS, connection.protocol, connection.allowed, connection.reason)
+        before = self._kept.get(key)
+        self._kept[key] = connection if before is None else _together(before, connection)
+
+    def connections(self) -> tuple[Connection, ...]:
+        """Return all there was, the connections that are still open included, in the order they began."""
+        with self._lock:
+            found = [*self._kept.values(), *(entry.connection() for entry in self._open)]
+        return tuple(sorted(found, key=lambda connection: connection.started_at))
+
+
+def _together(one: Connection, other: Connection) -> Connection:
+    return one.replace(
+        count=one.count + 1, sent=one.sent + other.sent, received=one.received + other.received,
+        duration_s=one.duration_s + other.duration_s,
+    )  # fmt: skip
+
+
+# ---- Pages on their way from one connection to another: the kernel moves them, nothing is copied.
+
+SMALL, LARGE = 64 << 10, 1 << 20  # what every pipe has, and what one may have without privilege
+_BUSY = 256 << 10  # bytes after which a pipe is worth more room
+_F_SETPIPE_SZ = 1031
+_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+# All pipes of a user together may have 64 MiB, and those made beyond that are tiny, other programs' too.
+_roomy = threading.BoundedSemaphore(32)
+
+
+class Pipe:
+    """A pipe between two connections that don't block; `held` is what was taken from one and not given to the other."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        self._size = SMALL
+        self._moved = 0
+        self.held = 0
+
+    def fill(self, source: int, most: int = LARGE) -> int | None:
+        """Take in what is there, when all was given away before; 0 at its end, None if nothing is there yet."""
+        if self._moved > _BUSY and self._size == SMALL:
+            self._grow()
+        try:
+            self.held = os.splice(source, self._writing, min(most, self._size), flags=_FLAGS)
+        except BlockingIOError:
+            return None
+        return self.held
+
+    def empty(self, target: int) -> int:
+        """Give away what the target takes now, and tell how much that was."""
+        try:
+            given = os.splice(self._reading, target, self.held, flags=_FLAGS)
+        except BlockingIOError:
+            return 0
+        self.held -= given
+        self._moved += given
+        return given
+
+    def _grow(self) -> None:
+        self._moved = 0
+        if _roomy.acquire(blocking=False):
+            self._size = LARGE
+            # Refused where this user has many pipes already; a small one works too.
+            with contextlib.suppress(PermissionError):
+                fcntl.fcntl(self._writing, _F_SETPIPE_SZ, LARGE)
+
+    def close(self) -> None:
+        """Close it, with what may still be in it."""
+        os.close(self._reading)
+        os.close(self._writing)
+        if self._size == LARGE:
+            _roomy.release()
+
+
+# ---- Reading a connection with patience that has an end.
+
+PIECE = 1 << 16
+_LAST_WORD_S = 2.0
+
+
+def readable(descriptors: Sequence[int], patience_s: float | None) -> set[int]:
+    """Wait until one of these can be read, or has ended; not by select, which fails from descriptor 1024 on."""
+    poll = select.poll()
+    for fd in descriptors:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if patience_s is None else patience_s * 1000)}
+
+
+def send_at_once(connection: socket.socket) -> None:
+    """Let what goes over loopback wait for no timer, as it does where the host prefers BBR; of a listener, for all."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+class Gone(Exception):
+    """The other side closed the connection, or took too long."""
+
+
+class Wire:
+    """A connection whose next bytes may have been read already."""
+
+    def __init__(self, connection: socket.socket, early: bytes = b"") -> None:
+        self.socket = connection
+        self._early = early
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other side will say nothing more than what has come already."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def read(self, patience_s: float) -> bytes:
+        """Return the next bytes, none at the end; raises Gone where nothing comes in time."""
+        if self._early:
+            data, self._early = self._early, b""
+            return data
+        self.socket.settimeout(patience_s)
+        try:
+            return self.socket.recv(PIECE)
+        except TimeoutError as error:
+            raise Gone(f"nothing came for {patience_s:g} s") from error
+
+    def exactly(self, size: int, deadline: float) -> bytes:
+        """Return so many bytes, by a point in time."""
+        data = b""
+        while len(data) < size:
+            piece = self.read(max(0.01, deadline - time.monotonic()))
+            if not piece:
+                raise Gone("the connection was closed early")
+            data += piece
+        self.put_back(data[size:])
+        return data[:size]
+
+    def put_back(self, data: bytes) -> None:
+        """Let the next read begin with this."""
+        self._early = data + self._early
+
+    def taken(self) -> bytes:
+        """Return what was read and not used."""
+        data, self._early = self._early, b""
+        return data
+
+    def send(self, data: bytes, patience_s: float) -> None:
+        """Send all of it."""
+        self.socket.settimeout(patience_s)
+        try:
+            self.socket.sendall(data)
+        except TimeoutError as error:
+            raise Gone("the other side takes nothing") from error
+
+    def part_with(self, data: bytes) -> None:
+        """Say the last word, and listen a little: closed at once, what is still coming in would make it be lost."""
+        self.send(data, _LAST_WORD_S)
+        deadline = time.monotonic() + _LAST_WORD_S
+        with contextlib.suppress(OSError, Gone):
+            self.socket.shutdown(socket.SHUT_WR)
+            while time.monotonic() < deadline and self.read(_LAST_WORD_S):
+                pass
+
+    def move(self, target: Wire, size: int, patience_s: float, count: Callable[[int], None]) -> None:
+        """Pass on exactly so many bytes, those not read yet without touching them."""
+        early = self.taken()
+        self.put_back(early[size:])
+        if early[:size]:
+            target.send(early[:size], patience_s)
+            count(len(early[:size]))
+        left = size - len(early[:size])
+        if left:
+            with contextlib.closing(Pipe()) as pipe:
+                _move(self.socket, target.socket, pipe, left, patience_s, count)
+
+
+def _move(
+    source: socket.socket, target: socket.socket, pipe: Pipe, left: int, patience_s: float, count: Callable[[int], None]
+) -> None:
+    source.setblocking(False)
+    target.setblocking(False)
+    while left:
+        filled = pipe.fill(source.fileno(), left)
+        if filled is None:
+            _await(source, select.POLLIN, patience_s)
+            continue
+        if not filled:
+            raise Gone("the connection was closed early")
+        left -= filled
+        count(filled)
+        while pipe.held:
+            if not pipe.empty(target.fileno()):
+                _await(target, select.POLLOUT, patience_s)
+
+
+def _await(connection: socket.socket, event: int, patience_s: float) -> None:
+    poll = select.poll()
+    poll.register(connection, event)
+    if not poll.poll(patience_s * 1000):
+        raise Gone(f"nothing moved for {patience_s:g} s")
+
+
+# ---- Which host a TLS client asks for in its first message, read by OpenSSL rather than by a parser of ours.
+#
+# A tunnel to one host whose client then asks for another there is how a granted host on a shared server is used
+# to reach one that was not granted.
+
+HANDSHAKE = 0x16
+LONGEST = 1 << 16  # bytes; with a hybrid key exchange and many extensions, a real one has 2 KiB
+
+
+class NotUnderstood(Exception):
+    """It begins like TLS but is none that OpenSSL can read."""
+
+
+class Hello:
+    """A client's first message while it comes in."""
+
+    def __init__(self) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self.is_complete = False
+        self.server_name: str | None = None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sni_callback = self._named
+        self._server = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
+        self._size = 0
+
+    def _named(self, _server: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
+        self.is_complete, self.server_name = True, name
+        return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR  # we are not the server, so it ends here
+
+    def feed(self, data: bytes) -> bool:
+        """Take in a piece; tell whether the name is known now. Raises NotUnderstood."""
+        self._size += len(data)
+        self._incoming.write(data)
+        try:
+            self._server.do_handshake()
+        except ssl.SSLWantReadError:
+            if self._size > LONGEST:
+                raise NotUnderstood("the first message is too long") from None
+        except ssl.SSLError as error:
+            if not self.is_complete:
+                raise NotUnderstood(f"no TLS that can be read: {error.reason or error}") from error
+        return self.is_complete
+
+
+# ---- Carry bytes both ways between two connections without touching them: the kernel moves pages through a pipe.
+#
+# Only what a client says first is looked at, for the host that it asks for by TLS.
 
 IDLE_S = 900.0
 _AT_ONCE = 16  # times a pipe is filled before the other direction has its turn

@@ -7,25 +7,40 @@ names blocks. They end with the run.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
+import struct
 import threading
 import time
 
-from fumehood.core.connection import CONNECT, FORWARD, SOCKS5
-from fumehood.core.hosts import Hosts, canonical, shown
-from fumehood.proxy import http, socks
-from fumehood.proxy.audit import Audit
-from fumehood.proxy.names import Names
-from fumehood.proxy.reach import Denied, Reach, Unreachable
-from fumehood.proxy.relay import WrongHost, relay
-from fumehood.proxy.wire import Gone, Wire, readable, send_at_once
+from fumehood.core.network import (
+    CONNECT,
+    FORWARD,
+    LOOPBACK_NAMES,
+    SOCKS5,
+    Hosts,
+    as_address,
+    canonical,
+    port_number,
+    printed,
+    shown,
+)
+from fumehood.proxy import http
+from fumehood.proxy.reach import Denied, Outbound, Unreachable
+from fumehood.proxy.relay import ConnectionAudit, Gone, Wire, WrongHost, readable, relay, send_at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fumehood.core.connection import Connection
+    from fumehood.core.network import Connection
+
+
+# ---- Serve one run's connections: a thread that accepts, and one for each connection while it lasts.
+#
+# Threads, because each spends its time in the kernel, where Python's lock is not held, and because resolving
+# names blocks. They end with the run.
 
 MOST_CONNECTIONS = 64  # each has six descriptors, of the 1,024 that a program may often have
 _GREETING_S = 30.0
@@ -53,11 +68,11 @@ class Proxy:
         direct: int = 0,
         resolvers: int = 0,
     ) -> None:
-        self._reach = Reach(Hosts(hosts), environment, refusal)
+        self._reach = Outbound(Hosts(hosts), environment, refusal)
         self._targets: list[tuple[str, int] | None] = [None, *forwards, *([_BY_ADDRESS] * direct)]
         self._resolvers = resolvers
         self._names = Names()
-        self.audit = Audit()
+        self.audit = ConnectionAudit()
         self._wake, self._waking = os.pipe()
         self._stopping = threading.Event()
         self._slots = threading.Semaphore(MOST_CONNECTIONS)
@@ -193,21 +208,21 @@ class Proxy:
         """Tell by the first byte what the client speaks."""
         deadline = time.monotonic() + _GREETING_S
         first = client.exactly(1, deadline)
-        if first[0] == socks.VERSION:
+        if first[0] == VERSION:
             self._socks(client, deadline)
             return
         client.put_back(first)
         try:
-            http.Session(client, self._reach, self.audit, self._track).serve()
+            http.ProxyConnection(client, self._reach, self.audit, self._track).serve()
         except http.Tunnel as asked:
             self._tunnel(client, CONNECT, asked.host, asked.port, say=_http_answers(asked.host, asked.port))
 
     def _socks(self, client: Wire, deadline: float) -> None:
         try:
-            host, port = socks.request(
+            host, port = request(
                 lambda size: client.exactly(size, deadline), lambda data: client.send(data, _GREETING_S)
             )
-        except socks.BadSocks as error:
+        except BadSocks as error:
             entry = self.audit.begin(SOCKS5, error.host, error.port)
             entry.reason = str(error)
             self.audit.end(entry)
@@ -259,5 +274,134 @@ def _http_answers(host: str, port: int) -> Callable[[str], bytes]:
 
 
 def _socks_answers(what: str) -> bytes:
-    codes = {"": socks.GRANTED, "denied": socks.NOT_ALLOWED, "unreachable": socks.UNREACHABLE}
-    return socks.answer(codes[what.partition("\0")[0]])
+    codes = {"": GRANTED, "denied": NOT_ALLOWED, "unreachable": UNREACHABLE}
+    return answer(codes[what.partition("\0")[0]])
+
+
+# ---- SOCKS5 (RFC 1928), the server's side: CONNECT by name or address, without a login.
+
+VERSION = 5
+_NO_LOGIN, _NONE_ACCEPTABLE = 0, 0xFF
+_CONNECT = 1
+_IPV4, _NAME, _IPV6 = 1, 3, 4
+GRANTED, FAILED, NOT_ALLOWED, UNREACHABLE, BAD_COMMAND, BAD_ADDRESS = 0, 1, 2, 4, 7, 8
+
+
+class BadSocks(Exception):
+    """The client said something that can't be answered with a connection; `reply` tells it, where one is due."""
+
+    def __init__(self, message: str, reply: bytes, host: str = "", port: int = 0) -> None:
+        super().__init__(message)
+        self.reply = reply
+        self.host, self.port = host, port
+
+
+def answer(code: int) -> bytes:
+    """Return the answer to a request."""
+    return bytes((VERSION, code, 0, _IPV4, 0, 0, 0, 0, 0, 0))
+
+
+def request(exactly: Callable[[int], bytes], send: Callable[[bytes], object]) -> tuple[str, int]:
+    """Read a greeting, whose first byte was read already, and a request; return the host and port it asks for.
+
+    `exactly` reads so many bytes. Raises BadSocks.
+    """
+    methods = exactly(exactly(1)[0])
+    if _NO_LOGIN not in methods:
+        raise BadSocks("the client insists on a login", bytes((VERSION, _NONE_ACCEPTABLE)))
+    send(bytes((VERSION, _NO_LOGIN)))
+    version, command, _, kind = exactly(4)
+    if version != VERSION:
+        raise BadSocks("this is not SOCKS5", answer(FAILED))
+    if kind == _NAME:
+        raw = exactly(exactly(1)[0]).decode("utf-8", "surrogateescape")
+    elif kind == _IPV4:
+        raw = str(ipaddress.IPv4Address(exactly(4)))
+    elif kind == _IPV6:
+        raw = str(ipaddress.IPv6Address(exactly(16)))
+    else:
+        raise BadSocks("the kind of address is unknown", answer(BAD_ADDRESS))
+    port = int.from_bytes(exactly(2), "big")
+    if command != _CONNECT:
+        raise BadSocks("only CONNECT is served, not BIND or UDP", answer(BAD_COMMAND), printed(raw), port)
+    try:
+        return canonical(raw), port_number(str(port))
+    except ValueError as error:
+        raise BadSocks(f"{printed(raw)!r} is no host: {error}", answer(NOT_ALLOWED), printed(raw), port) from error
+
+
+# ---- Names for programs that know no proxy: each gets an address that leads to us, and nobody outside is asked.
+#
+# What such a program then connects to is judged like any other request, by its name. Parsed here is only a question of
+# one name, as resolvers send it; anything else gets no answer.
+
+FIRST = ipaddress.IPv4Address("198.18.0.2")  # the range for tests between networks, of which there are none inside
+_MOST = 65_000
+_HEAD = struct.Struct(">HHHHHH")
+_A_RECORD = 1
+_FAILED, _NO_SUCH_NAME = 2, 3
+_TTL_S = 30
+
+
+class Names:
+    """The names one run has asked for, with the address that stands for each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._hosts: list[str] = []
+
+    def host(self, address: str) -> str | None:
+        """Return the name that an address was given for."""
+        found = as_address(address)
+        number = -1 if found is None else int(found) - int(FIRST)
+        return self._hosts[number] if 0 <= number < len(self._hosts) else None
+
+    def _address(self, host: str) -> bytes | None:
+        with self._lock:
+            if host not in self._numbers:
+                if len(self._hosts) >= _MOST:
+                    return None
+                self._numbers[host] = len(self._hosts)
+                self._hosts.append(host)
+            return (FIRST + self._numbers[host]).packed
+
+    def answer(self, query: bytes) -> bytes | None:
+        """Return the answer to a resolver's question, or None to what is none."""
+        try:
+            number, flags, questions, *_ = _HEAD.unpack_from(query)
+            name, end = _name(query, _HEAD.size)
+            kind, _ = struct.unpack_from(">HH", query, end)
+        except (struct.error, IndexError, UnicodeDecodeError):
+            return None
+        if flags & 0x8000 or questions != 1:
+            return None
+        code, address = self._found(name, kind)
+        record = b"" if address is None else b"\xc0\x0c" + struct.pack(">HHIH", _A_RECORD, 1, _TTL_S, 4) + address
+        head = _HEAD.pack(number, 0x8180 | (flags & 0x0100) | code, 1, 1 if record else 0, 0, 0)
+        return head + query[_HEAD.size : end + 4] + record
+
+    def _found(self, name: str, kind: int) -> tuple[int, bytes | None]:
+        try:
+            host = canonical(name)
+        except ValueError:
+            return _NO_SUCH_NAME, None
+        last = host.rpartition(".")[2]
+        if as_address(host) is not None or host in LOOPBACK_NAMES or last in ("localhost", "arpa"):
+            return _NO_SUCH_NAME, None
+        if kind != _A_RECORD:
+            return 0, None  # it exists, and has none of these
+        address = self._address(host)
+        return (_FAILED, None) if address is None else (0, address)
+
+
+def _name(query: bytes, at: int) -> tuple[str, int]:
+    labels = []
+    while size := query[at]:
+        label = query[at + 1 : at + 1 + size]
+        # No pointers: a question is the first thing in its message.
+        if size > 63 or len(label) < size or b"." in label:
+            raise IndexError(at)
+        labels.append(label.decode("ascii"))
+        at += 1 + size
+    return ".".join(labels), at + 1

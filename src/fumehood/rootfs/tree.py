@@ -5,19 +5,96 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.inside import MOUNT_POINTS
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.linux.mounts import Bind, Folder, Layered, Link, Operation, Tmpfs, View
 from fumehood.linux.nofollow import LISTING, look, open_top
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+# ---- Where things appear to a command whose `/` is a root tree: the project at /workspace, and the rest beside it.
+
+WORKSPACE, ROOTS, SKILLS, PLAYGROUND = "/workspace", "/roots", "/skills", "/playground"
+MOUNT_POINTS = (WORKSPACE, ROOTS, SKILLS, PLAYGROUND)
+_PACKAGES = f"{WORKSPACE}/.packages"
+_TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
+
+ENVIRONMENT = {
+    "HOME": WORKSPACE,
+    "PATH": f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{_PACKAGES}/bin",
+    "PIP_TARGET": _PACKAGES,
+    "PYTHONPATH": _PACKAGES,
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_ROOT_USER_ACTION": "ignore",
+    # With a home that is the project, caches and histories would be changes to it.
+    "HISTFILE": f"{_TMP}/.history",
+    "LESSHISTFILE": "-",
+    "XDG_CACHE_HOME": f"{_TMP}/.cache",
+    "npm_config_cache": f"{_TMP}/.cache/npm",
+    "TMPDIR": _TMP,
+    "LANG": "C.UTF-8",
+    "FUMEHOOD": "1",
+}
+
+
+def targets(roots: Sequence[str]) -> dict[str, str]:
+    """Say where each root appears: the project first, at /workspace, the others by name under /roots."""
+    found = {roots[0]: WORKSPACE}
+    for root in roots[1:]:
+        name = root.rpartition("/")[2]
+        taken = set(found.values())
+        number = 1
+        place = f"{ROOTS}/{name}"
+        while place in taken:
+            number += 1
+            place = f"{ROOTS}/{name}-{number}"
+        found[root] = place
+    return found
+
+
+def inside(path: str, places: Mapping[str, str]) -> str:
+    """Return a host path as the command sees it; one that lies in no root is taken to be the command's own."""
+    for root, target in places.items():
+        if path == root or path.startswith(f"{root}/"):
+            return target + path[len(root) :]
+    return path
+
+
+def outside(path: str, places: Mapping[str, str]) -> str:
+    """Return a path of the command's as the person knows it; one that is in no root stays as it is."""
+    for root, target in places.items():
+        if path == target or path.startswith(f"{target}/"):
+            return root + path[len(target) :]
+    return path
+
+
+def skills(given: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
+    """Return each skill's directory and where it appears: /skills/<name>, its own unless one is given."""
+    found: dict[str, str] = {}
+    for each in given:
+        source = str(each["path"]).rstrip("/")
+        name = str(each.get("name") or source.rpartition("/")[2])
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise BadRequest(f"a skill can't be called {name!r}", hint="a skill's name is one word of a path")
+        if name in found:
+            raise BadRequest(f"two skills are called {name}", hint='give one of them another: name = "…"')
+        found[name] = source
+    return tuple((source, f"{SKILLS}/{name}") for name, source in found.items())
+
+
+# ---- Look into a root tree without leaving it: whatever links it holds are followed as a command in it would.
+
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _MADE = frozenset({"dev", "proc", "tmp"})  # fresh ones come in their place
 _NEEDED = ("dev", "proc", "tmp", *(point[1:] for point in MOUNT_POINTS))
 
 
-class Tree(Value):
+class RootTree(Value):
     """A root tree that the command sees as `/`, instead of the host's.
 
     `entries` are its top entries where it lacks a mount point: each a name and, for a link, its target. `lowers` and
@@ -65,7 +142,7 @@ def _shown(source: str, target: str, *, is_cut: bool) -> Operation:
     return Bind(target=target, source=source)
 
 
-def tree_at(path: str) -> Tree:
+def tree_at(path: str) -> RootTree:
     """Return the root tree at a directory, ready to be run in."""
     try:
         top = open_top(path)
@@ -78,7 +155,7 @@ def tree_at(path: str) -> Tree:
         if shell is None:
             raise BadRequest(f"{path} is not a root tree: it has no /bin/sh", hint="name an unpacked root directory")
         whole = all(_is_plain_directory(top, name) for name in _NEEDED)
-        return Tree(path=path, shell=shell, entries=() if whole else _entries(top))
+        return RootTree(path=path, shell=shell, entries=() if whole else _entries(top))
     finally:
         os.close(top)
 
@@ -118,3 +195,114 @@ def _entries(top: int) -> tuple[tuple[str, str], ...]:
         elif stat.S_ISDIR(entry.st_mode) or stat.S_ISREG(entry.st_mode):
             found.append((name, ""))
     return tuple(found)
+
+
+# ---- Which root trees are installed here: a local question, asked before every command that runs in one.
+
+ALPINE, CURRENT = "alpine", "current"
+VERSION_FILE = ".alpine-version"
+_LONGEST = 256
+
+
+class Installed(Value):
+    """One installed root tree; `version` is what its `.alpine-version` says."""
+
+    name: str
+    path: str
+    version: str
+
+
+def collection(data: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return the directory that holds root trees; FUMEHOOD_ROOTFS_DIR may name another."""
+    given = (os.environ if environment is None else environment).get("FUMEHOOD_ROOTFS_DIR", "")
+    return given.rstrip("/") if given.startswith("/") else f"{data}/rootfs"
+
+
+def is_ready(path: str) -> bool:
+    """Tell whether a whole root tree lies at a path; asks nobody, so it works offline."""
+    return bool(version_of(path)) and has_shell(path)
+
+
+def version_of(path: str) -> str:
+    """Return the version that a tree was marked with when it was whole, or "" where there is no such mark."""
+    try:
+        file = os.open(f"{path}/{VERSION_FILE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        return os.read(file, _LONGEST).decode("ascii", "replace").partition("\n")[0].strip()
+    except OSError:
+        return ""  # a directory
+    finally:
+        os.close(file)
+
+
+def has_shell(path: str) -> bool:
+    """Tell whether a command could be started in a tree."""
+    try:
+        top = open_top(path)
+    except OSError:
+        return False
+    try:
+        return is_program(top, "/bin/sh")
+    finally:
+        os.close(top)
+
+
+def installed(at: str) -> list[Installed]:
+    """List the trees that are ready, by name; where the directory is a tree itself, that one."""
+    if is_ready(at):
+        return [_described(at)]
+    try:
+        names = sorted(os.listdir(at))
+    except OSError:
+        return []
+    found = [f"{at}/{name}" for name in names if not name.startswith(".") and name != CURRENT]
+    return [_described(path) for path in found if is_ready(path)]
+
+
+def _described(path: str) -> Installed:
+    return Installed(name=os.path.basename(path), path=path, version=version_of(path))
+
+
+def find(at: str, name: str = ALPINE) -> Installed:
+    """Return the tree of a name; `alpine` is the one in use now."""
+    if is_ready(at):
+        return _described(at)
+    path = f"{at}/{current(at) or CURRENT}" if name == ALPINE else f"{at}/{name}"
+    if is_ready(path):
+        return _described(path)
+    if name != ALPINE:
+        raise BadRequest(f"there is no root {name}", hint="fumehood rootfs list; or name a directory: --root ./tree")
+    if current(at):
+        raise BadRequest(f"the root tree {path} is damaged", hint="fumehood rootfs install")
+    raise BadRequest("no Alpine root is installed", hint="fumehood rootfs install")
+
+
+def current(at: str) -> str:
+    """Return the name of the tree that `alpine` means, or "" where there is none."""
+    try:
+        return os.readlink(f"{at}/{CURRENT}")
+    except OSError:
+        return ""
+
+
+def switch(at: str, name: str) -> None:
+    """Let `alpine` mean another tree, in one step."""
+    beside = f"{at}/.{CURRENT}-{os.getpid()}"
+    os.symlink(name, beside)
+    os.replace(beside, f"{at}/{CURRENT}")
+
+
+class InUse:
+    """Keeps a tree from being removed for as long as a command runs in it."""
+
+    def __init__(self, path: str) -> None:
+        import fcntl
+
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._fd)

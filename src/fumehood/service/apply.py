@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.plan import PUT, RMDIR, SWAP, TAKE, plan, sharing
+from fumehood.core.changes import PUT, RMDIR, SWAP, TAKE, plan, sharing
+from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_together
 from fumehood.core.report import printable
-from fumehood.core.together import CHANGED_SINCE, HOLD_PATH, hold_open, hold_together
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import modes
 from fumehood.linux.inuse import open_elsewhere
 from fumehood.linux.nofollow import make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename
-from fumehood.linux.steps import Changed, Sides
-from fumehood.linux.traces import NO_WAY
+from fumehood.linux.steps import NO_WAY, Changed, Sides
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fumehood.core.plan import Step
+    from fumehood.core.changes import Step
 
 _NAMED = 5  # paths named in a refusal
 
@@ -52,8 +51,7 @@ def take_over(
     swap asks for its own; where one is in doubt, all is taken back, and done again once all files were asked for.
     """
     conflicts = hold_together(changes, roots, on_conflict)
-    note = journal or _unrecorded
-    steps = plan(changes, staying)
+    note, steps = journal or _unrecorded, plan(changes, staying)
     between = Between(roots, uppers, run)
     done: list[tuple[Sides, Step]] = []
     try:

@@ -17,17 +17,22 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
-from fumehood.core.permission import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
+from fumehood.core.questions import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Awaitable, Callable, Sequence
 
     Answering = Callable[[Question], object | Awaitable[object]]
+    from collections.abc import Callable
+
+
+
 
 _TURN_S = 0.05  # how often a caller that may lose interest is asked whether it has
 

@@ -11,28 +11,38 @@ import time
 
 from fumehood.core.changes import WAITING
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import forget
 from fumehood.linux.hostview import KEPT
+from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import layers as layering
-from fumehood.service.daily import clean_daily
-from fumehood.service.files import catch_up_all
+from fumehood.service.files import LiveFiles, catch_up_all, forget_file
 from fumehood.service.layers import _found_in, space_of
 from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
 from fumehood.service.store import Alone
-from fumehood.store import records
+from fumehood.store import backups, records
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
-from fumehood.store.days import Days, note_day
+from fumehood.store.backups import Daily
+from fumehood.store.database import Days, note_day
+from fumehood.store.files import Files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from fumehood.core.policy import Clean
     from fumehood.service.store import Store
+    from fumehood.store.files import Record
     from fumehood.store.projects import Project
+
+
+# ---- Remove what is no longer needed: old backups and outputs, what is beyond the budget, what came to nothing.
+#
+# The order of writes: the record forgets a layer, then the layer is renamed, then it is removed. So a run
+# whose record names a layer has it whole, and what a crash leaves is removed the next time.
 
 DAYS = 30
 _NEEDED = frozenset({"held", "running", "applying", "settling"})
@@ -126,7 +136,7 @@ def clean(
         return freed
 
 
-class _Layer(Value):
+class _OldLayer(Value):
     """A layer by its records: the runs that use it, by id and state, and the latest of their numbers and days."""
 
     name: str
@@ -192,14 +202,14 @@ class _Cleaning:
         """Tell whether more than so many days were recorded since one; of no days, everything is."""
         return days == 0 or self._recorded.since(day) > days
 
-    def _may_go(self, layer: _Layer, days: int) -> bool:
+    def _may_go(self, layer: _OldLayer, days: int) -> bool:
         """Tell whether nobody needs a layer: nothing in it waits, and all that used it is so many days old."""
         if _NEEDED & {state for _, state in layer.users}:
             return False
         is_old = self._is_old(layer.day, 1 if _is_useless(layer) else days)
         return is_old and not self._holds_something(layer)
 
-    def _beyond_budget(self, layers: Sequence[_Layer], runs: int) -> list[_Layer]:
+    def _beyond_budget(self, layers: Sequence[_OldLayer], runs: int) -> list[_OldLayer]:
         """Return the oldest layers that may go, until those left fit into the budget; the last day is always kept."""
         if not self._budget:
             return []
@@ -213,7 +223,7 @@ class _Cleaning:
                 total -= sizes[layer.name]
         return going
 
-    def _holds_something(self, layer: _Layer) -> bool:
+    def _holds_something(self, layer: _OldLayer) -> bool:
         """Tell whether something in a layer waits for a person; an undo leaves that there."""
         return any(
             change.verdict in WAITING
@@ -221,9 +231,9 @@ class _Cleaning:
             for change in self._store.history.changes(run)
         )
 
-    def _retire(self, layers: Sequence[_Layer], runs: int) -> list[_Layer]:
+    def _retire(self, layers: Sequence[_OldLayer], runs: int) -> list[_OldLayer]:
         """Let the records forget layers, and set these aside, while nobody can apply or undo."""
-        retired: list[_Layer] = []
+        retired: list[_OldLayer] = []
         for project in sorted({layer.project for layer in layers}):
             with self._store.alone(project):
                 now = _layers(self._store, project)
@@ -242,7 +252,7 @@ class _Cleaning:
 
         Should the database be lost, these are the person's only copies: what can be taken up again stays.
         """
-        if any(records.read(self._store.places, name)):
+        if any(records.read_records(self._store.places, name)):
             return False
         limit = self._recorded.moment(max(self._days, 1), self._now)
         return not name.endswith(_GONE) and _newest(runs, name) < limit
@@ -294,31 +304,31 @@ class _Cleaning:
         return removed
 
 
-def _layers(store: Store, project: int | None = None) -> dict[str, _Layer]:
+def _layers(store: Store, project: int | None = None) -> dict[str, _OldLayer]:
     """Return the layers that records name, and by their own ids the runs that have none."""
     mine = "" if project is None else f"WHERE project = {int(project)}"
     rows = store.database.rows(
         f"SELECT id, layer, project, state, max(number, settled_after), day FROM runs {mine} ORDER BY number"
     )
-    found: dict[str, _Layer] = {}
+    found: dict[str, _OldLayer] = {}
     for run, layer, owner, state, latest, day in rows:
         name = layer or run
-        known = found.get(name, _Layer(name=name, project=owner, users=()))
+        known = found.get(name, _OldLayer(name=name, project=owner, users=()))
         users = (*known.users, (run, state))
         found[name] = known.replace(users=users, latest=max(known.latest, latest), day=max(known.day, day))
     return found
 
 
-def _undoable(layer: _Layer) -> list[str]:
+def _undoable(layer: _OldLayer) -> list[str]:
     """Return the runs that can be taken back with the help of a layer."""
     return [run for run, state in layer.users if state == "applied"]
 
 
-def _by_age(layer: _Layer) -> int:
+def _by_age(layer: _OldLayer) -> int:
     return layer.latest
 
 
-def _is_useless(layer: _Layer) -> bool:
+def _is_useless(layer: _OldLayer) -> bool:
     """Tell whether a layer holds nothing that anybody wanted to keep."""
     return all(state in _CAME_TO_NOTHING for _, state in layer.users)
 
@@ -339,3 +349,117 @@ def size_told(size: int) -> str:
     while amount >= 1024 and unit < len(_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1
     return f"{amount:.1f} {_UNITS[unit]}" if unit else f"{size} bytes"
+
+
+# ---- Remove daily backups that are old, and the records that only they had kept.
+
+def clean_daily(
+    store: Store, days: int, recorded: Days, now: float, *, project: int | None = None, dry: bool = False
+) -> tuple[int, int]:
+    """Remove the daily backups older than some recorded days, save those of files that held changes wait on.
+
+    Of one project, or of all, with those that no record names. Returns how many, and the bytes that this frees.
+
+    A record goes with its last backup if the file is gone too and no run deleted it. Takes the locks of the
+    projects, so the caller must hold none of them.
+    """
+    with Daily(store.places.state) as daily:
+        by_number: dict[int, list[str]] = {}
+        for name in backups.expired([name for name, _ in daily.entries()], recorded, days):
+            by_number.setdefault(backups.parsed(name)[0], []).append(name)  # type: ignore[index]
+        known = Files(store.database).by_numbers(sorted(by_number))
+        for _, record in known:
+            if record.needs_approval:
+                del by_number[record.id]  # a held change waits on it
+            elif recorded.since(record.last_day) <= days:
+                # Its clock was behind, perhaps: the latest is not older than the change that it was made for.
+                latest = record.last_approved_copy_path.removeprefix(f"{backups.DIRECTORY}/")
+                by_number[record.id] = [name for name in by_number[record.id] if name != latest]
+        known = [(owner, record) for owner, record in known if by_number.get(record.id)]
+        if project is not None:
+            known = [(owner, record) for owner, record in known if owner == project]
+            by_number = {record.id: by_number[record.id] for _, record in known}
+        if dry:
+            going = [name for names in by_number.values() for name in names]
+            return len(going), sum(map(daily.freed_by, going))
+        gone: list[str] = []
+        freed = 0
+        for owner in sorted({owner for owner, _ in known}):
+            mine = [each for number, each in known if number == owner]
+            names = [name for each in mine for name in by_number.pop(each.id)]
+            with store.alone(owner):
+                freed += _remove(store, daily, names)
+                _drop_missing(store, mine, set(daily.by_file()))
+            gone += names
+        # Those that no record names any more, and copies that were never finished.
+        strays = [name for names in by_number.values() for name in names]
+        strays += daily.leftovers(recorded.moment(1, now)) if project is None else []
+        freed += _remove(store, daily, strays)
+    return len(gone) + len(strays), freed
+
+
+def _remove(store: Store, daily: Daily, names: Sequence[str]) -> int:
+    """Remove daily backups, after their records forgot them; returns the bytes that this freed."""
+    forget_file(store, [name for name, _ in daily.entries()], names)
+    freed = 0
+    for name in names:
+        freed += daily.freed_by(name)
+        daily.remove(name)
+    return freed
+
+
+def _drop_missing(store: Store, known: Sequence[Record], with_backup: set[int]) -> None:
+    """Remove those of these records that have neither a file nor a backup, unless a run deleted the file."""
+    for root in sorted({each.root for each in known}):
+        if not os.path.isdir(root):
+            continue  # the whole root is away, perhaps not mounted
+        with LiveFiles(root) as live:
+            mine = [each for each in known if each.root == root and each.id not in with_backup]
+            Files(store.database).drop([each.id for each in mine if live.is_missing(each.path)])
+
+
+# ---- What is done when there is time: after a report is printed, before the next command, at the end of a program.
+
+_DAY_S = 86_400
+
+
+def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
+    """Bring the records of a project's files up to date, and, where that is asked for, clean once a day.
+
+    Returns what to tell a person: which backups went, where some did. It waits for nobody, and nothing else fails for
+    it: whoever needs the records does it again, and is told.
+    """
+    try:
+        if store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):
+            from fumehood.service.files import catch_up
+
+            with InterruptsHeld():
+                catch_up(store, project, wait=False)
+        if cleaning is not None and is_cleaning_due(store):
+            return clean_up(store, cleaning)
+    except (OSError, FumehoodError):
+        return ""
+    return ""
+
+
+def is_cleaning_due(store: Store) -> bool:
+    """Tell whether nothing was cleaned for a day; the time of the lock's file is that of the last cleaning."""
+    path = store.places.lock("clean")
+    try:
+        last = os.stat(path).st_mtime
+    except FileNotFoundError:
+        # Nothing is a day old yet.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        return False
+    return not 0 <= time.time() - last < _DAY_S
+
+
+def clean_up(store: Store, cleaning: Clean) -> str:
+    """Clean as the person wishes it, unless another process is at it; returns what to tell them."""
+    try:
+        freed = clean(
+            store, days=cleaning.keep_days, backup_days=cleaning.backup_days, budget=cleaning.budget, wait=False
+        )
+    except (OSError, FumehoodError):
+        return ""
+    return freed.told() if freed.runs or freed.backups else ""

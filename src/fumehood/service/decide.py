@@ -6,20 +6,29 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.held import held_digest
-from fumehood.core.judge import keep_replacements_whole
-from fumehood.core.plan import is_plain
+from fumehood.core.changes import is_plain
+from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, keep_replacements_whole
+from fumehood.core.questions import held_digest
 from fumehood.core.report import printable
-from fumehood.core.together import CHANGED_SINCE, free_of_conflicts
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
-from fumehood.linux.indexes import refreshed
+from fumehood.linux.gitindex import refreshed
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of
-from fumehood.service import folds, holds
+from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
-from fumehood.service.choose import chosen, with_companions
-from fumehood.service.settle import DISCARDED, FAILED, HELD, conclude, hold_all, outcomes, record_files, state_of
+from fumehood.service.settle import (
+    DISCARDED,
+    FAILED,
+    HELD,
+    chosen,
+    conclude,
+    hold_all,
+    outcomes,
+    record_files,
+    state_of,
+    with_companions,
+)
 from fumehood.store.audit import named
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
+
 
 DONE = "done"
 STOPPED_RUNNING = "Fumehood was stopped while the command ran"
@@ -52,7 +62,7 @@ def apply_held(
             waiting = _without_conflicts(run, waiting)
         _refuse_before_others(store, run, waiting)
         others = store.runs_now(project.id)
-        folds.let_go(store, project.id, run.run, others=others)
+        held_runs.let_go(store, project.id, run.run, others=others)
         if force:
             run.found, waiting = _judged_anew(store, run, waiting)
         is_anew = force or _stamp_anew(run, waiting) or bool(run.below)
@@ -60,7 +70,7 @@ def apply_held(
         if failure is not None:
             raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
         if run.state != HELD and not others:
-            holds.drop_if_unneeded(store, run)
+            held_runs.drop_if_unneeded(store, run)
     return run
 
 
@@ -130,7 +140,7 @@ def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
 
 def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -> None:
     """What was built on something that still waits can't go before it."""
-    below = holds.waiting(store, run)
+    below = held_runs.waiting(store, run)
     for change in waiting if below else ():
         earlier = below.under(change)
         if earlier is not None and store.history.find(earlier).state == HELD:
@@ -160,7 +170,7 @@ def _apply(
     keep_replacements_whole(run.found)
     _count_links(run)
     if others:
-        holds.count_links(store, run)
+        held_runs.count_links(store, run)
     # What is in flight is `applied` in the journal, what was applied before is `done`.
     begin = store.history.note if is_anew else store.history.note_verdicts
     begin(run, APPLYING, decided=f"apply {named(waiting)}")
@@ -192,8 +202,8 @@ def _apply(
 
 def _bring_back(store: Store, run: Run, *, others: bool) -> None:
     try:
-        holds.bring_back(store, run, others=others)
-        holds.throw_away(store, run)  # what turned out to be in the project already
+        held_runs.bring_back(store, run, others=others)
+        held_runs.throw_away(store, run)  # what turned out to be in the project already
     except OSError as error:
         raise ApplyFailed(f"nothing was applied: {error.strerror}") from error
 
@@ -212,7 +222,7 @@ def _count_links(run: Run) -> None:
             and change.before is not None
             and not is_plain(change)
         ]
-        holds.note_links(root, leaving, lambda change: change.before)
+        held_runs.note_links(root, leaving, lambda change: change.before)
 
 
 def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
@@ -244,7 +254,8 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
 
 def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[list[c.Change], list[c.Change]]:
     """Compare what is held with the project as it is now; what the project has already is not needed any more."""
-    fresh = {(change.root, change.path): change for change in layering.scanned(holds.layers(store, run), whole=False)}
+    scanned = layering.scanned(held_runs.layers(store, run), whole=False)
+    fresh = {(change.root, change.path): change for change in scanned}
     known = {(change.root, change.path): change for change in run.found if change.verdict in c.WAITING}
     meant = {(change.root, change.path) for change in waiting}
     # Directories that are gone from the project are made again; what takes another's place goes whole.
@@ -282,23 +293,23 @@ def discard_held(
             return _discard_unseen(store, run)
         run, waiting = _waiting(store, project, run, paths, here, forth=False)
         _refuse_another(run, waiting, expected)
-        later = holds.built_upon(store, project.id, run, waiting)
+        later = held_runs.built_upon(store, project.id, run, waiting)
         if later is not None:
             raise BadRequest(
                 f"run {later[0]} builds on it: {printable(later[1])}",
                 hint=f"first: fumehood discard {later[0]}, or apply both",
             )
         others = store.runs_now(project.id)
-        folds.let_go(store, project.id, run.run, others=others)
+        held_runs.let_go(store, project.id, run.run, others=others)
         for change in waiting:
             change.verdict, change.reason = c.DISCARDED, "a person threw it away"
         store.history.note(run, SETTLING)
-        holds.throw_away(store, run)
+        held_runs.throw_away(store, run)
         run.state, run.reason = state_of(run.found), ""
         store.history.settle(run, rewrite=False, decided=f"discard {named(waiting)}", decided_at=time.time())
         record_files(store, project.id, run)
         if run.state != HELD and not others:
-            holds.drop_if_unneeded(store, run)
+            held_runs.drop_if_unneeded(store, run)
     return run
 
 

@@ -6,13 +6,13 @@ import marshal
 import os
 import stat
 
-from fumehood.core.inverse import needs_layer
+from fumehood.core.changes import needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import COPY, FUSE
-from fumehood.linux.indexes import SeenIndexes
+from fumehood.linux.gitindex import SeenIndexes
+from fumehood.linux.layer import scan
+from fumehood.linux.namespaces import Layer
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
-from fumehood.linux.overlay import Layer
-from fumehood.linux.upper import scan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def scanned(layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whol
         try:
             changes = scan(number, *tops, indexes=indexes)
             if whole and any(change.before is not None and change.before.links > 1 for change in changes):
-                from fumehood.linux.hardlinks import keep_links
+                from fumehood.linux.held_layers import keep_links
 
                 changes = keep_links(changes, *tops)
             found += changes

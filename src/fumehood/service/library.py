@@ -13,10 +13,11 @@ from fumehood.core.network import FULL, NONE
 from fumehood.core.request import Request
 from fumehood.errors import BadRequest, plain_error
 from fumehood.linux import launcher
-from fumehood.linux.output import decoding
-from fumehood.linux.stdio import CLOSED
+from fumehood.linux.monitor import watcher
+from fumehood.linux.streams import CLOSED, decoding
 from fumehood.service import decide
 from fumehood.service.ask import channels
+from fumehood.service.clean import clean_up, is_cleaning_due, upkeep
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Wishes
@@ -24,19 +25,17 @@ from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, redo_session, session_of, undo_session
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
-from fumehood.service.upkeep import clean_up, is_cleaning_due, upkeep
-from fumehood.service.watching import watcher
 from fumehood.store.audit import PYTHON
 from fumehood.store.history import LAST, Reach
-from fumehood.store.marks import new_mark
+from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
     from typing import Any, Self
 
-    from fumehood.core.permission import Question
     from fumehood.core.policy import Policy
+    from fumehood.core.questions import Question
     from fumehood.core.report import Run
     from fumehood.errors import FumehoodError
     from fumehood.linux.launch import Given, Plan
@@ -99,7 +98,7 @@ class Sandbox:
 
     def refusal(self, error: FumehoodError) -> str:
         """Write an error as a model gets it, so that it can be told from what a command prints."""
-        from fumehood.core.for_model import refusal
+        from fumehood.core.report import refusal
 
         return refusal(error, self._mark)
 
@@ -221,7 +220,7 @@ class Sandbox:
 
         It counts from the next sandbox of this project on.
         """
-        from fumehood.service.roots import add_root
+        from fumehood.service.projects import add_root
 
         where = os.path.join(self._project.path, os.fspath(path))
         return add_root(self._store, self._project, where, self._hood.permissions).roots
@@ -268,7 +267,7 @@ class Sandbox:
 
         Each has the days and the runs that it can be restored from.
         """
-        from fumehood.service.versions import known_file, known_files, place_of
+        from fumehood.service.restore import known_file, known_files, place_of
 
         if not os.fspath(path):
             return [each.told() for each in known_files(self._store, self._project)]
@@ -292,7 +291,7 @@ class Sandbox:
         They share a working directory, the variables that a command writes to "$FUMEHOOD_ENV", if wanted a /tmp, and
         `undo_session`. No run but its own can be named there. Closing either closes both.
         """
-        from fumehood.store.ids import new_id
+        from fumehood.store.places import new_id
 
         shared = copy(self)
         policy = self._hood.policy
@@ -332,7 +331,7 @@ class Sandbox:
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
-        from fumehood.core.limits import OUTPUT, is_of
+        from fumehood.core.hints import OUTPUT, is_of
 
         run = self.run(["cat", "--", os.fspath(path)], apply="discard")
         if run.exit_code:
@@ -351,7 +350,7 @@ class Sandbox:
 
     def reset_root(self) -> bool:
         """Drop what commands wrote to this project's own layer over a root tree; False if there is none."""
-        from fumehood.service.workspaces import reset
+        from fumehood.service.projects import reset
 
         return reset(self._store, self._project)
 

@@ -8,9 +8,9 @@ import threading
 import time
 
 from fumehood.core import network as n
-from fumehood.core.connection import NOT_GRANTED, SAID_NO
-from fumehood.core.permission import CANCELLED, NOBODY, TOO_LATE
-from fumehood.core.proxied import shared, variables
+from fumehood.core.environment import shared, variables
+from fumehood.core.network import NOT_GRANTED, SAID_NO
+from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE
 from fumehood.core.report import Blocked
 from fumehood.core.wording import MOST_ITEMS
 from fumehood.errors import Unavailable
@@ -20,12 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fumehood.core.connection import Connection
-    from fumehood.core.network import Network
+    from fumehood.core.network import Connection, Network
     from fumehood.linux.launch import Plan, Starter
     from fumehood.linux.process import Running
     from fumehood.proxy.server import Proxy
-    from fumehood.service.world import World
+    from fumehood.service.surroundings import World
 
 _MOST_BLOCKED = 20
 _TOO_MANY = f"the command asked for more than {MOST_ITEMS} hosts, which is more than a person can judge"
@@ -173,7 +172,7 @@ class Access:
         if network.is_proxied:
             self._prepare_proxy()
         elif network.mode == n.FULL:
-            from fumehood.linux.landlock import can_scope
+            from fumehood.linux.confine import can_scope
 
             if not can_scope():
                 raise Unavailable(
@@ -183,7 +182,7 @@ class Access:
                 )
 
     def _prepare_proxy(self) -> None:
-        from fumehood.linux.nets import loopback_listeners
+        from fumehood.linux.namespaces import loopback_listeners
         from fumehood.proxy.server import Proxy
 
         hosts = self.network.hosts
@@ -243,7 +242,7 @@ class Access:
 def resolvers_of(world: World) -> tuple[str, ...]:
     """Return the addresses where a command's programs ask for names."""
     if world.tree is not None:
-        from fumehood.rootfs.names import told_names
+        from fumehood.rootfs.layer import told_names
 
         layer = [f"{world.layer}/upper"] if world.layer else []
         return n.resolvers(told_names([*layer, world.tree.path]))
@@ -256,7 +255,7 @@ def resolvers_of(world: World) -> tuple[str, ...]:
 
 def blocked(connections: tuple[Connection, ...], started_at: float) -> tuple[Blocked, ...]:
     """Tell what was refused, when, and what to do about it."""
-    from fumehood.core.hosts import shown
+    from fumehood.core.network import shown
 
     found: dict[str, Blocked] = {}
     for each in connections:

@@ -17,7 +17,7 @@ class OpenedStore(Store):
     def __init__(self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON) -> None:
         super().__init__(environment, face=face)
         if self.database.was_made:
-            from fumehood.service.rebuild import notice
+            from fumehood.service.recover import notice
 
             notice(self)
         self.recover()

@@ -6,12 +6,22 @@ import _thread
 import os
 
 from fumehood.core import changes as c
+from fumehood.core.hints import overflows
 from fumehood.core.judge import keep_replacements_whole
-from fumehood.core.refusals import overflows
 from fumehood.core.report import Blocked
-from fumehood.linux.capture import BWRAP, COPY, KERNEL, LABELS, choose, is_carried
+from fumehood.linux.capture import (
+    BWRAP,
+    COPY,
+    KERNEL,
+    LABELS,
+    Stranger,
+    choose,
+    everywhere,
+    is_carried,
+    still_there,
+    user_name,
+)
 from fumehood.linux.nofollow import Parents, look, open_top, split
-from fumehood.linux.strangers import Stranger, everywhere, still_there, user_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +29,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.linux.host import Host
-    from fumehood.linux.overlay import Layer
+    from fumehood.linux.namespaces import Layer
     from fumehood.store.places import Places
     from fumehood.store.projects import Project
 

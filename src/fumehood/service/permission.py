@@ -1,15 +1,8 @@
-"""Decide what needs a person's word: by what was answered before, else by asking.
-
-    permissions = Permissions(store.grants, asks=(Callback(function),), session={})
-    decision = permissions.decide(network_question(command, cwd, project, run_id))
-    permissions.require(question)     # the same, but a no raises Refused
-
-Nothing of `ask` is loaded until there is somebody to ask: this lies on the path of every run.
-"""
+"""Decide what needs a person's word: by what was answered before, else by asking."""
 
 from __future__ import annotations
 
-from fumehood.core import permission as p
+from fumehood.core import questions
 from fumehood.core.value import Value
 from fumehood.errors import Refused
 
@@ -18,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.service.ask import Ask
-    from fumehood.store.grants import Grants
+    from fumehood.store.audit import Grants
 
-    Session = dict[p.Key, str]
+    Session = dict[tuple[str, str, str], str]
 
 PATIENCE_S = 120.0
 
@@ -74,45 +67,46 @@ class Permissions:
         """Return the same grants and session with others to ask."""
         return Permissions(self._grants, asks, self._session, self._patience_s)
 
-    def decide(self, question: p.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
+    def decide(self, question: questions.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
         """Return what the session, the kept grants, or a person says."""
         if self._session is None:
             question = question.replace(in_session=False)
         before = self._settled(question)
-        if before != p.ASK:
-            return Decision(allowed=before == p.ALLOW, reason=f"answered before: {before}")
+        if before != questions.ASK:
+            return Decision(allowed=before == questions.ALLOW, reason=f"answered before: {before}")
         if question.unaskable:
-            return Decision(allowed=False, answer=p.DENY_ONCE, reason=question.unaskable)
+            return Decision(allowed=False, answer=questions.DENY_ONCE, reason=question.unaskable)
         if not self._asks:
-            return Decision(allowed=False, answer=p.DENY_ONCE, reason=p.NOBODY)
+            return Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
         from fumehood.service.ask import ask_all
 
         reply = ask_all(self._asks, question, self._patience_s, cancelled)
         self._remember(question, reply.answer)
-        return Decision(allowed=p.verdict(reply.answer) == p.ALLOW, answer=reply.answer, reason=reply.reason)
+        allowed = questions.verdict(reply.answer) == questions.ALLOW
+        return Decision(allowed=allowed, answer=reply.answer, reason=reply.reason)
 
-    def is_settled(self, question: p.Question) -> bool:
+    def is_settled(self, question: questions.Question) -> bool:
         """Tell whether nobody needs to be asked, because of what was answered before."""
-        return self._settled(question) != p.ASK
+        return self._settled(question) != questions.ASK
 
-    def require(self, question: p.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
+    def require(self, question: questions.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
         """Decide, and raise Refused on a no."""
         decision = self.decide(question, cancelled)
         if not decision.allowed:
             why = decision.reason or "a person said no"
-            is_unasked = why in (p.NOBODY, question.unaskable)
+            is_unasked = why in (questions.NOBODY, question.unaskable)
             help_ = question.remedy or (question.ahead if is_unasked else "")
             raise Refused(question.denial, hint=f"{why}; {help_}" if help_ else why)
         return decision
 
-    def _settled(self, question: p.Question) -> str:
+    def _settled(self, question: questions.Question) -> str:
         if question.one_time_only:
-            return p.ASK
+            return questions.ASK
         kept = self._grants.find(question.key)
-        return p.settled(question, self._session or {}, {} if kept is None else {question.key: kept})
+        return questions.settled(question, self._session or {}, {} if kept is None else {question.key: kept})
 
-    def _remember(self, question: p.Question, answer: str) -> None:
-        if p.scope(answer) == p.SESSION and self._session is not None:
-            self._session[question.key] = p.verdict(answer)
-        elif p.scope(answer) == p.ALWAYS:
-            self._grants.keep(question.key, p.verdict(answer))
+    def _remember(self, question: questions.Question, answer: str) -> None:
+        if questions.scope(answer) == questions.SESSION and self._session is not None:
+            self._session[question.key] = questions.verdict(answer)
+        elif questions.scope(answer) == questions.ALWAYS:
+            self._grants.keep(question.key, questions.verdict(answer))

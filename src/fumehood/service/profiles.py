@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.masks import is_in
 from fumehood.core.network import FULL
-from fumehood.core.profile import fits
+from fumehood.core.policy import fits
 from fumehood.core.report import Blocked
-from fumehood.core.simple import simple
+from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
-from fumehood.service.programs import is_written, resolved
+from fumehood.linux.git_includes import followed
 from fumehood.service.scratch import wanted
-from fumehood.service.world import HOST
+from fumehood.service.surroundings import HOST
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -24,11 +25,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from fumehood.core.policy import Policy
-    from fumehood.core.profile import Profile
+    from fumehood.core.policy import Policy, Profile
     from fumehood.core.request import Request
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
+
+
+# ---- What a command's profiles give it: what eases, always; what grants, only where the program is surely the one
+# meant.
+#
+# `true || terraform; curl …` names the program, and so does a copy of another one. So a grant needs a simple command
+# whose program commands can't write. It then runs as that: without what a client's shell would read first, and with no
+# directory on its PATH that commands can write. Otherwise the hosts are asked for as any others.
 
 # Variables by which a shell, the loader or an interpreter reads code before the program's own.
 _LOADING = frozenset({"BASH_ENV", "ENV", "ZDOTDIR", "PYTHONPATH", "PYTHONHOME", "NODE_PATH", "PERL5LIB", "RUBYLIB"})
@@ -124,3 +132,36 @@ def _leads_into(name: str, value: str, written: Sequence[str]) -> bool:
 def _is_relative(request: Request) -> bool:
     found = simple(request.command)
     return found is None or ("/" in found.program and not found.program.startswith("/"))
+
+
+# ---- Which program a command really runs, where that can be told, and no command could have put another in its place.
+
+_ANYBODY_S = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where anybody may leave a program
+
+
+def resolved(
+    command: str | tuple[str, ...], cwd: str, environment: Mapping[str, str], written: Sequence[str]
+) -> str | None:
+    """Return the program of a simple command, by its real path; None where an answer for it may not be kept.
+
+    One that lies in what commands can write (`written`), or is reached by a link there, is another program tomorrow,
+    and one that runs what it is told is every program.
+    """
+    found = simple(command)
+    if found is None:
+        return None
+    base = os.path.join(cwd, found.directory)
+    folders = [""] if "/" in found.program else environment.get("PATH", os.defpath).split(":")
+    for folder in folders:
+        path = os.path.join(base, folder, found.program)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            real = os.path.realpath(path)
+            is_surely_kept = may_be_kept(path) and may_be_kept(real)
+            return real if is_surely_kept and not is_written(path, written) else None
+    return None
+
+
+def is_written(path: str, written: Sequence[str]) -> bool:
+    """Tell whether a path, or a link on the way to what it leads to, lies where commands or anybody can write."""
+    steps = [os.path.normpath(path), *(place for place, _, _ in followed(path))]
+    return any(is_in(step, (*written, *_ANYBODY_S)) for step in steps)

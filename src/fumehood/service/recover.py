@@ -12,15 +12,15 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.inverse import staying
+from fumehood.core.changes import MKDIR, TAKE, WAITING, plan, staying
 from fumehood.core.judge import DISCARD, HOLD, judge
-from fumehood.core.plan import MKDIR, TAKE, plan
 from fumehood.core.report import printable
-from fumehood.errors import FumehoodError, TooDeep
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest, FumehoodError, TooDeep
 from fumehood.linux import modes
 from fumehood.linux.capture import COPY, FUSE
+from fumehood.linux.layer import whiteout
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.marks import whiteout
 from fumehood.linux.nofollow import (
     Loosened,
     is_whiteout,
@@ -32,28 +32,38 @@ from fumehood.linux.nofollow import (
     remove_tree,
     stamp_of,
 )
-from fumehood.linux.parting import APART
-from fumehood.linux.staging import HOME, SETTLED
-from fumehood.linux.steps import Changed
-from fumehood.linux.traces import NO_WAY
+from fumehood.linux.staging import APART, HOME, SETTLED
+from fumehood.linux.steps import NO_WAY, Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
-from fumehood.service.holds import bring_back, set_apart, throw_away
+from fumehood.service.held import bring_back, set_apart, throw_away
 from fumehood.service.settle import FAILED, HELD, find_conflicts, state_of
-from fumehood.service.store import Alone
+from fumehood.service.store import Alone, Store
+from fumehood.store import records
 from fumehood.store.audit import RECOVERED
-from fumehood.store.history import APPLYING, RUNNING, SETTLING
+from fumehood.store.backups import DIRECTORY, parsed
+from fumehood.store.database import damage
+from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
+from fumehood.store.places import places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from fumehood.core.changes import Step
     from fumehood.core.concern import Concern
-    from fumehood.core.plan import Step
     from fumehood.core.report import Run
-    from fumehood.linux.overlay import Layer
+    from fumehood.linux.namespaces import Layer
     from fumehood.service.store import Store
+
+
+
+# ---- After a death: take back what was applied in part, finish what only we lack, and keep what a command wrote.
+#
+# Who died is told by locks. A run holds that on its directory until its record is final; applies and undos are done
+# under their project's lock, so whoever gets it knows that those still unfinished have nobody. Everything here looks
+# before it acts, so it can be interrupted too, and be done again.
 
 STOPPED_APPLYING = "Fumehood was stopped while applying; nothing was applied"
 STOPPED_BACK = "Fumehood was stopped before it was done; the project is as it was"
@@ -165,7 +175,7 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
     """Find out which changes the host would act on by itself; whoever reviews them is told."""
     if not run.found:
         return {}
-    from fumehood.service.facts import concerns
+    from fumehood.service.danger_facts import concerns
     from fumehood.store.config import policy_for
 
     rules = policy_for(store.places, run.roots).rules
@@ -177,19 +187,19 @@ def _collect(run: Run, layers: Sequence[Layer]) -> str:
     if not all(os.path.isdir(layer.upper) for layer in layers):
         return f"{STOPPED_RUNNING}: it had not begun"
     if run.capture == FUSE:
-        from fumehood.linux import fuse
+        from fumehood.linux import capture_fuse
 
         for layer in layers:
-            fuse.clear_away(layer)
-            fuse.normalise(layer)
+            capture_fuse.clear_away(layer)
+            capture_fuse.normalise(layer)
     elif run.capture == COPY:
-        from fumehood.linux import copied
+        from fumehood.linux import capture_copy
 
         for layer in layers:
-            if os.path.isdir(layer.merged) and not copied.has_manifest(layer):
+            if os.path.isdir(layer.merged) and not capture_copy.has_manifest(layer):
                 return f"{STOPPED_RUNNING}; what it left is in {layer.merged}"
         for layer in layers:
-            copied.distil(layer)
+            capture_copy.distil(layer)
     return ""
 
 
@@ -362,3 +372,107 @@ def _finish(store: Store, run: Run) -> None:
 
         others = consequences(store, store.history.find(run.of), run)
     store.history.settle(run, rewrite=True, others=others, event=RECOVERED)
+
+
+# ---- The records are gone or damaged: say so, set the damaged ones aside, and rebuild what the runs' directories tell.
+
+MEND = "fumehood doctor --mend"
+
+
+class Mended(Value):
+    """What was done about lost records."""
+
+    set_aside: str = ""  # where the damaged database lies now
+    runs: int = 0
+    left: tuple[str, ...] = ()  # directories without a record of their own
+
+
+def notice(store: Store) -> None:
+    """Say, where the database was made just now, that there had been another: its runs' directories are still there."""
+    _number_after_backups(store)
+    count = sum(not name.endswith(layering.GONE) for name in os.listdir(f"{store.places.state}/runs"))
+    if count:
+        many = f"{count} runs lie" if count > 1 else "1 run lies"
+        store.notices.append(
+            f"the database {store.places.database} is gone, while the backups and held changes of {many} in"
+            f" {store.places.state}/runs; to rebuild what can be from there: {MEND}"
+        )
+
+
+def _number_after_backups(store: Store) -> None:
+    """Give records of files numbers that no daily backup has: a backup is found by its file's number."""
+    try:
+        names = os.listdir(f"{store.places.state}/{DIRECTORY}")
+    except FileNotFoundError:
+        return
+    highest = max((backup[0] for name in names if (backup := parsed(name)) is not None), default=0)
+    with store.database.transaction() as connection:
+        connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'files'", (highest,))
+
+
+def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
+    """Set a damaged database aside, and take up every run that has a record beside its layer alone."""
+    aside = _set_aside(places().database)
+    store = open_store()
+    store.notices.clear()
+    # No cleaning meanwhile: it removes what no record names.
+    with Alone(store.places.lock("clean")):
+        missing = sorted(_unrecorded(store), key=lambda run: run.run)
+        for run in missing:
+            _take_up(store, run)
+        return store, Mended(set_aside=aside, runs=len(missing), left=tuple(unknown(store)))
+
+
+def unknown(store: Store) -> list[str]:
+    """Return the runs' directories that no record names and that no living process has."""
+    found = []
+    for name in _strays(store):
+        try:
+            os.close(layering.take_up(store.places, name))
+        except (FileNotFoundError, BlockingIOError):
+            continue
+        found.append(store.places.run(name))
+    return found
+
+
+def _strays(store: Store) -> list[str]:
+    known = {name for row in store.database.rows("SELECT id, layer FROM runs") for name in row}
+    names = sorted(os.listdir(f"{store.places.state}/runs"))
+    return [name for name in names if name not in known and not name.endswith(layering.GONE)]
+
+
+def _set_aside(database: str) -> str:
+    """Move a damaged database away, with its log; it is never removed."""
+    if not damage(database):
+        return ""
+    aside = f"{database}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    if os.path.exists(aside):
+        raise BadRequest(f"{aside} is there already", hint="wait a second, and try again")
+    for end in ("-wal", "-shm", ""):
+        if os.path.exists(f"{database}{end}"):
+            os.rename(f"{database}{end}", f"{aside}{end}")
+    return aside
+
+
+def _unrecorded(store: Store) -> Iterator[Run]:
+    recorded = {run for (run,) in store.database.rows("SELECT id FROM runs")}
+    for layer in os.listdir(f"{store.places.state}/runs"):
+        for run in records.read_records(store.places, layer):
+            if run.run not in recorded:
+                yield run
+
+
+def _take_up(store: Store, run: Run) -> None:
+    """Record a run again, as its directory tells; one that is not whole there says where its files are."""
+    if run.state in UNFINISHED or (run.state == HELD and not _is_whole(store, run)):
+        run.state, run.reason = FAILED, f"its record was lost; what is left of it is in {store.places.run(run.layer)}"
+    project = store.projects.remember(run.project)
+    if run.session is not None:
+        store.sessions.open(project, run.session)
+    store.history.rebuild(project, run)
+
+
+def _is_whole(store: Store, run: Run) -> bool:
+    """Tell whether what a run holds is where it is held."""
+    waiting = {change.root for change in run.found if change.verdict in WAITING}
+    return all(os.path.isdir(store.places.layer(run.layer, root, "held")) for root in waiting)

@@ -3,55 +3,55 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from fumehood.core.environment import apart
-from fumehood.core.permission import NETWORK
+from fumehood.core.questions import NETWORK
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused
+from fumehood.linux.bwrap import Spec, bubblewrap_arguments
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.landlock import guard, is_scoped_by_launcher
+from fumehood.linux.confine import filter_for, guard, is_scoped_by_launcher
 from fumehood.linux.launch import Owner, Plan, owner_of, started
 from fumehood.linux.limits import resource_limits
-from fumehood.linux.mounts import is_bubblewraps
-from fumehood.linux.output import INLINE, Stream
+from fumehood.linux.mounts import Text, is_bubblewraps
+from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.linux.process import Attendance, Outcome
-from fumehood.linux.seccomp import filter_for
-from fumehood.linux.spec import Spec, bubblewrap_arguments
-from fumehood.linux.stdio import CLOSED, on_terminal, piped
+from fumehood.linux.streams import CLOSED, INLINE, Stream, on_terminal, piped
 from fumehood.service.permission import Permissions
 from fumehood.service.settle import REFUSED
 from fumehood.store.audit import DECIDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from fumehood.core.permission import Question
     from fumehood.core.policy import Limits, Policy
+    from fumehood.core.questions import Question
     from fumehood.linux.bwrap import Bwrap
+    from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.host import Host
-    from fumehood.linux.indexes import SeenIndexes
     from fumehood.linux.launch import Given, Starter
-    from fumehood.linux.output import Sink
-    from fumehood.linux.overlay import Layer
+    from fumehood.linux.mounts import Operation
+    from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Exit, Guard, Outcome, Running, Watched
-    from fumehood.linux.signals import Signals
-    from fumehood.linux.stdio import Stdio
-    from fumehood.linux.terminal import Terminal
+    from fumehood.linux.streams import Sink, Stdio
+    from fumehood.linux.terminal import Signals, Terminal
     from fumehood.service.ask import Ask
     from fumehood.service.network import Access
     from fumehood.service.permission import Decision
     from fumehood.service.scratch import Scratch
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
-    from fumehood.service.surroundings import Seen, Surroundings
-    from fumehood.service.world import World
+    from fumehood.service.surroundings import Seen, Surroundings, World
     from fumehood.store.history import Printed
     from fumehood.store.projects import Project
 
+
+# ---- One command, from its layers to its end: the sandbox is built, started, attended and cleared away.
 
 class Ended(Value):
     """How a command ended and what it printed."""
@@ -340,7 +340,7 @@ class Execution:
 
     def _guard(self, init: int) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
-        from fumehood.linux.warden import NotYet, Warden
+        from fumehood.linux.limits import NotYet, Warden
 
         is_copy = self._capture.way == COPY
         places = [each.merged if is_copy else each.upper for each in self._capture.layers]
@@ -354,8 +354,6 @@ def _left_behind(plan: Plan, ended: Exit) -> tuple[str, ...]:
     """Look at what a command left in its home, and let go of that."""
     if ended.home < 0:
         return ()
-    from fumehood.linux.leftovers import left_at_home
-
     try:
         return left_at_home(ended.home, plan.home, plan.mounts)
     finally:
@@ -364,7 +362,7 @@ def _left_behind(plan: Plan, ended: Exit) -> tuple[str, ...]:
 
 def _listening_inside(access: Access, command: tuple[str, ...], world: World) -> tuple[str, ...]:
     """Have the listeners made inside the sandbox, where only bubblewrap can make the namespaces for them."""
-    from fumehood.linux.nets import from_inside
+    from fumehood.linux.namespaces import from_inside
 
     if world.tree is not None:
         raise LaunchFailed(
@@ -417,3 +415,58 @@ def printed(ended: Ended) -> tuple[Printed, Printed]:
 def _short(stream: Stream) -> Printed:
     head, _ = stream.kept()
     return (head if stream.size <= INLINE else None), stream.size
+
+
+# ---- What a command left in its home, which is thrown away: whoever meant to keep it must be told.
+
+_MOST = 1000  # entries looked at
+
+
+def left_at_home(directory: int, home: str, mounts: Iterable[Operation]) -> tuple[str, ...]:
+    """Return what a command wrote to its home, relative to it, in order.
+
+    Not what lies in directories whose names begin with a dot: caches and records that programs keep by themselves.
+    """
+    inside = {each.target[len(home) + 1 :]: each for each in mounts if each.target.startswith(f"{home}/")}
+    texts = {path: each.content for path, each in inside.items() if isinstance(each, Text)}
+    ways = {above for path in inside for above in _above(path)}
+    return tuple(sorted(_new(directory, "", set(inside), texts, ways)))
+
+
+def _above(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _new(directory: int, below: str, made: set[str], texts: dict[str, bytes], ways: set[str]) -> Iterator[str]:
+    for name in sorted(os.listdir(directory))[:_MOST]:
+        path = f"{below}{name}"
+        entry = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_ISDIR(entry.st_mode):
+            if name.startswith(".") or path in made:
+                continue
+            if path not in ways:
+                yield path
+                continue
+            inner = os.open(name, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                yield from _new(inner, f"{path}/", made, texts, ways)
+            finally:
+                os.close(inner)
+        elif path not in made or (path in texts and not _holds(directory, name, texts[path])):
+            yield path
+
+
+def _holds(directory: int, name: str, content: bytes) -> bool:
+    """Tell whether a file still holds what we wrote."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        return os.read(file, len(content) + 1) == content
+    except OSError:
+        return False
+    finally:
+        os.close(file)

@@ -6,30 +6,27 @@ import os
 import time
 
 from fumehood.core.changes import HELD
+from fumehood.core.hints import overflows, refused_writes
 from fumehood.core.judge import APPLY, HOLD, cut_short, judge
 from fumehood.core.network import FULL, HOSTS, OFFLINE, decided
-from fumehood.core.permission import network_question
-from fumehood.core.policy import HIDDEN, Policy
-from fumehood.core.profile import defaults, matching
-from fumehood.core.refusals import overflows, refused_writes
+from fumehood.core.policy import HIDDEN, Policy, defaults, matching
+from fumehood.core.questions import network_question
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.output import INLINE, HeldBack, Stream
-from fumehood.linux.overlay import mounts_inside
+from fumehood.linux.namespaces import mounts_inside
+from fumehood.linux.streams import INLINE, HeldBack, Stream
 from fumehood.service import layers as layering
-from fumehood.service.looking import Looking
 from fumehood.service.permission import Permissions
-from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
-from fumehood.service.settle import FAILED, settle
-from fumehood.service.surroundings import Surroundings
-from fumehood.service.world import around
-from fumehood.store import reserve
-from fumehood.store.ids import new_id
+from fumehood.service.scratch import PLAYGROUND
+from fumehood.service.settle import FAILED, Looking, settle
+from fumehood.service.surroundings import Surroundings, around
+from fumehood.store import database
+from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,19 +34,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.concern import Concern
-    from fumehood.core.dependence import Waiting
+    from fumehood.core.judge import Waiting
     from fumehood.core.network import Network
-    from fumehood.core.permission import Question
-    from fumehood.core.profile import Profile
+    from fumehood.core.policy import Profile
+    from fumehood.core.questions import Question
+    from fumehood.linux.capture import Stranger
     from fumehood.linux.launch import Starter
-    from fumehood.linux.overlay import Layer
+    from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Outcome
-    from fumehood.linux.strangers import Stranger
     from fumehood.service.network import Access, Asking
     from fumehood.service.permission import Decision
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
-    from fumehood.service.world import World
+    from fumehood.service.surroundings import World
     from fumehood.store.projects import Project
 
 
@@ -78,7 +75,7 @@ class Hood(Workplace):
         finally:
             self._host = hood._host
         if run.below:
-            from fumehood.service.holds import clear_away
+            from fumehood.service.held import clear_away
 
             clear_away(self.store, self.project.id, run.below)
         return run
@@ -104,7 +101,7 @@ class Hood(Workplace):
 
     def _run_claimed(self, request: Request, wishes: Wishes) -> Run:
         # Before anything is tried out there: on a full disk, nothing would seem to work.
-        reserve.keep(self.store.places.state)
+        database.keep(self.store.places.state)
         with layering.Claim(self.store.places, new_id()) as claim:
             if not request.session:
                 return self._run(claim, request, wishes)
@@ -331,7 +328,7 @@ class Hood(Workplace):
         """Find what earlier runs hold: the command sees that too, root by root."""
         if not run.below:
             return []
-        from fumehood.service.holds import seen
+        from fumehood.service.held import seen
 
         return seen(self.store, self.project.id, run)
 
@@ -360,7 +357,7 @@ class Hood(Workplace):
         reached = () if ended.outcome.limit is None else (ended.outcome.limit,)
         if not any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
             return reached
-        from fumehood.core.limits import OUTPUT, hit
+        from fumehood.core.hints import OUTPUT, hit
 
         return (*reached, hit(OUTPUT, self.policy.output_limit))
 
@@ -368,7 +365,7 @@ class Hood(Workplace):
         """Find out which changes the host would act on by itself."""
         if not run.found:
             return {}
-        from fumehood.service.facts import concerns
+        from fumehood.service.danger_facts import concerns
 
         return concerns(run.found, run.roots, [layer.upper for layer in layers], self.policy.rules)
 
@@ -376,7 +373,7 @@ class Hood(Workplace):
         """Find out what the command built on that still waits for a person."""
         if not run.found or not run.below:
             return None
-        from fumehood.service.holds import waiting
+        from fumehood.service.held import waiting
 
         return waiting(self.store, run)
 
@@ -415,9 +412,9 @@ def _missing(run: Run, network: Network, world: World, ended: Ended) -> tuple[Bl
         return refused
     found = _missing_roots(run) or refused
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-        from fumehood.service.complaints import suspected, unreached
+        from fumehood.core.hints import suspected_network, unreached
 
-        found += unreached(run.connections) or suspected(run.stderr or run.stdout, network)
+        found += unreached(run.connections) or suspected_network(run.stderr or run.stdout, network)
     return found
 
 
@@ -425,7 +422,7 @@ def _met(run: Run, policy: Policy, world: World, known: tuple[Blocked, ...]) -> 
     """Say which mask, socket or limit a failed command seems to have met, besides what is known."""
     if not run.exit_code or run.timed_out or world.tree is not None or not (run.stderr or run.stdout):
         return ()
-    from fumehood.core.blocked import suspected
+    from fumehood.core.hints import suspected
 
     found = suspected(run.stderr or run.stdout, run.exit_code, policy, world.environment.get("HOME", "/"))
     return tuple(each for each in found if each not in known and not (each.what == "limit" and known))
@@ -435,7 +432,7 @@ def _unseen(run: Run, ended: Ended) -> tuple[Blocked, ...]:
     """Say what a failed command missed of the home, by the paths that it named."""
     if not run.exit_code or ended.seen is None or not ended.seen.home:
         return ()
-    from fumehood.core.unseen import unseen_paths
+    from fumehood.core.hints import unseen_paths
 
     paths = unseen_paths(run.stderr or run.stdout, (ended.seen.home,), ended.seen.hides, run.cwd)
     named = {each.detail for each in run.blocked}
@@ -460,7 +457,7 @@ def _thrown_away(ended: Ended) -> tuple[Blocked, ...]:
 
 def _missing_roots(run: Run) -> tuple[Blocked, ...]:
     """Offer the directory that a failed command in a git work tree could not write: its real git directory."""
-    from fumehood.service.worktree import git_directory
+    from fumehood.service.projects import git_directory
 
     found = git_directory(run.project)
     if found is None or found in run.roots:

@@ -8,26 +8,38 @@ None of it is judged or applied, and only later commands of the same project see
 from __future__ import annotations
 
 import os
+import stat
 
 from fumehood.core.masks import HOMES, UNSEEN
 from fumehood.core.value import Value
+from fumehood.errors import FumehoodError
 from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.mounts import Bind, Layered
+from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
-from fumehood.linux.overlay import mounts_inside
+from fumehood.store.places import home as user_home
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fumehood.core.policy import Profile
+    from fumehood.linux.mounts import Operation
+    from fumehood.store.places import Places
+
+
+
+# ---- Directories that a program may write during a run, its caches above all: kept for the project, or thrown away.
+#
+# One that the host has is covered in place by an overlay: the program finds what is there, and its writes go to a
+# directory of ours. One that the host lacks is not made there: the program is told of another place by its variable.
+# None of it is judged or applied, and only later commands of the same project see it.
 
 try:
     from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
 except ImportError:
     from hashlib import blake2b
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from fumehood.core.profile import Profile
-    from fumehood.linux.mounts import Operation
-    from fumehood.store.places import Places
 
 INSIDE = "/dev/scratch"  # made by bubblewrap for each run, so no command can have put a link there
 _IN_MEMORY = "/tmp/scratch"  # noqa: S108 - as the command sees it
@@ -270,3 +282,119 @@ def _digest(path: str) -> str:
 
 def _inside(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+# ---- The playground: a writable directory of the agent's own, outside every project, kept between runs.
+
+PLAYGROUND = "playground"  # as a working directory it means the playground
+
+
+class Playground(Value):
+    """Where the playground lies, and where a command sees it."""
+
+    source: str
+    target: str
+
+    def mount(self) -> Bind:
+        """Return how it is shown."""
+        return Bind(target=self.target, source=self.source, is_writable=True, why="the playground")
+
+
+def playground(places: Places, home: str, roots: Sequence[str], *, makes_points: bool) -> Playground:
+    """Return the playground as a command on the host's own system sees it: `playground` in the home.
+
+    Where that is in the way of a root, is something else already, or lacks the mount point and none can be made
+    (`makes_points`), it is seen where it lies.
+    """
+    source = made(places)
+    home = os.path.realpath(home)
+    target = f"{home}/{PLAYGROUND}"
+    plain = Playground(source=source, target=source)
+    if home == "/" or not os.path.isdir(home) or any(_overlap(target, root) for root in (*roots, places.data)):
+        return plain
+    try:
+        there = os.lstat(target)
+    except FileNotFoundError:
+        return Playground(source=source, target=target) if makes_points else plain
+    return Playground(source=source, target=target) if stat.S_ISDIR(there.st_mode) else plain
+
+
+def is_there(places: Places) -> bool:
+    """Tell whether the playground was ever asked for: from then on, every command sees it, and pays for the mount."""
+    return os.path.isdir(_path(places))
+
+
+def made(places: Places) -> str:
+    """Return where the playground lies, making it when it is missing."""
+    directory = _path(places)
+    if os.path.isdir(directory):
+        return directory
+    try:
+        os.makedirs(places.data, 0o700, exist_ok=True)
+        os.mkdir(directory, 0o700)
+    except OSError as error:
+        if not (isinstance(error, FileExistsError) and os.path.isdir(directory)):  # another process was faster
+            raise FumehoodError(
+                f"cannot make {directory}: {error.strerror}",
+                hint="the playground belongs there; set XDG_DATA_HOME to a directory you can write",
+            ) from error
+    return directory
+
+
+def is_directory(places: Places, path: str) -> bool:
+    """Tell whether a directory is there, for a command that sees the playground in its home."""
+    target = f"{os.path.realpath(user_home())}/{PLAYGROUND}"
+    if not f"{path}/".startswith(f"{target}/") or os.path.lexists(target):
+        return os.path.isdir(path)
+    return os.path.isdir(_path(places) + path[len(target) :])
+
+
+def size(places: Places) -> int:
+    """Return the bytes that the playground takes on disk."""
+    from fumehood.linux.nofollow import entries, open_top
+    from fumehood.service.layers import space_of
+
+    if not is_there(places):
+        return 0
+    directory = open_top(_path(places))
+    try:
+        return sum(space_of(directory, name) for name in entries(directory))
+    finally:
+        os.close(directory)
+
+
+def emptied(places: Places) -> int:
+    """Throw away all that is in the playground; returns the bytes that it took.
+
+    It is set aside first, so that a command which begins meanwhile finds a fresh one.
+    """
+    from fumehood.linux.nofollow import entries, open_top, remove_tree
+    from fumehood.store.places import new_id
+
+    freed = size(places)
+    if not is_there(places):
+        return 0
+    aside = f"{PLAYGROUND}.{new_id()}"
+    above = open_top(places.data)
+    try:
+        os.rename(PLAYGROUND, aside, src_dir_fd=above, dst_dir_fd=above)
+        made(places)
+        for name in entries(above):  # what an emptying that did not end has left, too
+            if name.startswith(f"{PLAYGROUND}."):
+                remove_tree(above, name)
+    except OSError as error:
+        raise FumehoodError(
+            f"the playground could not be emptied: {error.strerror} ({error.filename})",
+            hint="a command may still be using it; try again when it has ended",
+        ) from error
+    finally:
+        os.close(above)
+    return freed
+
+
+def _path(places: Places) -> str:
+    return f"{places.data}/{PLAYGROUND}"
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")

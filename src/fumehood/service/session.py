@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core import session as told
+from fumehood.core import request
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import entries, open_top, remove_tree
-from fumehood.service.playground import is_directory
+from fumehood.service.scratch import is_directory
 from fumehood.store.history import Reach
 from fumehood.store.places import make_private
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fumehood.core.report import Run
-    from fumehood.core.session import Session
+    from fumehood.core.request import Session
     from fumehood.linux.mounts import Operation
     from fumehood.service.store import Store
-    from fumehood.store.days import Days
+    from fumehood.store.database import Days
     from fumehood.store.projects import Project
 
 _MOST = 1 << 16  # what a pipe holds
@@ -71,13 +71,13 @@ class Seat:
     @property
     def variables(self) -> dict[str, str]:
         """What the command's environment gets."""
-        return {**self.session.variables, told.VARIABLE: f"{told.TOLD}/{told.ENVIRONMENT}"}
+        return {**self.session.variables, request.VARIABLE: f"{request.TOLD}/{request.ENVIRONMENT}"}
 
     @property
     def mounts(self) -> list[Operation]:
         """What the sandbox shows of the session."""
         return [
-            Bind(target=f"{told.TOLD}/{name}", source=self._pipe(name), is_writable=True, why="its session")
+            Bind(target=f"{request.TOLD}/{name}", source=self._pipe(name), is_writable=True, why="its session")
             for name in self._pipes
         ]
 
@@ -89,7 +89,7 @@ class Seat:
             os.chown(self._room, self._owner.user, self._owner.group)
         else:
             self._make_room()
-        for name in (told.CWD, told.ENVIRONMENT):
+        for name in (request.CWD, request.ENVIRONMENT):
             path = self._pipe(name)
             os.mkfifo(path, 0o600)
             if self._owner is not None:
@@ -110,15 +110,15 @@ class Seat:
 
         `known` turns a path that the command saw into one that the person knows.
         """
-        cwd = self._read(told.CWD).removesuffix("\n")
-        environment = self._read(told.ENVIRONMENT)
+        cwd = self._read(request.CWD).removesuffix("\n")
+        environment = self._read(request.ENVIRONMENT)
         # Whether it is there is asked when it is used: it may be among what is yet to be applied.
         cwd = known(cwd) if cwd.startswith("/") and "\0" not in cwd else ""
         if (cwd and cwd != self.session.cwd) or environment:
             self.session = self._store.sessions.update(
                 self.session.name,
                 lambda session: session.replace(
-                    cwd=cwd or session.cwd, environment=tuple(told.kept(session.variables, environment).items())
+                    cwd=cwd or session.cwd, environment=tuple(request.kept(session.variables, environment).items())
                 ),
             )
         return cwd
@@ -212,7 +212,7 @@ def sweep_sessions(
 def keep_variables(store: Store, name: str, variables: Mapping[str, str | None]) -> None:
     """Give every later command of a session these variables; None takes one away."""
     for each in variables:
-        if not told.is_variable(each):
+        if not request.is_variable(each):
             raise BadRequest(f"{each!r} can't be kept as a variable", hint="letters, digits and _, not FUMEHOOD…")
 
     def changed(session: Session) -> Session:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 
 from fumehood.core import changes as c
-from fumehood.errors import ApplyFailed, Unfinished
+from fumehood.core.judge import one_state
+from fumehood.core.report import printable
+from fumehood.errors import ApplyFailed, BadRequest, TooDeep, Unfinished
 from fumehood.service import layers as layering
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fumehood.core.report import Run
     from fumehood.errors import FumehoodError
-    from fumehood.linux.overlay import Layer
+    from fumehood.linux.libc import InterruptsHeld
+    from fumehood.linux.namespaces import Layer
+    from fumehood.linux.terminal import Signals
     from fumehood.service.store import Store
     from fumehood.store.history import Printed
+
+
+# ---- The end of a run: verdicts take effect, what waits is set apart, and all of it is recorded.
 
 APPLIED, HELD, DISCARDED, EMPTY = "applied", "held", "discarded", "empty"
 FAILED, REFUSED = "failed", "refused"
@@ -65,13 +72,12 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         and change.verdict in (c.APPLIED, c.HELD)
     ]
     if late and run.below:
-        from fumehood.service.holds import waiting
+        from fumehood.service.held import waiting
 
         below = waiting(store, run)
         late = [change for change in late if below.under(change) is None]
     if late:
-        from fumehood.core.judge import keep_replacements_whole
-        from fumehood.core.together import CHANGED_SINCE
+        from fumehood.core.judge import CHANGED_SINCE, keep_replacements_whole
 
         for change in late:
             change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
@@ -118,7 +124,7 @@ def _hold(store: Store, run: Run, printed: Sequence[Printed], layers: Sequence[L
 
 
 def _set_apart(store: Store, run: Run) -> None:
-    from fumehood.service.holds import set_apart
+    from fumehood.service.held import set_apart
 
     try:
         set_apart(store, run)
@@ -158,3 +164,147 @@ def hold_all(run: Run, error: FumehoodError) -> None:
     for change in run.found:
         if change.verdict == c.APPLIED:
             change.verdict, change.reason = c.HELD, error.message
+
+
+# ---- Which of a run's changes a person means by paths, and which others must go with them.
+
+def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
+    """Return the changes that paths name, each by itself or by a directory above it; no path names all.
+
+    A path may be absolute, relative to `here` (where the person is), or relative to a root, as reports
+    show it; the first of these that names a change counts. A run that failed changed nothing.
+    """
+    if run.state == "failed":
+        return []
+    if not paths:
+        return list(run.found)
+    wanted: set[int] = set()
+    for path in paths:
+        places = (_named(run, place) for place in meanings(run.roots, path, here))
+        found = next((each for each in places if each), None)
+        if found is None:
+            raise BadRequest(
+                f"run {run.run} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.run}"
+            )
+        wanted |= found
+    return [change for n, change in enumerate(run.found) if n in wanted]
+
+
+def meanings(roots: Sequence[str], path: str, here: str) -> Iterator[str]:
+    """Yield the absolute paths that a path may mean, the likeliest first."""
+    if not path or "\0" in path:
+        return
+    if not path.startswith("/"):
+        for place in (here, *roots) if here else roots:
+            yield os.path.normpath(f"{place}/{path}")
+        return
+    plain = os.path.normpath(path)
+    yield plain
+    # By way of a symlink; the last name is left alone, because it may be a symlink that was changed itself.
+    yield os.path.join(os.path.realpath(os.path.dirname(plain)), os.path.basename(plain))
+
+
+def _named(run: Run, place: str) -> set[int]:
+    """Return the numbers of the changes at or below an absolute path."""
+    found: set[int] = set()
+    for number, root in enumerate(run.roots):
+        if place == root:
+            found |= {n for n, change in enumerate(run.found) if change.root == number}
+        elif place.startswith(f"{root}/"):
+            path = place[len(root) + 1 :]
+            found |= {
+                n
+                for n, change in enumerate(run.found)
+                if change.root == number and (change.path == path or change.path.startswith(f"{path}/"))
+            }
+    return found
+
+
+def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> list[c.Change]:
+    """Add the changes of the same fate that can't stay behind.
+
+    On the way `forth` into the project, what lies in a new directory needs that. A replaced or deleted directory goes
+    whole, and the state of a repository or database is never half of two histories.
+    """
+    verdicts = {change.verdict for change in changes}
+    if not verdicts.isdisjoint(c.WAITING):
+        verdicts |= set(c.WAITING)  # a tree is held for a conflict in it
+    alike = [change for change in run.found if change.verdict in verdicts]
+    by_place = {(change.root, change.path): change for change in alike}
+    trees = {(change.root, change.within) for change in alike if change.within is not None}
+    wanted = {(change.root, change.path) for change in changes}
+    states = {_state(run, change) for change in changes}
+    for change in alike:
+        if _state(run, change) in states:
+            wanted.add((change.root, change.path))
+    kinds = (c.ADDED, c.DELETED, c.TYPE) if forth else (c.DELETED, c.TYPE)
+    around = c.all_above(by_place[place] for place in wanted) & by_place.keys()
+    wanted |= {place for place in around if by_place[place].change in kinds}
+    whole = {place for place in wanted & trees if by_place[place].change in (c.DELETED, c.TYPE)}
+    return [
+        change
+        for change in alike
+        if (change.root, change.path) in wanted or (change.within and (change.root, change.within) in whole)
+    ]
+
+
+def _state(run: Run, change: c.Change) -> str:
+    return one_state(f"{run.roots[change.root]}/{change.path}")
+
+
+# ---- The look at what a command changed, and what becomes of the run where it comes to no end: what it wrote is kept.
+
+INTERRUPTED = "interrupted while its changes were looked at"
+_LONG_S = 1.0  # of work: whoever types Ctrl-C twice means the command, not what comes after it
+
+
+class Looking:
+    """Lets Ctrl-C end a look that takes long, in a `with`: nothing is applied yet.
+
+    An interrupted run is left as one whose process died, so the next start looks again and holds it. What is nested too
+    deeply would never be taken over: that run has failed, and a person can look into its directory, or discard it.
+    """
+
+    def __init__(
+        self, store: Store, run: Run, printed: Sequence[Printed], signals: Signals | None, interrupts: InterruptsHeld
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._printed = printed
+        self._signals = signals
+        self._interrupts = interrupts
+
+    def __enter__(self) -> None:
+        if self._signals is not None:
+            self._signals.interrupt_again(after_s=_LONG_S)
+        self._interrupts.let_in()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._interrupts.hold()
+        if self._signals is not None:
+            self._signals.note()
+        run = self._run
+        discard = f"fumehood discard {run.run} throws it away"
+        if isinstance(error, TooDeep):
+            self._record(FAILED, error.message)
+            directory = self._store.places.run(run.run)
+            raise self._told(TooDeep(error.message, hint=f"what it wrote is kept in {directory}; {discard}")) from error
+        if isinstance(error, KeyboardInterrupt):
+            self._record(run.state, INTERRUPTED)
+            if self._signals is None:
+                return  # whoever calls the library is told in Python's own way
+            run.state = HELD  # as soon as anybody asks
+            unfinished = Unfinished(
+                f"run {run.run} was {INTERRUPTED}: nothing was applied",
+                hint=f"what it wrote is kept, and the next fumehood command holds it; {discard}",
+            )
+            unfinished.exit_code = 130
+            raise self._told(unfinished) from error
+
+    def _record(self, state: str, reason: str) -> None:
+        self._run.state, self._run.reason = state, reason
+        self._store.history.end(self._run, self._printed)
+
+    def _told(self, error: FumehoodError) -> FumehoodError:
+        error.run, error.told = self._run.run, self._run.as_dict()
+        return error

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 
 from fumehood.linux import modes
-from fumehood.store.audit import PYTHON, Audit
+from fumehood.store.audit import PYTHON, Audit, Grants
 from fumehood.store.config import policy_for
 from fumehood.store.database import Database
-from fumehood.store.grants import Grants
-from fumehood.store.history import RUNNING, History
+from fumehood.store.history import RUNNING, History, Sessions
 from fumehood.store.places import places
 from fumehood.store.projects import Projects
-from fumehood.store.sessions import Sessions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
-    from fumehood.store.projects import Project
-    from fumehood.store.workspaces import Workspaces
+    from fumehood.store.projects import Project, Workspaces
 
 
 class Store:
@@ -43,7 +40,7 @@ class Store:
     @property
     def workspaces(self) -> Workspaces:
         """The workspaces; hardly ever asked for."""
-        from fumehood.store.workspaces import Workspaces
+        from fumehood.store.projects import Workspaces
 
         return Workspaces(self.database, self.places)
 

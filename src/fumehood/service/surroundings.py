@@ -3,29 +3,253 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
+from fumehood.core.environment import inherited
 from fumehood.core.masks import Masks, inside, is_below, is_in, masks
-from fumehood.core.policy import HIDDEN
+from fumehood.core.policy import HIDDEN, PRETEND
+from fumehood.core.report import Blocked
+from fumehood.core.request import SHELL
 from fumehood.core.value import Value
-from fumehood.linux.capture import KERNEL
+from fumehood.errors import BadRequest
+from fumehood.linux.bwrap import TMP, check_tmp
+from fumehood.linux.capture import BWRAP, COPY, KERNEL
 from fumehood.linux.hostview import HostViews, Sight, kernel_masks, relevant_variables
-from fumehood.linux.mounts import Bind, Console, Devices, Folder, Proc, Tmpfs, View, sealed
-from fumehood.linux.overlay import mounts_inside
-from fumehood.linux.spec import TMP, check_tmp
+from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, sealed
+from fumehood.linux.namespaces import mounts_inside
+from fumehood.linux.nofollow import open_top
+from fumehood.rootfs import tree as root_tree
+from fumehood.service.scratch import PLAYGROUND, Playground, is_there, made, playground
+from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fumehood.core.policy import Policy
     from fumehood.linux.capture import Capture
+    from fumehood.linux.launch import Owner
+    from fumehood.linux.layer import Stack
     from fumehood.linux.mounts import Operation
-    from fumehood.rootfs.tree import Tree
+    from fumehood.linux.namespaces import Layer
+    from fumehood.rootfs.layer import RootLayer
+    from fumehood.rootfs.tree import InUse, RootTree
+    from fumehood.service.scratch import Scratch
     from fumehood.service.session import Seat
-    from fumehood.service.world import World
     from fumehood.store.places import Places
 
+
+# ---- What surrounds a command: the host's own system, or a root tree with the project at /workspace.
+
+HOST, ALPINE = "host", "alpine"
+_OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
+
+
+class World(Value):
+    """One command's surroundings; without a tree, the host's, where every root is at its own path."""
+
+    environment: dict[str, str]
+    home: str = ""  # by the person's word, whatever a command had its session keep: what is masked depends on it
+    dropped: tuple[str, ...] = ()
+    tree: RootTree | None = None
+    targets: dict[str, str] = {}  # noqa: RUF012 - never changed
+    skills: tuple[tuple[str, str], ...] = ()  # each one's directory, and where it appears
+    host_shell: str = SHELL
+    source: str = ""  # a file of the host's that this shell reads first
+    base: str = ""  # the name of the tree, where it is an installed one
+    layer: str = ""  # the directory of the project's own layer over it
+    blocked: tuple[Blocked, ...] = ()
+    scratch: Scratch | None = None
+    playground: Playground | None = None
+    ownership: str = PRETEND
+
+    @property
+    def shell(self) -> str:
+        """The shell that reads the command."""
+        return self.host_shell if self.tree is None else self.tree.shell
+
+    @property
+    def remedy(self) -> str:
+        """What lets commands write more than they may here, said at the end of a sentence."""
+        return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
+
+    def pretends_owners(self, user: int) -> bool:
+        """Say whether giving a file to another owner does nothing and succeeds: only for who is root inside."""
+        is_root_inside = user == 0 or (self.tree is not None and self.tree.is_writable)
+        return is_root_inside and self.ownership == PRETEND
+
+    def entered(self, way: str) -> Entered:
+        """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
+        return Entered(self, way)
+
+    def names(self) -> Sequence[Operation]:
+        """Let a command that shares the host's network find hosts; returns the files mounted for that."""
+        if self.tree is None:
+            return ()
+        from fumehood.rootfs.layer import bound_names, write_names
+
+        if not self.tree.guarded:
+            return bound_names(self.tree.path)
+        if self.tree.is_writable:
+            # What a command left there may be a link: nothing is mounted on it.
+            write_names(f"{self.layer}/upper")
+        return ()
+
+    def cwd(self, directory: str) -> str:
+        """Return a directory as the command sees it."""
+        return root_tree.inside(directory, self.targets)
+
+    def starting(self, asked: str, project: str) -> str:
+        """Return where the command starts, as the person knows it: in the project unless something else is asked.
+
+        What is not absolute is relative to the project; `playground` is the playground.
+        """
+        if asked == PLAYGROUND:
+            if self.playground is None:
+                hint = "the configuration turned it off, or root runs this for another user"
+                raise BadRequest("there is no playground", hint=hint)
+            return self.playground.target
+        if "\0" in asked:
+            raise BadRequest(f"{asked!r} is not a directory", hint="name the working directory")
+        return self.known(os.path.normpath(os.path.join(project, asked)))
+
+    def known(self, path: str) -> str:
+        """Return a path as the person knows it."""
+        return root_tree.outside(path, self.targets)
+
+
+class Entered:
+    """A world that a command runs in: its tree is not removed, and its layer is nobody else's to write."""
+
+    def __init__(self, world: World, way: str) -> None:
+        self._world = world
+        self._way = way
+        self._tree: InUse | None = None
+        self._layer: RootLayer | None = None
+
+    def __enter__(self) -> World:
+        world = self._world
+        if world.tree is None:
+            return world
+        from fumehood.rootfs.tree import InUse
+
+        self._tree = InUse(world.tree.path)
+        if not world.layer:
+            return world
+        try:
+            return self._layered(world, world.tree)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_error: object) -> None:
+        if self._layer is not None:
+            self._layer.release()
+        if self._tree is not None:
+            self._tree.close()
+
+    def _layered(self, world: World, tree: RootTree) -> World:
+        """Lay the project's own layer over the tree; where another command is writing it, only to be read."""
+        from fumehood.rootfs.layer import RootLayer
+
+        if self._way not in (KERNEL, BWRAP):
+            raise BadRequest(
+                f"a writable root needs an overlay, and writes are captured by {self._way} here",
+                hint="fumehood doctor says why; rootfs.writable = false runs with the root read-only",
+            )
+        self._layer = RootLayer(world.layer)
+        taken = self._layer.take(world.base)
+        upper, work = (taken.upper, taken.work) if taken.writable else ("", "")
+        lowers = (tree.path,) if taken.writable else (taken.upper, tree.path)
+        tree = tree.replace(lowers=lowers, upper=upper, work=work, guarded=root_tree.MOUNT_POINTS)
+        return world.replace(tree=tree, blocked=() if taken.writable else (_BUSY,))
+
+
+_BUSY = Blocked(
+    what="write", detail="the root layer", hint="another command of this project is writing it; / was read-only"
+)
+
+
+def around(
+    places: Places, policy: Policy, root: str, roots: Sequence[str], owner: Owner | None = None, project: int = 0,
+    *, plays: bool = False, makes_points: bool = True,
+) -> World:  # fmt: skip
+    """Choose what surrounds a command: `root` is host, alpine, an installed tree's name, or a directory.
+
+    `plays` says that the command is going to use the playground. Root's is out of reach for an owner whom root works
+    for. `makes_points` tells that mount points can be made where the host has none.
+    """
+    is_shown = policy.playground and owner is None and (plays or is_there(places))
+    if root in ("", HOST):
+        wishes = policy.environment
+        environment, dropped = inherited(os.environ, wishes.keep, wishes.drop)
+        if policy.home == HIDDEN:
+            for name in _OF_GIT:
+                environment.pop(name, None)  # they lead git past the settings that are made for it
+        environment |= dict(wishes.set)
+        if owner is not None:
+            environment |= home_of(owner)
+        base = environment.get("HOME") or home()
+        found = playground(places, base, roots, makes_points=makes_points) if is_shown else None
+        return World(
+            environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=found,
+            ownership=policy.ownership,
+        )
+    layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
+    tree, base = _tree(places, root, layer)
+    skills = root_tree.skills(policy.skills)
+    for source, _ in skills:
+        if not os.path.isdir(source):
+            raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
+    environment = {**root_tree.ENVIRONMENT, **dict(policy.environment.set)}
+    found = Playground(source=made(places), target=root_tree.PLAYGROUND) if is_shown else None
+    return World(
+        environment=environment, home=home() if owner is None else home_of(owner)["HOME"],
+        tree=tree, targets=root_tree.targets(roots), skills=skills, base=base, layer=layer,
+        playground=found, ownership=policy.ownership,
+    )  # fmt: skip
+
+
+def home_of(owner: Owner) -> dict[str, str]:
+    """Return the variables that tell a command whose it is."""
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(owner.user)
+    except KeyError:
+        return {"HOME": "/"}
+    return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
+
+
+def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
+    """Find a tree and its name; where the project has a layer, the tree that it lies over."""
+    from fumehood.rootfs.tree import collection, find, tree_at
+
+    if "/" in root:
+        path = os.path.realpath(root)
+        if path == "/":
+            raise BadRequest("/ is the host's own root", hint="--root host")
+        return tree_at(path), ""
+    at = collection(places.data)
+    pinned = _pinned(layer)
+    if pinned and root not in (ALPINE, pinned):
+        raise BadRequest(
+            f"this project's root layer lies over {pinned}, not over {root}", hint="fumehood workspace reset drops it"
+        )
+    found = find(at, pinned or root)
+    return tree_at(found.path), found.name
+
+
+def _pinned(layer: str) -> str:
+    if not layer:
+        return ""
+    from fumehood.rootfs.layer import RootLayer
+
+    return RootLayer(layer).base
+
+
+# ---- Everything that a project's commands see, as one list of mounts: the host or a root tree, then what is their own.
 
 class Seen(Value):
     """All that a command sees; the first `ahead` mounts show the host, by the look at it that has this number."""
@@ -168,7 +392,7 @@ class Surroundings:
 
     # --- a root tree ---
 
-    def _can_cut(self, world: World, tree: Tree, capture: Capture) -> bool:
+    def _can_cut(self, world: World, tree: RootTree, capture: Capture) -> bool:
         """Tell whether a tree and its skills can be shown through views, which cut the sockets in them."""
         shown = [os.path.realpath(source) for source, _ in world.skills]
         if not tree.lowers:  # a layer of the project's own is an overlay already
@@ -194,8 +418,6 @@ class Surroundings:
         """Return what hides masked things in the roots; most have nothing to hide."""
         if not self._in_roots and not masked:
             return []
-        from fumehood.linux.rootmasks import masks_in_roots
-
         return masks_in_roots(capture, self._in_roots, masked)
 
 
@@ -225,3 +447,67 @@ def _shelves(world: World, capture: Capture) -> list[Operation]:
     above = [path.rpartition("/")[0] for path in mounted]
     shelves = dict.fromkeys((*(path for path in above if path), *free))
     return [Tmpfs(target=path, is_sealed=True) for path in shelves]
+
+
+# ---- What is masked inside the roots: hidden by mounts over what is there, since the command may write around it.
+
+def masks_in_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]) -> list[Operation]:
+    """Return what hides masked things in the roots.
+
+    `names` are masked below every root, `inside` are masked paths of the host that lie in a root. Behind a link, what
+    it leads to is hidden, not the link: a command could have planted that.
+    """
+    hiding: list[Operation] = []
+    held: dict[str, Operation] = {}
+    for layer, (root, target) in zip(capture.layers, capture.targets, strict=True):
+        below = [path[len(root) + 1 :] for path in inside if is_below(path, root)]
+        for name, is_directory in _there(layer, dict.fromkeys((*names, *below))):
+            hiding.append(Mask(target=f"{target}/{name}", is_directory=is_directory, why="masked"))
+            if capture.way == COPY:
+                for each in _way(name):
+                    source = f"{layer.merged}/{each}"
+                    held[source] = Bind(target=f"{target}/{each}", source=source, is_writable=True, why="held in place")
+    return [*held.values(), *hiding]
+
+
+def _way(name: str) -> list[str]:
+    """Return the directories above a path: one that is no mount point could be renamed, with what it hides."""
+    parts = name.split("/")[:-1]
+    return ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+
+
+def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
+    """Return those that the command sees, through what is held and without following a link; and which are directories.
+
+    Bubblewrap would follow one, out of the sandbox, to make a mount point.
+    """
+    from fumehood.linux.layer import Stack
+
+    tops = [open_top(path) for path in layer.lowers]
+    stack = Stack(tops)
+    seen = []
+    try:
+        for name in names:
+            mode = _mode(stack, name)
+            if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+                seen.append((name, stat.S_ISDIR(mode)))
+    finally:
+        stack.restore()
+        for top in tops:
+            os.close(top)
+    return seen
+
+
+def _mode(stack: Stack, name: str) -> int:
+    above, _, last = name.rpartition("/")
+    try:
+        directory = stack.reach(above)
+    except OSError:
+        return 0
+    try:
+        seen, _ = directory.look(last)
+    except OSError:
+        return 0
+    finally:
+        directory.close()
+    return 0 if seen is None else seen.st_mode

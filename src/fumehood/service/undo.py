@@ -6,34 +6,48 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.inverse import inverse, on_their_own, staying
-from fumehood.core.plan import is_plain
+from fumehood.core.changes import inverse, is_plain, on_their_own, staying
 from fumehood.core.report import REDO, Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
-from fumehood.linux.indexes import refreshed
+from fumehood.linux.gitindex import refreshed
 from fumehood.linux.inuse import open_elsewhere
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of, walk
+from fumehood.linux.nofollow import (
+    Loosened,
+    Parents,
+    is_version,
+    kind_of,
+    look,
+    looks,
+    open_top,
+    reached,
+    split,
+    stamp_of,
+    walk,
+)
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
-from fumehood.service.choose import chosen, with_companions
 from fumehood.service.decide import recorded
 from fumehood.service.files import record, release
-from fumehood.service.force import counted_as_they_are
-from fumehood.service.intact import find_backups
-from fumehood.service.settle import state_of
+from fumehood.service.restore import versions
+from fumehood.service.settle import chosen, state_of, with_companions
 from fumehood.store.history import APPLYING, LAST
-from fumehood.store.ids import new_id
+from fumehood.store.places import new_id
+from fumehood.store.seals import digest_of, is_untouched, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import NoReturn
 
     from fumehood.service.store import Store
     from fumehood.store.history import Reach
     from fumehood.store.projects import Project
+    from fumehood.store.seals import Seals
+
+
+# ---- Take a run back: the same swaps the other way, as a run of its own, and only where nothing else would be lost.
 
 UNDONE = "undone"
 _STANDING = ("applied", "held")
@@ -340,3 +354,202 @@ def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
         else:
             change.before = now
     return moved + list(expected)
+
+
+# ---- An undo by force: what is in the project now counts as what is to be taken out, and is so saved in the layer.
+
+def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
+    """Return the changes of an undo, judged against the project as it is; what is so already is left out."""
+    inside: dict[tuple[int, str], list[c.Change]] = {}
+    for change in changes:
+        if change.within is not None:
+            inside.setdefault((change.root, change.within), []).append(change)
+    found: list[c.Change] = []
+    for number, root in enumerate(run.roots):
+        live = open_top(root)
+        try:
+            tops = [change for change in changes if change.root == number and change.within is None]
+            for change, now, is_reached in looks(live, tops):
+                if not is_reached and change.after is not None:
+                    raise UndoRefused(
+                        f"the directory of {printable(change.path)} is gone", hint="make it, then undo again"
+                    )
+                stamp = None if now is None else stamp_of(now)
+                found += _anew(live, change, stamp, inside.get((number, change.path), ()))
+        finally:
+            os.close(live)
+    if not found:
+        raise UndoRefused(f"there is nothing to undo: the project is as before run {run.run}", hint="fumehood log")
+    return c.by_path(found)
+
+
+def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.Change]) -> Iterator[c.Change]:
+    """Yield one change, with what lies in it, between what is there now and what was there before the run."""
+    after = change.after
+    if now is None and after is None:
+        return
+    if c.is_mode_alone(change) and now is not None and now.kind == c.DIRECTORY:
+        yield _changed(change, c.MODE, now, after)
+        return
+    if now is not None and after is not None and now.kind == after.kind == c.DIRECTORY:
+        raise UndoRefused(
+            f"a directory stands at {printable(change.path)} where another was", hint="move it away, then undo again"
+        )
+    if now is None or after is None:
+        kind = c.ADDED if now is None else c.DELETED
+    else:
+        kind = c.MODIFIED if now.kind == after.kind else c.TYPE
+    yield _changed(change, kind, now, after)
+    for each in inside:
+        if each.after is not None:
+            yield c.Change(each.root, each.path, c.ADDED, each.after.kind, after=each.after, within=change.path,
+                           verdict=c.APPLIED)  # fmt: skip
+    if now is not None and now.kind == c.DIRECTORY:
+        for path, entry in walk(live, change.path):
+            before = stamp_of(entry)
+            yield c.Change(change.root, path, c.DELETED, before.kind, before=before, within=change.path,
+                           verdict=c.APPLIED)  # fmt: skip
+
+
+def _changed(change: c.Change, kind: str, now: c.Stamp | None, after: c.Stamp | None) -> c.Change:
+    stamp = after or now
+    if kind == c.MODE and now is not None and after is not None:
+        # It stays the directory that it is.
+        stamp = c.Stamp(now.kind, now.inode, now.size, now.modified_ns, now.changed_ns, after.mode, now.links)
+        after = stamp
+    return c.Change(
+        change.root, change.path, kind, change.kind if stamp is None else stamp.kind,
+        before=now, after=after, verdict=c.APPLIED,
+    )  # fmt: skip
+
+
+# ---- See that backups are what was saved, before an undo puts them into the project.
+#
+# A backup is known by its stamp: kind, size, time and mode; and by its seal (`store/seals.py`), where it has one.
+
+def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
+    """Let the changes of an undo name what lies in the layers of the `first` run, for it may have other inodes now.
+
+    Refuses where something is gone, altered or added there. Layers that were dropped because they held nothing are
+    made again.
+    """
+    seals = read(store.places, back.layer, back.of or "")
+    for number, upper in enumerate(store.uppers(back)):
+        os.makedirs(upper, 0o700, exist_ok=True)
+        wanted = {change.path: change for change in back.found if change.root == number and _is_kept(change)}
+        recorded = {change.path for change in first.found if change.root == number}
+        layer = open_top(upper)
+        try:
+            damaged = _damaged(layer, wanted, recorded, seals)
+        finally:
+            os.close(layer)
+        if damaged:
+            _refuse_damaged(store, project, back, number, damaged)
+
+
+def _is_kept(change: c.Change) -> bool:
+    return change.after is not None and not c.is_mode_alone(change)
+
+
+def _damaged(
+    layer: int, wanted: dict[str, c.Change], recorded: set[str], seals: Seals
+) -> list[tuple[str, str, int]]:
+    """Return which backups are wrong: the path, in what way, and the inode that lies there; the others are stamped."""
+    wrong: list[tuple[str, str, int]] = []
+    touched: list[tuple[c.Change, os.stat_result]] = []
+    missing = dict(wanted)
+    for path, found in _lying(layer, wanted.values()):
+        change = missing.pop(path, None)
+        if change is None or change.after is None:
+            if path not in recorded:
+                wrong.append((path, "was put among the backups", found.st_ino))
+            continue
+        difference = _difference(change.after, found)
+        if difference:
+            wrong.append((path, f"is damaged: {difference}", found.st_ino))
+        elif (seal := seals.get((change.root, path))) is not None and not is_untouched(seal, found):
+            touched.append((change, found))
+        if not is_plain(change) or change.after.inode != found.st_ino:
+            change.after = stamp_of(found, change.after.meaning)
+    return [*((path, "is gone", 0) for path in missing), *wrong, *_altered(layer, touched, seals)]
+
+
+def _altered(
+    layer: int, touched: Sequence[tuple[c.Change, os.stat_result]], seals: Seals
+) -> Iterator[tuple[str, str, int]]:
+    """Yield those of some backups that hold something else than what was saved, though they look the same."""
+    loosened, parents = Loosened(layer), Parents(layer)
+    try:
+        for change, found in touched:
+            parent, name = split(change.path)
+            digest = digest_of(reached(parents, loosened, parent), name, found)
+            if digest != seals[change.root, change.path][2]:
+                yield change.path, "is damaged: it holds something else than what was saved", found.st_ino
+    finally:
+        parents.close()
+        loosened.restore()
+
+
+def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what lies where changes have their backups, and all that lies in directories that go whole."""
+    loosened, parents = Loosened(layer), Parents(layer)
+    last, directory = None, -1
+    try:
+        for change in wanted:
+            if change.within is not None:
+                continue
+            parent, _, name = change.path.rpartition("/")
+            try:
+                if parent != last:
+                    directory, last = reached(parents, loosened, parent), parent
+                found = look(directory, name)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if found is None:
+                continue
+            yield change.path, found
+            if kind_of(found.st_mode) == c.DIRECTORY:
+                yield from walk(layer, change.path)
+    finally:
+        parents.close()
+        loosened.restore()
+
+
+def _difference(stamp: c.Stamp, found: os.stat_result) -> str:
+    """Say how a backup differs from the version that was saved; a directory's size and time mean nothing."""
+    kind = kind_of(found.st_mode)
+    if kind != stamp.kind:
+        return f"it is a {kind} now, and a {stamp.kind} was saved"
+    if kind != c.DIRECTORY and found.st_size != stamp.size:
+        return f"it has {found.st_size} bytes now, and {stamp.size} were saved"
+    if kind != c.DIRECTORY and found.st_mtime_ns != stamp.modified_ns:
+        return "it was written after it was saved"
+    if kind != c.SYMLINK and found.st_mode & 0o7777 != stamp.mode:
+        return f"its mode is {found.st_mode & 0o7777:04o} now, and was {stamp.mode:04o}"
+    return ""
+
+
+def _refuse_damaged(
+    store: Store, project: Project, back: Run, number: int, damaged: Sequence[tuple[str, str, int]]
+) -> None:
+    named = "; ".join(f"the backup of {printable(path)} {what}" for path, what, _ in damaged[:_NAMED])
+    more = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+    path, _, inode = damaged[0]
+    root = back.roots[number]
+    shown = printable(path if number == 0 else f"{root}/{path}")
+    others = [each for each in versions(store, project, root, path) if not _is_inode(each.top, each.path, inode)]
+    sound = sorted((each.source for each in others), key=lambda source: "-" not in source)  # a day before a run
+    offer = f"fumehood restore {shown} {sound[0]} brings back another version" if sound else "there is no other backup"
+    raise UndoRefused(
+        f"{named}{more}: nothing was undone",
+        hint=f"it lies in {store.places.run(back.layer)}; {offer}; fumehood undo {back.of} with other paths takes those"
+        " back",
+    )
+
+
+def _is_inode(top: str, path: str, inode: int) -> bool:
+    """Tell whether a version is the damaged file itself: a daily backup may be a link to it."""
+    try:
+        return os.lstat(f"{top}/{path}").st_ino == inode
+    except OSError:
+        return True

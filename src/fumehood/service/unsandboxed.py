@@ -8,27 +8,27 @@ import time
 from fumehood.core.environment import inherited
 from fumehood.core.judge import APPLY
 from fumehood.core.network import FULL, NONE
-from fumehood.core.permission import unsandboxed_question
+from fumehood.core.questions import unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import SHELL, Request, arguments, checked, shown
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.linux.capture import Capture
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.limits import resource_limits
-from fumehood.linux.output import Stream
+from fumehood.linux.streams import Stream
 from fumehood.service import layers as layering
-from fumehood.service.playground import PLAYGROUND, made
-from fumehood.service.programs import resolved
+from fumehood.service.profiles import resolved
 from fumehood.service.running import Execution, printed, take_note
+from fumehood.service.scratch import PLAYGROUND, made
 from fumehood.service.settle import APPLIED, FAILED
-from fumehood.service.world import HOST, home_of
+from fumehood.service.surroundings import HOST, home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fumehood.core.permission import Question
     from fumehood.core.policy import Policy
+    from fumehood.core.questions import Question
     from fumehood.linux.host import Host
     from fumehood.service.layers import Claim
     from fumehood.service.running import Ended, Wishes, Workplace

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import time
 
+from fumehood.core.network import Connection
+from fumehood.core.questions import Key
 from fumehood.core.value import Value
+from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +21,13 @@ if TYPE_CHECKING:
 
     from fumehood.core.changes import Change
     from fumehood.store.database import Database
+
+
+
+# ---- The audit trail: who asked, what was decided and by whom, what became of it. Rows are only ever added.
+#
+# The database itself refuses to change or remove one. Whoever changes the state of something adds the event in the
+# same transaction, so that neither is there without the other.
 
 ASKED, DECIDED, RECOVERED, CLEANED = "asked", "decided", "recovered", "cleaned"
 REFUSED = "refused"
@@ -140,3 +150,89 @@ def named(changes: Sequence[Change]) -> str:
     """Name changes by their paths, the first of many."""
     more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
     return ", ".join(change.path for change in changes[:_NAMED]) + more
+
+
+# ---- The audit trail of a run's network: a row a connection, or a refusal.
+
+_CONNECTION_COLUMNS = (
+    "host", "port", "protocol", "allowed", "reason", "address", "started_at", "duration_s", "sent", "received", "count",
+)  # fmt: skip
+_NAMES = ", ".join(f"connections.{column}" for column in _CONNECTION_COLUMNS)
+_INSERT_CONNECTION = (
+    f"INSERT OR REPLACE INTO connections (run, n, {', '.join(_CONNECTION_COLUMNS)})"
+    f" SELECT number, ?{', ?' * len(_CONNECTION_COLUMNS)} FROM runs WHERE id = ?"
+)
+
+
+def write(connection: sqlite3.Connection, run: str, found: Sequence[Connection]) -> None:
+    """Record what a run connected to."""
+    connection.executemany(_INSERT_CONNECTION, [(n, *each.fields().values(), run) for n, each in enumerate(found)])
+
+
+def read(database: Database, run: str) -> tuple[Connection, ...]:
+    """Return what a run connected to, in the order it did."""
+    rows = database.rows(
+        f"SELECT {_NAMES} FROM connections JOIN runs ON runs.number = run WHERE id = ? ORDER BY n", (run,)
+    )
+    named = (dict(zip(_CONNECTION_COLUMNS, row, strict=True)) for row in rows)
+    return tuple(Connection(**{**each, "allowed": bool(each["allowed"])}) for each in named)
+
+
+# ---- Permissions that a person chose to keep.
+
+class Grant(Value):
+    """One kept answer: what it is about, the project it holds in, to what, and whether it allows or denies."""
+
+    id: int
+    what: str
+    project: str
+    target: str
+    answer: str
+    kept_at: float
+
+
+class Grants:
+    """The kept answers in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def find(self, key: Key) -> str | None:
+        """Return the kept answer, allow or deny, or None."""
+        rows = self.database.rows("SELECT answer FROM grants WHERE what = ? AND project = ? AND target = ?", _row(key))
+        return rows[0][0] if rows else None
+
+    def keep(self, key: Key, answer: str) -> None:
+        """Keep an answer; a later one takes the place of an earlier."""
+        with self.database.transaction(durable=True) as connection:
+            connection.execute(
+                "INSERT INTO grants (what, project, target, answer, kept_at) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (what, project, target)"
+                " DO UPDATE SET answer = excluded.answer, kept_at = excluded.kept_at",
+                (*_row(key), answer, time.time()),
+            )
+
+    def all(self) -> list[Grant]:
+        """Return every kept answer, the oldest first."""
+        rows = self.database.rows("SELECT id, what, project, target, answer, kept_at FROM grants ORDER BY id")
+        return [
+            Grant(
+                id=number, what=what, project=os.fsdecode(project), target=os.fsdecode(target), answer=answer,
+                kept_at=kept_at,
+            )
+            for number, what, project, target, answer, kept_at in rows
+        ]  # fmt: skip
+
+    def revoke(self, number: int) -> Grant:
+        """Forget a kept answer, so that it is asked again."""
+        found = [grant for grant in self.all() if grant.id == number]
+        if not found:
+            raise BadRequest(f"there is no grant {number}", hint="fumehood grants list shows them")
+        with self.database.transaction(durable=True) as connection:
+            connection.execute("DELETE FROM grants WHERE id = ?", (number,))
+        return found[0]
+
+
+def _row(key: Key) -> tuple[str, bytes, bytes]:
+    what, project, target = key
+    return what, os.fsencode(project), os.fsencode(target)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from fumehood.core.changes import Change
-    from fumehood.store.days import Days
+    from fumehood.store.database import Days
 
     # A directory of a layer, a name in it, the name of its backup, and the change that put an original there.
     Wanted = tuple[bytes, bytes, bytes, Change]

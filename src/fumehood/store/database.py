@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import time
 
+from fumehood.core.hints import END_BYTES, END_ENTRIES, size_told
 from fumehood.errors import NoRoom, StoreDamaged
-from fumehood.store import reserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from typing import Any
 else:
     import _sqlite3 as sqlite3  # without its wrapper, which loads datetime for what is not used here
+
+
+
+# ---- The database: opened, brought up to date, and used in transactions.
 
 _FIRST = """
 CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied_at REAL NOT NULL);
@@ -41,7 +46,7 @@ CREATE TABLE runs (
     counts TEXT NOT NULL DEFAULT ''  -- how many changes of each kind
     );
 CREATE INDEX runs_of_project ON runs (project, id);
-CREATE TABLE changes (              -- a row a directory: store/rows.py
+CREATE TABLE changes (              -- a row a directory: store/records.py
     run INTEGER NOT NULL REFERENCES runs(number), n INTEGER NOT NULL,
     root INTEGER NOT NULL, directory BLOB NOT NULL,
     within BLOB,                    -- the changed directory that carries all this along
@@ -125,7 +130,7 @@ CREATE TABLE connections (          -- what a command reached or was refused
     PRIMARY KEY (run, n)) WITHOUT ROWID;
 """
 _WORKSPACES = """
-CREATE TABLE workspaces (           -- store/workspaces.py
+CREATE TABLE workspaces (           -- store/projects.py
     name TEXT PRIMARY KEY, root TEXT NOT NULL, network TEXT NOT NULL, writable INTEGER,
     environment BLOB NOT NULL,      -- NAME=value, joined by NUL
     created_at REAL NOT NULL) WITHOUT ROWID;
@@ -140,7 +145,7 @@ DROP INDEX runs_held;
 CREATE INDEX runs_held ON runs (project, number) WHERE state = 'held';
 -- the number of the latest run when this one was last settled
 ALTER TABLE runs ADD COLUMN settled_after INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE days (                 -- on which something was recorded or cleaned: store/days.py
+CREATE TABLE days (                 -- on which something was recorded or cleaned: store/database.py
     n INTEGER PRIMARY KEY, day TEXT NOT NULL UNIQUE,
     first_run INTEGER NOT NULL      -- runs before this number are from before that day
     );
@@ -189,7 +194,7 @@ class Database:
             try:
                 self._connect()
             except (OSError, sqlite3.DatabaseError):
-                if not reserve.give_back_if_full(os.path.dirname(path)):
+                if not give_back_if_full(os.path.dirname(path)):
                     raise
                 self._connect()
         except OSError as error:
@@ -309,7 +314,7 @@ class Transaction:
         self._durable = durable
 
     def __enter__(self) -> sqlite3.Connection:
-        reserve.give_back_if_full(os.path.dirname(self._path))
+        give_back_if_full(os.path.dirname(self._path))
         self._lock.acquire()
         try:
             if self._durable:
@@ -349,11 +354,141 @@ def unusable(path: str, error: sqlite3.DatabaseError) -> StoreDamaged:
 def _refuse_if_full(path: str, error: Exception) -> None:
     """Say that it is the disk that is full, where it is: that damages nothing."""
     state = os.path.dirname(path)
-    lacking = reserve.shortage(state)
+    lacking = shortage(state)
     if lacking:
-        raise NoRoom(f"nothing can be recorded: {lacking}", hint=reserve.hint(state)) from error
+        raise NoRoom(f"nothing can be recorded: {lacking}", hint=hint(state)) from error
 
 
 def _where(path: str) -> str:
     """Say where the backups are that the database can't tell of now."""
     return f"every backup is still there, in {os.path.dirname(path)}/runs and {os.path.dirname(path)}/edited"
+
+
+# ---- Room on the state's disk for the end of a run: a file that takes it, and is given back when the disk is full.
+#
+# A run begins only where that file is there and some room is left besides. So what a command did can be recorded,
+# held or thrown away, even where others fill the disk meanwhile.
+
+_SIZE = 4 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def keep(state: str) -> None:
+    """Take the room that the end of a run needs, or refuse to begin one."""
+    try:
+        taken = os.stat(_path(state)).st_size
+    except FileNotFoundError:
+        taken = 0
+    if taken < _SIZE:
+        _take(state)
+    lacking = shortage(state)
+    if lacking:
+        raise NoRoom(f"no command can begin: {lacking}", hint=hint(state))
+
+
+def shortage(state: str) -> str:
+    """Say what the disk lacks for another run to begin; "" where it has room."""
+    while not os.path.exists(state):
+        state = os.path.dirname(state)
+    disk = os.statvfs(state)
+    free = disk.f_bavail * disk.f_frsize
+    if free < END_BYTES:
+        return f"the disk of {state} has only {size_told(free)} left"
+    # Some file systems have no fixed number of entries: they say 0.
+    if disk.f_files and disk.f_favail < END_ENTRIES:
+        return f"the disk of {state} has room for only {disk.f_favail} more files"
+    return ""
+
+
+def hint(state: str) -> str:
+    """Say how to get room again."""
+    needed = size_told(END_BYTES + _SIZE)
+    return f"free some of it ({needed} are needed in {state}): fumehood clean, or discard what is held"
+
+
+def give_back_if_full(state: str) -> bool:
+    """Give the room back where the disk has little left, for what is to be recorded now; tell if there was some."""
+    if not shortage(state):
+        return False
+    try:
+        os.unlink(_path(state))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _path(state: str) -> str:
+    return f"{state}/reserve"
+
+
+def _take(state: str) -> None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        file = os.open(_path(state), flags, 0o600)
+        try:
+            os.posix_fallocate(file, 0, _SIZE)
+        except OSError:
+            os.unlink(_path(state))
+            raise
+        finally:
+            os.close(file)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        lacking = shortage(state) or f"the disk of {state} is full"
+        raise NoRoom(f"no command can begin: {lacking}", hint=hint(state)) from error
+
+
+# ---- The days on which Fumehood ran, in the order in which they were recorded.
+#
+# What is removed by itself is old by these: a clock that is wrong once adds one day, however far it jumped.
+
+_DAY_S = 86_400
+
+
+def day_of(moment: float) -> str:
+    """Name the local day of a moment, YY-MM-DD."""
+    return time.strftime("%y-%m-%d", time.localtime(moment))
+
+
+def note_day(connection: sqlite3.Connection, moment: float | None = None) -> None:
+    """Record that something was done on this day, in a transaction that is under way."""
+    connection.execute(
+        "INSERT OR IGNORE INTO days (day, first_run) SELECT ?, coalesce(max(number), 0) + 1 FROM runs",
+        (day_of(time.time() if moment is None else moment),),
+    )
+
+
+class Days:
+    """The days that are recorded at one moment, and how old things are by them."""
+
+    def __init__(self, database: Database) -> None:
+        rows = database.rows("SELECT n, day, first_run FROM days ORDER BY n")
+        self._numbers = [number for number, _, _ in rows]
+        self._days = [day for _, day, _ in rows]
+        self._first_runs: dict[str, int] = {day: first for _, day, first in rows}
+
+    def first_run(self, day: str) -> int:
+        """Return the number of the first run of a day; 0 where that was not recorded."""
+        return self._first_runs.get(day, 0)
+
+    def since(self, number: int) -> int:
+        """Return how many days were recorded after the one of this number."""
+        return sum(each > number for each in self._numbers)
+
+    def since_day(self, day: str) -> int:
+        """Return how many days were recorded after one; where that one was not, those that are later by name."""
+        if day in self._days:
+            return len(self._days) - 1 - self._days.index(day)
+        return sum(each > day for each in self._days)
+
+    def moment(self, days: int, now: float) -> float:
+        """Return the moment before which a file that no record names is older than some days.
+
+        0.0, so that nothing is, while too few days were recorded.
+        """
+        if days == 0:
+            return now
+        if len(self._days) <= days:
+            return 0.0
+        return min(now - days * _DAY_S, time.mktime(time.strptime(self._days[-1 - days], "%y-%m-%d")))

@@ -7,7 +7,7 @@ import time
 
 from fumehood.core.changes import ABSENT, APPLIED
 from fumehood.core.value import Value
-from fumehood.store import rows as changing
+from fumehood.store import records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ROWS = 100
 _PLACES = 500
 _MOST = (1 << 63) - 1
-_CHANGES = ", ".join(f"changes.{column}" for column in changing.COLUMNS)
+_CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
 _SET = (
     "kind = excluded.kind, size = excluded.size, modified_ns = excluded.modified_ns,"
     " is_deleted = excluded.is_deleted, recorded_at = excluded.recorded_at,"
@@ -39,7 +39,7 @@ _PAST = (
     f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run"
 )
 _COLUMNS = 7  # of the run, before those of the change
-_ENTRIES = _COLUMNS + changing.COLUMNS.index("entries")
+_ENTRIES = _COLUMNS + records.COLUMNS.index("entries")
 _RECORD = (
     "SELECT files.id, root, path, kind, size, modified_ns, files.last_approved_copy_path, is_deleted, needs_approval,"
     " runs.id, coalesce(runs.day, 0) FROM files LEFT JOIN runs ON number = last_run"
@@ -345,7 +345,7 @@ def _record(row: Sequence[Any]) -> Record:
 def _pasts(row: Sequence[Any]) -> Iterator[Past]:
     run, number, act, command, layer, started_at, roots = row[:_COLUMNS]
     paths = [os.fsdecode(root) for root in roots.split(b"\0")]
-    for change in changing.read([row[_COLUMNS:]]):
+    for change in records.changes_of_rows([row[_COLUMNS:]]):
         if change.verdict == APPLIED:
             yield Past(
                 run=run, number=number, act=act, command=command, layer=layer, started_at=started_at,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.changes import APPLIED
-from fumehood.core.inverse import needs_layer
+from fumehood.core.changes import APPLIED, needs_layer
 from fumehood.core.report import Blocked, Run
+from fumehood.core.request import Session, checked_name
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
 from fumehood.store import records
-from fumehood.store import rows as changing
-from fumehood.store.days import note_day
-from fumehood.store.outputs import pieces, read_kept
+from fumehood.store.database import note_day
+from fumehood.store.records import pieces, read_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,12 +22,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.changes import Change
-    from fumehood.core.connection import Connection
+    from fumehood.core.network import Connection
     from fumehood.store.audit import Audit
     from fumehood.store.database import Database
     from fumehood.store.places import Places
 
     Printed = tuple[bytes | None, int]
+    from collections.abc import Callable
+
+
+
+# ---- The record of runs: what was asked, how it ended, what it changed.
 
 RUNNING, APPLYING = "running", "applying"
 HELD = "held"
@@ -46,8 +50,8 @@ _SELECT = (
     f"SELECT projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)}"
     " FROM runs JOIN projects ON projects.id = project"
 )
-_CHANGES = ", ".join(f"changes.{column}" for column in changing.COLUMNS)
-_INSERT = f"INSERT INTO changes (run, n, {', '.join(changing.COLUMNS)}) VALUES (?, ?{', ?' * len(changing.COLUMNS)})"
+_CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
+_INSERT = f"INSERT INTO changes (run, n, {', '.join(records.COLUMNS)}) VALUES (?, ?{', ?' * len(records.COLUMNS)})"
 
 
 class Reach(Value):
@@ -110,9 +114,9 @@ class History:
             ),
         )  # fmt: skip
         if run.new_connections:
-            from fumehood.store import connections
+            from fumehood.store import audit
 
-            connections.write(connection, run.run, run.new_connections)
+            audit.write(connection, run.run, run.new_connections)
 
     def journal(self, run: Run, outputs: Sequence[Printed], *, event: str = "") -> None:
         """Record all that is about to be done to the project, before it is done."""
@@ -174,8 +178,8 @@ class History:
 
     def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
-        connection.executemany(_INSERT, ((number, n, *row) for n, row in enumerate(changing.rows(run.found))))
-        connection.execute("UPDATE runs SET counts = ? WHERE number = ?", (changing.counted(run.found), number))
+        connection.executemany(_INSERT, ((number, n, *row) for n, row in enumerate(records.rows_of_changes(run.found))))
+        connection.execute("UPDATE runs SET counts = ? WHERE number = ?", (records.counted(run.found), number))
 
     def state(self, run: str, state: str, reason: str = "", *, event: str = "") -> None:
         """Record a new state."""
@@ -220,7 +224,7 @@ class History:
         """Let the layer say by itself what it is: should the database be lost, that is all there is."""
         if any(needs_layer(change) for change in run.found) or records.is_kept(self.places, run):
             for each in (run, *(other for other, _ in others)):
-                records.write(self.places, each)
+                records.write_record(self.places, each)
 
     def rebuild(self, project: int, run: Run) -> None:
         """Record a run again that only its own directory knew of."""
@@ -369,13 +373,13 @@ class History:
         rows = self.database.rows(
             f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n", (run,)
         )
-        return changing.read(rows)
+        return records.changes_of_rows(rows)
 
     def connections(self, run: str) -> tuple[Connection, ...]:
         """Return what a run reached, or was refused."""
-        from fumehood.store import connections
+        from fumehood.store import audit
 
-        return connections.read(self.database, run)
+        return audit.read(self.database, run)
 
     def later_versions(self, run: str, path: str) -> list[tuple[str, Change]]:
         """Return the later changes of a path, the earliest first, with the runs that made them."""
@@ -385,7 +389,12 @@ class History:
             " AND project = (SELECT project FROM runs WHERE id = ?) ORDER BY runs.number",
             (os.fsencode(path.rpartition("/")[0]), run, run),
         )
-        return [(row[0], change) for row in rows for change in changing.read([row[1:]]) if change.path == path]
+        return [
+            (row[0], change)
+            for row in rows
+            for change in records.changes_of_rows([row[1:]])
+            if change.path == path
+        ]
 
     def _run(self, row: tuple[Any, ...]) -> Run:
         project, fields = os.fsdecode(row[0]), dict(zip(_COLUMNS, row[1:], strict=True))
@@ -471,3 +480,67 @@ def _blocked(text: str) -> tuple[Blocked, ...]:
     import json
 
     return tuple(Blocked(**each) for each in json.loads(text))
+
+
+# ---- The sessions that are remembered.
+
+_SESSION_COLUMNS = "name, project, started_at, cwd, environment"
+
+
+class Sessions:
+    """Sessions in the database; a name is one session's, wherever it is used."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def find(self, name: str) -> Session | None:
+        """Return the session of a name, if there is one."""
+        rows = self.database.rows(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE name = ?", (checked_name(name),))
+        return _session(rows[0]) if rows else None
+
+    def open(self, project: int, name: str) -> Session:
+        """Return the session of a name, which begins in this project if there is none yet."""
+        found = self.find(name)
+        if found is None:
+            with self.database.transaction() as connection:
+                connection.execute(
+                    "INSERT OR IGNORE INTO sessions (name, project, started_at) VALUES (?, ?, ?)",
+                    (name, project, time.time()),
+                )
+            found = self.find(name)
+            assert found is not None
+        return found
+
+    def update(self, name: str, change: Callable[[Session], Session]) -> Session:
+        """Change what is remembered; runs of one session that end at once don't lose each other's word."""
+        with self.database.transaction() as connection:
+            (row,) = connection.execute(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE name = ?", (name,)).fetchall()
+            session = change(_session(row))
+            connection.execute(
+                "UPDATE sessions SET cwd = ?, environment = ? WHERE name = ?",
+                (os.fsencode(session.cwd), _joined(session.environment), name),
+            )
+        return session
+
+    def counts(self, project: int | None = None) -> list[tuple[Session, int]]:
+        """Return every session with how many runs it has, the latest first."""
+        mine = "" if project is None else f"WHERE sessions.project = {int(project)}"
+        columns = ", ".join(f"sessions.{column}" for column in _SESSION_COLUMNS.split(", "))
+        rows = self.database.rows(
+            f"SELECT {columns}, count(runs.id) FROM sessions LEFT JOIN runs ON runs.session = name {mine}"
+            " GROUP BY name ORDER BY max(runs.number) DESC, sessions.started_at DESC"
+        )
+        return [(_session(row[:-1]), row[-1]) for row in rows]
+
+
+def _joined(environment: tuple[tuple[str, str], ...]) -> bytes:
+    return b"\0".join(os.fsencode(f"{name}={value}") for name, value in environment)
+
+
+def _session(row: tuple[Any, ...]) -> Session:
+    name, project, started_at, cwd, environment = row
+    variables = [os.fsdecode(each).partition("=") for each in environment.split(b"\0") if each]
+    return Session(
+        name=name, project=project, started_at=started_at, cwd=os.fsdecode(cwd),
+        environment=tuple((variable, value) for variable, _, value in variables),
+    )  # fmt: skip

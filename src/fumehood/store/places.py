@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
@@ -11,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+
+# ---- Where things lie on disk: the directories of the XDG standard, ours in each, closed to others.
 
 class Places(Value):
     """Our own directories."""
@@ -120,3 +123,84 @@ def make_private(directory: str) -> None:
             f"cannot make {directory}: {error.strerror}",
             hint="Fumehood keeps its records there; set XDG_STATE_HOME to a directory you can write",
         ) from error
+
+
+# ---- Name runs so that names are unique and sort by time.
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+LENGTH = 26
+
+
+def new_id(now_ns: int | None = None) -> str:
+    """Return a fresh id: milliseconds, microseconds, then chance, in letters that can't be confused."""
+    now = time.time_ns() if now_ns is None else now_ns
+    milliseconds, rest = divmod(now, 1_000_000)
+    chance = int.from_bytes(os.urandom(9), "big") >> 2
+    number = milliseconds << 80 | (rest // 1000) << 70 | chance
+    letters = []
+    for _ in range(LENGTH):
+        number, digit = divmod(number, 32)
+        letters.append(_ALPHABET[digit])
+    return "".join(reversed(letters))
+
+
+# ---- The mark that tells our own words from a command's: letters that a model is told, and no command can know.
+
+# None that an escape of another letter is written with, so that no escape can be a part of a mark.
+_MARK_ALPHABET = "ghjkmpqsvwyz"
+_LENGTH = 12
+_KEY_BYTES = 32
+
+
+def new_mark() -> str:
+    """Return a mark that nobody knows yet."""
+    return _spelled(os.urandom(16))
+
+
+def session_mark(state: str, session: str) -> str:
+    """Return the mark of a client's conversation: the hook tells it, and each command's own process finds it again.
+
+    It is kept nowhere: it is made of the session's name and a key in our state, which no command sees.
+    """
+    import _blake2  # what `hashlib` has it from, without OpenSSL around it
+
+    digest: bytes = _blake2.blake2b(os.fsencode(session), key=_key(state), digest_size=16).digest()
+    return _spelled(digest)
+
+
+def _spelled(chance: bytes) -> str:
+    number = int.from_bytes(chance, "big")
+    letters = []
+    for _ in range(_LENGTH):
+        number, digit = divmod(number, len(_MARK_ALPHABET))
+        letters.append(_MARK_ALPHABET[digit])
+    return "".join(letters)
+
+
+def _key(state: str) -> bytes:
+    path = f"{state}/mark.key"
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        pass
+    if not os.path.isdir(state):
+        make_private(state)
+    beside = f"{path}.{os.urandom(8).hex()}"
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, os.urandom(_KEY_BYTES))
+        os.link(beside, path)
+    except FileExistsError:
+        pass  # another process was faster: its key counts
+    finally:
+        os.close(file)
+        os.unlink(beside)
+    return _read(path)
+
+
+def _read(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, _KEY_BYTES)
+    finally:
+        os.close(file)

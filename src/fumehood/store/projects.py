@@ -7,15 +7,61 @@ import time
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.linux.identity import Identity, identity_of
+from fumehood.linux import libc
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from fumehood.store.database import Database
     from fumehood.store.places import Places
+
+
+
+# ---- Which directory it is, whatever its path: device, inode, and when it was made.
+
+_LARGEST = (1 << 63) - 1  # what the database can hold
+
+
+class Identity(Value):
+    """What tells one directory from another; `born` is 0 where the file system does not keep it."""
+
+    device: int
+    inode: int
+    born: int
+
+    def is_another(self, now: Identity) -> bool:
+        """Tell whether what is at the same path now is another directory.
+
+        Inode numbers are given again, and device numbers change between two boots: where there is a time of birth, it
+        alone counts. Where there is none, only another inode on the same device is another directory; with another
+        device, as at each mount of some file systems, nobody can tell.
+        """
+        if self.born and now.born:
+            return self.born != now.born
+        return self.device == now.device and self.inode != now.inode
+
+    def is_at(self, now: Identity) -> bool:
+        """Tell whether a directory at another path is surely this one."""
+        if self.inode != now.inode:
+            return False
+        return self.born == now.born if self.born and now.born else self.device == now.device
+
+
+def identity_of(path: str) -> Identity | None:
+    """Say which directory is at a path; None where there is none. Raises OSError where that can't be found out."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    # In an overlay, a directory that gets its first change is made anew above, and has another time of birth then.
+    born = 0 if libc.is_overlay(os.fsencode(path)) else libc.born_ns(os.fsencode(path))
+    return Identity(device=found.st_dev, inode=found.st_ino & _LARGEST, born=born)
+
+
+# ---- Projects a person works in, which directory each is, and the roots they approved for it.
 
 _SYSTEM = frozenset(
     f"/{name}"
@@ -42,7 +88,7 @@ class Project(Value):
         return (self.path, *self.extra)
 
 
-class Known(Value):
+class KnownProject(Value):
     """A project as its record tells: `place` says what is at its path now."""
 
     id: int
@@ -163,7 +209,7 @@ class Projects:
             return ""
         return f"; {path} names it by its former path: change that there" if is_named else ""
 
-    def move(self, which: Known, path: str) -> Project:
+    def move(self, which: KnownProject, path: str) -> Project:
         """Let a project be the directory at a path, a person having said so; another's record is set aside."""
         real = self._checked(path, "project")
         now = identity_of(real)
@@ -177,7 +223,7 @@ class Projects:
         self._put(which.id, which.path, real, now)
         return self.open(real)
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[KnownProject]:
         """Return every project that there is a record of."""
         rows = self.database.rows(
             "SELECT projects.id, path, added_at, replaced_at, device, inode, born, count(runs.id),"
@@ -185,14 +231,14 @@ class Projects:
             " GROUP BY projects.id ORDER BY projects.id"
         )
         return [
-            Known(
+            KnownProject(
                 id=number, path=os.fsdecode(path), place=_place(os.fsdecode(path), replaced_at, _identity(identity)),
                 runs=runs, held=held, added_at=added_at,
             )
             for number, path, added_at, replaced_at, *identity, runs, held in rows
         ]  # fmt: skip
 
-    def named(self, name: str) -> Known:
+    def named(self, name: str) -> KnownProject:
         """Return the project that a number or a path names; what is at the path goes before what was there."""
         known = self.known()
         if name.isascii() and name.isdigit():
@@ -381,3 +427,128 @@ def _counted(runs: int, held: int) -> str:
     """Say how many runs a project has, and how many of them hold something."""
     waiting = f", {held} of them held," if held else ""
     return f"1 run{waiting} is" if runs == 1 else f"{runs} runs{waiting} are"
+
+
+# ---- Workspaces: directories of our own that are projects like any other, with settings that commands can't reach.
+
+DEFAULT = "default"
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_LONGEST = 64
+_NETWORKS = ("none", "ask", "full")
+
+
+class Workspace(Value):
+    """One workspace; what is empty is as the configuration says."""
+
+    name: str
+    path: str
+    root: str = "alpine"
+    network: str = ""
+    writable: bool | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """Return what it lays over the person's policy, by field."""
+        found: dict[str, Any] = {"root": self.root}
+        if self.network:
+            found["network"] = self.network
+        if self.writable is not None:
+            found["rootfs.writable"] = self.writable
+        if self.environment:
+            found["environment.set"] = self.environment
+        return found
+
+
+class Workspaces:
+    """The workspaces there are."""
+
+    def __init__(self, database: Database, places: Places) -> None:
+        self._database = database
+        self._places = places
+
+    def path(self, name: str) -> str:
+        """Return where a workspace lies; raises BadRequest for what is no name."""
+        if (
+            not name or len(name) > _LONGEST or not _LETTERS.issuperset(name) or not name[0].isalnum()
+        ):
+            raise BadRequest(
+                f"a workspace can't be called {name!r}",
+                hint=f"letters, digits, dots, dashes; a letter or digit first; at most {_LONGEST}",
+            )
+        return f"{self._places.workspaces}/{name}"
+
+    def find(self, name: str) -> Workspace:
+        """Return the workspace of a name; "default" is made when it is asked for."""
+        path = self.path(name)
+        rows = self._database.rows(
+            "SELECT root, network, writable, environment FROM workspaces WHERE name = ?", (name,)
+        )
+        if not rows:
+            if name == DEFAULT:
+                return self.create(name)
+            raise BadRequest(f"there is no workspace {name}", hint="fumehood workspace list; create makes one")
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        root, network, writable, environment = rows[0]
+        return Workspace(
+            name=name, path=path, root=root, network=network, writable=None if writable is None else bool(writable),
+            environment=_pairs(environment),
+        )  # fmt: skip
+
+    def create(self, name: str, **settings: Any) -> Workspace:
+        """Make a workspace."""
+        path = self.path(name)
+        workspace = _checked(Workspace(name=name, path=path, **settings))
+        with self._database.transaction() as connection:
+            done = connection.execute(
+                "INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)", (*_row(workspace), time.time())
+            )
+            if not done.rowcount and name != DEFAULT:
+                raise BadRequest(f"there is a workspace {name} already", hint=f"fumehood workspace set {name} …")
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return workspace
+
+    def change(self, name: str, settings: Mapping[str, Any]) -> Workspace:
+        """Give a workspace other settings."""
+        workspace = _checked(self.find(name).replace(**settings))
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE workspaces SET name = ?, root = ?, network = ?, writable = ?, environment = ? WHERE name = ?",
+                (*_row(workspace), name),
+            )
+        return workspace
+
+    def all(self) -> list[Workspace]:
+        """List the workspaces by name."""
+        return [self.find(name) for (name,) in self._database.rows("SELECT name FROM workspaces ORDER BY name")]
+
+    def at(self, project: str) -> Workspace | None:
+        """Return the workspace that a project is, or None for every other project."""
+        above, _, name = project.rpartition("/")
+        if above != os.path.realpath(self._places.workspaces):
+            return None
+        known = self._database.rows("SELECT 1 FROM workspaces WHERE name = ?", (name,))
+        return self.find(name) if known else None
+
+    def forget(self, name: str) -> None:
+        """Drop the record of a workspace; its runs stay in the history."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM workspaces WHERE name = ?", (name,))
+
+
+def _row(workspace: Workspace) -> tuple[Any, ...]:
+    pairs = "\0".join(f"{name}={value}" for name, value in workspace.environment)
+    return workspace.name, workspace.root, workspace.network, workspace.writable, os.fsencode(pairs)
+
+
+def _pairs(stored: bytes) -> tuple[tuple[str, str], ...]:
+    lines = [line.partition("=") for line in os.fsdecode(stored).split("\0") if line]
+    return tuple((name, value) for name, _, value in lines)
+
+
+def _checked(workspace: Workspace) -> Workspace:
+    if workspace.network and workspace.network not in _NETWORKS:
+        raise BadRequest(f"there is no network rule {workspace.network!r}", hint=f"one of: {', '.join(_NETWORKS)}")
+    for name, value in workspace.environment:
+        if not name or "=" in name or "\0" in name + value or name[0].isdigit():
+            raise BadRequest(f"{name!r} is not a variable", hint="--env NAME=VALUE")
+    return workspace

@@ -7,15 +7,85 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.changes import Change, Stamp, by_path
 from fumehood.core.compact import dumps, loads
 from fumehood.core.report import Run
-from fumehood.store import rows as changing
+from fumehood.linux.streams import KEPT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
 
     from fumehood.store.places import Places
+
+
+# ---- Changes as rows: one for each directory, holding what changed in it.
+#
+# A row a path would cost more than the swap it records; twenty thousand paths are a few hundred rows this way.
+
+COLUMNS = ("root", "directory", "within", "verdict", "entries")
+
+
+def rows_of_changes(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows that record changes, one for each directory."""
+    grouped: dict[tuple[int, str, str | None], list[str]] = {}
+    for change in changes:
+        directory, _, name = change.path.rpartition("/")
+        key = change.root, directory, change.within
+        entry = _entry(change, name)
+        if key in grouped:
+            grouped[key].append(entry)
+        else:
+            grouped[key] = [entry]
+    for (root, directory, within), entries in grouped.items():
+        above = None if within is None else os.fsencode(within)
+        yield root, os.fsencode(directory), above, None, os.fsencode("".join(entries))
+
+
+def _entry(change: Change, name: str) -> str:
+    """Write what changed at one name; the NUL that ends it, and the slash before the name, can't be in a name."""
+    before, after = change.before, change.after
+    return (
+        f"{change.change}\t{change.kind}\t{change.verdict}\t{change.marked}\t{'' if before is None else before.text()}"
+        f"\t{'' if after is None else after.text()}\t{' '.join(change.flags)}\t{change.reason}/{name}\0"
+    )
+
+
+def changes_of_rows(found: Iterable[Sequence[Any]]) -> list[Change]:
+    """Return the changes that rows record, in the order they are reported."""
+    return by_path(change for row in found for change in _changes(*row))
+
+
+def _changes(
+    root: int, raw: bytes, within: bytes | None, later: str | None, entries: bytes
+) -> Iterator[Change]:
+    """Yield what one row tells; a later verdict on all of it goes before those in the entries."""
+    directory = os.fsdecode(raw)
+    above = None if within is None else os.fsdecode(within)
+    prefix = f"{directory}/" if directory else ""
+    for entry in os.fsdecode(entries).split("\0")[:-1]:
+        told, _, name = entry.rpartition("/")
+        change, kind, verdict, marked, before, after, flags, reason = told.split("\t", 7)
+        yield Change(
+            root, prefix + name, change, kind,
+            before=Stamp.read(before) if before else None, after=Stamp.read(after) if after else None,
+            within=above, marked=int(marked), verdict=later or verdict, reason="" if later else reason,
+            flags=tuple(flags.split()) if flags else (),
+        )  # fmt: skip
+
+
+def counted(changes: Sequence[Change]) -> str:
+    """Sum up changes for the list of runs: how many of each."""
+    counts: dict[str, int] = {}
+    for change in changes:
+        counts[change.change] = counts.get(change.change, 0) + 1
+    return " ".join(f"{kind}={count}" for kind, count in counts.items())
+
+
+# ---- A run's own record beside its layer, from which the database can be made again, should it be lost.
+#
+# Only runs that keep a layer have one: a file for each run that has versions there, written when the run is settled.
 
 _FORMAT = 1
 _END = ".record"
@@ -25,13 +95,13 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def write(places: Places, run: Run) -> None:
+def write_record(places: Places, run: Run) -> None:
     """Write down what a run is now, beside the layer that it uses."""
     path = _path(places, run.layer, run.run)
     rows = [
         (root, os.fsdecode(directory), None if within is None else os.fsdecode(within),
          os.fsdecode(entries).split("\0"))
-        for root, directory, within, _, entries in changing.rows(run.found)
+        for root, directory, within, _, entries in rows_of_changes(run.found)
     ]  # fmt: skip
     text = os.fsencode(dumps((_FORMAT, {name: getattr(run, name) for name in _FIELDS}, rows)))
     try:
@@ -48,7 +118,7 @@ def is_kept(places: Places, run: Run) -> bool:
     return os.path.exists(_path(places, run.layer, run.run))
 
 
-def read(places: Places, layer: str) -> Iterator[Run]:
+def read_records(places: Places, layer: str) -> Iterator[Run]:
     """Yield the runs that have versions in a layer, by their own records; what can't be read is left out."""
     directory = f"{places.run(layer)}/0"
     try:
@@ -86,7 +156,7 @@ def _read(path: str) -> Run | None:
         format_, fields, rows = loads(text)
         if format_ != _FORMAT or set(fields) != set(_FIELDS):
             return None
-        found = changing.read(
+        found = changes_of_rows(
             (root, os.fsencode(directory), None if within is None else os.fsencode(within), None,
              os.fsencode("\0".join(entries)))
             for root, directory, within, entries in rows
@@ -94,3 +164,31 @@ def _read(path: str) -> Run | None:
     except (ValueError, TypeError):
         return None
     return Run(**fields, found=found)
+
+
+# ---- Outputs too long for the record: kept in files of their own, read back in part or whole.
+
+def read_kept(path: str, size: int) -> tuple[str, bool]:
+    """Return an output as its report shows it, and whether something is left out."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return f"[… {size} bytes, no longer kept …]\n", True
+    try:
+        saved = os.fstat(file).st_size
+        if size <= 2 * KEPT and saved >= size:
+            return os.pread(file, size, 0).decode("utf-8", "replace"), False
+        head = os.pread(file, KEPT, 0)
+        tail = os.pread(file, KEPT, max(KEPT, saved - KEPT))
+    finally:
+        os.close(file)
+    left_out = size - len(head) - len(tail)
+    middle = f"\n[… {left_out} bytes left out …]\n" if left_out else ""
+    return f"{head.decode('utf-8', 'replace')}{middle}{tail.decode('utf-8', 'replace')}", bool(left_out)
+
+
+def pieces(path: str) -> Iterator[bytes]:
+    """Yield all that is kept of an output."""
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            yield piece

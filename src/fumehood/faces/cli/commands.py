@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fumehood import __version__
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.cli.sink import ModelText
-from fumehood.faces.cli.standing import here, meant, tell_notices
-from fumehood.faces.cli.style import Paint
+from fumehood.faces.cli.output import ModelText, Paint, here, meant, tell_notices
 from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
 from fumehood.store.audit import CLI
@@ -24,6 +23,23 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
     Add = Callable[[str, str, Callable[["Context"], int], str], argparse.ArgumentParser]
+
+# What makes commands known, in the order of the help: only the module of the command that is asked for is loaded.
+_WHERE = {
+    "look.add_commands": "log show diff output",
+    "settle.add_commands": "apply discard undo redo",
+    "settle.add_review": "review",
+    "files.add_commands": "files restore scan",
+    "doctor.add_commands": "doctor clean",
+    "serving.add_commands": "mcp",
+    "permit.add_commands": "roots grants playground",
+    "files.add_projects": "projects",
+    "rootfs.add_commands": "rootfs",
+    "rootfs.add_workspaces": "workspace",
+    "permit.add_capabilities": "capabilities",
+    "setup.add_commands": "setup",
+    "permit.add_config": "config tool",
+}
 
 _DESCRIPTION = """Run the commands of AI agents where they can do no harm: every command is a transaction,
 isolated, captured, judged, applied or held, and undoable."""
@@ -94,8 +110,8 @@ class Context:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse and run one command."""
-    parser, names = _parser()
     name = next((word for word in arguments if not word.startswith("-")), "")
+    parser, names = _parser(name)
     if name and name not in names:
         raise BadRequest(f"there is no command {name}", hint=_instead(name, names))
     options, unknown = parser.parse_known_args(arguments)
@@ -131,8 +147,7 @@ def _for_model(options: argparse.Namespace) -> ModelText | None:
     session = getattr(options, "only_session", None)
     if session is None and not getattr(options, "only_project", False):
         return None
-    from fumehood.store.marks import session_mark
-    from fumehood.store.places import state_directory
+    from fumehood.store.places import session_mark, state_directory
 
     sys.stdout = narrowed = ModelText(sys.stdout, session_mark(state_directory(), session or ""))
     return narrowed
@@ -150,23 +165,8 @@ class _Parser(argparse.ArgumentParser):
         raise BadRequest(said, hint=f"{self.prog} --help")
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
-    from fumehood.faces.cli import (
-        capabilities,
-        config,
-        files,
-        inspect,
-        keep,
-        permit,
-        projects,
-        review,
-        rootfs,
-        serving,
-        settle,
-        setup,
-        workspace,
-    )
-
+def _parser(name: str) -> tuple[argparse.ArgumentParser, Iterable[str]]:
+    """Make the parser of one command; where there is no such command, of all, for whoever asks what there is."""
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = _Parser("fumehood", description=_DESCRIPTION, epilog=_EXAMPLES, **shape)
     parser.add_argument("--version", action="version", version=f"fumehood {__version__}")
@@ -187,19 +187,10 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
         command.set_defaults(act=lambda options: act(Context(options)))
         return command
 
-    inspect.add_commands(add)
-    settle.add_commands(add)
-    review.add_commands(add)
-    files.add_commands(add)
-    keep.add_commands(add)
-    serving.add_commands(add)
-    permit.add_commands(add)
-    projects.add_commands(add)
-    rootfs.add_commands(add)
-    workspace.add_commands(add)
-    capabilities.add_commands(add)
-    setup.add_commands(add)
-    config.add_commands(add)
+    wanted = [where for where, names in _WHERE.items() if name in names.split()]
+    for where in wanted or _WHERE:
+        module, adder = where.split(".")
+        getattr(import_module(f"fumehood.faces.cli.{module}"), adder)(add)
     return parser, commands.choices
 
 

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 from fumehood.core.report import printable
-from fumehood.errors import NoRoom
-from fumehood.linux import examine, host, inforce, probe
+from fumehood.errors import BadConfiguration, BadRequest, NoRoom
+from fumehood.faces.cli.commands import Context, paint
+from fumehood.faces.cli.output import whole_number
+from fumehood.linux import doctor, host, probe
 from fumehood.linux.capture import LABELS
-from fumehood.store import reserve
+from fumehood.linux.doctor import Ability, examine_roots
+from fumehood.service import owners, recover
+from fumehood.service.clean import DAYS, Freed, clean
+from fumehood.service.opened import OpenedStore
+from fumehood.store import database
+from fumehood.store.config import policy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
     from typing import TextIO
+
+    from fumehood.faces.cli.commands import Add
+    from fumehood.linux.host import Host
+
+
+# ---- `fumehood doctor`: what this machine can do for a sandbox, what is missing, and the line to type.
 
 _GREEN, _RED, _YELLOW, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in (32, 31, 33, 2, 1, 0))
 _COLOURS = {"ok": _GREEN, "MISSING": _RED, "missing": _YELLOW, "info": _DIM}
@@ -27,21 +43,21 @@ _MEANING = {
 
 
 def show(
-    state_dir: str, cache_dir: str, project: Callable[[host.Host], inforce.Ability] | None = None,
-    own: Sequence[inforce.Ability] = (), *, as_json: bool, colour: bool, out: TextIO,
+    state_dir: str, cache_dir: str, project: Callable[[host.Host], doctor.Ability] | None = None,
+    own: Sequence[doctor.Ability] = (), *, as_json: bool, colour: bool, out: TextIO,
 ) -> int:  # fmt: skip
     """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1.
 
     `project` looks at the project at hand, if there is one; `own` is what is known of Fumehood's own side.
     """
-    lacking = reserve.shortage(state_dir)
+    lacking = database.shortage(state_dir)
     if lacking:
-        reserve.give_back_if_full(state_dir)
-    if reserve.shortage(state_dir):
+        database.give_back_if_full(state_dir)
+    if database.shortage(state_dir):
         # Whatever is tried out there would seem not to work.
-        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=reserve.hint(state_dir))
+        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=database.hint(state_dir))
     found = probe.host(cache_dir, state_dir, fresh=True)
-    abilities = [_room(state_dir, lacking), *own, *examine.examine(state_dir, found)]
+    abilities = [_room(state_dir, lacking), *own, *doctor.examine(state_dir, found)]
     if project is not None and not found.why_bare:
         abilities.append(project(found))
     if as_json:
@@ -53,28 +69,28 @@ def show(
     return 1 if found.why_bare else 0
 
 
-def _room(state_dir: str, lacking: str) -> inforce.Ability:
+def _room(state_dir: str, lacking: str) -> doctor.Ability:
     """Tell whether the disk has room for what is recorded of a command."""
-    return inforce.Ability(
+    return doctor.Ability(
         name="room for records", works=not lacking, detail=lacking or f"enough in {state_dir}",
-        fix=reserve.hint(state_dir), needed="required",
+        fix=database.hint(state_dir), needed="required",
     )  # fmt: skip
 
 
-def _as_object(found: host.Host, abilities: list[inforce.Ability]) -> dict[str, object]:
+def _as_object(found: host.Host, abilities: list[doctor.Ability]) -> dict[str, object]:
     return {
         "sandbox": not found.why_bare,
         "capture": _capture(found),
         "why": _reason(found),
         "bwrap": found.bwrap.fields() if found.bwrap else None,
-        "in_force": {name: each.works for name, each in inforce.in_force(found).items()},
+        "in_force": {name: each.works for name, each in doctor.in_force(found).items()},
         "abilities": [ability.fields() for ability in abilities],
     }
 
 
 def _in_force(found: host.Host) -> str:
     """Name what protects commands besides the sandbox itself, and what does not."""
-    each = inforce.in_force(found)
+    each = doctor.in_force(found)
     there = [name for name, ability in each.items() if ability.works]
     missing = {name: ability.detail.partition(": ")[2] for name, ability in each.items() if not ability.works}
     return ", ".join((*there, *(f"no {name} ({why})" for name, why in missing.items())))
@@ -110,7 +126,7 @@ def _summary(found: host.Host, colour: bool) -> list[str]:
     ]
 
 
-def _table(abilities: list[inforce.Ability], colour: bool) -> list[str]:
+def _table(abilities: list[doctor.Ability], colour: bool) -> list[str]:
     width = min(max(len(ability.name) for ability in abilities), 44)
     lines = []
     for ability in abilities:
@@ -122,7 +138,7 @@ def _table(abilities: list[inforce.Ability], colour: bool) -> list[str]:
     return lines
 
 
-def _mark(ability: inforce.Ability) -> str:
+def _mark(ability: doctor.Ability) -> str:
     if ability.needed == "info":
         return "info"
     if ability.works:
@@ -132,3 +148,107 @@ def _mark(ability: inforce.Ability) -> str:
 
 def _painted(text: str, code: str, colour: bool) -> str:
     return f"{code}{text}{_PLAIN}" if colour else text
+
+
+# ---- Commands that keep house: doctor, clean.
+
+def add_commands(add: Add) -> None:
+    """Make these commands known."""
+    doctoring = add(
+        "doctor", "say what this host can do, what is missing, and how to fix it", _doctor,
+        "  fumehood doctor\n  fumehood doctor --mend",
+    )  # fmt: skip
+    doctoring.add_argument(
+        "--mend", action="store_true",
+        help="move a damaged database aside, and rebuild what can be rebuilt from the runs' directories",
+    )  # fmt: skip
+    # The records may be what is to be mended, so they are not opened before.
+    doctoring.set_defaults(act=lambda options: _mend(options) if options.mend else _doctor(Context(options)))
+    cleaning = add(
+        "clean", "remove what this project no longer needs, and say what that freed; what is held stays", _clean,
+        "  fumehood clean --dry-run\n  fumehood clean --days 7\n  fumehood clean --all --yes",
+    )  # fmt: skip
+    cleaning.add_argument("--all", action="store_true", help="clean every project, and what no record names")
+    cleaning.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    cleaning.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+    cleaning.add_argument(
+        "--days", type=whole_number(), metavar="N",
+        help="remove older backups and outputs, so that those runs can't be undone; only days on which Fumehood ran"
+        f" are counted (default: clean.keep_days of the configuration, else {DAYS})",
+    )  # fmt: skip
+
+
+def _doctor(context: Context) -> int:
+    places = context.store.places
+    return show(
+        places.state, places.cache, _project(context), [_records(context)], as_json=context.as_json,
+        colour=paint().on, out=sys.stdout,
+    )  # fmt: skip
+
+
+def _mend(options: argparse.Namespace) -> int:
+    store, mended = recover.rebuild(OpenedStore)
+    store.close()
+    if options.json:
+        sys.stdout.write(json.dumps({**mended.fields(), "left": list(mended.left)}) + "\n")
+        return 0
+    if mended.set_aside:
+        print(f"the damaged database is now in {printable(mended.set_aside)}")
+    print(f"{mended.runs} run{'' if mended.runs == 1 else 's'} recovered: fumehood log")
+    if mended.set_aside or mended.runs:
+        print("kept answers, added roots and short outputs were only in the database, and are lost")
+    for directory in mended.left:
+        print(f"no run is known for this directory, which stays as it is: {printable(directory)}")
+    return 0
+
+
+def _records(context: Context) -> Ability:
+    """Tell whether every run's directory is in the records."""
+    lost = recover.unknown(context.store)
+    detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
+    return Ability(name="records", works=not lost, detail=detail, fix=recover.MEND)
+
+
+def _project(context: Context) -> Callable[[Host], Ability] | None:
+    """Return what looks at the project around here, where there can be one."""
+    try:
+        project = context.project
+        wanted = context.store.policy_of(project).capture
+    except (BadRequest, BadConfiguration):
+        if context.options.project or context.options.workspace:
+            raise
+        return None
+    failed_on = owners.failed_on(context.store.places, project)
+    return lambda host: examine_roots(host, wanted, project.roots, failed_on)
+
+
+def _clean(context: Context) -> int:
+    options = context.options
+    if options.all and (options.project or options.workspace):
+        raise BadRequest("--all and --project can't be used together", hint="choose one")
+    wishes = policy_for(context.store.places, ()).clean
+    days = wishes.keep_days if options.days is None else options.days
+    project = None if options.all else context.project
+
+    def cleaned(*, dry: bool) -> Freed:
+        return clean(
+            context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget, project=project, dry=dry
+        )
+
+    is_asked = not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1)
+    if is_asked and not _is_agreed(cleaned(dry=True)):
+        return 1
+    freed = cleaned(dry=options.dry_run)
+    return context.say(freed.fields(), lambda: print(freed.told()))
+
+
+def _is_agreed(going: Freed) -> bool:
+    """Ask the person at the terminal, where backups would go."""
+    if not going.runs and not going.backups:
+        return True
+    sys.stderr.write(f"{going.told()}\ngo on? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    sys.stderr.write("nothing was removed\n")
+    return False

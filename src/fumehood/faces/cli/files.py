@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, paint
-from fumehood.faces.cli.show import short, tell_run
-from fumehood.faces.cli.standing import here
-from fumehood.service.restore import EMPTY, restore
-from fumehood.service.scan import scan_project
-from fumehood.service.versions import known_file, known_files, made_by, place_of, versions
+from fumehood.faces.cli.commands import Context, add_act, paint
+from fumehood.faces.cli.look import short, tell_run
+from fumehood.faces.cli.output import here
+from fumehood.service.files import scan_project
+from fumehood.service.projects import forget, loss
+from fumehood.service.restore import EMPTY, known_file, known_files, made_by, place_of, restore, versions
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.core.report import Run
-    from fumehood.faces.cli.commands import Add
-    from fumehood.faces.cli.style import Paint
-    from fumehood.service.versions import Known, Version
-    from fumehood.store.projects import Project
+    from fumehood.faces.cli.commands import Add, Context
+    from fumehood.faces.cli.output import Paint
+    from fumehood.service.restore import KnownFile, Version
+    from fumehood.store.projects import KnownProject, Project
+
+
+# ---- Commands about files: what is known of them, bringing one back, reading the project anew.
 
 _NAMED = 3  # days and runs named in a line
 _OFTEN_S = 0.1  # between two words of progress
@@ -68,7 +71,7 @@ def _files(context: Context) -> int:
     return _tell_one(context, project, root, below, known)
 
 
-def _tell_list(context: Context, project: Project, known: Sequence[Known]) -> int:
+def _tell_list(context: Context, project: Project, known: Sequence[KnownFile]) -> int:
     told = [each for each in known if context.options.all or each.is_worth_telling]
     left_out = len(known) - len(told)
 
@@ -86,7 +89,7 @@ def _tell_list(context: Context, project: Project, known: Sequence[Known]) -> in
     return context.say([each.told() for each in told], show)
 
 
-def _line(project: str, each: Known, colour: Paint) -> str:
+def _line(project: str, each: KnownFile, colour: Paint) -> str:
     """Write a file in one line: its state, size, path, and where it can be had from."""
     known = each.record
     word, shade = ("", "dim")
@@ -101,7 +104,7 @@ def _line(project: str, each: Known, colour: Paint) -> str:
     return f"{colour(f'{word:8}', shade)} {_size(known.size):>10}  {printable(where + known.path)}{past}"
 
 
-def _tell_one(context: Context, project: Project, root: str, path: str, known: Known | None) -> int:
+def _tell_one(context: Context, project: Project, root: str, path: str, known: KnownFile | None) -> int:
     found = versions(context.store, project, root, path)
     by = made_by(context.store, project, root, path)
     if known is None and not found and not by:
@@ -113,7 +116,7 @@ def _tell_one(context: Context, project: Project, root: str, path: str, known: K
     return context.say(told, lambda: _show_versions(project, path, known, found, by))
 
 
-def _show_versions(project: Project, path: str, known: Known | None, found: Sequence[Version], by: str) -> None:
+def _show_versions(project: Project, path: str, known: KnownFile | None, found: Sequence[Version], by: str) -> None:
     colour = paint()
     if known is not None:
         sys.stdout.write(f"{_line(project.path, known.replace(days=(), runs=()), colour)}\n")
@@ -198,3 +201,57 @@ def _progress() -> tuple[Callable[[int], None] | None, Callable[[], None]]:
             sys.stderr.flush()
 
     return tell, done
+
+
+# ---- `fumehood projects`: every directory that Fumehood has a record of, wherever it is now.
+
+def add_projects(add: Add) -> None:
+    """Make this command known."""
+    command = add(
+        "projects", "list the known projects, say where one has moved, or forget one", _projects,
+        "  fumehood projects list\n  fumehood projects move ~/old/name ~/new/name\n  fumehood projects forget 3",
+    )  # fmt: skip
+    add_act(command, "list", "move", "forget")
+    command.add_argument("which", nargs="?", metavar="PROJECT", help="its path, or its number in the list")
+    command.add_argument("to", nargs="?", metavar="NEW", help="where it is now")
+    command.add_argument("--yes", action="store_true", help="forget without asking")
+
+
+def _projects(context: Context) -> int:
+    options, projects = context.options, context.store.projects
+    if options.what == "list":
+        known = projects.known()
+        return context.say({"projects": [each.fields() for each in known]}, lambda: _show(known))
+    if not options.which or (options.what == "move" and not options.to):
+        needed = "PROJECT NEW" if options.what == "move" else "PROJECT"
+        raise BadRequest(f"projects {options.what} needs {needed}", hint="fumehood projects list shows them")
+    which = projects.named(options.which)
+    if options.what == "move":
+        with context.store.alone(which.id):
+            moved = projects.move(which, options.to)
+        return context.say(moved.fields(), lambda: print(f"project {moved.id} is at {printable(moved.path)} now"))
+    lost = loss(context.store, which)
+    if not options.yes:
+        _confirm(which, lost.told())
+    forget(context.store, which)
+    return context.say({"forgotten": which.fields(), **lost.fields()}, lambda: print(f"forgotten; {lost.told()}"))
+
+
+def _show(known: list[KnownProject]) -> None:
+    if not known:
+        sys.stdout.write("no project is known yet\n")
+    for each in known:
+        held = f", {each.held} held" if each.held else ""
+        place = "" if each.place == "there" else f"  [{each.place}]"
+        runs = "1 run" if each.runs == 1 else f"{each.runs} runs"
+        sys.stdout.write(f"{each.id:4}  {printable(each.path)}  {runs}{held}{place}\n")
+
+
+def _confirm(which: KnownProject, lost: str) -> None:
+    """Have the person at the terminal say yes; without one, nothing is forgotten."""
+    if not (os.isatty(0) and os.isatty(2)):
+        raise BadRequest(f"there is nobody to ask whether to forget {which.path}", hint=f"{lost}; --yes does it")
+    sys.stderr.write(f"forget project {which.id}, {printable(which.path)}? {lost}. Its own files stay. [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")

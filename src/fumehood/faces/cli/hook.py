@@ -7,22 +7,192 @@ command: clients take any exit status but 2 for "go on".
 from __future__ import annotations
 
 import os
+import re
 import sys
 
-from fumehood.core.for_model import told_ahead
+from fumehood.core.report import told_ahead
 from fumehood.core.request import quoted
+from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.cli.standing import tell_error
-from fumehood.faces.cli.toolcall import CLAUDE, CODEX, GEMINI, command_of
-from fumehood.store.marks import session_mark
-from fumehood.store.places import state_directory
+from fumehood.faces.cli.output import tell_error
+from fumehood.store.places import session_mark, state_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from fumehood.faces.cli.toolcall import Command
+
+
+# ---- What an agent's tool call would run, told by the shape of its input and by its name.
+#
+# A tool that is understood has its command rewritten. One that would run something in a way that is not understood is
+# refused. What can't run anything is let alone.
+
+CLAUDE, CODEX, GEMINI = "claude", "codex", "gemini"
+SERVER = "fumehood"
+# The tools of our own MCP server: what they run, they run in the hood.
+OWN_TOOLS = frozenset({
+    "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output", "undo", "redo",
+    "apply", "discard",
+})  # fmt: skip
+
+# Tools whose command a shell runs, and those of them that take it as a list of words.
+_SHELLS = frozenset({
+    "Bash", "Monitor", "run_shell_command", "shell", "shell_command", "local_shell", "exec_command", "unified_exec",
+    "Shell",
+})  # fmt: skip
+_TAKE_WORDS = frozenset({"shell", "local_shell"})
+_COMMANDS = ("command", "cmd")
+_SHELL_NAMES = tuple(f"{folder}{name}" for folder in ("", "/bin/", "/usr/bin/") for name in ("sh", "bash", "zsh"))
+
+# What clients' own tools carry that looks like a command and is none: a patch; whatever a person's program asked for.
+_HARMLESS = {CLAUDE: frozenset({"StructuredOutput"}), CODEX: frozenset({"apply_patch"})}
+_INSTEAD = {CLAUDE: "Bash", CODEX: "exec_command", GEMINI: "run_shell_command"}
+
+# What a field is called that holds what is run, and what such a field's name ends in where it is only about that.
+_RUN_FIELDS = frozenset({
+    "command", "commands", "cmd", "cmds", "cmdline", "commandline", "argv", "script", "scripts", "shell", "bash",
+    "powershell", "exec", "executable", "program", "eval",
+})  # fmt: skip
+_ABOUT = frozenset({"id", "ids", "description", "timeout", "type", "status", "output", "result", "count"})
+_SURROUNDINGS = frozenset({"env", "environment", "interpreter"})
+_LANGUAGES = frozenset({"python", "py", "javascript", "js", "node", "typescript", "ruby", "r", "source", "shell"})
+_OF_CODE = frozenset({"block", "blocks", "snippet", "text", "string", "to", "content"})
+# What a tool is called that runs something, unless its name begins or ends with what says that it only looks.
+_RUN_NAMES = frozenset({"shell", "bash", "zsh", "powershell", "pwsh", "cmd", "terminal", "repl", "exec", "subprocess"})
+_RUN_VERBS = frozenset({"run", "execute", "eval", "evaluate", "spawn", "launch"})
+_LOOK_VERBS = frozenset({"get", "read", "list", "show", "view", "kill", "stop", "close", "wait", "poll"})
+_LOOK_ENDS = frozenset({"output", "status", "history", "log", "logs"})
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_LONGEST_SHOWN = 80
+
+
+class Command(Value):
+    """The command in a tool's input: its field, its text, and what a shell in it reads, where it is a list."""
+
+    field: str
+    text: str
+    is_list: bool = False
+    script: str = ""
+
+    def replaced(self, tool_input: dict[str, Any], line: str) -> dict[str, Any]:
+        """Return the tool's input with another line in the command's place, every other field as it was."""
+        # The shell too: the list may have named a file of the project.
+        return {**tool_input, self.field: ["/bin/sh", "-c", line] if self.is_list else line}
+
+
+def command_of(call: dict[str, Any], client: str, allowed: Sequence[str] = ()) -> Command | None:
+    """Return the command that a tool call would run, None where it runs nothing, or refuse what is not understood.
+
+    `allowed` are tools that a person lets run outside of the hood: names, or their beginnings with a `*`.
+    """
+    name, tool_input = call["tool_name"], call.get("tool_input")
+    if name in _SHELLS:
+        return _understood(name, tool_input)
+    if name in _HARMLESS.get(client, ()) or _is_ours(call, client):
+        return None
+    if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in allowed):
+        return None
+    why = _why_it_runs(name, tool_input)
+    if why:
+        shown = ascii(name)[1:-1][:_LONGEST_SHOWN]
+        raise BadRequest(
+            f"the tool {shown} would run something outside of the hood: {why}",
+            hint=f"use {_INSTEAD[client]} instead; a person can let this tool run by adding --allow-tool {shown}"
+            " to the hook's command in the client's settings",
+        )
+    return None
+
+
+def _understood(name: str, tool_input: object) -> Command:
+    """Return the command of a tool that we know, or say why it can't be rewritten."""
+    given = tool_input if isinstance(tool_input, dict) else {}
+    fields = [field for field in _COMMANDS if given.get(field)]
+    if not fields:
+        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
+    field = fields[0]
+    # Another shell, or variables that a shell acts on, would count before our line does.
+    for key, value in given.items():
+        is_around = not _SURROUNDINGS.isdisjoint(_words(key)) and _has_text(value)
+        if key != field and (is_around or any(_run_fields({key: value}))):
+            name = ascii(key)[:_LONGEST_SHOWN]
+            raise BadRequest(f"{name} can't be rewritten to run in the hood", hint="leave it out")
+    command = given[field]
+    if isinstance(command, str) and command.strip():
+        return Command(field=field, text=command)
+    is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)
+    if name not in _TAKE_WORDS or not is_list or not command[0].strip():
+        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
+    is_script = len(command) == 3 and command[0] in _SHELL_NAMES and command[1] in ("-c", "-lc")
+    text = " ".join(map(quoted, command))
+    return Command(field=field, text=text, is_list=True, script=command[2] if is_script else "")
+
+
+def _is_ours(call: dict[str, Any], client: str) -> bool:
+    """Tell whether this is a tool of our own server, in the spelling of each client."""
+    name, context = call["tool_name"], call.get("mcp_context")
+    if client == GEMINI and isinstance(context, dict):
+        return context.get("server_name") == SERVER and context.get("tool_name") in OWN_TOOLS
+    starts = (f"mcp_{SERVER}_", f"{SERVER}__") if client == GEMINI else (f"mcp__{SERVER}__",)
+    return any(name.startswith(start) and name[len(start) :] in OWN_TOOLS for start in starts)
+
+
+def _why_it_runs(name: str, tool_input: object) -> str:
+    """Say what tells that a tool would run something; empty where nothing does."""
+    if isinstance(tool_input, str) and tool_input.strip():
+        return "its input is plain text"
+    field = next(_run_fields(tool_input), None)
+    if field is not None:
+        return f"its input has {ascii(field)[:_LONGEST_SHOWN]}"
+    words = _words(name.rpartition("__")[2])
+    only_looks = bool(words) and (words[0] in _LOOK_VERBS or words[-1] in _LOOK_ENDS)
+    if words and not only_looks and (words[0] in _RUN_VERBS or not _RUN_NAMES.isdisjoint(words)):
+        return "its name says so"
+    return ""
+
+
+def _run_fields(value: object) -> Iterator[str]:
+    """Yield the fields, at any depth, that hold what is run."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if _is_run_field(key) and _has_text(inner):
+                yield key
+            yield from _run_fields(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _run_fields(inner)
+
+
+def _is_run_field(key: str) -> bool:
+    words = _words(key)
+    if not words or words[-1] in _ABOUT:
+        return False
+    if not _RUN_FIELDS.isdisjoint(words):
+        return True
+    if words[0] == "code":
+        return len(words) == 1 or words[1] in _OF_CODE
+    return words[-1] == "code" and words[-2] in _LANGUAGES
+
+
+def _has_text(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_text, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_text, value))
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name, however it is written: shellCommand, shell_command, SHELL-COMMAND."""
+    return [word.lower() for word in _WORD.findall(name)]
+
+
+# ---- `fumehood hook`: an agent's shell command is rewritten, before it runs, to run in the hood.
+#
+# Starts before every command of an agent, so it loads nothing but `json`. Whatever goes wrong here must forbid the
+# command: clients take any exit status but 2 for "go on".
 
 HELP = """usage: fumehood hook [--client claude|codex|gemini] [--ask] [OPTIONS]
 
@@ -63,7 +233,7 @@ _LOOKING = frozenset({"undo", "redo", "diff", "show", "output", "log"})
 _NARROWING = ("--only-session", "--only-project")
 
 
-class Options:
+class HookOptions:
     """What the person set up."""
 
     def __init__(self) -> None:
@@ -91,9 +261,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> HookOptions:
     """Read the command line."""
-    options = Options()
+    options = HookOptions()
     waiting = list(arguments)
     while waiting:
         word = waiting.pop(0)
@@ -121,7 +291,7 @@ def parse(arguments: Sequence[str]) -> Options:
     return options
 
 
-def answered(given: bytes, options: Options) -> str:
+def answered(given: bytes, options: HookOptions) -> str:
     """Return the answer to a tool call: nothing where no command is run."""
     import json
 
@@ -147,7 +317,7 @@ def answered(given: bytes, options: Options) -> str:
     return json.dumps(permission) + "\n"
 
 
-def _client(call: dict[str, Any], options: Options) -> str:
+def _client(call: dict[str, Any], options: HookOptions) -> str:
     event = call.get("hook_event_name")
     possible = _EVENTS.get(event) if isinstance(event, str) else None
     if possible is None:
@@ -159,7 +329,7 @@ def _client(call: dict[str, Any], options: Options) -> str:
     return CODEX if possible == (CLAUDE, CODEX) and "turn_id" in call else possible[0]
 
 
-def _rewritten(command: Command, call: dict[str, Any], client: str, options: Options) -> dict[str, Any]:
+def _rewritten(command: Command, call: dict[str, Any], client: str, options: HookOptions) -> dict[str, Any]:
     """Return the tool's input with its command rewritten."""
     text = command.text
     if command.script.startswith(("fumehood ", f"{_ours()} ")):
@@ -176,7 +346,7 @@ def _rewritten(command: Command, call: dict[str, Any], client: str, options: Opt
     return command.replaced(call["tool_input"], line)
 
 
-def rewrite(command: str, client: str, call: dict[str, Any], options: Options) -> str:
+def rewrite(command: str, client: str, call: dict[str, Any], options: HookOptions) -> str:
     """Return the line that runs a command in the hood; one that does already stays as it is."""
     ours = _ours()
     if command.startswith(f"{ours} "):
@@ -191,11 +361,11 @@ def _ours() -> str:
     return " ".join(quoted(word) for word in own_command())
 
 
-def _session(client: str, call: dict[str, Any], options: Options) -> str:
+def _session(client: str, call: dict[str, Any], options: HookOptions) -> str:
     return options.session or _name(client, call.get("session_id"))
 
 
-def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options: Options) -> str:
+def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options: HookOptions) -> str:
     session = _session(client, call, options)
     keeps_cwd = client == CLAUDE and session and not _is_background(call)
     shell = _shell()
@@ -227,7 +397,7 @@ def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
     return inner, is_plain and after in ("", begin + link + end)
 
 
-def _reach(client: str, call: dict[str, Any], options: Options) -> str:
+def _reach(client: str, call: dict[str, Any], options: HookOptions) -> str:
     """Return the options that keep what an agent asks for to its own runs: its session's, else its project's."""
     session = _session(client, call, options)
     words = ["--only-session", session] if session else ["--only-project"]
@@ -307,7 +477,7 @@ def _name(kind: str, identity: object) -> str:
     return f"{kind}-{kept[:40]}:{sha256(identity.encode(errors='surrogatepass')).hexdigest()[:40]}"
 
 
-def _permission(client: str, told: dict[str, Any], options: Options) -> dict[str, Any]:
+def _permission(client: str, told: dict[str, Any], options: HookOptions) -> dict[str, Any]:
     if client == GEMINI:
         return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": told}}
     decision = {"permissionDecision": "ask" if options.leaves_asking else "allow"}

@@ -7,8 +7,7 @@ import os
 import sys
 
 from fumehood.errors import FumehoodError, plain_error
-from fumehood.faces.cli.sink import guarded
-from fumehood.faces.cli.standing import tell_error
+from fumehood.faces.cli.output import guarded, tell_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,6 +73,11 @@ def _told(error: Exception) -> int:
 
 def _dispatch(given: list[str]) -> int:
     name = given[0] if given else ""
+    if name == "--version":
+        from fumehood import __version__
+
+        sys.stdout.write(f"fumehood {__version__}\n")
+        return 0
     loaded = _loaded(name)
     # Not before everything is imported: what is there now stays to the end, and is not looked through each time.
     gc.freeze()
@@ -88,9 +92,9 @@ def _loaded(name: str) -> Callable[[list[str]], int]:
 
         return run.main
     if name == "shell":
-        from fumehood.faces.cli import shell
+        from fumehood.faces.cli import run
 
-        return shell.main
+        return run.shell
     if name == "hook":
         from fumehood.faces.cli import hook
 

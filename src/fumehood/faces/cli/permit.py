@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
+from fumehood.core.config_keys import KEYS, SECTIONS, shown
+from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import printable
+from fumehood.core.tool import FORMATS, definition
+from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, add_act
+from fumehood.faces.cli.commands import Context, add_act, paint
+from fumehood.faces.cli.output import whole_number
 from fumehood.faces.cli.prompt import terminal
-from fumehood.faces.cli.standing import whole_number
-from fumehood.service import playground
+from fumehood.service import scratch
 from fumehood.service.clean import size_told
 from fumehood.service.permission import Permissions
-from fumehood.service.roots import add_root, offered, remove_root
+from fumehood.service.projects import add_root, offered, remove_root
+from fumehood.store.config import compile_file, file_of, load, policy_for
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fumehood.core.config import Complaint
     from fumehood.faces.cli.commands import Add
-    from fumehood.store.grants import Grant
+    from fumehood.store.audit import Grant
 
+
+# ---- Commands about what commands may do: roots, grants, the playground.
 
 def add_commands(add: Add) -> None:
     """Make these commands known."""
@@ -94,10 +104,129 @@ def _told(grant: Grant) -> str:
 def _playground(context: Context) -> int:
     places, what = context.store.places, context.options.what
     if what == "clean":
-        freed = playground.emptied(places)
+        freed = scratch.emptied(places)
         return context.say({"bytes": freed}, lambda: print(f"{size_told(freed)} freed"))
-    path = playground.made(places)
+    path = scratch.made(places)
     if what == "path":
         return context.say({"path": path}, lambda: print(f"{printable(path)}"))
-    size = playground.size(places)
+    size = scratch.size(places)
     return context.say({"path": path, "bytes": size}, lambda: print(f"{size_told(size)}"))
+
+
+# ---- Commands that tell what was set: config, tool.
+
+def add_config(add: Add) -> None:
+    """Make these commands known."""
+    config = add(
+        "config", "show what is configured for this project, where the file is, or what is wrong with it", _config,
+        "  fumehood config show\n  fumehood config check\n  $EDITOR \"$(fumehood config path)\"",
+    )  # fmt: skip
+    add_act(config, "show", "path", "check")
+    tool = add(
+        "tool", "print the tool to offer a model: its name, description and schema", _tool,
+        "  fumehood tool --format openai\n  fumehood tool --format mcp --json",
+    )  # fmt: skip
+    tool.add_argument("--format", choices=FORMATS, required=True, help="the interface it is for")
+
+
+def _tool(context: Context) -> int:
+    told = definition(context.options.format)
+    return context.say(told, lambda: print(json.dumps(told, indent=2)))
+
+
+def _config(context: Context) -> int:
+    return {"show": _show, "path": _path, "check": _check}[context.options.what](context)
+
+
+def _path(context: Context) -> int:
+    path = file_of(context.store.places)
+    return context.say({"path": path}, lambda: print(path))
+
+
+def _check(context: Context) -> int:
+    import os
+
+    path = file_of(context.store.places)
+    if not os.path.lexists(path):
+        told: dict[str, Any] = {"path": path, "exists": False, "problems": []}
+        return context.say(told, lambda: print(f"{printable(path)} does not exist: the defaults are used"))
+    complaints = compile_file(path)[1].complaints
+    if not complaints:
+        # What is no matter of its text: who may write it.
+        load(context.store.places, context.project.roots)
+    told = {"path": path, "exists": True, "problems": [each.fields() for each in complaints]}
+    context.say(told, lambda: _tell(path, complaints))
+    return 1 if complaints else 0
+
+
+def _tell(path: str, complaints: tuple[Complaint, ...]) -> None:
+    for each in complaints:
+        key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
+        hint = f" ({printable(each.hint)})" if each.hint else ""
+        print(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
+    if not complaints:
+        print(f"{printable(path)} is fine")
+
+
+def _show(context: Context) -> int:
+    project = context.project
+    settings = load(context.store.places, project.roots)
+    policy = policy_for(context.store.places, project.roots)
+    keys = [
+        {"key": key.name, "value": key.of(policy), "from": _origin(settings, project.path, key.place)} for key in KEYS
+    ]
+    sections = {each.name: list(map(_plain, getattr(policy, each.field))) for each in SECTIONS}
+    told = {"path": file_of(context.store.places), "project": project.path, "keys": keys, **sections}
+    return context.say(told, lambda: _tell_keys(keys, sections))
+
+
+def _plain(table: Any) -> dict[str, Any]:
+    """Return a table of the policy, or what was made of one, without what says nothing."""
+    fields: dict[str, Any] = table.fields() if isinstance(table, Value) else table
+    return {name: value for name, value in fields.items() if value not in ((), {})}
+
+
+def _origin(settings: dict[str, dict[str, Any]], project: str, field: str) -> str:
+    """Tell whose word counts: the project's table, the top of the file, or the default."""
+    if field in settings.get(project, {}):
+        return "project"
+    return "global" if field in settings.get(EVERYWHERE, {}) else "default"
+
+
+def _tell_keys(told: list[dict[str, Any]], sections: dict[str, Any]) -> None:
+    for key, each in zip(KEYS, told, strict=True):
+        line = f"{key.name} = {printable(key.kind.write(each['value']))}"
+        print(paint()(line, "dim") if each["from"] == "default" else f"{line}    # {each['from']}")
+    for name, tables in sections.items():
+        for table in tables:
+            given = {**table, **table.get("settings", {})}
+            unsaid = ("settings", "defaults")
+            inside = ", ".join(f"{field} = {shown(value)}" for field, value in given.items() if field not in unsaid)
+            print(f"[[{name}]] {printable(inside)}")
+
+
+# ---- `fumehood capabilities`: what commands find in their sandbox, for a system prompt or a program.
+
+_EXAMPLES = """  fumehood capabilities
+  fumehood capabilities --root alpine
+  fumehood capabilities --json | jq .runtimes"""
+
+
+def add_capabilities(add: Add) -> None:
+    """Make this command known."""
+    about = "describe what commands find in their sandbox, as text for a model"
+    command = add("capabilities", about, _capabilities, _EXAMPLES)
+    command.add_argument("--root", metavar="ROOT", default="", help="the root to look in (default: the configured one)")
+    command.add_argument("--fresh", action="store_true", help="look again instead of using the remembered answer")
+
+
+def _capabilities(context: Context) -> int:
+    from fumehood.core.tool import as_text
+    from fumehood.linux.launch import start
+    from fumehood.service.explain import capabilities
+    from fumehood.service.sandbox import Hood
+
+    project = context.store.projects.open(context.project.path)
+    hood = Hood(context.store, project, context.store.policy_of(project), start)
+    told = capabilities(hood, context.options.root, fresh=context.options.fresh)
+    return context.say(told, lambda: print(as_text(told), file=sys.stdout))

@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core import permission as p
+from fumehood.core import questions
 from fumehood.core.wording import WIDTH
-from fumehood.linux.signals import hear_resuming, tell_when_resumed
+from fumehood.linux.terminal import hear_resuming, tell_when_resumed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fumehood.linux.terminal_turn import TerminalTurn
+    from fumehood.linux.terminal import TerminalTurn
     from fumehood.service.ask import Ask, Asked
 
 _TTY = "/dev/tty"
 _EXACT_S = 10  # seconds below which their fractions are shown
 _KEYS = {
-    p.ALLOW_ONCE: ("y", "allow once"), p.ALLOW_SESSION: ("s", "allow for this session"),
-    p.ALLOW_ALWAYS: ("a", "allow always"), p.DENY_ONCE: ("n", "deny"),
-    p.DENY_SESSION: ("q", "deny for this session"), p.DENY_ALWAYS: ("v", "never"),
+    questions.ALLOW_ONCE: ("y", "allow once"), questions.ALLOW_SESSION: ("s", "allow for this session"),
+    questions.ALLOW_ALWAYS: ("a", "allow always"), questions.DENY_ONCE: ("n", "deny"),
+    questions.DENY_SESSION: ("q", "deny for this session"), questions.DENY_ALWAYS: ("v", "never"),
 }  # fmt: skip
 _NO = frozenset("\r\n\x03\x04\x1b")  # Enter, Ctrl-C where it is a key, the end of input, Escape: the default
 
@@ -32,10 +32,10 @@ def terminal() -> tuple[Ask, ...]:
     if tty is None:
         return ()
     os.close(tty)
-    return (Terminal(),)
+    return (AtTerminal(),)
 
 
-class Terminal:
+class AtTerminal:
     """Asks on the controlling terminal, whatever standard input and output are."""
 
     def put(self, asked: Asked) -> None:
@@ -97,14 +97,14 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                     answer = _answer(tty, closed, resumed, asked.question)
             # Whoever reads this has the terminal back as it was.
             _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
-        asked.answer(answer or p.DENY_ONCE)
+        asked.answer(answer or questions.DENY_ONCE)
     except (OSError, termios.error):
         asked.answer(None)  # the terminal is gone, and with it whoever was there
 
 
 def turn(tty: int) -> TerminalTurn:
     """Return the right to ask on a terminal, to be waited for."""
-    from fumehood.linux.terminal_turn import TerminalTurn
+    from fumehood.linux.terminal import TerminalTurn
     from fumehood.store.places import places
 
     return TerminalTurn(tty, os.path.dirname(places().lock("terminal")))
@@ -116,12 +116,12 @@ def columns(tty: int) -> int:
     return wide - 1 if wide else WIDTH
 
 
-def told(question: p.Question, seconds: float, width: int = WIDTH) -> str:
+def told(question: questions.Question, seconds: float, width: int = WIDTH) -> str:
     """Write a question with the keys that answer it."""
     keys = [f"[{key}] {said}" for answer, (key, said) in _KEYS.items() if answer in question.options]
     left = round(seconds, None if seconds > _EXACT_S else 1)
     last = f"  {'   '.join(keys)}   (no key within {left:g} s, or Enter: deny)"
-    return "\n".join(["", *p.question_lines(question, width, "fumehood: "), last]) + "\n>"
+    return "\n".join(["", *questions.question_lines(question, width, "fumehood: "), last]) + "\n>"
 
 
 def _forget(resumed: int) -> None:
@@ -132,7 +132,7 @@ def _forget(resumed: int) -> None:
         return  # there was nothing in it
 
 
-def _answer(tty: int, closed: int, resumed: int, question: p.Question) -> str | None:
+def _answer(tty: int, closed: int, resumed: int, question: questions.Question) -> str | None:
     """Wait for a key that means something; "" once it is settled otherwise, None where it is to be asked again."""
     import select
 
@@ -150,7 +150,7 @@ def _answer(tty: int, closed: int, resumed: int, question: p.Question) -> str | 
         if not key:
             raise OSError("the terminal hung up")
         if key in _NO:
-            return p.DENY_ONCE
+            return questions.DENY_ONCE
         if key.lower() in meant:
             return meant[key.lower()]
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
     from fumehood.faces.cli.commands import Add
     from fumehood.rootfs.install import Installer, Order
-    from fumehood.rootfs.installed import Installed
+    from fumehood.rootfs.tree import Installed
+    from fumehood.store.projects import Workspace
+
+
+# ---- `fumehood rootfs`: install, list, check, update, remove root trees.
 
 _ACTS = ("list", "install", "check", "update", "use", "remove")
 _EXAMPLES = """  fumehood rootfs install
@@ -63,10 +68,10 @@ def _rootfs(context: Context) -> int:
 
 
 def _order(context: Context) -> Order:
-    from fumehood.service import rooting
+    from fumehood.service import root_trees
 
     options = context.options
-    given = rooting.order(
+    given = root_trees.order(
         context.store, version=options.version, source=_whole(options.source), name=options.named,
         sha256=(options.sha256 or "").lower(), mirror=options.mirror, proxy=options.proxy,
         keys=tuple(options.key or ()),
@@ -80,16 +85,17 @@ def _whole(source: str | None) -> str:
 
 
 def _installer(context: Context, proxy: str) -> Installer:
-    from fumehood.service import rooting
+    from fumehood.service import root_trees
 
     def tell(line: str) -> None:
         if not context.as_json:
             sys.stderr.write(f"{printable(line)}\n")
 
-    return rooting.installer(context.store, proxy, tell, Progress() if os.isatty(2) and not context.as_json else None)
+    progress = DownloadProgress() if os.isatty(2) and not context.as_json else None
+    return root_trees.installer(context.store, proxy, tell, progress)
 
 
-class Progress:
+class DownloadProgress:
     """Shows on one line of a terminal how far a download is."""
 
     def __init__(self) -> None:
@@ -105,14 +111,14 @@ class Progress:
             sys.stderr.flush()
 
 
-def _told(tree: Installed, current: str) -> dict[str, object]:
+def _tree_entry(tree: Installed, current: str) -> dict[str, object]:
     return {"name": tree.name, "version": tree.version, "path": tree.path, "current": tree.name == current}
 
 
 def _list(context: Context) -> int:
-    from fumehood.service import rooting
+    from fumehood.service import root_trees
 
-    found, current = rooting.installed(context.store)
+    found, current = root_trees.installed(context.store)
 
     def show() -> None:
         for tree in found:
@@ -121,16 +127,16 @@ def _list(context: Context) -> int:
         if not found:
             sys.stdout.write("no root tree is installed; fumehood rootfs install\n")
 
-    return context.say({"roots": [_told(tree, current) for tree in found]}, show)
+    return context.say({"roots": [_tree_entry(tree, current) for tree in found]}, show)
 
 
 def _say_installed(context: Context, tree: Installed) -> int:
-    from fumehood.service import rooting
+    from fumehood.service import root_trees
 
-    _, current = rooting.installed(context.store)
+    _, current = root_trees.installed(context.store)
     called = "alpine" if tree.name == current else tree.name
     return context.say(
-        _told(tree, current),
+        _tree_entry(tree, current),
         lambda: print(f"{tree.name} is ready: fumehood run --root {called} -- 'cat /etc/os-release'"),
     )
 
@@ -141,11 +147,11 @@ def _install(context: Context) -> int:
 
 
 def _check(context: Context) -> int:
-    from fumehood.service import rooting
+    from fumehood.service import root_trees
 
     order = _order(context)
     newer = _installer(context, order.proxy).newer(order.mirror)
-    found, current = rooting.installed(context.store)
+    found, current = root_trees.installed(context.store)
     used = next((tree.version for tree in found if tree.name == current), None)
 
     def show() -> None:
@@ -161,11 +167,11 @@ def _check(context: Context) -> int:
 
 def _update(context: Context) -> int:
     from fumehood.rootfs.install import tier_of
-    from fumehood.service import rooting
+    from fumehood.service import root_trees
 
     order = _order(context)
     if context.options.tier is None:
-        order = order.replace(tier=tier_of(f"{rooting.collection(context.store)}/current") or 1)
+        order = order.replace(tier=tier_of(f"{root_trees.collection(context.store)}/current") or 1)
     tree = _installer(context, order.proxy).update(order)
     if tree is None:
         return context.say({"newer": None}, lambda: print("the newest version is installed"))
@@ -173,18 +179,143 @@ def _update(context: Context) -> int:
 
 
 def _use(context: Context) -> int:
-    from fumehood.rootfs.installed import find, switch
-    from fumehood.service import rooting
+    from fumehood.rootfs.tree import find, switch
+    from fumehood.service import root_trees
 
-    at = rooting.collection(context.store)
+    at = root_trees.collection(context.store)
     tree = find(at, context.options.name)
     switch(at, tree.name)
     return _say_installed(context, tree)
 
 
 def _remove(context: Context) -> int:
-    from fumehood.service import rooting
+    from fumehood.service import root_trees
 
     name = context.options.name
-    rooting.remove(context.store, name, lambda line: print(line, file=sys.stderr))
+    root_trees.remove(context.store, name, lambda line: print(line, file=sys.stderr))
     return context.say({"removed": name}, lambda: print(f"{name} is removed"))
+
+
+# ---- `fumehood workspace`: directories of Fumehood's own for agents that have no project.
+
+_WORKSPACE_ACTS = ("list", "create", "set", "path", "reset", "remove")
+_WORKSPACE_EXAMPLES = """  fumehood workspace create research --network ask --env LANG=de_DE.UTF-8
+  fumehood run --workspace research -- 'pip install requests'
+  fumehood workspace create builder --writable        # apk add works, for this workspace alone
+  fumehood workspace reset builder                    # and is forgotten again
+  cd "$(fumehood workspace path research)\""""
+
+
+def add_workspaces(add: Add) -> None:
+    """Make this command known."""
+    workspace = add("workspace", "make, list, change, reset or remove workspaces", _workspace, _WORKSPACE_EXAMPLES)
+    add_act(workspace, *_WORKSPACE_ACTS)
+    workspace.add_argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project")
+    workspace.add_argument("--root", metavar="ROOT", help="the root its commands see (default: alpine)")
+    workspace.add_argument("--network", metavar="RULE", help="none, ask or full (default: as configured)")
+    workspace.add_argument("--env", action="append", metavar="NAME=VALUE", help="set this variable; can be repeated")
+    writable = workspace.add_mutually_exclusive_group()
+    writable.add_argument(
+        "--writable", action="store_true", default=None, help="its commands may install into a root layer of its own"
+    )
+    writable.add_argument("--read-only", dest="writable", action="store_false", help="its commands may not")
+    workspace.add_argument("--yes", action="store_true", help="remove it although it is not empty")
+
+
+def _workspace(context: Context) -> int:
+    options = context.options
+    if options.what not in ("list", "reset") and not options.name:
+        raise BadRequest(f"workspace {options.what} needs a name", hint="fumehood workspace list shows them")
+    act = {
+        "list": _list_workspaces, "create": _create, "set": _set, "path": _path, "reset": _reset,
+        "remove": _remove_workspace,
+    }[options.what]  # fmt: skip
+    return act(context)
+
+
+def _settings(context: Context) -> dict[str, Any]:
+    options = context.options
+    given = {"root": options.root, "network": options.network, "writable": options.writable}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if options.env is not None:
+        pairs = [pair.partition("=") for pair in options.env]
+        for name, equals, _ in pairs:
+            if not equals:
+                raise BadRequest(f"{name!r} is not a variable with a value", hint="--env NAME=VALUE")
+        settings["environment"] = tuple((name, value) for name, _, value in pairs)
+    return settings
+
+
+def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, object]:
+    from fumehood.service.projects import layer_of, size_of
+
+    project = context.store.projects.open(workspace.path, register=False)
+    layer = layer_of(context.store, project) if project.id else None
+    base = layer.base if layer is not None else ""
+    return {
+        **workspace.fields(), "environment": dict(workspace.environment), "size": size_of(workspace.path),
+        "layer": {"base": base, "size": size_of(f"{layer.at}/upper")} if layer is not None and base else None,
+    }  # fmt: skip
+
+
+def _list_workspaces(context: Context) -> int:
+    told = [_workspace_entry(context, workspace) for workspace in context.store.workspaces.all()]
+
+    def show() -> None:
+        for each in told:
+            layer: Any = each["layer"]
+            kept = f"  own root layer: {_mib(layer['size'])} over {layer['base']}" if layer else ""
+            size: Any = each["size"]
+            network = each["network"] or "as configured"
+            sys.stdout.write(
+                f"{each['name']:16} {_mib(size):>10}  root {each['root']}, network {network}{kept}\n"
+                f"{'':16} {printable(str(each['path']))}\n"
+            )
+        if not told:
+            sys.stdout.write("there is no workspace yet; fumehood workspace create NAME\n")
+
+    return context.say({"workspaces": told}, show)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _say(context: Context, workspace: Workspace, done: str) -> int:
+    return context.say(
+        _workspace_entry(context, workspace),
+        lambda: print(f"{done}: {workspace.path}\nfumehood run --workspace {workspace.name} -- …"),
+    )
+
+
+def _create(context: Context) -> int:
+    workspace = context.store.workspaces.create(context.options.name, **_settings(context))
+    return _say(context, workspace, f"the workspace {workspace.name} is made")
+
+
+def _set(context: Context) -> int:
+    workspace = context.store.workspaces.change(context.options.name, _settings(context))
+    return _say(context, workspace, f"the workspace {workspace.name} is changed")
+
+
+def _path(context: Context) -> int:
+    workspace = context.store.workspaces.find(context.options.name)
+    return context.say({"path": workspace.path}, lambda: print(workspace.path))
+
+
+def _reset(context: Context) -> int:
+    from fumehood.service.projects import reset
+
+    name = context.options.name
+    path = context.store.workspaces.find(name).path if name else context.project.path
+    dropped = reset(context.store, context.store.projects.open(path, register=False))
+    said = "its root is the shared one again" if dropped else "its root is the shared one; there was nothing to drop"
+    return context.say({"path": path, "dropped": dropped}, lambda: print(f"{printable(path)}: {said}"))
+
+
+def _remove_workspace(context: Context) -> int:
+    from fumehood.service.projects import remove
+
+    workspace = context.store.workspaces.find(context.options.name)
+    remove(context.store, workspace, sure=context.options.yes)
+    return context.say({"removed": workspace.name}, lambda: print(f"the workspace {workspace.name} is removed"))

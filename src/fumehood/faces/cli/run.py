@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.network import FULL, NONE
-from fumehood.core.request import Request, shown
+from fumehood.core.report import printable
+from fumehood.core.request import Request, quoted, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
-from fumehood.faces.cli.sink import sink_to
-from fumehood.faces.cli.standing import here, meant, tell_notices
+from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices
 from fumehood.linux.launch import start
-from fumehood.linux.signals import Signals
-from fumehood.linux.stdio import CLOSED, INHERITED, TYPED
+from fumehood.linux.streams import CLOSED, INHERITED, TYPED
+from fumehood.linux.terminal import Signals
+from fumehood.service.clean import upkeep
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
-from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
+from fumehood.service.scratch import PLAYGROUND
 from fumehood.service.store import Store
-from fumehood.service.upkeep import upkeep
 from fumehood.store.audit import CLI, HOOK
+from fumehood.store.places import session_mark, state_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
-    from fumehood.faces.cli.brief import Brief
+    from fumehood.errors import FumehoodError
+    from fumehood.linux.streams import Sink
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
+
+
+# ---- `fumehood run`: parse by hand, because this starts before every command an agent runs.
 
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
 
@@ -200,8 +206,6 @@ def _told_error(error: Exception, options: Options, brief: Brief | None, *, as_j
 def _brief(options: Options) -> Brief | None:
     if "--brief" not in options.flags:
         return None
-    from fumehood.faces.cli.brief import Brief
-
     return Brief(options.last("--session") or "")
 
 
@@ -236,8 +240,6 @@ def _explain(options: Options, as_json: bool) -> None:
     if as_json:
         _print_object(answer)
     else:
-        from fumehood.faces.cli.explain import tell_explained
-
         tell_explained(answer)
 
 
@@ -367,9 +369,9 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
         return Wishes(stdin=stdin, on_stdout=brief.sink(1), on_stderr=brief.sink(2))
     if "--quiet" in options.flags or not os.isatty(2) or os.environ.get("TERM") == "dumb":
         return Wishes(stdin=stdin, on_stdout=sink_to(1), on_stderr=sink_to(2))
-    from fumehood.faces.cli.live import Live
+    from fumehood.faces.cli.output import LiveLine
 
-    live = Live()
+    live = LiveLine()
     out, err = live.around(sink_to(1)), live.around(sink_to(2))
     return Wishes(stdin=stdin, on_stdout=out, on_stderr=err, watch=live.watch)
 
@@ -385,7 +387,7 @@ def _on_terminal() -> Wishes:
 def _tell_changes(run: Run) -> None:
     if not run.found and not run.blocked and not run.timed_out and run.sandboxed:
         return
-    from fumehood.faces.cli.show import tell_run
+    from fumehood.faces.cli.look import tell_run
 
     tell_run(run)
 
@@ -394,3 +396,117 @@ def _print_object(told: dict[str, object]) -> None:
     import json
 
     sys.stdout.write(json.dumps(told) + "\n")
+
+
+# ---- `fumehood shell`: an interactive shell in the hood, captured as one run.
+
+SHELL_HELP = """usage: fumehood shell [OPTIONS]
+
+Open a shell in the hood, on a terminal of its own. What you write in it, and what its commands write, is captured as
+one run. It is judged and applied when you leave the shell (exit, or Ctrl-D), and can be undone.
+
+The options are those of `fumehood run`, except --json. There is no time limit.
+
+examples:
+  fumehood shell
+  fumehood shell --hold
+  fumehood shell --root alpine --discard
+"""
+_NO_TIME_LIMIT = "300000000"
+
+
+def shell(arguments: Sequence[str]) -> int:
+    """Open a shell; returns its exit code."""
+    options = parse(arguments)
+    if options is None:
+        sys.stdout.write(SHELL_HELP)
+        return 0
+    if options.command:
+        raise BadRequest("shell takes no command", hint="fumehood run --tty -- COMMAND")
+    given = [word for word in arguments if word != "--"]
+    limit = [] if "--timeout" in options.values else ["--timeout", _NO_TIME_LIMIT]
+    if "--quiet" not in options.flags:
+        sys.stderr.write("fumehood: this shell is in the hood; what it writes is judged when you leave it\n")
+        sys.stderr.flush()
+    return main(["--tty", *limit, *given, "--", _line()], title="fumehood shell")
+
+
+def _line() -> str:
+    """Start the person's own shell, or where the command's system lacks it, any."""
+    own = quoted(os.environ.get("SHELL") or "sh")
+    return f"command -v {own} >/dev/null && exec {own} -i; exec sh -i"
+
+
+# ---- `run --brief`, which the hook writes: an agent's client gets the command's output, and then what we must add.
+#
+# The client's model reads both in one text, from two streams that the client puts together as it likes. So each line
+# of ours begins with the mark of the conversation, which the hook tells the model; and nothing that a command prints
+# holds it, or anything invisible.
+
+_STDERR = 2
+
+
+class Brief:
+    """One command's two outputs, on the way to an agent."""
+
+    def __init__(self, session: str) -> None:
+        self.mark = session_mark(state_directory(), session)
+        self._to_model = [ToModel(fd, self.mark) for fd in (1, _STDERR) if not os.isatty(fd)]
+
+    def sink(self, fd: int) -> Sink:
+        """Return what takes one output."""
+        return next((each for each in self._to_model if each.fd == fd), None) or sink_to(fd)
+
+    def tell(self, run: Run) -> None:
+        """Write what the agent can't know from the command itself, if there is anything."""
+        if run.found or run.blocked or run.timed_out or not run.sandboxed:
+            from fumehood.core.report import line_of
+            from fumehood.faces.cli.look import agent_lines
+
+            self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run)])
+
+    def tell_notices(self, notices: Sequence[str]) -> None:
+        """Write what the person should know once."""
+        if notices:
+            from fumehood.core.report import line_of, printable
+
+            self._write([f"{line_of(self.mark)} note for the user: {printable(each)}" for each in notices])
+
+    def tell_error(self, error: FumehoodError) -> None:
+        """Write why nothing ran."""
+        from fumehood.core.report import refusal
+
+        self._write([refusal(error, self.mark)])
+
+    def _write(self, lines: Sequence[str]) -> None:
+        before = "\n" if lines and any(each.is_in_line for each in self._to_model) else ""
+        text = before + "".join(f"{line}\n" for line in lines)
+        sink_to(_STDERR)(text.encode(errors="backslashreplace"))
+
+
+# ---- `fumehood run --explain`: show what a command would see, without running it.
+
+_WIDE = 34
+colour = Paint(1)
+
+
+def tell_explained(explained: dict[str, Any]) -> None:
+    """Print what decides how a command would run."""
+    lines = [f"{printable(explained['command'])} would run like this; nothing was run", ""]
+    hosts = f": {', '.join(explained['hosts'])}" if explained["hosts"] else ""
+    for name, value in (
+        ("directory", explained["cwd"]), ("shell", explained["shell"]),
+        ("captured by", f"{explained['capture']}: {explained['capture_by']}"),
+        ("network", f"{explained['network']}{hosts}"), ("owners", explained["owners"]),
+    ):  # fmt: skip
+        lines.append(f"  {name:12} {printable(str(value))}")
+    lines += ["", colour("what it sees", "bold")]
+    for mount in explained["mounts"]:
+        why = colour(f"  ({printable(mount['why'])})", "dim") if mount["why"] else ""
+        lines.append(f"  {printable(mount['path']):{_WIDE}} {printable(mount['what'])}{why}")
+    environment = explained["environment"]
+    lines += ["", colour("variables", "bold"), f"  kept     {' '.join(environment['kept'])}"]
+    lines.append(f"  dropped  {' '.join(environment['dropped']) or 'none'}")
+    lines += ["", colour("limits", "bold")]
+    lines += [f"  {name.replace('_', ' '):12} {amount}" for name, amount in explained["limits"].items()]
+    sys.stdout.write("\n".join(lines) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fumehood.errors import BadRequest, Unavailable
-from fumehood.faces.cli.standing import whole_number
+from fumehood.faces.cli.output import whole_number
 
 if TYPE_CHECKING:
     import argparse

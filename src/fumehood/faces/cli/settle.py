@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING
 
+from fumehood.core import changes as c
 from fumehood.core.changes import WAITING
-from fumehood.core.report import REDO
-from fumehood.core.wording import MOST_OF_A_NAME, quoted
-from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, add_reach, add_run
-from fumehood.faces.cli.show import short, tell_run
-from fumehood.faces.cli.standing import here
+from fumehood.core.questions import held_item, waiting
+from fumehood.core.report import REDO, printable
+from fumehood.core.wording import MOST_OF_A_NAME, by_kind, listed, quoted, wrapped
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
+from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
+from fumehood.faces.cli.look import apply_line, headline, short, tell_run, write_difference
+from fumehood.faces.cli.output import here
+from fumehood.faces.cli.prompt import Keys, columns, turn
 from fumehood.service import decide
-from fumehood.service.choose import chosen
+from fumehood.service.clean import upkeep
+from fumehood.service.differences import each_difference
 from fumehood.service.session import project_of, redo_session, undo_session
+from fumehood.service.settle import chosen
 from fumehood.service.undo import last_to_undo, to_redo, undo
-from fumehood.service.upkeep import upkeep
 from fumehood.store.history import LAST
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
     from fumehood.core.report import Run
+    from fumehood.core.wording import Item
     from fumehood.faces.cli.commands import Add
 
+
+# ---- Commands that settle what a run left: apply, discard, undo, redo.
 
 def add_commands(add: Add) -> None:
     """Make these commands known."""
@@ -141,3 +150,183 @@ def _tell_undo(back: Run) -> None:
     is_redo = back.command.startswith(f"{REDO} ")
     again = "to take it back again: fumehood undo" if is_redo else "to have it back: fumehood redo"
     sys.stdout.write(f"  that was run {short(back.of or '')}; {again}\n")
+
+
+# ---- Go through what is held with the person: one change at a time, its difference, and one key.
+
+_ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
+_CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
+_MOST_CHANGED = 3  # times that a person is shown anew what changes while they look
+_END = "q\x03\x04\x1b"
+
+
+def add_review(add: Add) -> None:
+    """Make this command known."""
+    add_run(add("review", "go through what is held, change by change", _review, "  fumehood review"), default="")
+
+
+def _review(context: Context) -> int:
+    """Without a terminal, tell what waits; with one, ask for each."""
+    runs = _held(context)
+    if context.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return context.say([_told(context, run) for run in runs], lambda: _list(context, runs))
+    if not runs:
+        sys.stdout.write("nothing is held\n")
+    for run in runs:
+        if not _go_through(context, run):
+            break
+    upkeep(context.store, context.project.id)
+    return 0
+
+
+def _held(context: Context) -> list[Run]:
+    """Return the runs to be looked at, the earliest first, for later ones may build on it."""
+    if context.options.run:
+        run = context.run(context.options.run)
+        if run.state != "held":
+            raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
+        return [run]
+    names = context.store.history.held(context.project.id)
+    return [context.store.history.find(name) for name in reversed(names)]
+
+
+def _waiting(run: Run) -> list[c.Change]:
+    """Return the changes to be decided: what lies in a directory that waits is decided with it."""
+    held = waiting(run)
+    tops = {(change.root, change.path) for change in held if change.within is None}
+    return [change for change in held if change.within is None or (change.root, change.within) not in tops]
+
+
+def _conflicts(run: Run) -> set[tuple[int, str]]:
+    return {(change.root, change.path) for change in run.found if change.verdict == c.CONFLICT}
+
+
+def _lies_in(place: tuple[int, str], change: c.Change) -> bool:
+    """Tell whether a place is that of a change, or in the tree that it moves."""
+    root, path = place
+    is_inside = path.startswith(f"{change.path}/") and not c.is_mode_alone(change)
+    return root == change.root and (path == change.path or is_inside)
+
+
+def _told(context: Context, run: Run) -> dict[str, Any]:
+    places = [_place(run, change) for change in _waiting(run)]
+    texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
+    changes = [change for change in run.changes if change.verdict in c.WAITING]
+    return {
+        "run": run.run, "command": run.command, "started_at": run.started_at, "reason": run.reason,
+        "changes": [{**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
+                    for each in changes],
+    }  # fmt: skip
+
+
+def _list(context: Context, runs: Sequence[Run]) -> None:
+    if not runs:
+        sys.stdout.write("nothing is held\n")
+    for run in runs:
+        _say_run(run)
+        for change in _waiting(run):
+            _say_change(context, run, change)
+        sys.stdout.write(f"{apply_line(run)}   or   fumehood discard {short(run.run)}\n\n")
+
+
+def _go_through(context: Context, run: Run) -> bool:
+    """Ask for every change of one run; tell whether to go on with the next."""
+    run = context.store.history.find(run.run)  # as it is now: the person took their time for those before it
+    _say_run(run)
+    _say_all(run)
+    seen: set[tuple[int, str]] = set()
+    times_changed = 0
+    while left := [change for change in _waiting(run) if (change.root, change.path) not in seen]:
+        change = left[0]
+        seen.add((change.root, change.path))
+        conflicts = _conflicts(run)
+        with turn(0) as mine:
+            mine.wait()
+            _say_change(context, run, change)
+            _say_companions(run, change)
+            key = _key(is_conflict=any(_lies_in(each, change) for each in conflicts))
+        if key in _END:
+            return False
+        if key == "s":
+            continue
+        try:
+            run = _decide(context, run, change, key)
+        except FumehoodError as error:
+            sys.stdout.write(f"{printable(error.message)}\n  {printable(error.hint)}\n")
+            run = context.store.history.find(run.run)
+            times_changed += isinstance(error, ChangedMeanwhile)
+            if isinstance(error, ChangedMeanwhile) and times_changed <= _MOST_CHANGED:
+                seen.discard((change.root, change.path))
+                _say_all(run)
+        else:
+            sys.stdout.write(f"{headline(run)}\n")
+            # What turned out to be a conflict is asked for once more, as that.
+            seen -= _conflicts(run) - conflicts
+    return True
+
+
+def _decide(context: Context, run: Run, change: c.Change, key: str) -> Run:
+    project = context.project_of(run)
+    paths = [] if key in "AD" else [_place(run, change)]
+    # The key is for what was shown: another process may have changed what the run holds since.
+    expected = decide.shown_digest(run, paths, forth=key not in "dD")
+    if key in "dD":
+        return decide.discard_held(context.store, project, run, paths, expected=expected)
+    return decide.apply_held(context.store, project, run, paths, force=key == "f", expected=expected)
+
+
+def _place(run: Run, change: c.Change) -> str:
+    root = run.roots[change.root]
+    return root if change.path == "." else f"{root}/{change.path}"
+
+
+def _say_run(run: Run) -> None:
+    colour = paint()
+    sys.stdout.write(f"{colour(short(run.run), 'bold')}  {quoted(run.command)}\n")
+
+
+def _say_all(run: Run) -> None:
+    """Name all that one key applies or throws away with the whole run, what is dangerous first."""
+    items = [held_item(run, change) for change in waiting(run)]
+    if len(items) > 1:
+        sys.stdout.write(f"the whole run holds {by_kind(items)}:\n")
+        _say_items(items, run)
+
+
+def _say_items(items: Sequence[Item], run: Run) -> None:
+    for each in listed(items, seen_by=f"fumehood show {short(run.run)}"):
+        for line in wrapped(each, columns(1) - 2):
+            sys.stdout.write(f"  {line}\n")
+
+
+def _say_change(context: Context, run: Run, change: c.Change) -> None:
+    colour = paint()
+    place = quoted(change.path if change.root == 0 else _place(run, change))
+    why = quoted(change.reason, MOST_OF_A_NAME)
+    sys.stdout.write(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}\n")
+    for each in each_difference(context.store, run, [_place(run, change)]):
+        write_difference(each.text)
+    sys.stdout.flush()
+
+
+def _say_companions(run: Run, change: c.Change) -> None:
+    """Name what can't stay behind when this change is applied, and so goes with it."""
+    others = [each for each in decide.meant(run, [_place(run, change)]) if not _lies_in((each.root, each.path), change)]
+    if others:
+        sys.stdout.write("applying it also applies:\n")
+        _say_items([held_item(run, each) for each in others], run)
+
+
+def _key(*, is_conflict: bool) -> str:
+    """Wait for a key that means something."""
+    meant = ("f" if is_conflict else "a") + "dsAD" + _END
+    with Keys(0):
+        # Only now: what is typed from here on is an answer, and is not thrown away.
+        sys.stdout.write(f"{_CONFLICT if is_conflict else _ONE}   {_ALL} > ")
+        sys.stdout.flush()
+        while True:
+            key = os.read(0, 1).decode("latin-1") or "q"
+            if key in meant:
+                break
+    sys.stdout.write(f"{key if key.isalpha() else 'quit'}\n")
+    return key

@@ -5,26 +5,40 @@ Every question has a default, and `--yes` takes them all.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
+from fumehood.core import jsonc
 from fumehood.core.report import printable
+from fumehood.core.request import quoted
+from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.commands import Context, paint
-from fumehood.store.config import policy_for
+from fumehood.store.config import policy_for, replace
+from fumehood.store.places import home
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.faces.cli.commands import Add
+    from collections.abc import Callable
+
+    from fumehood.faces.cli.commands import Add, Context
+    from fumehood.linux.doctor import Ability
     from fumehood.linux.host import Host
-    from fumehood.linux.inforce import Ability
+
+
+# ---- `fumehood setup`: a short wizard that gets a machine ready; with a client's name, connects that client.
+#
+# Every question has a default, and `--yes` takes them all.
 
 _EXAMPLES = """  fumehood setup
   fumehood setup --yes --root alpine --agent mcp
   fumehood setup claude"""
-CLIENTS = ("claude", "codex", "gemini", "cursor", "vscode")
-_AGENTS = (*CLIENTS, "mcp", "python", "none")
+CLIENT_NAMES = ("claude", "codex", "gemini", "cursor", "vscode")
+_AGENTS = (*CLIENT_NAMES, "mcp", "python", "none")
 _INSTALLERS = ("apt ", "apt-get ", "dnf ", "pacman ", "apk ", "zypper ")
 _MCP = """  {"mcpServers": {"fumehood": {"command": "fumehood", "args": ["mcp"]}}}"""
 _PYTHON = """  from fumehood import Sandbox
@@ -61,8 +75,6 @@ def _setup(context: Context) -> int:
 
 
 def _connect(context: Context, client: str) -> int:
-    from fumehood.faces.cli.connect import connect
-
     return connect(context, client)
 
 
@@ -117,11 +129,11 @@ class _Wizard:
         self.told["capture"] = found.captures[0]
 
     def _examined(self) -> tuple[Host, list[Ability]]:
-        from fumehood.linux import examine, probe
+        from fumehood.linux import doctor, probe
 
         places = self._context.store.places
         found = probe.host(places.cache, places.state, fresh=True)
-        return found, examine.examine(places.state, found)
+        return found, doctor.examine(places.state, found)
 
     def _offer(self, missing: list[Ability]) -> None:
         """Offer to install what is missing; what no package mends is only told."""
@@ -151,7 +163,7 @@ class _Wizard:
         if root == "alpine" and not self._install():
             root = before
         if root != before:
-            from fumehood.store.configure import set_key
+            from fumehood.store.config import set_key
 
             path = set_key(store.places, "root", root)
             self._say(f"  {root} is the default now: {printable(path)}")
@@ -161,17 +173,17 @@ class _Wizard:
 
     def _install(self) -> bool:
         """Install an Alpine root where there is none; tell whether there is one then."""
-        from fumehood.faces.cli.rootfs import Progress
-        from fumehood.service import rooting
+        from fumehood.faces.cli.rootfs import DownloadProgress
+        from fumehood.service import root_trees
 
         store = self._context.store
         tier = self._options.tier
-        if tier is None and not rooting.installed(store)[1]:
+        if tier is None and not root_trees.installed(store)[1]:
             self._say("  tier 1: bash, Python, pip, coreutils, grep, sed; tier 2: also git, curl, jq, Node.js and more")
             tier = int(self._ask("  tools?", ("1", "2"), "1"))
-        order = rooting.order(store, mirror=self._options.mirror).replace(tier=tier or 1)
-        progress = Progress() if os.isatty(2) and not self._context.as_json else None
-        installer = rooting.installer(store, order.proxy, lambda line: self._say(f"  {printable(line)}"), progress)
+        order = root_trees.order(store, mirror=self._options.mirror).replace(tier=tier or 1)
+        progress = DownloadProgress() if os.isatty(2) and not self._context.as_json else None
+        installer = root_trees.installer(store, order.proxy, lambda line: self._say(f"  {printable(line)}"), progress)
         try:
             tree = installer.install(order)
         except FumehoodError as error:
@@ -185,7 +197,7 @@ class _Wizard:
 
     def make_playground(self) -> None:
         """Make the directory of the agent's own."""
-        from fumehood.service.playground import made
+        from fumehood.service.scratch import made
 
         self._title("3. The playground")
         path = made(self._context.store.places)
@@ -214,7 +226,7 @@ class _Wizard:
         self._title("5. Your agent")
         agent = self._options.agent or self._ask("  which one?", _AGENTS, "none")
         self.told["agent"] = agent
-        if agent in CLIENTS:
+        if agent in CLIENT_NAMES:
             self._say(f"  the same later: fumehood setup {agent}\n")
             if not self._context.as_json:
                 # Without a person, another program's settings are only shown.
@@ -233,3 +245,338 @@ def _room() -> str:
     import tempfile
 
     return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()  # noqa: S108
+
+
+# ---- `fumehood setup CLIENT`: write the hook or the server into a client's own configuration.
+
+_NAME = "fumehood"
+# Each of the three clients takes it so. The hook itself decides which tools run something: a list of names here would
+# leave out whatever a client calls its next one.
+EVERY_TOOL = "*"
+_SERVER_ONLY = ("cursor", "vscode")
+
+
+class SettingsChange(Value):
+    """One file of a client's: where it lies, how its text is changed, and what a person must know besides.
+
+    `edit` is also given the options that a person had added to our hook.
+    """
+
+    path: str
+    edit: Callable[[str, str], str]
+    remove: Callable[[str], str]
+    notes: tuple[str, ...] = ()
+
+
+def connect(context: Context, client: str) -> int:
+    """Show what would change, then change it: a backup is kept, and doing it again changes nothing."""
+    options = context.options
+    if client not in CLIENTS:
+        raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
+    change = CLIENTS[client](installed_command(), options.mcp)
+    path = os.path.realpath(change.path)
+    before = _read(path)
+    try:
+        after = change.remove(before)
+        if not options.remove:
+            after = change.edit(after, _added_options(_means(path, before)))
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error.message}", hint=error.hint) from error
+    if _means(path, before) == _means(path, after):
+        after = before  # what is there already stays as it is written
+    difference = "".join(
+        difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{path} (now)", f"{path} (then)")
+    )
+    told: dict[str, Any] = {"client": client, "path": path, "changed": False, "diff": difference, "backup": None,
+                            "notes": [] if options.remove else list(change.notes)}  # fmt: skip
+    if options.print:
+        told["text"] = after
+        return context.say(told, lambda: _show(after))
+    if not context.as_json:
+        sys.stdout.write(difference or f"{path}: nothing to change\n")
+    if difference and _agreed(context):
+        if options.mcp or client in _SERVER_ONLY:
+            _get_server_ready()
+        told["backup"] = _write(path, before, after)
+        told["changed"] = True
+    return context.say(told, lambda: _tell(told))
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def _agreed(context: Context) -> bool:
+    if context.options.yes:
+        return True
+    if not (os.isatty(0) and os.isatty(1)):
+        raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
+    sys.stdout.write("write this? [Y/n] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+
+
+def _tell(told: dict[str, Any]) -> None:
+    if told["changed"]:
+        backup = f"; what was there: {told['backup']}" if told["backup"] else ""
+        sys.stdout.write(f"written: {told['path']}{backup}\n")
+    for note in told["notes"]:
+        sys.stdout.write(f"note: {note}\n")
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} can't be read: {error}", hint="--print shows what to add by hand") from error
+
+
+def _write(path: str, before: str, after: str) -> str | None:
+    """Replace a client's file; returns where what was there is kept."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        return replace(path, before, after)
+    except OSError as error:
+        raise FumehoodError(f"{path} can't be written: {error.strerror}", hint="--print shows what to add") from error
+
+
+def _means(path: str, text: str) -> Any:
+    if path.endswith(".toml"):
+        return _toml(text).unwrap()
+    return jsonc.parse(text).plain() if text.strip() else {}
+
+
+def installed_command() -> list[str]:
+    """Return how this program is started by somebody else, from anywhere."""
+    started = os.path.abspath(sys.argv[0])
+    if os.path.basename(started) == "launch.py":
+        # The wrapper of a checkout, which finds the environment again when that is made anew.
+        wrapper = os.path.abspath(f"{os.path.dirname(__file__)}/../../../../fumehood")
+        if os.access(wrapper, os.X_OK):
+            return [wrapper]
+    if os.access(started, os.X_OK) and not started.endswith(".py"):
+        return [started]
+    return [sys.executable, "-P", "-m", "fumehood"]
+
+
+def _get_server_ready() -> None:
+    """Have a checkout install what the server needs: a client would not wait for that."""
+    import subprocess
+    from importlib.util import find_spec
+
+    command = [*installed_command(), "mcp", "--help"]
+    if find_spec("mcp") is None and subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise FumehoodError("the MCP server can't be started here", hint=" ".join(map(quoted, command)))
+
+
+def _hook(command: list[str], client: str) -> str:
+    # Clients go on where a hook is missing or fails in any way but this one.
+    return " ".join([*map(quoted, command), "hook", "--client", client, "|| exit 2"])
+
+
+_OURS = re.compile(r" hook --client \w+(?P<options>.*) \|\| exit 2", re.DOTALL)
+
+
+def _is_ours(command: object) -> bool:
+    return isinstance(command, str) and " hook --client " in command and command.endswith("|| exit 2")
+
+
+def _with_options(command: str, options: str) -> str:
+    return f"{command.removesuffix(' || exit 2')}{options} || exit 2"
+
+
+def _added_options(settings: Any) -> str:
+    """Return what a person added to the command of our hook, such as `--ask`: it must not be lost."""
+    for event in ("PreToolUse", "BeforeTool"):
+        for group, index, _ in _hook_places(settings, event):
+            found = _OURS.search(_at(settings, ["hooks", event])[group]["hooks"][index]["command"])
+            if found is not None:
+                return found["options"]
+    return ""
+
+
+def _server(command: list[str], **more: Any) -> dict[str, Any]:
+    told = {**more, "command": command[0], "args": [*command[1:], "mcp"]}
+    return told | ({"env": _own_places()} if _own_places() else {})
+
+
+def _own_places() -> dict[str, str]:
+    """Return where the person keeps things, if not in the usual place: clients pass few variables on to servers."""
+    names = (f"XDG_{name}_HOME" for name in ("STATE", "DATA", "CACHE", "CONFIG"))
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def _json_hook(path: str, event: str, hook: dict[str, Any], notes: tuple[str, ...]) -> SettingsChange:
+    keys = ["hooks", event]
+
+    def remove(text: str) -> str:
+        while text.strip() and (found := _hook_places(jsonc.parse(text).plain(), event)):
+            group, index, is_alone = found[0]
+            text = jsonc.without(text, [*keys, group] if is_alone else [*keys, group, "hooks", index])
+        for depth in (2, 1):
+            if text.strip() and _at(jsonc.parse(text).plain(), keys[:depth]) in ([], {}):
+                text = jsonc.without(text, [*keys[:depth]])
+        return text
+
+    def edit(text: str, options: str) -> str:
+        entry = {**hook, "command": _with_options(hook["command"], options)}
+        return jsonc.with_item(text or "{}\n", keys, {"matcher": EVERY_TOOL, "hooks": [entry]})
+
+    return SettingsChange(path=path, edit=edit, remove=remove, notes=notes)
+
+
+def _at(value: Any, keys: list[str]) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _hook_places(settings: Any, event: str) -> list[tuple[int, int, bool]]:
+    """Find our hooks: the group, the place in it, and whether we are alone in it."""
+    groups = _at(settings, ["hooks", event])
+    found = []
+    for number, group in enumerate(groups if isinstance(groups, list) else ()):
+        given = group.get("hooks") if isinstance(group, dict) else None
+        hooks = given if isinstance(given, list) else []
+        for index, hook in enumerate(hooks):
+            if isinstance(hook, dict) and _is_ours(hook.get("command")):
+                found.append((number, index, len(hooks) == 1))
+    return found
+
+
+def _json_server(path: str, key: str, server: dict[str, Any], notes: tuple[str, ...]) -> SettingsChange:
+    def remove(text: str) -> str:
+        if not text.strip():
+            return text
+        text = jsonc.without(text, [key, _NAME])
+        return jsonc.without(text, [key]) if _at(jsonc.parse(text).plain(), [key]) == {} else text
+
+    return SettingsChange(
+        path=path, edit=lambda text, _: jsonc.with_member(text or "{}\n", [key, _NAME], server), remove=remove,
+        notes=notes,
+    )  # fmt: skip
+
+
+def _toml(text: str) -> Any:
+    import tomlkit
+    from tomlkit.exceptions import ParseError
+
+    try:
+        return tomlkit.parse(text)
+    except ParseError as error:
+        raise BadRequest(str(error), hint="correct the file first; nothing was changed") from error
+
+
+def _codex(command: list[str], mcp: bool) -> SettingsChange:
+    path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
+    if mcp:
+        words = ", ".join(map(_toml_text, [*command[1:], "mcp"]))
+        added = f"[mcp_servers.{_NAME}]\ncommand = {_toml_text(command[0])}\nargs = [{words}]\nrequired = true\n"
+        places = ", ".join(f"{name} = {_toml_text(value)}" for name, value in _own_places().items())
+        added += f"env = {{ {places} }}\n" if places else ""
+    else:
+        added = ""
+
+    def edit(text: str, options: str) -> str:
+        gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+        line = _with_options(_hook(command, "codex"), options)
+        changed = text + gap + (added or f"{_CODEX_BLOCK}command = {_toml_text(line)}\n")
+        _toml(changed)  # what can't be added to at the end is told, not broken
+        return changed
+
+    return SettingsChange(
+        path=path, edit=edit, remove=_without_server if mcp else _without_hook,
+        notes=_CODEX_SERVER if mcp else _CODEX_HOOK,
+    )  # fmt: skip
+
+
+def _toml_text(text: str) -> str:
+    import tomlkit
+
+    return tomlkit.string(text).as_string()
+
+
+def _without_server(text: str) -> str:
+    settings = _toml(text)
+    if _at(settings.unwrap(), ["mcp_servers", _NAME]) is None:
+        return text
+    del settings["mcp_servers"][_NAME]
+    if not settings["mcp_servers"]:
+        del settings["mcp_servers"]
+    return str(settings.as_string())
+
+
+def _without_hook(text: str) -> str:
+    """Take out what we wrote, as text: the tables of a list may lie far apart, where no parser takes one out."""
+    block = _ANY_CODEX_BLOCK.search(text)
+    while block is not None:
+        at, end = block.span()
+        if not _is_ours(_at(_toml(text[at:end]).unwrap(), ["hooks"])["PreToolUse"][0]["hooks"][0]["command"]):
+            block = _ANY_CODEX_BLOCK.search(text, end)
+            continue
+        text = (text[:at].rstrip("\n") + "\n" if text[:at].strip() else "") + text[end:]
+        block = _ANY_CODEX_BLOCK.search(text)
+    if _hook_places(_toml(text).unwrap(), "PreToolUse"):
+        raise BadRequest("our hook was changed by hand", hint="remove the PreToolUse hook that names fumehood")
+    return text
+
+
+_CODEX_BLOCK = f"""\
+[[hooks.PreToolUse]]
+matcher = "{EVERY_TOOL}"
+
+[[hooks.PreToolUse.hooks]]
+type = "command"
+"""
+# As it was written by any version of us, for other tools.
+_ANY_CODEX_BLOCK = re.compile(
+    r'^\[\[hooks\.PreToolUse\]\]\nmatcher = "[^"\n]*"\n\n'
+    r'\[\[hooks\.PreToolUse\.hooks\]\]\ntype = "command"\ncommand = .*(?:\n|\Z)',
+    re.MULTILINE,
+)
+_CODEX_HOOK = (
+    "Codex skips a hook until you trust it, and says little: start codex, type /hooks, review and trust it",
+    'Codex\'s own sandbox must let Fumehood work: once the hook is trusted, set sandbox_mode = "danger-full-access"',
+)
+_CODEX_SERVER = ("`required = true` makes Codex refuse to start without the server, instead of going on without it",)
+_RESTART = ("restart the client, so that it reads its settings",)
+
+
+def _claude(command: list[str], mcp: bool) -> SettingsChange:
+    if mcp:
+        # Where Claude Code itself keeps servers that hold for every project.
+        return _json_server(f"{home()}/.claude.json", "mcpServers", _server(command, type="stdio"), _RESTART)
+    folder = os.environ.get("CLAUDE_CONFIG_DIR") or f"{home()}/.claude"
+    hook = {"type": "command", "command": _hook(command, "claude")}
+    notes = (*_RESTART, "commands need no approval any more: add --ask to the hook's command to be asked as before")
+    return _json_hook(f"{folder}/settings.json", "PreToolUse", hook, notes)
+
+
+def _gemini(command: list[str], mcp: bool) -> SettingsChange:
+    path = f"{home()}/.gemini/settings.json"
+    if mcp:
+        return _json_server(path, "mcpServers", _server(command), _RESTART)
+    hook = {"name": _NAME, "type": "command", "command": _hook(command, "gemini")}
+    return _json_hook(path, "BeforeTool", hook, _RESTART)
+
+
+def _cursor(command: list[str], _mcp: bool) -> SettingsChange:
+    notes = ("it gets the server, not a hook: tell it to use run_command instead of its own terminal",)
+    return _json_server(f"{home()}/.cursor/mcp.json", "mcpServers", _server(command), notes)
+
+
+def _vscode(command: list[str], _mcp: bool) -> SettingsChange:
+    folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
+    notes = (
+        "VS Code asks whether to trust the server when it starts first",
+        "it gets the server, not a hook: tell it to use run_command instead of its own terminal",
+    )
+    return _json_server(f"{folder}/Code/User/mcp.json", "servers", _server(command, type="stdio"), notes)
+
+
+CLIENTS: dict[str, Callable[[list[str], bool], SettingsChange]] = {
+    "claude": _claude, "codex": _codex, "gemini": _gemini, "cursor": _cursor, "vscode": _vscode,
+}  # fmt: skip

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit
 from pydantic import BaseModel, Field
 
-from fumehood.core.permission import ALLOW_ONCE, DENY_ONCE
+from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE
 from fumehood.errors import ChangedMeanwhile
-from fumehood.store.ids import new_id
+from fumehood.store.places import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fumehood.core.permission import Question
+    from fumehood.core.questions import Question
     from fumehood.service.ask import Ask, Asked
 
 _INTRODUCTION = "Fumehood asks you. Indented is what it is about; commands and names in it are not Fumehood's words."

@@ -17,7 +17,7 @@ from fumehood.errors import BadRequest
 from fumehood.faces.mcp.asking import OpenQuestions
 from fumehood.faces.mcp.jobs import Job, Jobs
 from fumehood.faces.mcp.results import MARK
-from fumehood.store.ids import new_id
+from fumehood.store.places import new_id
 
 if TYPE_CHECKING:
     from fumehood import Sandbox

@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, Field, WithJsonSchema
 
-from fumehood.core.for_model import MODEL_OUTPUT, line_of, refusal, shown_output
-from fumehood.core.report import printable, short
-from fumehood.core.summary import foremost
-from fumehood.core.visible import NOT_OURS, visible
-from fumehood.store.marks import new_mark
+from fumehood.core.report import (
+    MODEL_OUTPUT,
+    NOT_OURS,
+    foremost,
+    line_of,
+    printable,
+    refusal,
+    short,
+    shown_output,
+    visible,
+)
+from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

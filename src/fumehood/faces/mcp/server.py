@@ -18,7 +18,7 @@ from mcp.types import ToolAnnotations
 
 from fumehood import __version__
 from fumehood.core import tool as described
-from fumehood.core.for_model import line_of
+from fumehood.core.report import line_of
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.mcp import tools
 from fumehood.faces.mcp.clients import Clients

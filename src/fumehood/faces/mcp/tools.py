@@ -17,10 +17,8 @@ from pydantic import Field
 
 from fumehood.core import tool as described
 from fumehood.core.changes import HELD
-from fumehood.core.for_model import model_texts, set_apart
-from fumehood.core.held import apply_question
-from fumehood.core.permission import Question
-from fumehood.core.report import short
+from fumehood.core.questions import Question, apply_question
+from fumehood.core.report import model_texts, set_apart, short
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.mcp import results as r
 from fumehood.faces.mcp.asking import as_elicitation, can_elicit, who_answers

@@ -1,0 +1,424 @@
+"""The kinds of value a key of the configuration takes: each reads what TOML gave, or says what it wants."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from fumehood.core.policy import HIDDEN, PRETEND, REFUSE, VISIBLE, Policy
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+
+# ---- The kinds of value a key of the configuration takes: each reads what TOML gave, or says what it wants.
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_*?\[\]!0-9-]+")
+_TREE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Kind(Value):
+    """A kind of value: what it is called, how it is read (`read` raises Wrong) and written again."""
+
+    said: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], str]
+
+
+class Wrong(Exception):
+    """A value is not of the kind that its key takes; `item` is what in it is not, and `item_kind` what that must be."""
+
+    def __init__(self, kind: str, item: Any = None, item_kind: str = "") -> None:
+        super().__init__(kind)
+        self.item, self.item_kind = item, item_kind
+
+
+def shown(value: Any) -> str:
+    """Write a value as TOML has it."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(map(shown, value)) + "]"
+    return "0" if value is None else str(value).lower()
+
+
+def _size_shown(value: int) -> str:
+    """Write a size in the largest unit that leaves a whole number."""
+    for unit, shift in reversed(_UNITS.items()):
+        if shift and value and value % (1 << shift) == 0:
+            return f'"{value >> shift} {unit}iB"'
+    return str(value)
+
+
+def _table_shown(value: tuple[tuple[str, str], ...]) -> str:
+    return "{ " + ", ".join(f"{name} = {shown(text)}" for name, text in value) + " }" if value else "{}"
+
+
+def choice(*words: str) -> Kind:
+    """One of a few words."""
+    said = "one of " + ", ".join(f'"{word}"' for word in words)
+
+    def read(value: Any) -> str:
+        if value not in words or not isinstance(value, str):
+            raise Wrong(said)
+        return value
+
+    return Kind(said=said, read=read, write=shown)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Wrong("a string")
+    if "\0" in value:
+        raise Wrong("a string without a NUL")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Wrong("true or false")
+    return value
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise Wrong("a whole number, 0 or more")
+    return value
+
+
+def _amount(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e9:
+        raise Wrong("a number, 0 or more")
+    return value
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        return _amount(value) or None
+    except Wrong:
+        raise Wrong("a number of seconds; 0 for no limit") from None
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value.strip())
+        if found is None:
+            raise Wrong('a size, such as 1048576 or "64 MiB"')
+        value = math.ceil(float(found[1]) * (1 << _UNITS[found[2].upper()]))
+    try:
+        return _count(value)
+    except Wrong:
+        raise Wrong('a size, such as 1048576 or "64 MiB"') from None
+
+
+def _path(value: Any) -> str:
+    text = _text(value)
+    if not text.startswith(("/", "~/")):
+        raise Wrong('an absolute path, or one that begins with "~/"')
+    return text
+
+
+def _mask(value: Any) -> str:
+    text = _text(value)
+    if not text.strip("/.~") or ".." in text.split("/"):
+        raise Wrong("a path that names something, without ..")
+    return text
+
+
+def _root(value: Any) -> str:
+    if isinstance(value, str) and _TREE.fullmatch(value):
+        return value
+    try:
+        return _path(value)
+    except Wrong:
+        raise Wrong('"host", "alpine", the name of an installed root tree, or the path of one') from None
+
+
+def _matching(pattern: re.Pattern[str], said: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if pattern.fullmatch(_text(value)) is None:
+            raise Wrong(said)
+        return str(value)
+
+    return read
+
+
+def _each(said: str, one: Callable[[Any], str]) -> Kind:
+    """Make a list of strings, each of one form."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise Wrong(said)
+        return tuple(map(read_item, value))
+
+    def read_item(item: Any) -> str:
+        try:
+            return one(item)
+        except Wrong as wrong:
+            raise Wrong(said, item, str(wrong)) from None
+
+    return Kind(said=said, read=read, write=shown)
+
+
+def _scratch(value: Any) -> str:
+    variable, equals, path = _text(value).rpartition("=")
+    if not path.startswith(("/", "~/", "$")) or (equals and _VARIABLE.fullmatch(variable) is None):
+        raise Wrong("an absolute path, with VARIABLE= before it if need be")
+    return str(value)
+
+
+def _table(value: Any) -> tuple[tuple[str, str], ...]:
+    said = "a table of names with strings"
+    if not isinstance(value, dict):
+        raise Wrong(said)
+    for name, text in value.items():
+        if _VARIABLE.fullmatch(name) is None:
+            raise Wrong(said, name, "the name of a variable")
+        try:
+            _text(text)
+        except Wrong as wrong:
+            raise Wrong(said, text, str(wrong)) from None
+    return tuple(value.items())
+
+
+def _host(value: Any) -> str:
+    from fumehood.core.network import parse
+
+    try:
+        return parse(_text(value)).text
+    except BadRequest as error:
+        raise Wrong('a "host" or "host:port"') from error
+
+
+TEXT = Kind(said="a string", read=_text, write=shown)
+FLAG = Kind(said="true or false", read=_flag, write=shown)
+COUNT = Kind(said="a whole number", read=_count, write=shown)
+AMOUNT = Kind(said="a number", read=_amount, write=shown)
+SECONDS = Kind(said="seconds; 0 for no limit", read=_seconds, write=shown)
+SIZE = Kind(said='a size: bytes, or as "64 MiB"', read=_size, write=_size_shown)
+PATH = Kind(said="an absolute path", read=_path, write=shown)
+ROOT = Kind(said='"host", "alpine", a name, or a path', read=_root, write=shown)
+TEXTS = _each("a list of strings", _text)
+PATHS = _each("a list of paths", _path)
+MASKS = _each("a list of paths", _mask)
+HOSTS = _each("a list of hosts", _host)
+NAMES = _each("a list of names", _matching(_NAME, "a variable's name, in which * and ? stand for others"))
+SCRATCH = _each("a list of directories", _scratch)
+TABLE = Kind(said="a table of names with strings", read=_table, write=_table_shown)
+
+WITH_PATHS = (PATH, PATHS, MASKS, ROOT)
+
+
+# ---- Every key of the configuration: what it takes, what it means. The manual is made from this table.
+#
+# To add one: a field with its default in `policy.py`, and a line here under the same name.
+
+class Key(Value):
+    """One key; `field` is its place in the policy where that has another name."""
+
+    name: str
+    kind: Kind
+    doc: str
+    field: str = ""
+    global_only: bool = False
+
+    @property
+    def place(self) -> str:
+        """The field of the policy that this key sets."""
+        return self.field or self.name
+
+    @property
+    def default(self) -> Any:
+        """What holds where the key is not given."""
+        return self.of(Policy())
+
+    def of(self, policy: Policy) -> Any:
+        """Return what a policy says for this key."""
+        found: Any = policy
+        for part in self.place.split("."):
+            found = getattr(found, part)
+        return found
+
+
+class Section(Value):
+    """An array of tables, `[[name]]`, each with these keys; those in `needed` must be there."""
+
+    name: str
+    doc: str
+    field: str
+    keys: tuple[Key, ...]
+    needed: tuple[str, ...]
+
+
+def _key(name: str, kind: Kind, doc: str, field: str = "", *, global_only: bool = False) -> Key:
+    return Key(name=name, kind=kind, doc=doc, field=field, global_only=global_only)
+
+
+KEYS: tuple[Key, ...] = (
+    _key("apply", choice("apply", "hold", "discard"), "What becomes of a run's changes."),
+    _key("on_conflict", choice("hold-path", "hold-all"),
+         "When a path changed in the project during the run: hold that path, or everything."),
+    _key("timeout", SECONDS, "End a command after this time."),
+    _key("output_limit", SIZE, "Keep at most this much of each output."),
+    _key("capture", choice("", "kernel", "bwrap", "fuse", "copy"),
+         "How writes are captured; empty: the best way that works here (`fumehood doctor`)."),
+    _key("sandbox", choice("bwrap", "container"),
+         "`container`: the container around us is good enough where bubblewrap can't run."),
+    _key("root", ROOT, "The system that a command sees: `host`, `alpine`, or another root tree's name or path."),
+    _key("tmp", choice("fresh", "project"), "`/tmp`: empty for each run, or kept for the project."),
+    _key("playground", FLAG, "Show commands a writable directory of their own at `~/playground`."),
+    _key("ownership", choice(PRETEND, REFUSE),
+         "When a command that runs as root gives a file to anybody else: `pretend` does nothing and reports success, "
+         "so that archives unpack; `refuse` fails. Owners are not changed either way."),
+    _key("ask_timeout", AMOUNT, "Seconds that a question to a person waits for an answer; then it is a no."),
+    _key("network", choice("none", "ask", "full"),
+         "`none`; `ask`: a connection to a host that is not in `hosts` waits while you are asked; `full`: the host's "
+         "network."),
+    _key("hosts", HOSTS, "Hosts that commands may reach without asking: `host[:port]`, `*.example.org`."),
+    _key("hold", TEXTS, "Globs of paths whose changes wait for a person.", "rules.hold"),
+    _key("flag", TEXTS, "Globs of paths whose changes are applied and flagged.", "rules.flag"),
+    _key("home", choice(HIDDEN, VISIBLE),
+         "`hidden`: of the home, a command sees the tools and nothing else, and what it writes there is thrown away; "
+         "`visible`: all of it that is not masked, read-only."),
+    _key("show", PATHS, "Files and directories of the home that commands see too, less what is masked in them."),
+    _key("mask", MASKS, "More files and directories to hide from commands; "
+         "a relative path, such as `.env`, counts below every root."),
+    _key("unmask", MASKS, "Paths that are hidden by default, and that commands may see."),
+    _key("environment.keep", NAMES, "Variables that commands get although they look like secrets; globs."),
+    _key("environment.drop", NAMES, "Variables that commands don't get; globs."),
+    _key("environment.set", TABLE, "Variables and values that every command gets."),
+    _key("limits.memory", SIZE, "Memory of all processes of a run together; 0: three quarters of the machine's."),
+    _key("limits.processes", COUNT, "Processes and threads at once; 0: no limit."),
+    _key("limits.cpu", AMOUNT, "CPU seconds of all processes of a run together; 0: no limit."),
+    _key("limits.files", COUNT, "Open files of one process; 0: no limit."),
+    _key("limits.file_size", SIZE, "Size of one file; 0: no limit."),
+    _key("limits.written", SIZE, "Bytes that one run may write; 0: no limit."),
+    _key(
+        "clean.keep_days", COUNT, "How long the originals of a run are kept, in days on which Fumehood ran.",
+        global_only=True,
+    ),
+    _key("clean.backup_days", COUNT, "The same for daily backups.", global_only=True),
+    _key("clean.budget", SIZE, "Space that originals may take before the oldest go; 0: no limit.", global_only=True),
+    _key("rootfs.mirror", TEXT, "Where root trees are downloaded from.", global_only=True),
+    _key("rootfs.proxy", TEXT, "The proxy for these downloads.", global_only=True),
+    _key("rootfs.writable", FLAG, "Let a workspace install packages into its own layer of the root tree."),
+)  # fmt: skip
+
+PROFILES = """\
+What commands of a program get besides. A directory in `scratch` that exists is covered: the program sees what is there,
+and its writes go to a directory of ours (`$XDG_CACHE_HOME/fumehood/scratch`), which later commands of the same project
+see, and nobody else. One that does not exist is not made: where a variable is given, the program is told of another
+place. What lies in scratch is not judged, applied or undone. The other keys are as above, for these commands only.
+
+Any line that names the program gets its scratch, limits and variables. What lets a command reach more, `hosts` and
+`environment.keep`, needs more than a name: the program run by itself, alone or as `cd DIR && program`, no variable
+before it, from a directory that no command can write, and none that is made to run others (shells, `python`, `env`, …).
+It then runs without what a client's shell would read first, and without directories on `PATH` that commands can write.
+It gets nothing where commands of its session kept variables, nor in a root tree. Any other line has to ask: the hosts
+are put to the person as a question; where nobody is there it runs without them, and is told so if it fails.
+
+```toml
+[[profile]]
+match = ["terraform"]
+scratch = ["TF_PLUGIN_CACHE_DIR=~/.terraform.d/plugin-cache"]
+hosts = ["registry.terraform.io"]
+environment.set = { TF_IN_AUTOMATION = "1" }
+limits.memory = "2 GiB"
+```
+
+Fumehood has profiles for `npm`, `yarn`, `pip`, `uv`, `cargo`, `go`, `git` (with `pre-commit`) and for `make` and its
+like, which get the caches of all of them; yours add to them."""
+
+_IN_PROFILES = ("timeout", "hosts", "environment.", "limits.")
+
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        name="profile", field="profiles", needed=("match",),
+        doc=PROFILES,
+        keys=(
+            _key("match", TEXTS, "Programs, or programs with their first words: `npm`, `pip3*`, `python* -m pip`."),
+            _key("scratch", SCRATCH, "Directories that the program may write: `DIRECTORY`, or `VARIABLE=DIRECTORY`."),
+            _key("keep", FLAG, "Keep what it writes there for the project's next commands, or throw it away. "
+                 "Default: `true`."),
+            *(key for key in KEYS if key.name.startswith(_IN_PROFILES)),
+        ),
+    ),
+    Section(
+        name="skill", field="skills", needed=("path",), doc="A directory shown read-only under `/skills`.",
+        keys=(_key("path", PATH, "The directory."), _key("name", TEXT, "Its name there; default: its own.")),
+    ),
+)  # fmt: skip
+
+
+def keys_for(*, project: bool) -> Sequence[Key]:
+    """Return the keys that may stand at the top, or in a project's table."""
+    return [key for key in KEYS if not (project and key.global_only)]
+
+
+# ---- The manual of the configuration, written from the table of keys.
+
+_HEAD = """# Configuration
+
+`fumehood config path` says where the file is: `$XDG_CONFIG_HOME/fumehood/config.toml`, by default in `~/.config`.
+It is yours and need not exist. A project has none: commands can write there, so nothing in a project loosens
+anything, and a configuration that lies in a project, or that anybody may write, is refused.
+
+`fumehood config show` shows the values for the current project and where each comes from; `config check` lists every
+mistake by name and line. A key that does not exist, or a value of the wrong kind, stops every run until you correct it.
+
+Values are taken from these places, a later one over an earlier one: the defaults, the top of the file, the project's
+own table, the options of the command line. A list or a table of variables adds to the one before it; anything else
+replaces it.
+
+```toml
+timeout = 600                       # for every project
+mask = ["~/letters"]
+
+[environment.set]
+CI = "1"
+
+[project."/home/ada/shop"]          # its real path
+apply = "hold"
+limits.memory = "4 GiB"
+```
+
+## Keys
+
+"""
+_COLUMNS = "| key | takes | default | meaning |\n| --- | --- | --- | --- |\n"
+
+
+def manual() -> str:
+    """Return the text of docs/configuration.md."""
+    parts = [_HEAD, _COLUMNS, *map(_row, KEYS)]
+    parts.append("\nThose marked * hold for everything and can't stand in a project's table.\n")
+    for section in SECTIONS:
+        parts.append(f"\n## `[[{section.name}]]`\n\n{section.doc}\n\n")
+        parts.append("| key | takes | meaning |\n| --- | --- | --- |\n")
+        parts += _short_rows(section.keys, section.needed)
+    return "".join(parts)
+
+
+def _row(key: Key) -> str:
+    mark = " *" if key.global_only else ""
+    return f"| `{key.name}`{mark} | {_cell(key.kind.said)} | `{key.kind.write(key.default)}` | {_cell(key.doc)} |\n"
+
+
+def _short_rows(keys: Iterable[Key], needed: Iterable[str]) -> list[str]:
+    return [
+        f"| `{key.name}`{' (needed)' if key.name in needed else ''} | {_cell(key.kind.said)} | {_cell(key.doc)} |\n"
+        for key in keys
+    ]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

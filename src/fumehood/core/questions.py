@@ -1,0 +1,302 @@
+"""What needs a person's word: the question, the six answers, and what earlier answers already settle.
+
+Pure: grants go in as mappings, and what is new to be kept comes out with the decision.
+"""
+
+from __future__ import annotations
+
+from fumehood.core import changes as c
+from fumehood.core.network import EVERY_HOST, FULL
+from fumehood.core.value import Value
+from fumehood.core.wording import MOST_ITEMS, MOST_OF_A_NAME, WIDTH, Item, listed, quoted, wrapped
+from fumehood.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fumehood.core.report import Run
+
+
+# ---- What needs a person's word: the question, the six answers, and what earlier answers already settle.
+#
+# Pure: grants go in as mappings, and what is new to be kept comes out with the decision.
+
+ALLOW, DENY, ASK = "allow", "deny", "ask"
+ONCE, SESSION, ALWAYS = "once", "session", "always"
+
+ALLOW_ONCE, ALLOW_SESSION, ALLOW_ALWAYS = "allow_once", "allow_session", "allow_always"
+DENY_ONCE, DENY_SESSION, DENY_ALWAYS = "deny_once", "deny_session", "deny_always"
+ANSWERS = (ALLOW_ONCE, ALLOW_SESSION, ALLOW_ALWAYS, DENY_ONCE, DENY_SESSION, DENY_ALWAYS)
+
+NETWORK, UNSANDBOXED, ROOT, LINKED_ROOT = "network", "unsandboxed", "root", "linked root"
+APPLY_HELD = "apply"
+
+NOBODY, TOO_LATE, CANCELLED = "nobody was there to ask", "nobody answered in time", "the question was cancelled"
+
+_INDENT = 2
+_WHOSE = "(what follows the first question mark is quoted: not Fumehood's words)"
+_ESCAPES = r"(\n, \u202e and the like stand for what does not show, \\ for a backslash)"
+# A grant's key: what is allowed, for which project ("" for every one), and to what (a program, a directory).
+Key = tuple[str, str, str]
+
+
+class Question(Value):
+    """One thing a person is asked, and what exactly their answer is for.
+
+    `what` names the kind of permission, `text` is the question itself, `details` are further facts worth a line
+    each (hosts, what it means), `items` what it is about where that may be much. `target` is what a kept answer would
+    hold for: a program, a directory. A question that is `one_time_only` has a target nobody else has, and its answers
+    are never kept. These are as they came, command and names unescaped; `lines` are fit to be shown.
+    """
+
+    what: str
+    text: str
+    command: str
+    directory: str
+    project: str
+    target: str
+    details: tuple[str, ...] = ()
+    one_time_only: bool = False
+    remedy: str = ""  # how it could be had without asking
+    ahead: str = ""  # how the person can allow it for when nobody is there to ask
+    in_session: bool = True  # whether anything asked later could still be of the same session
+    run: str = ""  # the run it is about; one that is only foreseen has no id yet
+    items: tuple[Item, ...] = ()
+    about: str = ""  # identifies what the words can't show whole; see `digest_of`
+    unaskable: str = ""  # why a person can't be asked this, which is then a no
+
+    @property
+    def key(self) -> Key:
+        """What an answer is remembered under."""
+        return self.what, self.project, self.target
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The answers that make sense here, allowing ones first."""
+        if self.one_time_only:
+            return ALLOW_ONCE, DENY_ONCE
+        return tuple(answer for answer in ANSWERS if self.in_session or scope(answer) != SESSION)
+
+    @property
+    def digest(self) -> str:
+        """Identify all that an answer is for: one to a question with another digest counts for nothing."""
+        kept_for = "" if self.one_time_only else self.target
+        names = (f"{item.before}\0{item.name}\0{item.after}" for item in self.items)
+        return digest_of(
+            self.what, self.text, self.command, self.directory, self.project, kept_for, self.about,
+            "\0".join(self.details), *names,
+        )  # fmt: skip
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The question as every face shows it: escaped, bounded, what is dangerous first."""
+        return question_lines(self)
+
+    @property
+    def denial(self) -> str:
+        """How a no is told."""
+        return f"Permission denied: {quoted(self.text.removesuffix('?'))}"
+
+
+def question_lines(question: Question, width: int = WIDTH, sign: str = "") -> tuple[str, ...]:
+    """Write a question for a window that is so many columns wide; `sign` is put before its first words."""
+    fixed, colon, own = question.text.partition(": ")
+    texts = [f"{sign}{fixed}? {quoted(own.removesuffix('?'))}" if colon else f"{sign}{quoted(question.text)}"]
+    texts += [_WHOSE] if colon else []
+    if question.command not in question.text:
+        texts.append(f"command: {quoted(question.command, MOST_OF_A_NAME)}")
+    texts.append(f"directory: {quoted(question.directory, MOST_OF_A_NAME)}")
+    texts += listed(question.items, seen_by=f"fumehood show {question.run}" if question.what == APPLY_HELD else "")
+    if question.what != NETWORK or not question.items:
+        texts += [quoted(each, MOST_OF_A_NAME) for each in question.details[:MOST_ITEMS]]
+    foreign = (own, question.command, question.directory, *(item.name for item in question.items))
+    texts += [_ESCAPES] if any(quoted(each) != each for each in foreign) else []
+    first, *others = (wrapped(each, width - _INDENT * (number > 0)) for number, each in enumerate(texts))
+    return (*first, *(f"{' ' * _INDENT}{line}" for each in others for line in each))
+
+
+def digest_of(*parts: str) -> str:
+    """Return what tells these texts from all others."""
+    from hashlib import sha256
+
+    encoded = (part.encode("utf-8", "surrogateescape") for part in parts)
+    return sha256(b"".join(b"%d:%b" % (len(each), each) for each in encoded)).hexdigest()[:32]
+
+
+def network_question(
+    command: str, directory: str, project: str, run: str, details: tuple[str, ...] = (), roots: tuple[str, ...] = ()
+) -> Question:
+    """Ask for the network: every time anew, so the run's own id is the target.
+
+    More hosts than a person can judge at once are not asked for: among decoys, the one that matters would be missed.
+    """
+    named = ", ".join(f'"{host}"' for host in details[:MOST_ITEMS])
+    setting = f'network = "{FULL}"' if details == (EVERY_HOST,) else f"hosts = [{named}]"
+    unaskable = ""
+    if len(details) > MOST_ITEMS:
+        unaskable = f"it asks for {len(details)} hosts at once, and a person can judge {MOST_ITEMS} at most"
+        setting = "hosts = [...], or names below one as *.example.org"
+    return Question(
+        what=NETWORK, text=f"Run command with network access: {command}?", command=command, directory=directory,
+        project=project, target=run, details=details, one_time_only=True, run=run, items=_hosts(details),
+        ahead=f"what the configuration names needs no question: {setting}", about=digest_of(*roots),
+        unaskable=unaskable,
+    )  # fmt: skip
+
+
+def _hosts(hosts: tuple[str, ...]) -> tuple[Item, ...]:
+    return () if hosts == (EVERY_HOST,) else tuple(map(_host, hosts))
+
+
+def _host(text: str) -> Item:
+    """Say what a host is, in the form in which it is compared: letters of other alphabets look like ours."""
+    from fumehood.core.network import LOOPBACK_NAMES, parse
+
+    try:
+        rule = parse(text)
+    except BadRequest:
+        return Item(name=text, kind=("host that can't be read", "hosts that can't be read"), danger=0)
+    name = text if text.isascii() else f"{rule.name} (written {text})"
+    if rule.name == "*":
+        return Item(name=name, kind=("rule for every host", "rules for every host"), danger=0, after="every host")
+    if rule.name in LOOPBACK_NAMES or (rule.network is not None and rule.network.is_loopback):
+        return Item(name=name, kind=("port of this machine",) * 2, danger=0, after="this machine itself")
+    if rule.network is not None:
+        return Item(name=name, kind=("address", "addresses"), danger=1, after="an address, not a name")
+    if rule.name.startswith("*."):
+        return Item(name=name, kind=("rule for many hosts", "rules for many hosts"), danger=2, after="every name below")
+    return Item(name=name, kind=("host", "hosts"), danger=3)
+
+
+def unsandboxed_question(
+    command: str, directory: str, project: str, run: str, program: str | None, details: tuple[str, ...] = (),
+    roots: tuple[str, ...] = (),
+) -> Question:  # fmt: skip
+    """Ask to run without a sandbox; only a simple command has a program that an answer may be kept for."""
+    kept = (f"an answer that is kept is for {program}, with any arguments",) if program else ()
+    return Question(
+        what=UNSANDBOXED, text=f"Run command without a sandbox: {command}?", command=command, directory=directory,
+        project=project, target=program or run, details=(*details, *kept), one_time_only=program is None, run=run,
+        remedy="fumehood doctor says what a sandbox needs here", about=digest_of(*roots),
+    )  # fmt: skip
+
+
+def root_question(path: str, project: str, link: str | None = None) -> Question:
+    """Ask to let a project's commands write another directory; `link` is the symlink that leads there."""
+    if link is None:
+        text, what = f"Let commands write another directory: {path}?", ROOT
+    else:
+        text, what = f"Let commands write what a symlink leads to: {link} → {path}?", LINKED_ROOT
+    return Question(
+        what=what, text=text, command="", directory=project, project=project, target=path, one_time_only=True,
+        details=("it stays a root of this project until: fumehood roots remove",),
+    )  # fmt: skip
+
+
+def settled(question: Question, session: Mapping[Key, str], kept: Mapping[Key, str]) -> str:
+    """Return what earlier answers say: allow, deny, or ask. The session's come before those that were kept."""
+    if question.one_time_only:
+        return ASK
+    for grants in (session, kept):
+        found = grants.get(question.key)
+        if found is not None:
+            return found
+    return ASK
+
+
+def scope(answer: str) -> str:
+    """How long an answer holds: once, session or always."""
+    return answer.partition("_")[2]
+
+
+def verdict(answer: str) -> str:
+    """What an answer says: allow or deny."""
+    return answer.partition("_")[0]
+
+
+def understood(question: Question, answer: object) -> str:
+    """Take an answer as it was given for one of the six; nothing at all is a no.
+
+    One that would last longer than the question allows holds once.
+    """
+    if answer is None or isinstance(answer, bool):
+        return ALLOW_ONCE if answer else DENY_ONCE
+    if not isinstance(answer, str) or answer not in (ALLOW, DENY, *ANSWERS):
+        raise BadRequest(f"{answer!r} is not an answer to a question", hint=f"one of: {', '.join(ANSWERS)}")
+    if answer in question.options:
+        return answer
+    return ALLOW_ONCE if verdict(answer) == ALLOW else DENY_ONCE
+
+
+# ---- What a person is asked about held changes: which they are, in order of danger, and what identifies exactly these.
+
+# How dangerous a flag is, and what such changes are counted as. One that is not here is taken for the worst.
+_RUN_BY_GIT = 0, ("file that git acts on", "files that git acts on")
+_LINK = 3, ("link out of the project", "links out of the project")
+_BUILD = 4, ("file that runs in a build or a start", "files that run in a build or a start")
+_OTHER = 5, ("other change", "other changes")
+_FLAGS: dict[str, tuple[int, tuple[str, str]]] = {
+    "git-hook": (0, ("git hook", "git hooks")),
+    "git-config": (0, ("git configuration", "git configurations")),
+    "shell-settings": (0, ("file that shells run", "files that shells run")),
+    "setuid": (1, ("set-uid file", "set-uid files")),
+    "editor-settings": (2, ("editor setting", "editor settings")),
+    "agent-settings": (2, ("agent setting", "agent settings")),
+    "outside-link": _LINK, "interpreter-link": _LINK, "system-link": _LINK,
+    "build-script": _BUILD, "startup-file": _BUILD, "container": _BUILD, "ci-workflow": _BUILD, "hook-manager": _BUILD,
+    "package-settings": _BUILD, "tool-versions": _BUILD, "variables-file": _BUILD,
+    "agent-instructions": _BUILD, "git-remote": _BUILD,
+    "own-rule": (4, ("file that a rule of yours names", "files that rules of yours name")),
+    c.NEW_OWNER: _OTHER, c.NEW_GROUP: _OTHER, c.OTHER_NAMES: _OTHER,
+}  # fmt: skip
+_UNKNOWN = 0, ("change that may run by itself", "changes that may run by themselves")
+
+
+def held_digest(run: Run, changes: Sequence[c.Change]) -> str:
+    """Identify held changes: those of this run, at these places, with these reasons and these versions of each."""
+    return digest_of(run.run, *(_identity(run, change) for change in changes))
+
+
+def _identity(run: Run, change: c.Change) -> str:
+    parts = (
+        run.roots[change.root], change.path, change.change, change.kind, change.verdict, change.reason,
+        " ".join(change.flags), _version(change.before), _version(change.after),
+    )  # fmt: skip
+    return "\0".join(parts)
+
+
+def _version(stamp: c.Stamp | None) -> str:
+    """Leave out how many names a file has: a person may give it another, and it is the same version."""
+    return "" if stamp is None else stamp.text().rpartition(" ")[0]
+
+
+def held_item(run: Run, change: c.Change) -> Item:
+    """Say what one held change is, and how dangerous."""
+    flags = [flag.partition(":")[0] for flag in change.flags]
+    rated = [_FLAGS.get(flag, _RUN_BY_GIT if flag.startswith("git-") else _UNKNOWN) for flag in flags]
+    danger, kind = min(rated, default=_OTHER)
+    path = change.path if change.root == 0 else f"{run.roots[change.root]}/{change.path}"
+    what = change.change if change.kind == c.FILE else f"{change.change} {change.kind}"
+    return Item(name=path, kind=kind, danger=danger, before=what, after=change.reason)
+
+
+def waiting(run: Run) -> list[c.Change]:
+    """Return the changes of a run that wait for a person."""
+    return [change for change in run.found if change.verdict in c.WAITING]
+
+
+def apply_question(run: Run) -> Question:
+    """Ask whether to apply all that a run holds; a yes is for exactly the changes it holds now."""
+    held = [change for change in run.found if change.verdict == c.HELD]
+    conflicts = len(waiting(run)) - len(held)
+    stay = "stays as it is" if conflicts == 1 else "stay as they are"
+    return Question(
+        what=APPLY_HELD, text=f"Apply the changes that run {run.run} holds?", command=run.command,
+        directory=run.project, project=run.project, target=run.run, run=run.run, one_time_only=True,
+        items=tuple(held_item(run, change) for change in held), about=held_digest(run, waiting(run)),
+        details=(
+            f"line by line: fumehood diff {run.run}",
+            *([f"{conflicts} in conflict with your own edits {stay}"] if conflicts else []),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,408 @@
+"""Tell a person what a run changed, in one short block."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from fumehood.core import changes as c
+from fumehood.core.report import named, printable, summary
+from fumehood.core.report import short as brief
+from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
+from fumehood.faces.cli.output import ModelText, Paint, here, sink_to, whole_number
+from fumehood.service.differences import differences, each_difference
+from fumehood.store.history import Reach
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, TextIO
+
+    from fumehood.core.network import Connection
+    from fumehood.core.report import Line, Run
+    from fumehood.faces.cli.commands import Add
+    from fumehood.store.audit import Event
+
+
+# ---- Tell a person what a run changed, in one short block.
+
+_MOST = 12  # lines about changes; what is alike is then told by directory
+_LARGE = 4  # entries of a tree that comes or goes whole that get lines of their own
+_SIGNS = {
+    c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
+    c.TYPE: ("t", "cyan"),
+}  # fmt: skip
+_VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
+_NEXT = {
+    "applied": "undo: fumehood undo {run}",
+    "held": "look: fumehood diff {run}   then: {apply}  or  fumehood discard {run}   or: fumehood review",
+}
+_FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
+
+
+def short(run: str) -> str:
+    """A prefix of an id that is hardly ever ambiguous."""
+    return run[:16]
+
+
+def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
+    """Write what a run changed, what was blocked, and the next step."""
+    stream = sys.stderr if out is None else out
+    paint = Paint(stream.fileno())
+    if run.timed_out:
+        stream.write(f"{paint('fumehood:', 'bold')} the time limit was reached; the command was ended\n")
+    if not run.sandboxed:
+        stream.write(f"{paint('fumehood:', 'bold')} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}\n")
+    if run.found:
+        stream.write(f"{paint('fumehood:', 'bold')} {headline(run)}\n")
+        for line in lines(run, paint, most):
+            stream.write(f"  {line}\n")
+    for blocked in run.blocked:
+        rest = blocked.line.removeprefix(blocked.headline)
+        stream.write(f"  {paint(blocked.headline, 'red')}{rest}\n")
+    if run.found and run.state in _NEXT and run.act == "run":
+        stream.write(f"  {paint(_NEXT[run.state].format(run=short(run.run), apply=apply_line(run)), 'dim')}\n")
+        conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
+        if conflict is not None:
+            stream.write(f"  {paint(_FORCE.format(run=short(run.run), path=printable(conflict.path)), 'dim')}\n")
+    stream.flush()
+
+
+def apply_line(run: Run) -> str:
+    """Return the line that applies what waits: where all of it is conflicts, by force."""
+    force = "" if any(change.verdict == c.HELD for change in run.found) else " --force"
+    return f"fumehood apply {short(run.run)}{force}"
+
+
+def agent_lines(run: Run) -> list[str]:
+    """Return only what an agent can't know from the command itself: what did not happen, and how to take it back."""
+    said = []
+    if run.timed_out:
+        said.append("the time limit was reached; the command was ended")
+    if not run.sandboxed:
+        said.append(f"UNSANDBOXED: {brief(run.reason)}")
+    kept_back = [change for change in run.found if change.verdict not in (c.APPLIED, c.DISCARDED)]
+    listed, left_out = summary(kept_back, _MOST)
+    for each in listed:
+        change = each.change
+        path = named(each.path if change.root == 0 else f"{run.roots[change.root]}/{each.path}")
+        what = f"{change.change} {each.count} entries in" if each.count > 1 else change.change
+        said.append(f"{change.verdict}, not applied: {what} {path}: {brief(change.reason)}")
+    said += [f"and {count} more: {kind}; fumehood show {short(run.run)}" for kind, count in left_out.items()]
+    said += [each.line for each in run.blocked]
+    if kept_back:
+        said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {short(run.run)}")
+    if any(change.verdict == c.APPLIED for change in run.found):
+        said.append(f"undo: fumehood undo {short(run.run)}")
+    return said
+
+
+def headline(run: Run) -> str:
+    """Sum up a run's changes in a few words."""
+    verdicts = [change.verdict for change in run.found]
+    counts = {verdict: verdicts.count(verdict) for verdict in _VERDICTS if verdict in verdicts}
+    if run.state == "undone":
+        counts = {run.state: len(verdicts)}
+    if run.act == "undo" and c.APPLIED in counts:
+        counts = {run.outcome if verdict == c.APPLIED else verdict: count for verdict, count in counts.items()}
+    (first, count), *others = counts.items()
+    text = f"{count} {'change' if count == 1 else 'changes'} {first}"
+    text += "".join(f", {count} {verdict}" for verdict, count in others)
+    deletions = sum(change.change == c.DELETED for change in run.found)
+    text += f" ({deletions} {'deletion' if deletions == 1 else 'deletions'})" if deletions else ""
+    return f"{text}: {printable(run.reason)}" if run.reason else text
+
+
+def lines(run: Run, paint: Paint, most: int) -> list[str]:
+    """Write one line a change; where they are too many, a tree that comes or goes whole, and what is alike, in one.
+
+    The numbers in the lines, and one for each line without, are those of the headline.
+    """
+    if len(run.found) <= most:
+        return [line(run, change, paint) for change in run.found]
+    inside = _whole_trees(run.found)
+    shown = [change for change in run.found if not _is_inside(change, inside)]
+    listed, left_out = summary(shown, most)
+    written = [_told(run, each, inside, shown, paint) for each in listed]
+    if left_out or inside or any(each.count > 1 for each in listed):
+        more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
+        written.append(paint(f"{more}all of them: fumehood show {short(run.run)}", "dim"))
+    return written
+
+
+def _told(
+    run: Run, told: Line, inside: dict[tuple[int, str], int], shown: Sequence[c.Change], paint: Paint
+) -> str:
+    """Write a line for a change, with what is in the tree that it moves, or for several in a directory."""
+    change = told.change
+    if told.count == 1:
+        count = inside.get((change.root, change.path), 0)
+        return line(run, change, paint) + (f"  {paint(f'and {count} in it', 'dim')}" if count else "")
+    top = "" if told.path == "./" else told.path
+    alike = [each for each in shown if _key(each) == _key(change) and each.path.startswith(top)]
+    count = sum(1 + inside.get((each.root, each.path), 0) for each in alike)
+    return line(run, change, paint, path=f"{told.path}…") + f"  {paint(f'{count} of them', 'dim')}"
+
+
+def _key(change: c.Change) -> tuple[object, ...]:
+    return change.root, change.verdict, change.change, change.reason, change.flags
+
+
+def _is_inside(change: c.Change, trees: dict[tuple[int, str], int]) -> bool:
+    return change.within is not None and (change.root, change.within) in trees and not change.flags
+
+
+def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
+    """Return the directories that come or go whole and hold many entries, with how many need no look.
+
+    Not where something in it became of otherwise: that is told one by one.
+    """
+    tops = {
+        (change.root, change.path): change
+        for change in changes
+        if change.kind == c.DIRECTORY and change.change in (c.ADDED, c.DELETED) and change.within is None
+    }
+    counts: dict[tuple[int, str], int] = {}
+    mixed: set[tuple[int, str]] = set()
+    for change in changes:
+        top = None if change.within is None else tops.get((change.root, change.within))
+        if top is None:
+            continue
+        if (change.change, change.verdict, change.reason) != (top.change, top.verdict, top.reason) and not change.flags:
+            mixed.add((top.root, top.path))
+        elif not change.flags:
+            counts[top.root, top.path] = counts.get((top.root, top.path), 0) + 1
+    return {top: count for top, count in counts.items() if count > _LARGE and top not in mixed}
+
+
+def line(run: Run, change: c.Change, paint: Paint, path: str = "") -> str:
+    """Write one change, or several that are alike in the directory at a path."""
+    sign, colour = _SIGNS[change.change]
+    where = "" if change.root == 0 else f"{run.roots[change.root]}/"
+    place = printable(where + (path or change.path)) + ("/" if change.kind == c.DIRECTORY and not path else "")
+    modes = ""
+    if not path and change.change == c.MODE and change.before is not None and change.after is not None:
+        modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
+    told = "" if change.verdict == c.APPLIED else f"  [{change.verdict}: {printable(change.reason)}]"
+    flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
+    return f"{paint(sign, colour)} {place}{modes}{flags}{told}"
+
+
+# ---- Commands that look: log, show, diff, output.
+
+_COLOURS = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
+_WIDEST = 60
+
+
+def add_commands(add: Add) -> None:
+    """Make these commands known."""
+    log = add("log", "list what ran, the latest first", _log, "  fumehood log\n  fumehood log -n 5 --json")
+    log.add_argument(
+        "-n", "--limit", type=whole_number(), default=20, metavar="N", help="how many (default: 20; 0 means all)"
+    )
+    log.add_argument("--all", action="store_true", help="show the runs of every project")
+    log.add_argument("--session", metavar="NAME", help="show the runs of this session only")
+    show = add("show", "show everything about a run", _show, "  fumehood show last")
+    add_run(show, default="last")
+    diff = add("diff", "show what a run changed, line by line", _diff, "  fumehood diff\n  fumehood diff last src/a.py")
+    add_run(diff, default="last")
+    diff.add_argument(
+        "paths", nargs="*", default=(), metavar="PATH",
+        help="only these, and what is in them: absolute, from here, or as the report shows them",
+    )  # fmt: skip
+    output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
+    add_run(output, default="last")
+    for command in (log, show, diff, output):
+        add_reach(command)
+
+
+def _log(context: Context) -> int:
+    options = context.options
+    project = None if options.all else context.project.id
+    asked_for = Reach(project=project, sessions=() if options.session is None else (options.session,))
+    runs = context.store.history.runs(context.reach, asked_for, limit=options.limit)
+    counts = context.store.history.count_changes([run.run for run in runs])
+    if context.as_json:
+        return context.say(_audit(context, runs, counts), lambda: None)
+
+    cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
+
+    def show() -> None:
+        colour = paint()
+        if not runs:
+            sys.stdout.write("nothing has run here yet; fumehood run -- COMMAND\n")
+        for session, group in _grouped(runs):
+            if session is not None:
+                sys.stdout.write(f"session {colour(printable(session), 'bold')}\n")
+            for run in group:
+                indent = "  " if session is not None else ""
+                for event in reversed(cleanings.get(run.run, ())):
+                    sys.stdout.write(f"{indent}{_event(event, colour)}\n")
+                sys.stdout.write(f"{indent}{_log_line(run, counts[run.run], colour)}\n")
+
+    return context.say(None, show)
+
+
+def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+    """Tell all there is to know of runs: who asked, what ran, what was decided and by whom, what changed."""
+    events = context.store.audit.of([run.run for run in runs])
+    return [
+        {
+            "run": run.run, "project": run.project, "command": run.command, "cwd": run.cwd, "state": run.state,
+            "reason": run.reason, "act": run.act, "of": run.of, "exit_code": run.exit_code, "session": run.session,
+            "timed_out": run.timed_out, "started_at": run.started_at, "duration_s": run.duration_s,
+            "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
+            "paths": [{**change.fields(), "flags": list(change.flags)} for change in run.changes],
+            "blocked": [blocked.fields() for blocked in run.blocked],
+            "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
+            "events": [event.fields() for event in events[run.run]],
+        }
+        for run in runs
+    ]  # fmt: skip
+
+
+def _grouped(runs: list[Run]) -> list[tuple[str | None, list[Run]]]:
+    """Put the runs of one session together, where its latest stands."""
+    groups: list[tuple[str | None, list[Run]]] = []
+    begun: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.session in begun:
+            begun[run.session].append(run)
+            continue
+        groups.append((run.session, [run]))
+        if run.session is not None:
+            begun[run.session] = groups[-1][1]
+    return groups
+
+
+def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
+    state = colour(f"{run.outcome:12}", _COLOURS.get(run.state, "dim"))
+    code = "" if not run.exit_code else colour(f" exit {run.exit_code}", "red")
+    command = printable(run.command)
+    command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"
+    bare = "" if run.sandboxed else colour(" UNSANDBOXED", "red")
+    gone = "" if run.layer or run.state != "applied" else colour(" backups cleaned away", "dim")
+    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts):14} {command}{code}{bare}{gone}"
+
+
+def _counted(counts: dict[str, int]) -> str:
+    signs = (("added", "+"), ("modified", "~"), ("deleted", "-"), ("mode", "m"), ("type", "t"))
+    return " ".join(f"{sign}{counts[kind]}" for kind, sign in signs if counts.get(kind))
+
+
+def _show(context: Context) -> int:
+    run = context.run(context.options.run)
+    events = context.store.audit.of([run.run])[run.run]
+    told = {**run.as_dict(), "dropped": list(run.dropped), "events": [event.fields() for event in events]}
+    return context.say(told, lambda: _tell(run, events))
+
+
+def _sandbox(run: Run) -> str:
+    if run.state == "refused":
+        return "nothing ran"
+    return f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
+
+
+def _tell(run: Run, events: Sequence[Event]) -> None:
+    colour = paint()
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
+    facts = {
+        "run": run.run,
+        "command": run.command,
+        "directory": run.cwd,
+        "project": run.project,
+        "when": f"{when}, {run.duration_s:.3f} s",
+        "exit code": "none" if run.exit_code is None else str(run.exit_code),
+        "sandbox": _sandbox(run),
+        "state": f"{run.state}: {run.reason}" if run.reason else run.state,
+    }
+    if run.session is not None:
+        facts["session"] = run.session
+    if run.dropped:
+        facts["withheld"] = ", ".join(run.dropped)
+    if run.hosts:
+        facts["hosts"] = ", ".join(run.hosts)
+    for name, value in facts.items():
+        sys.stdout.write(f"{colour(f'{name:13}', 'dim')}{printable(value)}\n")
+    for connection in run.connections:
+        sys.stdout.write(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}\n")
+    if run.found:
+        sys.stdout.write(f"{headline(run)}\n")
+        for line in lines(run, colour, most=len(run.found)):
+            sys.stdout.write(f"  {line}\n")
+    for event in events:
+        sys.stdout.write(f"{_event(event, colour)}\n")
+
+
+def _event(event: Event, colour: Callable[[str, str], str]) -> str:
+    """Write one event in a line: when, what, by whom."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+    by = f"{event.user or event.uid}, {event.face}" + (f", {event.agent}" if event.agent else "")
+    detail = f"  {printable(event.detail)}" if event.detail else ""
+    return f"{colour(when, 'dim')}  {event.act:9}{detail}  {colour(f'({printable(by)})', 'dim')}"
+
+
+def _connection(found: Connection, colour: Callable[[str, str], str]) -> str:
+    """Write one connection: with whom, how much went out and in, and why not."""
+    from fumehood.core.network import shown
+
+    name = printable(shown(found.host, found.port) if found.port else found.host or "unknown")
+    times = f" {found.count} times" if found.count > 1 else ""
+    if not found.allowed:
+        return f"{colour('refused', 'red')} {name}{times}: {printable(found.reason)}"
+    moved = f"{found.sent} B out, {found.received} B in, {found.duration_s:.1f} s"
+    if found.reason:
+        moved = f"not reached: {printable(found.reason)}"
+    place = f" at {found.address}" if found.address else ""
+    return f"{colour('allowed', 'green')} {name}{times}{place} ({found.protocol}) {moved}"
+
+
+def _diff(context: Context) -> int:
+    run = context.run(context.options.run)
+    wanted = context.store, run, context.options.paths
+    if context.as_json:
+        return context.say([each.fields() for each in differences(*wanted, here=here())], lambda: None)
+    for each in each_difference(*wanted, here=here()):
+        write_difference(each.text)
+    return 0
+
+
+def write_difference(text: str) -> None:
+    """Write one difference: in colour for a person, byte for byte for a program, which may give it to patch."""
+    if not os.isatty(1):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+        return
+    colour = paint()
+    for line in text.split("\n")[:-1]:
+        shown = "\t".join(printable(part) for part in line.split("\t"))
+        sys.stdout.write(f"{_coloured(shown, colour)}\n")
+
+
+def _coloured(line: str, colour: Callable[[str, str], str]) -> str:
+    if line.startswith(("+++", "---", "diff ")):
+        return colour(line, "bold")
+    for start, name in (("+", "green"), ("-", "red"), ("@@", "cyan")):
+        if line.startswith(start):
+            return colour(line, name)
+    return line
+
+
+def _output(context: Context) -> int:
+    run = context.run(context.options.run)
+
+    def show() -> None:
+        sys.stdout.flush()
+        sink = sys.stdout.write if isinstance(sys.stdout, ModelText) else sink_to(1)
+        for name, text in (("stdout", run.stdout), ("stderr", run.stderr)):
+            try:
+                for piece in context.store.history.printed(run.run, name):
+                    sink(piece)
+            except FileNotFoundError:
+                sink(text.encode())
+        sink(b"")
+
+    return context.say({"run": run.run, "stdout": run.stdout, "stderr": run.stderr,
+                        "output_truncated": run.output_truncated}, show)  # fmt: skip

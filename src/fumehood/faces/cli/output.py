@@ -1,0 +1,409 @@
+"""What every command of the command line shares: where it stands, how it reads a word, how it says what failed."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import re
+import select
+import sys
+import time
+
+from fumehood.core.report import printable
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux.monitor import watcher
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from fumehood.linux.namespaces import Layer
+    from fumehood.linux.process import Watched
+    from fumehood.linux.streams import Sink
+    from fumehood.service.store import Store
+
+
+# ---- What every command of the command line shares: where it stands, how it reads a word, how it says what failed.
+
+def here() -> str:
+    """The current directory."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise BadRequest(
+            f"the current directory can't be used: {error.strerror}", hint="cd to a directory that exists"
+        ) from error
+
+
+def meant(word: str, words: Iterable[str]) -> str:
+    """Ask whether the nearest of these words was meant; "" where none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word, words, 1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:
+    """Return what reads a whole number for a parser."""
+
+    def read(text: str) -> int:
+        from argparse import ArgumentTypeError
+
+        try:
+            number = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not least <= number <= most:
+            limits = f"{least} or more" if most == 1 << 62 else f"between {least} and {most}"
+            raise ArgumentTypeError(f"it must be {limits}, not {number}")
+        return number
+
+    return read
+
+
+def tell_notices(store: Store) -> None:
+    """Say what a person should know once, on standard error."""
+    from fumehood.core.report import printable
+
+    for notice in store.notices:
+        sys.stderr.write(f"fumehood: {printable(notice)}\n")
+    store.notices.clear()
+
+
+def tell_error(error: FumehoodError) -> None:
+    """Say what failed and what to do next, on standard error."""
+    from fumehood.core.report import printable
+
+    lines = [f"ERROR: {printable(error.message)}"]
+    if error.hint:
+        lines.append(f"hint: {printable(error.hint)}")
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+# ---- Colour on terminals that want it.
+
+_CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36", "dim": "2", "bold": "1"}
+
+
+class Paint:
+    """Colours text, or leaves it alone."""
+
+    def __init__(self, fd: int) -> None:
+        self.on = os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def __call__(self, text: str, colour: str) -> str:
+        """Return the text in a colour, where there is colour."""
+        return f"\033[{_CODES[colour]}m{text}\033[0m" if self.on else text
+
+
+# ---- Let through to a person's terminal what shows text, and nothing that makes the terminal act.
+#
+# A terminal that is sent the right bytes writes to the clipboard, answers as if the person typed, prints, moves its
+# window, or reads a file by name (kitty's graphics). So what may pass is listed here, and the rest is dropped; so are
+# the characters that turn the direction of text round, and with it what a line seems to say.
+
+_TOKEN = re.compile(
+    r"(?P<text>[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+)"
+    r"|(?P<plain>[\n\r\t\b\a])"
+    r"|\x1b\[(?P<parameters>[0-?]*)(?P<between>[ -/]*)(?P<final>[@-~])"
+    r"|\x1b\](?P<command>[^\x00-\x1f\x7f-\x9f]*)(?:\x07|\x1b\\)"
+    r"|(?P<string>\x1b[\]PX^_][^\x07\x18\x1a\x1b]*(?:\x07|\x1b\\))"
+    r"|(?P<unfinished>\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x18\x1a\x1b]*\x1b?|[ -/]*)?\Z)"
+    r"|(?P<escape>\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ\\`-~]))"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+_LONGEST = 8192  # characters of a sequence that has not ended yet
+_HARMLESS = bytes(range(0x20, 0x7F)) + b"\n\r\t\b\a"
+_COLOUR = frozenset("0123456789;:")
+_ERASE = frozenset({"", "0", "1", "2"})
+
+# On a screen of the command's own, besides what any output may use. What makes the terminal answer with text that
+# the command chose, print, or move its window is not among it: CSI t, i, x, *y; DCS, APC, PM and SOS as a whole.
+_SCREEN_FINALS = frozenset("ABCDEFGHIJKLMPSTXZ@`abcdefghlmnpqrsu")
+_SCREEN_BETWEEN = frozenset({"", " q", "!p", "$p"})
+_SCREEN_COMMANDS = frozenset({"0", "1", "2", "4", "8", "10", "11", "12", "104", "110", "111", "112", "133"})
+_SCREEN_ESCAPES = frozenset({"7", "8", "=", ">", "D", "E", "H", "M", "c", "(B", "(0", ")B", ")0"})
+_SHIFTS = frozenset("\x0e\x0f")
+# Modes that a program which was ended leaves on, and the person then has to live with.
+_LEFT_ON = ("1", "9", "47", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1015", "1047", "1049", "2004")
+
+
+class Filter:
+    """Bytes as they come from a command in, bytes for a terminal out; sequences may be cut anywhere between."""
+
+    def __init__(self, *, screen: bool = False) -> None:
+        self._screen = screen
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._waiting = ""
+        self._split = False
+        self._coloured = False
+        self._shifted = False
+        self._modes: set[str] = set()
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what of this piece may be shown."""
+        if not self._waiting and not self._split and not data.translate(None, _HARMLESS):
+            return data
+        text = self._decode(data)
+        # A character may be cut as well.
+        self._split = not data[-1:].isascii()
+        return self._filtered(self._waiting + text).encode("utf-8", "replace")
+
+    def close(self) -> bytes:
+        """Return what puts the terminal back to where it was, as far as the command changed it."""
+        modes = "".join(f"\x1b[?{mode}l" for mode in _LEFT_ON if mode in self._modes)
+        shown = "\x1b[?25h" if "25" in self._modes else ""
+        letters = "\x1b(B\x0f" if self._shifted else ""
+        colour = "\x1b[0m" if self._coloured else ""
+        self._waiting, self._coloured, self._shifted = "", False, False
+        self._modes.clear()
+        return f"{modes}{shown}{letters}{colour}".encode()
+
+    def _filtered(self, text: str) -> str:
+        self._waiting = ""
+        return "".join(kept for token in _TOKEN.finditer(text) if (kept := self._kept(token)))
+
+    def _kept(self, token: re.Match[str]) -> str:
+        kind = token.lastgroup
+        whole = token.group()
+        if kind in ("text", "plain"):
+            return whole
+        if kind == "unfinished":
+            self._waiting = whole if len(whole) < _LONGEST else ""
+            return ""
+        judged = _BY_KIND.get(kind or "")
+        return whole if judged is not None and judged(self, token) else ""
+
+    def _sequence(self, token: re.Match[str]) -> bool:
+        parameters, between, final = token.group("parameters", "between", "final")
+        if final == "m" and not between and _COLOUR.issuperset(parameters):
+            self._coloured = parameters.strip("0;") != ""
+            return True
+        if final == "K" and not between and parameters in _ERASE:
+            return True
+        if not self._screen or (f"{between}{final}" if between else "") not in _SCREEN_BETWEEN:
+            return False
+        if final in "hl" and parameters.startswith("?"):
+            self._note_modes(parameters[1:].split(";"), on=final == "h")
+        return bool(between) or final in _SCREEN_FINALS
+
+    def _note_modes(self, modes: list[str], *, on: bool) -> None:
+        for mode in modes:
+            # The cursor is shown where nobody says otherwise.
+            if on != (mode == "25"):
+                self._modes.add(mode)
+            else:
+                self._modes.discard(mode)
+
+    def _command(self, token: re.Match[str]) -> bool:
+        return self._screen and token.group("command").partition(";")[0] in _SCREEN_COMMANDS
+
+    def _escape(self, token: re.Match[str]) -> bool:
+        asked = token.group()[1:]
+        passes = self._screen and asked in _SCREEN_ESCAPES
+        self._shifted = self._shifted or (passes and asked in ("(0", ")0"))
+        return passes
+
+    def _other(self, token: re.Match[str]) -> bool:
+        if token.group() in _SHIFTS and self._screen:
+            self._shifted = True
+            return True
+        return False
+
+
+_BY_KIND: dict[str, Callable[[Filter, re.Match[str]], bool]] = {
+    "final": Filter._sequence,
+    "command": Filter._command,
+    "escape": Filter._escape,
+    "other": Filter._other,
+}
+
+
+# ---- Where a command's output goes: a pipe or file gets every byte, a terminal only what shows text.
+
+def sink_to(fd: int, *, screen: bool = False) -> Sink:
+    """Return what takes a command's output to one of our own descriptors; an empty piece is the end.
+
+    `screen` lets a program draw on the whole terminal.
+    """
+    return _ToTerminal(fd, screen=screen) if os.isatty(fd) else _To(fd)
+
+
+class _To:
+    """A sink that writes to a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __call__(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self.fd, data) :]
+            except BlockingIOError:
+                # Somebody who shares our terminal, or our pipe, made it so.
+                select.select([], [self.fd], [])
+            except OSError as error:
+                if error.errno == errno.EIO:  # the terminal is gone
+                    raise BrokenPipeError(*error.args) from error
+                if isinstance(error, BrokenPipeError):
+                    raise
+                raise FumehoodError(
+                    f"what the command prints can't be passed on: {error.strerror}",
+                    hint="check that the place it goes to can be written",
+                ) from error
+
+
+class ToModel(_To):
+    """A sink for an agent, whose model reads it: nothing invisible passes, and not the mark of our own words."""
+
+    def __init__(self, fd: int, mark: str) -> None:
+        super().__init__(fd)
+        from fumehood.core.report import Visible
+
+        self._visible = Visible(mark)
+        self.is_in_line = False  # what came last did not end its line
+
+    def __call__(self, data: bytes) -> None:
+        """Take in a piece of output, or the end."""
+        shown = self._visible.feed(data) if data else self._visible.close()
+        if shown:
+            self.is_in_line = not shown.endswith(b"\n")
+        super().__call__(shown)
+
+
+class _ToTerminal(_To):
+    """A sink that lets through what shows text, and leaves no colour behind."""
+
+    def __init__(self, fd: int, *, screen: bool = False) -> None:
+        super().__init__(fd)
+        # Here, because it takes a while to load, and a command that an agent runs has no terminal.
+        self._filter = Filter(screen=screen)
+
+    def __call__(self, data: bytes) -> None:
+        super().__call__(self._filter.feed(data) if data else self._filter.close())
+
+
+class GuardedText:
+    """Our own words on their way to a terminal: whatever name was put into them, no sequence in it takes effect.
+
+    Names are made printable where they are put in; this is for the one place that forgets it.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, its line ends and colours included."""
+        if not text.replace("\n", "").isprintable():
+            text = Filter().feed(text.encode("utf-8", "backslashreplace")).decode()
+        self._stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class ModelText:
+    """What an agent asked for about its runs, on its way to the model: as `ToModel`, for text and for bytes."""
+
+    def __init__(self, stream: Any, mark: str) -> None:
+        self._stream = stream
+        self._sink = ToModel(stream.fileno(), mark)
+        self.buffer = self
+
+    def write(self, text: str | bytes) -> int:
+        """Write a text, or what a run printed."""
+        data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+        if data:
+            self._sink(data)
+        return len(text)
+
+    def close(self) -> None:
+        """Write what was kept back for what might have followed."""
+        self._sink(b"")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def guarded(stream: Any) -> Any:
+    """Return a stream that is safe to write names to."""
+    return GuardedText(stream) if stream.isatty() else stream
+
+
+# ---- One line on the terminal that tells what a running command is writing.
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_PAUSE_S = 0.05  # between two writings of the line, so that a busy command does not wait for the terminal
+_SIGNS = {"added": "+", "updated": "~", "removed": "-", "cancelled": "!"}
+
+
+class LiveLine:
+    """The line, which makes way for the command's own output."""
+
+    def __init__(self) -> None:
+        self._is_shown = False
+        self._count = 0
+        self._at_line_start = True
+        self._next = 0.0
+
+    def watch(self, layers: Sequence[Layer]) -> Watched:
+        """Start telling."""
+        return _Clearing(watcher(self._tell)(layers), self._clear)
+
+    def _tell(self, what: str, path: str) -> None:
+        self._count += 1
+        if not self._at_line_start:
+            return  # the command is in the middle of a line of its own
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _PAUSE_S
+        width = max((os.get_terminal_size(2).columns or 80) - 16, 8)
+        name = printable(path)
+        name = name if len(name) <= width else "…" + name[1 - width :]
+        spin = _SPINNER[self._count % len(_SPINNER)]
+        os.write(2, f"\r\033[K{spin} {self._count} {_SIGNS[what]} {name}".encode(errors="replace"))
+        self._is_shown = True
+
+    def _clear(self) -> None:
+        if self._is_shown:
+            os.write(2, b"\r\033[K")
+            self._is_shown = False
+
+    def around(self, sink: Sink) -> Callable[[bytes], None]:
+        """Return a sink that clears the line before the command's output."""
+
+        def clearing(data: bytes) -> None:
+            if not data:
+                sink(data)
+                return
+            self._clear()
+            self._at_line_start = data.endswith(b"\n")
+            sink(data)
+
+        return clearing
+
+
+class _Clearing:
+    """A watch that leaves no line behind."""
+
+    def __init__(self, watched: Watched, clear: Callable[[], None]) -> None:
+        self._watched = watched
+        self._clear = clear
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+        return self._watched.fileno()
+
+    def drain(self) -> None:
+        """Read what happened."""
+        self._watched.drain()
+
+    def stop(self) -> None:
+        """Stop, and clear the line."""
+        self._watched.stop()
+        self._clear()

@@ -1,0 +1,344 @@
+"""Capture writes with fuse-overlayfs: mounted for one run, and its layer then put into the kernel's form.
+
+The mount stands on the host, in a directory of ours, where plain bubblewrap can bind it. The process that
+serves it ends with the thread that started it, and takes the mount along: nothing is left behind by a kill.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+
+from fumehood.errors import FumehoodError, OverlayUnavailable
+from fumehood.linux import libc
+from fumehood.linux.bwrap import programs
+from fumehood.linux.host import may_mount
+from fumehood.linux.layer import attributes, set_opaque, unmark, whiteout
+from fumehood.linux.namespaces import mounts_inside
+from fumehood.linux.nofollow import Loosened, Parents, is_whiteout, look, open_top
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Sequence
+
+    from fumehood.linux.namespaces import Layer
+
+
+_PREFIX, _OPAQUE_FILE = ".wh.", ".wh..wh..opq"
+_ORIGIN = "user.fuseoverlayfs.origin"
+_OPAQUE_MARKS = ("user.fuseoverlayfs.opaque", "trusted.overlay.opaque")
+# To start may take long where the machine is busy; one that dies meanwhile is noticed at once.
+_START_S, _END_S, _BUSY_S = 60.0, 0.5, 1.0
+_SPECIAL = stat.S_ISUID | stat.S_ISGID
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
+
+# Becomes fuse-overlayfs once it is sure to end (SIGTERM, upon which it unmounts) with whoever started it.
+_CHILD = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def mount(layer: Layer) -> None:
+    """Mount a view of a root at `layer.merged` that writes into `layer.upper`; raises OverlayUnavailable."""
+    import subprocess
+    import tempfile
+
+    _check_place(layer.upper)
+    lowers = [open_top(path) for path in layer.lowers]
+    with tempfile.TemporaryFile(dir=os.path.dirname(layer.upper)) as said:
+        try:
+            daemon = subprocess.Popen(
+                _command(layer, lowers), cwd=os.path.dirname(layer.upper), pass_fds=lowers,
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, env={**os.environ, "LC_ALL": "C"},
+                start_new_session=True,  # Ctrl-C is for us, not for the mount that the command stands on
+            )  # fmt: skip
+        finally:
+            for fd in lowers:
+                os.close(fd)
+        _daemons[layer.merged] = daemon
+        try:
+            serves = _serves(daemon, layer.merged)
+        except BaseException:
+            clear_away(layer)
+            raise
+        if not serves:
+            clear_away(layer)
+            said.seek(0)
+            raise _failure(layer, said.read())
+
+
+def _check_place(upper: str) -> None:
+    """Refuse a place that fuse-overlayfs would misread: it resolves the path, then splits it at colons."""
+    place = os.path.realpath(os.path.dirname(upper))
+    if ":" in place or "\\" in place:
+        raise OverlayUnavailable(
+            f"fuse-overlayfs can't write to {place}: there is a colon or a backslash in it",
+            hint="name another place for Fumehood's records: export XDG_STATE_HOME=/some/directory",
+        )
+
+
+def _command(layer: Layer, lowers: Sequence[int]) -> list[str]:
+    """Name every directory so that no byte of a path can be taken for an option: by descriptor, or short.
+
+    Without its write-back cache, all that was written has reached the layer when the command has ended.
+    """
+    import sys
+
+    found = programs("fuse-overlayfs")
+    if not found:
+        raise OverlayUnavailable("fuse-overlayfs is not installed", hint="fumehood doctor names the line to type")
+    below = ":".join(f"/proc/self/fd/{fd}" for fd in lowers)
+    upper, work = os.path.basename(layer.upper), os.path.basename(layer.work)
+    options = f"lowerdir={below},upperdir={upper},workdir={work},volatile,writeback=0,nosuid,nodev"
+    child = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid())]
+    return [*child, found[0], "-f", "-o", options, layer.merged]
+
+
+def _serves(daemon: subprocess.Popen[bytes], merged: str) -> bool:
+    """Wait until the mount answers; tell whether it does."""
+    outside = os.stat(os.path.dirname(merged)).st_dev
+    until = time.monotonic() + _START_S
+    while daemon.poll() is None and time.monotonic() < until:
+        try:
+            if os.stat(merged).st_dev != outside:
+                return True
+        except OSError:
+            continue  # it ends while we look: the next turn sees that
+        time.sleep(0.001)
+    return False
+
+
+def _failure(layer: Layer, said: bytes) -> OverlayUnavailable:
+    lines = [line for line in said.decode(errors="replace").splitlines() if "argument ignored" not in line]
+    reason = "; ".join(lines[-2:]) or "it did not start"
+    return OverlayUnavailable(
+        f"fuse-overlayfs can't cover {layer.root}: {reason}", hint="fumehood doctor says what is missing here"
+    )
+
+
+def unmount(layer: Layer) -> None:
+    """Take the mount away, whatever state it is in; raises where it broke while the command ran."""
+    daemon = _daemons.get(layer.merged)
+    broke = daemon is not None and daemon.poll() is not None
+    clear_away(layer)
+    if broke:
+        raise OverlayUnavailable(
+            f"fuse-overlayfs broke while the command ran on {layer.root}, so its changes are incomplete",
+            hint="nothing was taken over; try another way of capturing: fumehood doctor lists those that work",
+        )
+
+
+def clear_away(layer: Layer) -> None:
+    """Unmount and end the process that served the mount, if there is one; may be repeated."""
+    merged = layer.merged
+    daemon = _daemons.get(merged)
+    until = time.monotonic() + _BUSY_S
+    while _is_mounted(merged) and not _detach(merged, lazily=False):
+        if time.monotonic() > until:
+            # Somebody on the host looks into it. All that was written is in the layer already, so the
+            # last resort is to take it out of sight: it goes when they are done.
+            _detach(merged, lazily=True)
+            break
+        time.sleep(0.02)
+    if daemon is not None:
+        _end(daemon)
+    # Last, so that a Ctrl-C on the way here leaves it to be cleared away by the next call.
+    _daemons.pop(merged, None)
+
+
+def _is_mounted(merged: str) -> bool:
+    """Tell by the kernel's table, because a mount whose process is dead can't be looked at."""
+    above = os.path.realpath(os.path.dirname(merged))
+    return f"{above}/{os.path.basename(merged)}" in mounts_inside(above)
+
+
+def _detach(merged: str, *, lazily: bool) -> bool:
+    """Unmount as root, or through fusermount as whoever mounted it; tell whether that worked."""
+    if may_mount():
+        try:
+            libc.umount(os.fsencode(merged), libc.MNT_DETACH if lazily else 0)
+        except OSError:
+            return False
+        return True
+    import subprocess
+
+    for program in (*programs("fusermount3"), *programs("fusermount")):
+        asked = [program, "-u", *(["-z"] if lazily else []), "--", merged]
+        if subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:
+            return True
+    return False
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    """Let the process end by itself; other mount namespaces may keep it, so ask it to, then make it."""
+    import subprocess
+
+    for ask in (None, daemon.terminate, daemon.kill):
+        if ask is not None:
+            ask()
+        try:
+            daemon.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def normalise(layer: Layer) -> None:
+    """Put the layer into the form that the kernel leaves, and drop what fuse-overlayfs adds to it."""
+    try:
+        _normalise(layer)
+    except OSError as error:
+        raise FumehoodError(
+            f"cannot collect what the command wrote to {layer.root}: {error.strerror}",
+            hint="nothing was taken over; fumehood clean frees what is no longer needed",
+        ) from error
+
+
+def _normalise(layer: Layer) -> None:
+    top = open_top(layer.upper)
+    lowers = [Parents(open_top(path)) for path in layer.lowers]
+    opened = Loosened(top)
+    waiting: list[tuple[str, Sequence[Parents]]] = [("", lowers)]
+    try:
+        while waiting:
+            path, below = waiting.pop()
+            waiting += _normalise_directory(opened, path, below)
+    finally:
+        opened.restore()
+        for lower in lowers:
+            lower.close()
+        for fd in (top, *(lower.top for lower in lowers)):
+            os.close(fd)
+
+
+def _normalise_directory(
+    opened: Loosened, path: str, lowers: Sequence[Parents]
+) -> list[tuple[str, Sequence[Parents]]]:
+    """Put one directory in order; return those in it, each with the lower layers that matter there."""
+    here = opened.open(path)
+    visible = [(lower, fd) for lower in lowers if (fd := _directory_in(lower, path)) is not None]
+    below = [fd for _, fd in visible]
+    inside: list[tuple[str, Sequence[Parents]]] = []
+    try:
+        if _take_opaque_marks(here) and below:
+            set_opaque(here)
+            visible = []
+        elif below:
+            _restore_special_bits(opened, path, here, below[0])
+        passes_on = opened.modes.get(path, os.fstat(here).st_mode) & stat.S_ISGID
+        for name in os.listdir(here):
+            found = os.stat(name, dir_fd=here, follow_symlinks=False)
+            hidden = _hidden_by(name, found)
+            if hidden is not None:
+                _settle_whiteout(here, name, hidden, needed=bool(visible) and _exists(below, hidden))
+                continue
+            if passes_on and _is_new(here, name, found, below if visible else []):
+                _pass_on(here, name, found)
+            if stat.S_ISDIR(found.st_mode):
+                inside.append((f"{path}/{name}" if path else name, [lower for lower, _ in visible]))
+            else:
+                unmark(here, name)
+    finally:
+        for fd in (here, *below):
+            os.close(fd)
+    return inside
+
+
+def _restore_special_bits(opened: Loosened, path: str, here: int, lower: int) -> None:
+    """Give a directory back the set-user and set-group bits that fuse-overlayfs loses when it copies one up."""
+    mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, lower))
+    if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:
+        opened.modes[path] = was
+
+
+def _is_new(directory: int, name: str, found: os.stat_result, below: Sequence[int]) -> bool:
+    """Tell whether the command made an entry: files that were copied up have a mark, and directories made anew."""
+    if stat.S_ISREG(found.st_mode):
+        return _ORIGIN not in attributes(directory, name)
+    if not _exists(below, name):
+        return True
+    return stat.S_ISDIR(found.st_mode) and not set(_OPAQUE_MARKS).isdisjoint(attributes(directory, name))
+
+
+def _pass_on(directory: int, name: str, found: os.stat_result) -> None:
+    """Give a new entry the group of a directory that passes its group on, which fuse-overlayfs forgets to do.
+
+    Had the command moved the entry there, it would have kept its own; that can't be told.
+    """
+    group = os.fstat(directory).st_gid
+    if found.st_gid != group:
+        try:
+            os.chown(name, -1, group, dir_fd=directory, follow_symlinks=False)
+        except PermissionError:
+            return  # not a group of ours
+    if not stat.S_ISLNK(found.st_mode):
+        inherited = stat.S_ISGID if stat.S_ISDIR(found.st_mode) else 0
+        os.chmod(name, stat.S_IMODE(found.st_mode) | inherited, dir_fd=directory)
+
+
+def _directory_in(lower: Parents, path: str) -> int | None:
+    """Open a directory of a lower layer, or tell that it has none there that could be seen."""
+    try:
+        return lower.open(path)
+    except OSError as error:
+        if error.errno not in _NOTHING_THERE:
+            raise
+        return None
+
+
+def _exists(directories: Sequence[int], name: str) -> bool:
+    try:
+        return any(look(directory, name) is not None for directory in directories)
+    except PermissionError:
+        return False
+
+
+def _take_opaque_marks(directory: int) -> bool:
+    """Remove whatever marks a directory; tell whether fuse-overlayfs had marked it as opaque.
+
+    It never writes the kernel's own mark for users: one that is there is the command's doing.
+    """
+    names = os.listxattr(directory)
+    opaque = any(name in names and os.getxattr(directory, name) == b"y" for name in _OPAQUE_MARKS)
+    unmark(directory, ".")
+    found = look(directory, _OPAQUE_FILE)
+    if found is not None and _is_empty_file(found):
+        os.unlink(_OPAQUE_FILE, dir_fd=directory)
+        opaque = True
+    return opaque
+
+
+def _is_empty_file(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size == 0
+
+
+def _hidden_by(name: str, found: os.stat_result) -> str | None:
+    """Return the name that an entry declares deleted, if it does.
+
+    Where device nodes can't be made, that is done by an empty file `.wh.NAME`. A command can only rename
+    one into place, and then NAME is gone for it, too. Anything else of such a name is its own work.
+    """
+    if is_whiteout(found):
+        return name
+    if name.startswith(_PREFIX) and _is_empty_file(found):
+        return name[len(_PREFIX) :]
+    return None
+
+
+def _settle_whiteout(directory: int, name: str, hidden: str, *, needed: bool) -> None:
+    """Keep a whiteout, as a device node, only where there is something to hide."""
+    if name == hidden:
+        if not needed:
+            os.unlink(name, dir_fd=directory)
+        return
+    os.unlink(name, dir_fd=directory)
+    if needed and look(directory, hidden) is None:
+        whiteout(directory, hidden)

@@ -1,0 +1,234 @@
+"""Give bubblewrap the filter of system calls that the command starts under; compiled once, and kept."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import zlib
+
+from fumehood.linux import libc
+from fumehood.linux.bwrap import memory
+
+# ---- Give bubblewrap the filter of system calls that the command starts under; compiled once, and kept.
+
+_programs: dict[tuple[bool, bool], bytes] = {}
+_CORE = f"{os.path.dirname(os.path.dirname(__file__))}/core"
+_SOURCES = (f"{_CORE}/syscalls.py", f"{_CORE}/bpf.py")
+
+
+def machine() -> str:
+    """Name this machine as the tables do."""
+    return os.uname().machine
+
+
+def is_known() -> bool:
+    """Tell whether there is a table of this machine's system calls."""
+    from fumehood.core.syscalls import ARCHITECTURES
+
+    return machine() in ARCHITECTURES
+
+
+def filter_for(cache: str, *, unix_sockets: bool, pretends_owners: bool = False) -> bytes:
+    """Return the filter for commands here, or nothing where the machine's calls are not known.
+
+    `pretends_owners` is for a command that is root inside: giving a file to anybody else does nothing and succeeds.
+    """
+    known = _programs.get((unix_sockets, pretends_owners))
+    if known is None:
+        variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
+        path = f"{cache}/filter-{machine()}{variant}"
+        made_from = _made_from()
+        known = _recalled(path, made_from)
+        if known is None:
+            known = _compiled(unix_sockets=unix_sockets, pretends_owners=pretends_owners)
+            if made_from:
+                _keep(path, made_from, known)
+        _programs[unix_sockets, pretends_owners] = known
+    return known
+
+
+def _compiled(*, unix_sockets: bool, pretends_owners: bool) -> bytes:
+    from fumehood.core.syscalls import NO_UNIX_SOCKETS, PRETENDED_OWNERS, program
+
+    if not is_known():
+        return b""
+    more = (() if unix_sockets else NO_UNIX_SOCKETS) + (PRETENDED_OWNERS if pretends_owners else ())
+    return program(machine(), more)
+
+
+def _made_from() -> bytes:
+    """Tell the version of the tables by their files, which need not be read for that; nothing where there are none."""
+    try:
+        found = [os.stat(source) for source in _SOURCES]
+    except OSError:
+        return b""
+    return " ".join(f"{each.st_ino} {each.st_size} {each.st_mtime_ns}" for each in found).encode()
+
+
+def _recalled(path: str, made_from: bytes) -> bytes | None:
+    """Read a filter that was kept, if it is ours, whole, and made from the same tables."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(file)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            return None
+        text = os.read(file, found.st_size)
+    finally:
+        os.close(file)
+    head, _, filter_ = text.partition(b"\n")
+    return filter_ if head == _head(made_from, filter_) else None
+
+
+def _keep(path: str, made_from: bytes, filter_: bytes) -> None:
+    """Keep a filter for later starts; where that can't be done, each compiles its own."""
+    beside = f"{path}.{os.getpid()}"
+    try:
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, _head(made_from, filter_) + b"\n" + filter_)
+        finally:
+            os.close(file)
+        os.replace(beside, path)
+    except OSError:
+        return
+
+
+def _head(made_from: bytes, filter_: bytes) -> bytes:
+    return made_from + b" %08x" % zlib.crc32(filter_)
+
+
+# ---- Landlock: writing confined by the kernel a second time, and abstract sockets of a network that is shared kept
+# out.
+#
+# A command gets one ruleset, never two: any further one that does not grant it denies moving files to another
+# directory.
+
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446  # the same numbers on every architecture
+_VERSION = 1
+_SCOPE_ABSTRACT_SOCKETS = 1
+# Versions of the interface: Linux 5.19 and 6.12.
+MOVING_SINCE, _SCOPES_SINCE = 2, 6
+GUARD, SCOPE, NONE = "guard", "scope", "none"
+_PR_SET_NO_NEW_PRIVS = 38
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [
+        ("handled_access_fs", ctypes.c_uint64), ("handled_access_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+_guard: bytes | None = None
+
+
+def ruleset(version: int, *, has_program: bool, network_shared: bool) -> str:
+    """Name the one ruleset of a command: the guard's, the launcher's scope, or none.
+
+    The guard's has the scope as well. The first version can't be told to allow moving files to another directory, so
+    that there is no guard by it. The launcher's is for machines that the guard is not compiled for.
+    """
+    if has_program and version >= MOVING_SINCE:
+        return GUARD
+    return SCOPE if network_shared and version >= _SCOPES_SINCE else NONE
+
+
+def guard() -> bytes:
+    """Return the program that confines writing and then becomes the command, or nothing where that can't be done."""
+    global _guard
+    if _guard is None:
+        from binascii import a2b_base64
+
+        text = GUARDS.get(os.uname().machine, "")
+        has_program = bool(text) and _can_execute_memory()
+        is_used = ruleset(version(), has_program=has_program, network_shared=False) == GUARD
+        _guard = a2b_base64(text) if is_used else b""
+    return _guard
+
+
+def is_scoped_by_launcher(*, network_shared: bool) -> bool:
+    """Tell whether the launcher itself must keep a command from the host's abstract sockets."""
+    return ruleset(version(), has_program=bool(guard()), network_shared=network_shared) == SCOPE
+
+
+def version() -> int:
+    """Return the version of the interface that this kernel has; less than one is none."""
+    return int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION))
+
+
+def _can_execute_memory() -> bool:
+    try:
+        os.close(memory(executable=True))
+    except OSError:  # vm.memfd_noexec = 2
+        return False
+    return True
+
+
+def can_scope() -> bool:
+    """Tell whether this kernel can keep a process from abstract sockets."""
+    return version() >= _SCOPES_SINCE
+
+
+def forbid_outer_sockets() -> None:
+    """Keep this process, and all it starts, from abstract sockets that it, or they, did not make.
+
+    Only where the guard does not: on top of this ruleset, its own would deny every move to another directory.
+    """
+    wanted = _Ruleset(scoped=_SCOPE_ABSTRACT_SOCKETS)
+    ruleset = _libc.syscall(_CREATE_RULESET, ctypes.byref(wanted), ctypes.sizeof(wanted), 0)
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if _libc.syscall(_RESTRICT_SELF, ruleset, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.close(ruleset)
+
+
+# ---- The program that is the last step into the sandbox, compiled from tools/guard.c by tools/guard.
+
+SOURCE = "320b6b1d5a8297ad3c618b463e273fcc3aea2c022a6fa950f4ea025edcd52dd0"
+COMPILER = "12.2.0"  # the version of gcc: another makes other bytes of the same source
+
+GUARDS = {
+    "x86_64": (
+        "f0VMRgIBAQAAAAAAAAAAAAIAPgABAAAAsABAAAAAAABAAAAAAAAAAJADAAAAAAAAAAAAAEAAOAACAEAABAADAAEAAAAFAAAAAAAAAAAAAAAA"
+        "AEAAAAAAAAAAQAAAAAAAcAMAAAAAAABwAwAAAAAAAAAQAAAAAAAAUeV0ZAYAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        "AAAAAAAAEAAAAAAAAABIiedIg+Tw6DIAAAD0SIn+MdKAPBYAdAVI/8Lr9UUx0rgBAAAAvwIAAAAPBTHSuDwAAAC/fQAAAEiJ1g8Fw0FXMfZJ"
+        "iflFMdJBVroBAAAATI13CEFVQVRVU0iD7DhMiydKjUTnEEiJ90iJBCS4vAEAAA8FSIP4AX8rSMdEJCDyHwAAScfA/////0jHRCQoAAAAAEjH"
+        "RCQwAAAAAHVwvggAAADrVUiD+AJ0JkjHRCQg8n8AADH2SIl0JChIg/gFfidIx0QkMAMAAAC+GAAAAOspSMdEJCDyPwAAMclIiUwkKEiJTCQw"
+        "67Yx0kiJVCQwSIP4A3SpvhAAAABIjXwkIEUx0ri8AQAAMdIPBUmJwLgBAAAAQb8BAQAATDngSI1oAQ+NngAAAEmLdMEIgD4tdRCAfgEtdQqA"
+        "fgIAD4SEAAAATYXAeHdIi1wkIEUx0roAACgATIn4SMfHnP///w8FiUQkHIXAeFZBvb0BAABIiVwkFEiNVCQUTInHvgEAAABMiegPBUiD+Op1"
+        "EIHjAkAAAEyJ6EiJXCQUDwVIhcB5Cr/8AkAA6Gb+//8x0khjfCQcRTHSuAMAAABIidYPBUiJ6OlV////TYXAeDMx0kUx0ri+AQAATInHSInW"
+        "DwVIhcB5Cr/8AkAA6CT+//8x0kUx0rgDAAAATInHSInWDwUx0kUx0rgDAAAAvwYAAABIidYPBUw55XwKvyEDQADo7/3//0mNNO5IixQkRTHS"
+        "uDsAAABIiz4PBb9AA0AA6ND9//9Ig8Q4W11BXEFdQV5BX8NmdW1laG9vZDogd3JpdGluZyBjYW4ndCBiZSBjb25maW5lZAoAZnVtZWhvb2Q6"
+        "IHRoZXJlIGlzIG5vIGNvbW1hbmQKAGZ1bWVob29kOiB0aGUgY29tbWFuZCdzIHNoZWxsIGNhbid0IGJlIHN0YXJ0ZWQKAAAuc2hzdHJ0YWIA"
+        "LnRleHQALnJvZGF0YQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        "AAAAAAsAAAABAAAABgAAAAAAAACwAEAAAAAAALAAAAAAAAAATAIAAAAAAAAAAAAAAAAAAAEAAAAAAAAAAAAAAAAAAAARAAAAAQAAADIAAAAA"
+        "AAAA/AJAAAAAAAD8AgAAAAAAAHQAAAAAAAAAAAAAAAAAAAABAAAAAAAAAAEAAAAAAAAAAQAAAAMAAAAAAAAAAAAAAAAAAAAAAAAAcAMAAAAA"
+        "AAAZAAAAAAAAAAAAAAAAAAAAAQAAAAAAAAAAAAAAAAAAAA=="
+    ),
+    "aarch64": (
+        "f0VMRgIBAQAAAAAAAAAAAAIAtwABAAAAsABAAAAAAABAAAAAAAAAAPgDAAAAAAAAAAAAAEAAOAACAEAABQAEAAEAAAAFAAAAAAAAAAAAAAAA"
+        "AEAAAAAAAAAAQAAAAAAA0AMAAAAAAADQAwAAAAAAAAAQAAAAAAAAUeV0ZAYAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        "AAAAAAAAEAAAAAAAAADgAwCREQAAlOEDAKoCAIDSIGhiOGABADUICIDSQACA0gMAgNIBAADUqAuA0qAPgNIBAIDSAgCA0gEAANTAA1/WQgQA"
+        "kfP//xflAwCq/Xu8qYg3gNL9AwCRqoRA+AAAgNIBAIDSIgCA0kkFAJEDAIDSqQwJiwEAANQfAALrDAEAVED+g9Lg/wKp/x8A+aEJAFTgowCR"
+        "AQGA0hUAABThAwCq4KMAkT8IAPFAAQBUQv6P0uL/Aqk/FADxTAEAVP8fAPk/DADxgP7/VAECgNIIAAAUQf6H0uH/Aqn/HwD57v//F2EAgNLh"
+        "HwD5AQOA0og3gNICAIDSAwCA0gEAANTkAwCqIACA0iEAABTnF0D5CAeA0mAMgJICBaDSAwCA0gEAANTgIwC5AAP4N+ADBKriYwCRqDeA0iEA"
+        "gNLnDwD5AQAA1B9YALHBAABUQACI0ucAAIrgAwSq5w8A+QEAANSAAPi2AAAAkABQDJGo//+XKAeA0gEAgNICAIDSAwCA0uAjgLkBAADU4AMG"
+        "qh8ACusGBACRygEAVKF4YPggAEA5H7QAccEAAFQgBEA5H7QAcWEAAFQgCEA5oAAANGT+/7fT//8XBACAks///xckAvi34AMEqsg3gNIBAIDS"
+        "AgCA0gMAgNIBAADUgAD4tgAAAJAAUAyRhv//lygHgNLgAwSqAQCA0gIAgNIDAIDSAQAA1CgHgNLAAIDSAQCA0gIAgNIDAIDSAQAA1N8ACuuL"
+        "AABUAAAAkADkDJF1//+XoHhm+KgbgNKhDAaL4gMJqgMAgNIBAADUAAAAkABgDZFs//+X/XvEqMADX9ZmdW1laG9vZDogd3JpdGluZyBjYW4n"
+        "dCBiZSBjb25maW5lZAoAZnVtZWhvb2Q6IHRoZXJlIGlzIG5vIGNvbW1hbmQKAGZ1bWVob29kOiB0aGUgY29tbWFuZCdzIHNoZWxsIGNhbid0"
+        "IGJlIHN0YXJ0ZWQKABAAAAAAAAAAAXpSAAR4HgEbDB8AEAAAABgAAAAU/f//QAAAAAAAAAAcAAAALAAAAED9//8cAgAAAEIOQJ0IngcChN7d"
+        "DgAAAAAuc2hzdHJ0YWIALnRleHQALnJvZGF0YQAuZWhfZnJhbWUAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACwAAAAEAAAAGAAAAAAAAALAAQAAAAAAAsAAAAAAAAABkAgAAAAAAAAAAAAAAAAAABAAAAAAA"
+        "AAAAAAAAAAAAABEAAAABAAAAMgAAAAAAAAAUA0AAAAAAABQDAAAAAAAAdAAAAAAAAAAAAAAAAAAAAAEAAAAAAAAAAQAAAAAAAAAZAAAAAQAA"
+        "AAIAAAAAAAAAiANAAAAAAACIAwAAAAAAAEgAAAAAAAAAAAAAAAAAAAAIAAAAAAAAAAAAAAAAAAAAAQAAAAMAAAAAAAAAAAAAAAAAAAAAAAAA"
+        "0AMAAAAAAAAjAAAAAAAAAAAAAAAAAAAAAQAAAAAAAAAAAAAAAAAAAA=="
+    ),
+}

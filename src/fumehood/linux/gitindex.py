@@ -1,0 +1,234 @@
+"""What a git index means: its entries. The times and sizes beside them are a cache that any `git status` rewrites."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from struct import Struct
+from struct import error as TooShort  # noqa: N812 - what it means here
+
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fumehood.core import changes as c
+
+
+# ---- What a git index means: its entries. The times and sizes beside them are a cache that any `git status` rewrites.
+
+LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
+
+_HEADER = Struct(">4sII")
+_EXTENSION = Struct(">4sI")
+_HASHES = (("sha1", 20), ("sha256", 32))
+_PLAIN, _COMPRESSED = 2, 4
+_VERSIONS = (_PLAIN, 3, _COMPRESSED)
+_MODE_AT, _OBJECT_AT = 24, 40  # in an entry; around the mode lie times, device, inode, owner and size
+_EXTENDED = 0x40  # in the first byte of the flags: there are two bytes more of them
+_LONGEST_PATH = 4096  # the kernel's limit; a crafted file could have us build far longer ones, again and again
+_RESOLVE_UNDO = b"REUC"  # what a resolved conflict was: nobody can make it again
+
+
+class _NotUnderstood(Exception):
+    """The file is no index, or one whose entries are not all in it."""
+
+
+def meaning(data: bytes) -> str:
+    """Return a digest of the entries of an index: path, mode, object, stage and the flags that git acts on.
+
+    Nothing where the file is not wholly understood: damaged, split (its entries lie in another file), sparse (they are
+    directories), huge, or no index at all. Such files are the same only if their bytes are.
+    """
+    if len(data) > LARGEST or len(data) < _HEADER.size:
+        return ""
+    magic, version, count = _HEADER.unpack_from(data)
+    if magic != b"DIRC" or version not in _VERSIONS:
+        return ""
+    for name, size in _HASHES:
+        body, checksum = data[:-size], data[-size:]
+        # All zero where the person has git skip it (index.skipHash).
+        if not any(checksum) or hashlib.new(name, body, usedforsecurity=False).digest() == checksum:
+            try:
+                return _digest(body, version, count, size)
+            except (_NotUnderstood, TooShort, ValueError, IndexError):
+                continue
+    return ""
+
+
+def _digest(body: bytes, version: int, count: int, size: int) -> str:
+    told = hashlib.sha256(bytes((size,)), usedforsecurity=False)
+    at = _take_entries(told.update, body, version, count, size)
+    while at < len(body):
+        kind, length = _EXTENSION.unpack_from(body, at)
+        at += _EXTENSION.size + length
+        # Git itself gives up on one that it does not know, unless it begins with a capital letter.
+        if not kind[:1].isupper():
+            raise _NotUnderstood
+        if kind == _RESOLVE_UNDO:
+            told.update(kind + body[at - length : at])
+    if at != len(body):
+        raise _NotUnderstood
+    return told.hexdigest()
+
+
+def _take_entries(take: Callable[[bytes], None], body: bytes, version: int, count: int, size: int) -> int:
+    """Pass on what the entries mean, as bytes that no others have; return where the last one ends.
+
+    Of the flags, those that git acts on are taken with the length of the path, which is no news.
+    """
+    at, path, flags_at = _HEADER.size, b"", _OBJECT_AT + size
+    for _ in range(count):
+        start = at
+        at = start + flags_at + 2
+        if body[start + flags_at] & _EXTENDED:
+            if version == _PLAIN:
+                raise _NotUnderstood
+            at += 2
+        if version == _COMPRESSED:
+            flagged = at
+            path, at = _path_after(path, body, at)
+            told = body[start + _OBJECT_AT : flagged] + path + b"\0"
+        else:
+            end = body.index(b"\0", at)
+            at = start + ((end - start + 8) & ~7)
+            told = body[start + _OBJECT_AT : end + 1]
+        take(body[start + _MODE_AT : start + _MODE_AT + 4] + told)
+    return at
+
+
+def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
+    """Read a path that is told by how it differs from the one before, and where it ends.
+
+    How much of that goes is a number in git's own form, seven bits a byte.
+    """
+    byte = body[at]
+    gone = byte & 127
+    while byte & 128:
+        at += 1
+        byte = body[at]
+        gone = (gone + 1) << 7 | byte & 127
+        if gone > _LONGEST_PATH:
+            raise _NotUnderstood
+    end = body.index(b"\0", at + 1)
+    path = path[: max(0, len(path) - gone)] + body[at + 1 : end]
+    if len(path) > _LONGEST_PATH:
+        raise _NotUnderstood
+    return path, end + 1
+
+
+# ---- Git indexes on disk: read for what they mean, and held open while a command runs.
+#
+# Git replaces an index by a rename, so the version that a command saw is gone once somebody's `git status` has
+# refreshed it: only a descriptor from before still has it.
+
+NAME = "index"  # in a git directory, whatever that one is called; only the content tells whether it is an index
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_HELD = 8  # descriptors are few in some places, and a project with more work trees just has more conflicts
+
+
+def meaning_in(directory: int, name: str, found: os.stat_result) -> str:
+    """Return what an entry of a directory means as a git index; nothing where it is none, or not this version."""
+    try:
+        file = os.open(name, _READING, dir_fd=directory)
+    except OSError:
+        return ""  # gone, or closed to us
+    try:
+        return _meaning(file, found)
+    finally:
+        os.close(file)
+
+
+def refreshed(stamp: c.Stamp, top: int, path: str, found: os.stat_result) -> c.Stamp | None:
+    """Return the stamp of what lies at a path now, if that is a git index which means what the stamped one did."""
+    if not stamp.meaning or not stat.S_ISREG(found.st_mode) or found.st_mode & 0o7777 != stamp.mode:
+        return None
+    try:
+        file = open_below(top, path, _READING)
+    except OSError:
+        return None
+    try:
+        return stamp_of(found, stamp.meaning) if _meaning(file, found) == stamp.meaning else None
+    finally:
+        os.close(file)
+
+
+def _meaning(file: int, expected: os.stat_result) -> str:
+    if not stat.S_ISREG(expected.st_mode) or expected.st_size > LARGEST or not _is_same(os.fstat(file), expected):
+        return ""
+    with open(file, "rb", 0, closefd=False) as index:
+        index.seek(0)
+        return meaning(index.read(LARGEST + 1))
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Tell whether both are one version; a rename over it changes the time of its inode, but not these."""
+    return (one.st_ino, one.st_size, one.st_mtime_ns) == (other.st_ino, other.st_size, other.st_mtime_ns)
+
+
+class SeenIndexes:
+    """The indexes that a command sees in its roots, held open for as long as it runs."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str], tuple[int, os.stat_result]] = {}
+
+    def look(self, roots: Sequence[str]) -> None:
+        """Hold the indexes as they are now."""
+        self.close()
+        for number, root in enumerate(roots):
+            top = open_top(root)
+            try:
+                self._look_in(number, top)
+            finally:
+                os.close(top)
+
+    def _look_in(self, number: int, top: int) -> None:
+        """Hold those of one root: it is a work tree, or a git directory itself."""
+        try:
+            git, prefix = os.open(".git", PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top), ".git/"
+        except OSError:
+            if look(top, "HEAD") is None:
+                return
+            git, prefix = os.dup(top), ""
+        try:
+            for path in (NAME, *_others(git)):
+                if len(self._held) < _MOST_HELD:
+                    self._hold((number, prefix + path), git, path)
+        finally:
+            os.close(git)
+
+    def _hold(self, place: tuple[int, str], git: int, path: str) -> None:
+        try:
+            file = open_below(git, path, _READING)
+        except OSError:
+            return  # there is none, or nobody may read it: what it was is not known then
+        self._held[place] = file, os.fstat(file)
+
+    def meaning(self, root: int, path: str, now: os.stat_result, means: str) -> str:
+        """Return what an index meant when it was looked at; `means` is what the one that lies there now does."""
+        if (root, path) not in self._held:
+            return ""
+        file, then = self._held[root, path]
+        return means if _is_same(then, now) else _meaning(file, then)
+
+    def close(self) -> None:
+        """Let go of them."""
+        for file, _ in self._held.values():
+            os.close(file)
+        self._held = {}
+
+
+def _others(git: int) -> Iterator[str]:
+    """Yield where the indexes of linked work trees and of submodules lie in a git directory."""
+    for kind in ("worktrees", "modules"):
+        try:
+            directory = os.open(kind, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=git)
+        except OSError:
+            continue
+        try:
+            names = os.listdir(directory)
+        finally:
+            os.close(directory)
+        yield from (f"{kind}/{name}/{NAME}" for name in names[:_MOST_HELD])

@@ -1,0 +1,285 @@
+"""Package managers' settings for a command that does not see the home: where they are, and what is shown of them."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.concern import words
+from fumehood.core.environment import looks_secret
+from fumehood.core.gitconfig import split_key
+from fumehood.core.masks import is_in
+from fumehood.core.package_settings import Malformed, announces_secret, may_hold_secret, paths_below, shown_of
+from fumehood.core.value import Value
+from fumehood.linux.git_includes import INCLUDE, Configuration, Unreadable, Watch, expanded, global_files, seen_at
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fumehood.core.gitconfig import Entry
+    from fumehood.linux.git_includes import Identity
+
+
+# ---- Package managers' settings for a command that does not see the home: where they are, and what is shown of them.
+
+class SettingsFile(Value):
+    """A file for the home that a command gets: its path there, and its text, "" where nothing is shown of it."""
+
+    path: str
+    text: str
+    why: str
+    dropped: tuple[str, ...]  # what was left out of the person's own, by name, or why all of it was
+
+
+class PackageSettings(Value):
+    """The files of all managers, and every file that was looked at for them."""
+
+    files: tuple[SettingsFile, ...]
+    watched: Mapping[str, Identity]
+
+
+def package_settings(home: str, environment: Mapping[str, str], writable: Sequence[str] = ()) -> PackageSettings:
+    """Make a command's package settings from the person's; `writable` are the directories that commands can write.
+
+    What lies there is left as it is, and never read as if the person had written it.
+    """
+    watch = Watch()
+    homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
+    ours = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
+    files: list[SettingsFile] = []
+    for path, manager in dict(_places(home, environment, watch)).items():
+        if watch.look(path) is None or not is_in(path, (home,)) or is_in(path, ours):
+            continue
+        text, dropped = _shown(manager, path, homes, ours, watch)
+        name = os.path.relpath(path, home)
+        files.append(SettingsFile(path=name, text=text, why=f"addresses and options of {manager}", dropped=dropped))
+    return PackageSettings(files=tuple(files), watched=watch.identities)
+
+
+def _shown(
+    manager: str, path: str, homes: Sequence[str], writable: Sequence[str], watch: Watch
+) -> tuple[str, tuple[str, ...]]:
+    """Return what is shown of one file, and what of it is not."""
+    if seen_at(path, writable) is not None:
+        return "", ("all of it: it lies where commands can write",)
+    try:
+        data = watch.read(path)
+        return shown_of(manager, data, homes) if data is not None else ("", ())
+    except (Malformed, Unreadable) as error:
+        return "", (f"all of it: {error}",)
+
+
+def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator[tuple[str, str]]:
+    """Yield where each manager would look for its files, and its name."""
+    config = environment.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    named = environment.get("PIP_CONFIG_FILE", "")
+    if named != os.devnull:
+        yield from _whole("pip", f"{home}/.pip/pip.conf", f"{config}/pip/pip.conf", named)
+    if not environment.get("UV_NO_CONFIG"):
+        yield from _whole("uv", environment.get("UV_CONFIG_FILE") or f"{config}/uv/uv.toml")
+    npmrc = environment.get("npm_config_userconfig") or environment.get("NPM_CONFIG_USERCONFIG")
+    yield from _whole("npm", npmrc or f"{home}/.npmrc")
+    yield from _whole("yarn classic", f"{home}/.yarnrc")
+    yield from _whole("yarn", f"{home}/{environment.get('YARN_RC_FILENAME') or '.yarnrc.yml'}")
+    cargo = environment.get("CARGO_HOME") or f"{home}/.cargo"
+    # Without an ending is the old name, which cargo takes first where both are there.
+    yield from _whole("cargo", f"{cargo}/config", *([] if watch.look(f"{cargo}/config") else [f"{cargo}/config.toml"]))
+    yield from _whole("maven", f"{home}/.m2/settings.xml")
+    yield from _whole("go", environment.get("GOENV") or f"{config}/go/env")
+
+
+def _whole(manager: str, *paths: str) -> Iterator[tuple[str, str]]:
+    """Yield those paths that are whole and plain: some are a variable's."""
+    for path in paths:
+        if path.startswith("/") and path == os.path.normpath(path):
+            yield path, manager
+
+
+# ---- Git's settings for a command that does not see the home: one flat file, made from the person's own.
+#
+# Kept are settings of git itself whose values hold no secret and name nothing in the home that is out of sight. Another
+# program's section may hold anything, so it is left out. Signing is off: the keys are not in sight, and every commit
+# would fail.
+
+# A variable that leads git past the file that is made here: a command must not get it.
+REPLACED_VARIABLES = ("GIT_CONFIG_GLOBAL",)
+NAME = ".gitconfig"
+
+# Sections of git's own, and of git-lfs, which is part of it in practice.
+SECTIONS = words(
+    """
+    add advice alias am apply attr author bitmappseudomerge blame branch bundle checkout clean clone color column
+    commit commitgraph committer completion core diff difftool extensions fastimport feature fetch filter format fsck
+    fsmonitor gc grep gui guitool help hook http i18n index init interactive lfs log lsrefs mailinfo mailmap
+    maintenance merge mergetool notes pack pager pretty promisor protocol pull push rebase receive reftable remote
+    remotes repack replay rerere revert safe sequence showbranch sideband sparse splitindex ssh stash status submodule
+    tag tar trace2 trailer transfer uploadarchive uploadpack uploadpackfilter url user versionsort worktree
+    """
+)
+# Of these, what a person's own desk has: editors, keys, proxies, hooks of theirs for every repository.
+_PERSONAL = words(
+    """
+    core.askpass core.editor core.gitproxy core.hookspath core.pager core.sshcommand sequence.editor
+    commit.gpgsign tag.gpgsign tag.forcesignannotated push.gpgsign user.signingkey log.showsignature
+    merge.verifysignatures receive.certnonceseed remote.*.proxy remote.*.proxyauthmethod
+    """
+)
+_HTTP = words(
+    """
+    followredirects keepalivecount keepaliveidle keepaliveinterval lowspeedlimit lowspeedtime maxrequests maxretries
+    maxretrytime minsessions noepsv pinnedpubkey postbuffer retryafter schannelcheckrevoke schannelusesslcainfo
+    sslbackend sslcainfo sslcapath sslcipherlist ssltry sslverify sslversion useragent version
+    """
+)
+_PEOPLE = words("user author committer branch")  # whose values are names: Pat and Key are such
+_SWITCHES = words("true false yes no on off 1 0")
+_OFF = words("false no off 0")
+_LISTS = (("core.excludesfile", "ignore"), ("core.attributesfile", "attributes"))
+_JUDGED_LATER = frozenset(("safe.directory", *(key for key, _ in _LISTS)))
+
+
+class Settings(Value):
+    """A flat `.gitconfig`, what was left out of it, and the files that go beside it, by their names in the home.
+
+    Bytes that are no UTF-8 are surrogates in the texts, as `os.fsencode` takes them.
+    """
+
+    text: str
+    dropped_keys: tuple[str, ...]  # as `named` has them
+    files: tuple[tuple[str, str], ...]
+    unread: tuple[tuple[str, str], ...]  # files of which nothing is used, and why
+    watched: Mapping[str, Identity]
+
+
+def flat_git_settings(
+    home: str, xdg_config_home: str, environment: Mapping[str, str], project: str, in_sight: Sequence[str] = ()
+) -> Settings:
+    """Make a command's git settings from the person's; `in_sight` are directories it sees besides the project.
+
+    All roots must be among them: what commands can write there is never read as if the person had written it.
+    """
+    watch = Watch()
+    config_home = xdg_config_home or f"{home}/.config"
+    visible = tuple({path: None for each in (project, *in_sight) for path in (each, os.path.realpath(each))})
+    configuration = Configuration(home, environment, project, visible, watch)
+    configuration.read(global_files(home, config_home, environment, project))
+    judge = _Judge(home, visible)
+    dropped = judge.dropped(configuration.entries)
+    pointers = dict(_LISTS)
+    kept = [
+        (key, value) for key, value in configuration.entries
+        if key not in dropped and key not in pointers and judge.is_own_directory(key, value)
+    ]  # fmt: skip
+    files: list[tuple[str, str]] = []
+    for key, name in _LISTS:
+        values = [value for own, value in configuration.entries if own == key]
+        default = f"{config_home}/git/{name}"
+        place, copied = _pattern_list((values[-1] or "") if values else default, name, home, visible, watch)
+        if copied is not None:
+            files.append((f".config/git/{name}", copied))
+        if values or place not in ("", default):
+            kept.append((key, place))
+    if kept or dropped:
+        kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
+    return Settings(
+        text="".join(map(_written, kept)), dropped_keys=tuple(sorted(set(map(named, dropped)))), files=tuple(files),
+        unread=tuple(configuration.unread), watched=watch.identities,
+    )  # fmt: skip
+
+
+class _Judge:
+    """Decides which settings a command gets."""
+
+    def __init__(self, home: str, visible: Sequence[str]) -> None:
+        self._home = home
+        self._homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
+        self._visible = visible
+
+    def dropped(self, entries: Sequence[Entry]) -> set[str]:
+        """Return the keys that are left out: with one of a driver, a remote or a hook go all others of it.
+
+        A filter that is required and has no program any more would make every commit fail.
+        """
+        keys = {key for key, value in entries if key != INCLUDE and not self._is_kept(key, value)}
+        broken = {split_key(key)[:2] for key in keys if split_key(key)[1] is not None and not key.startswith("http.")}
+        return keys | {key for key, _ in entries if split_key(key)[:2] in broken}
+
+    def _is_kept(self, key: str, value: str | None) -> bool:
+        section, subsection, name = split_key(key)
+        if section not in SECTIONS or key in _PERSONAL or f"{section}.*.{name}" in _PERSONAL:
+            return False
+        # A trailer's key is the word it begins with.
+        if (looks_secret(name) and section != "trailer") or may_hold_secret(subsection or ""):
+            return False
+        if section == "http" and name not in _HTTP:
+            return False
+        return key in _JUDGED_LATER or self._is_plain(section, name, value)
+
+    def _is_plain(self, section: str, name: str, value: str | None) -> bool:
+        """Tell whether a value holds no secret, and runs or reads nothing of the home that is out of sight."""
+        text = value or ""
+        if section in _PEOPLE:
+            return not may_hold_secret(text)
+        if section == "pager":
+            return value is None or text.lower() in _SWITCHES
+        if (section, name) == ("core", "fsmonitor"):
+            return text.lower() in _OFF
+        is_address = section in ("url", "remote") or name.endswith(("url", "uri"))
+        is_secret = may_hold_secret(text) if is_address else announces_secret(text)
+        return not is_secret and self._is_in_sight(text)
+
+    def _is_in_sight(self, text: str) -> bool:
+        """Tell whether a command sees what a text names of the home."""
+        return all(is_in(os.path.normpath(path), self._visible) for path in paths_below(text, self._homes))
+
+    def is_own_directory(self, key: str, value: str | None) -> bool:
+        """Tell whether a setting is other than a directory that git may trust and the command does not see."""
+        if key != "safe.directory" or not value or value in ("*", "."):
+            return True
+        path = (expanded(value, self._home) or value).rstrip("/")
+        if path.endswith("/*"):
+            above = path[:-2]
+            return is_in(above, self._visible) or any(is_in(each, (above,)) for each in self._visible)
+        return is_in(path, self._visible)
+
+
+def named(key: str) -> str:
+    """Return a key as it may be told to anybody: what stands in quotes in it can hold a secret."""
+    section, subsection, name = split_key(key)
+    is_plain = section in SECTIONS and not may_hold_secret(subsection or "")
+    return key if subsection is None or is_plain else f"{section}.….{name}"
+
+
+def _pattern_list(value: str, name: str, home: str, visible: Sequence[str], watch: Watch) -> tuple[str, str | None]:
+    """Return what a command's setting for a list of patterns is, and its text where it must be copied.
+
+    Comments are not copied, and without a file the setting is "", which is none.
+    """
+    path = expanded(value, home) or ""
+    if not path.startswith("/"):
+        return path, None  # found from the directory that git is in
+    watch.look(path)
+    seen = seen_at(path, visible)
+    if seen is not None or not is_in(path, (home, os.path.realpath(home))):
+        return seen or path, None
+    try:
+        data = watch.read(path)
+    except Unreadable:
+        data = None
+    if data is None:
+        return "", None
+    lines = data.decode("utf-8", "surrogateescape").split("\n")
+    return f"~/.config/git/{name}", "".join(f"{line}\n" for line in lines if line.strip() and line[0] != "#")
+
+
+def _written(entry: Entry) -> str:
+    key, value = entry
+    section, subsection, name = split_key(key)
+    inner = "" if subsection is None else ' "' + subsection.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"[{section}{inner}]\n\t{name}" + ("\n" if value is None else f" = {_quoted(value)}\n")
+
+
+def _quoted(value: str) -> str:
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t"), ("\b", "\\b")):
+        value = value.replace(plain, escaped)
+    return f'"{value}"'

@@ -1,0 +1,391 @@
+"""Mount overlays in the launcher's own namespace: over each root, in place, seen by nobody else."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import select
+import sys
+
+from fumehood.core.value import Value
+from fumehood.linux import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+
+    import socket
+    from collections.abc import Callable, Sequence
+
+
+# ---- Mount overlays in the launcher's own namespace: over each root, in place, seen by nobody else.
+
+class Overlay(Value):
+    """One root to be covered: what lies below (topmost first, the root itself last), and where writes go.
+
+    Without an upper directory it can only be read.
+    """
+
+    root: str
+    lowers: tuple[str, ...]
+    upper: str = ""
+    work: str = ""
+
+
+def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[int, ...] = ()) -> None:
+    """Move this process into a mount namespace of its own, and a user namespace where it has no privilege.
+
+    On request, into an empty network namespace too.
+
+    Ids are mapped to themselves, so that everything keeps its owner: all that there are for a root that may do so;
+    else one's own, and `groups`, for which newgidmap must have the system's leave. The kernel's overlay can't change
+    what belongs to an id without a mapping.
+    """
+    more = libc.CLONE_NEWNS | (libc.CLONE_NEWNET if network else 0)
+    if privileged:
+        libc.unshare(more)
+    else:
+        _enter_user_namespace(more, groups)
+    libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
+
+
+def _enter_user_namespace(more: int, groups: tuple[int, ...]) -> None:
+    user, group = os.getuid(), os.getgid()
+    own = {"uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    missing = tuple(own)
+    if user == 0:
+        missing = _unshared_while(libc.CLONE_NEWUSER | more, _map_every_id)
+    elif groups:
+        missing = _unshared_while(libc.CLONE_NEWUSER | more, lambda process: _map_groups(process, (group, *groups)))
+    else:
+        libc.unshare(libc.CLONE_NEWUSER | more)
+    if "gid_map" in missing:
+        _write("/proc/self/setgroups", "deny")
+    for name in missing:
+        _write(f"/proc/self/{name}", own[name])
+
+
+def _unshared_while(flags: int, map_ids: Callable[[int], tuple[str, ...]]) -> tuple[str, ...]:
+    """Enter namespaces while a child that stays outside maps ids into them; return the maps that it left out.
+
+    Once inside, a process may map nothing but itself.
+    """
+    process = os.getpid()
+    go_reading, go_writing = os.pipe()
+    answer_reading, answer_writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go_writing)
+        try:
+            if os.read(go_reading, 1):  # else there is nothing to map into
+                os.write(answer_writing, " ".join(map_ids(process)).encode())
+            os._exit(0)
+        except OSError as error:
+            os._exit(error.errno or errno.EPERM)
+        finally:
+            os._exit(errno.EPERM)
+    os.close(go_reading)
+    os.close(answer_writing)
+    try:
+        libc.unshare(flags)
+        os.write(go_writing, b".")
+    finally:
+        os.close(go_writing)
+        missing = os.read(answer_reading, 64).decode().split()
+        os.close(answer_reading)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        raise OSError(code, os.strerror(code), "mapping ids")
+    return tuple(missing)
+
+
+def _map_every_id(process: int) -> tuple[str, ...]:
+    """Map all ids of this namespace into that of a process; return the maps that the kernel refused."""
+    refused = []
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/self/{name}", encoding="ascii") as ours:
+            ranges = [line.split() for line in ours]
+        try:
+            _write(f"/proc/{process}/{name}", "\n".join(f"{first} {first} {count}" for first, _, count in ranges))
+        except PermissionError:
+            refused.append(name)
+    return tuple(refused)
+
+
+def _map_groups(process: int, groups: tuple[int, ...]) -> tuple[str, ...]:
+    """Have newgidmap map groups into the namespace of a process; its user is left to be mapped by itself."""
+    from fumehood.linux.bwrap import programs
+
+    quiet = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):  # the command's own
+        os.dup2(quiet, fd)
+    newgidmap = next(iter(programs("newgidmap")), "")
+    if not newgidmap:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "newgidmap")
+    ranges = [str(number) for group in groups for number in (group, group, 1)]
+    status = os.waitpid(os.posix_spawn(newgidmap, [newgidmap, str(process), *ranges], os.environ), 0)[1]
+    if status:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), "newgidmap")
+    return ("uid_map",)
+
+
+def _write(path: str, text: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+def enter_network() -> None:
+    """Move this process, which is in namespaces of its own already, into an empty network namespace too."""
+    libc.unshare(libc.CLONE_NEWNET)
+
+
+def mount(overlay: Overlay) -> None:
+    """Cover a root with an overlay of itself.
+
+    Directories are named to the kernel by descriptor, opened after the namespace was entered: any byte
+    may then stand in a path. `volatile` spares flushing the whole file system when it is unmounted.
+    """
+    lowers = ":".join(_named(path) for path in overlay.lowers)
+    options = f"lowerdir={lowers},userxattr"
+    if overlay.upper:
+        options += f",upperdir={_named(overlay.upper)},workdir={_named(overlay.work)},volatile"
+    libc.mount(b"overlay", _named(overlay.root).encode(), b"overlay", 0, options.encode())
+
+
+def _named(path: str) -> str:
+    """Name a directory by a descriptor, which stays open until this process becomes another program."""
+    return f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)}"
+
+
+def mounts_inside(root: str) -> list[str]:
+    """Return the mount points that lie below a directory: an overlay of it would not show them."""
+    prefix = os.fsencode(root).rstrip(b"/") + b"/"
+    return sorted({os.fsdecode(point) for point in _mounts.points() if point.startswith(prefix)})
+
+
+def mount_table() -> list[tuple[bytes, str]]:
+    """Return every mount point with the kind of its file system; the same list as long as nothing changes."""
+    return _mounts.table()
+
+
+class _MountTable:
+    """Where something is mounted, read again only when the kernel says that it changed."""
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._table = -1
+        self._entries: list[tuple[bytes, str]] = []
+        self._lock = _thread.allocate_lock()
+
+    def points(self) -> list[bytes]:
+        """Return every mount point of this process's namespace."""
+        return [point for point, _ in self.table()]
+
+    def table(self) -> list[tuple[bytes, str]]:
+        """Return every mount point of this process's namespace with the kind of its file system."""
+        with self._lock:
+            if self._process != os.getpid():
+                # A child of the one who opened it, or the first use.
+                self._process, self._table = os.getpid(), os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+                self._read()
+            elif self._has_changed():
+                self._read()
+            return self._entries
+
+    def _has_changed(self) -> bool:
+        poll = select.poll()
+        poll.register(self._table, select.POLLERR | select.POLLPRI)
+        return bool(poll.poll(0))
+
+    def _read(self) -> None:
+        with open("/proc/self/mountinfo", "rb") as table:
+            self._entries = [
+                (_unescaped(line.split(b" ", 5)[4]), line.rpartition(b" - ")[2].split(b" ", 1)[0].decode())
+                for line in table
+            ]
+
+
+_mounts = _MountTable()
+
+
+def _unescaped(point: bytes) -> bytes:
+    """Undo the octal escapes that the kernel writes for white space and backslashes."""
+    if b"\\" not in point:
+        return point
+    for escape, byte in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
+        point = point.replace(escape, byte)
+    return point
+
+
+class Layer(Value):
+    """Where one root's writes go: `below` are held layers that the command still sees, topmost first."""
+
+    root: str
+    upper: str
+    work: str
+    merged: str
+    below: tuple[str, ...] = ()
+
+    @property
+    def lowers(self) -> tuple[str, ...]:
+        """All that lies under the upper directory, topmost first."""
+        return (*self.below, self.root)
+
+
+# ---- A network namespace with nothing in it but a way out that we hold the other end of.
+#
+# A listening socket belongs to the namespace it was made in, wherever its descriptor goes: it is made inside and
+# served outside, so no process of ours is inside.
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 0x1
+_SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
+_BACKLOG = 256
+_ANY, _LOOPBACK = "0.0.0.0", "127.0.0.1"  # noqa: S104 - of a namespace that nobody else is in
+_RANGE, _DNS = ("198.18.0.1", "255.254.0.0"), 53
+
+
+def send_listeners(channel: int, places: Sequence[tuple[str, int]], resolvers: Sequence[str] = ()) -> None:
+    """Bring up this namespace's loopback, listen at each address and port, and hand the listeners out.
+
+    `resolvers` are addresses where names are asked for; what they are told there lies in a range of this namespace.
+    """
+    import socket
+
+    _bring_up_loopback()
+    _send_at_once()
+    everywhere = {port for address, port in places if address == _ANY}
+    made = [_listening(address, port, is_shared=port in everywhere) for address, port in places]
+    if resolvers:
+        _add_address(0, *_RANGE)
+        for number, address in enumerate(resolvers, 1):
+            if not address.startswith("127."):
+                _add_address(number, address, "255.255.255.255")
+            made.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            made[-1].bind((address, _DNS))
+    outside = socket.socket(fileno=os.dup(channel))
+    socket.send_fds(outside, [b"!"], [each.fileno() for each in made])
+    outside.close()
+    for each in made:
+        each.close()
+
+
+def _bring_up_loopback() -> None:
+    import fcntl
+    import socket
+    import struct
+
+    with socket.socket() as any_socket:
+        name = b"lo".ljust(16, b"\0")
+        flags = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, name + bytes(24)), 16)[0]
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, name + struct.pack("H", flags | _UP) + bytes(22))
+
+
+def _send_at_once() -> None:
+    """Let what commands send over this namespace's loopback wait for no timer, as with BBR it would."""
+    try:
+        setting = os.open("/proc/sys/net/ipv4/tcp_congestion_control", os.O_WRONLY)
+    except OSError:
+        return  # read-only, as in a container: what is sent is then as slow as the host's own over loopback
+    os.write(setting, b"reno")
+    os.close(setting)
+
+
+def _add_address(number: int, address: str, mask: str) -> None:
+    """Give loopback one more address; of a range, every one is then its own."""
+    import fcntl
+    import socket
+    import struct
+
+    name = f"lo:{number}".encode().ljust(16, b"\0")
+    with socket.socket() as any_socket:
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, mask)):
+            place = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
+            fcntl.ioctl(any_socket, request, name + place + bytes(8))
+
+
+def _listening(address: str, port: int, *, is_shared: bool) -> socket.socket:
+    import socket
+
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    if is_shared:  # one for every address, and perhaps one for loopback, which the kernel then prefers
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if ":" in address:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    listener.bind((address, port))
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def loopback_listeners() -> tuple[tuple[str, int], ...]:
+    """Return the loopback addresses and ports at which programs of this machine listen now."""
+    found: dict[tuple[str, int], None] = {}
+    for table, meant in _TABLES:
+        try:
+            with open(table) as file:
+                next(file)
+                for row in file:
+                    _, local, _, state, _ = row.split(None, 4)
+                    if state != _LISTENING:
+                        break  # listeners come first, and there may be very many connections
+                    address, _, port = local.partition(":")
+                    found |= dict.fromkeys((each, int(port, 16)) for each in meant.get(address, ()))
+        except FileNotFoundError:
+            continue  # a kernel without IPv6
+    return tuple(found)
+
+
+def _as_listed(*words: bytes) -> str:
+    """Write an address as the kernel lists it: four bytes at a time, each four as one number of this machine's."""
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+
+
+_LISTENING = "0A"
+_NONE, _OWN = bytes(4), b"\x7f\0\0\1"
+# A program that listens at no particular IPv6 address mostly listens at every IPv4 address too.
+_TABLES = (
+    ("/proc/net/tcp", {_as_listed(_OWN): (_LOOPBACK,), _as_listed(_NONE): (_LOOPBACK,)}),
+    (
+        "/proc/net/tcp6",
+        {
+            _as_listed(_NONE, _NONE, _NONE, b"\0\0\0\1"): ("::1",),
+            _as_listed(_NONE, _NONE, _NONE, _NONE): (_LOOPBACK, "::1"),
+            _as_listed(_NONE, _NONE, b"\0\0\xff\xff", _OWN): (_LOOPBACK,),
+        },
+    ),
+)
+
+# Where only bubblewrap may make user namespaces, the listeners are made by a program of the host's inside the
+# sandbox, before the command takes its place.
+_INSIDE = """
+import os, signal, socket, sys
+channel, count = int(sys.argv[1]), int(sys.argv[2])
+places, command = sys.argv[3 : 3 + count], sys.argv[3 + count :]
+made = []
+for place in places:
+    address, _, port = place.rpartition(":")
+    made.append(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+    try:
+        made[-1].bind((address, int(port)))
+    except PermissionError:  # below 1024, which nobody inside may have; those outside count on one for each
+        made[-1].bind((address, 0))
+    made[-1].listen(256)
+with socket.socket(fileno=channel) as outside:
+    socket.send_fds(outside, [b"!"], [each.fileno() for each in made])
+for each in made:
+    each.close()
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(command[0], command)
+"""
+CHANNEL_FD = 7
+
+
+def from_inside(places: Sequence[tuple[str, int]], command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command that hands out listeners by CHANNEL_FD and then becomes the given one."""
+    # The interpreter itself: a virtual environment's may lie where commands see nothing.
+    python = os.path.realpath(sys.executable)
+    listed = [f"{address}:{port}" for address, port in places]
+    return (python, "-I", "-S", "-c", _INSIDE, str(CHANNEL_FD), str(len(listed)), *listed, *command)

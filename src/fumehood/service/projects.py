@@ -1,0 +1,231 @@
+"""Another directory that commands may write: only a person can add one, and only the one they saw."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.questions import root_question
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.linux.nofollow import entries, open_top, remove_tree, walk
+from fumehood.rootfs.layer import RootLayer
+from fumehood.service import layers as layering
+from fumehood.store.audit import DECIDED
+from fumehood.store.backups import Daily
+from fumehood.store.history import Reach
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.service.permission import Permissions
+    from fumehood.service.store import Store
+    from fumehood.store.projects import KnownProject, Project, Workspace
+
+
+# ---- Another directory that commands may write: only a person can add one, and only the one they saw.
+
+_LOOKED_AT = 2000  # entries of a project that are looked at for links
+
+
+def add_root(
+    store: Store, project: Project, path: str, permissions: Permissions, *, by_person: bool = False
+) -> Project:
+    """Let a project's commands write another directory, once a person has said so.
+
+    Where the person named it themselves (`by_person`), that is their word; but a symlink may have been planted, so
+    where one leads somewhere else than it says, they are asked about what it leads to.
+    """
+    real = store.projects.new_root(project, path)
+    named = os.path.abspath(path)
+    link = None if named == real else named
+    if link is not None or not by_person:
+        permissions.require(root_question(real, project.path, link))
+    # What was approved, and not what the name leads to by now.
+    added = store.projects.keep_root(project, real)
+    store.audit.tell("", DECIDED, f"a root was added: {real}", project=project.id)
+    return added
+
+
+def remove_root(store: Store, project: Project, path: str) -> Project:
+    """Take back that commands may write a directory; nobody needs to be asked for that."""
+    left = store.projects.remove_root(project, path)
+    store.audit.tell("", DECIDED, f"a root was removed: {os.path.realpath(path)}", project=project.id)
+    return left
+
+
+def offered(store: Store, project: Project) -> list[str]:
+    """Return directories that commands may come to need: a work tree's git directory, and what links lead to.
+
+    Links are looked for at the top of the project and in its directories, no deeper: to offer, and never to add.
+    """
+    found = [git_directory(project.path), *_linked(project.path)]
+    return [path for path in dict.fromkeys(found) if path and _could_be_added(store, project, path)]
+
+
+def _could_be_added(store: Store, project: Project, path: str) -> bool:
+    try:
+        store.projects.new_root(project, path)
+    except BadRequest:
+        return False
+    return True
+
+
+def _linked(top: str) -> list[str]:
+    found: list[str] = []
+    looked_at = 0
+    waiting = [top]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as listing:
+                for entry in listing:
+                    looked_at += 1
+                    if looked_at > _LOOKED_AT:
+                        return sorted(found)
+                    if entry.is_symlink() and entry.is_dir():
+                        found.append(os.path.realpath(entry.path))
+                    elif entry.is_dir(follow_symlinks=False) and os.path.dirname(entry.path) == top:
+                        waiting.append(entry.path)
+        except OSError:
+            continue  # gone, or closed to us
+    return sorted(found)
+
+
+# ---- Find the real git directory of a work tree that lies outside its project, without running git.
+
+_LONGEST = 4096
+
+
+def git_directory(project: str) -> str | None:
+    """Return the repository that a project is a linked work tree of, or None.
+
+    The project's own `.git` file could have been written by a command, so it is believed only if the
+    repository, which commands can't write, names this work tree too.
+    """
+    said = _line(f"{project}/.git")
+    if said is None or not said.startswith("gitdir: "):
+        return None
+    own = os.path.realpath(os.path.join(project, said[len("gitdir: ") :]))
+    back = _line(f"{own}/gitdir")
+    common = _line(f"{own}/commondir")
+    if back is None or common is None or os.path.realpath(back) != os.path.realpath(f"{project}/.git"):
+        return None
+    repository = os.path.realpath(os.path.join(own, common))
+    is_repository = all(os.path.exists(f"{repository}/{part}") for part in ("HEAD", "objects", "refs"))
+    return repository if is_repository and os.path.dirname(own) == f"{repository}/worktrees" else None
+
+
+def _line(path: str) -> str | None:
+    """Return the one line of a small file; follows no symlink, waits for nothing."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.fsdecode(os.read(file, _LONGEST)).rstrip("\n")
+    except OSError:
+        return None  # a directory: an ordinary repository
+    finally:
+        os.close(file)
+
+
+# ---- What is done with workspaces: made, listed with what they take up, reset, removed.
+
+def layer_of(store: Store, project: Project) -> RootLayer:
+    """Return the layer that a project has over a root tree, made or not."""
+    return RootLayer(f"{store.places.layers}/{project.id}")
+
+
+def reset(store: Store, project: Project) -> bool:
+    """Drop what a project's commands have installed into the root; tell whether there was anything."""
+    return layer_of(store, project).drop() if project.id else False
+
+
+def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
+    """Remove a workspace with everything in it; its runs stay in the history."""
+    project = store.projects.open(workspace.path)
+    with store.alone(project.id):
+        folder = open_top(workspace.path)
+        try:
+            inside = entries(folder)
+        finally:
+            os.close(folder)
+        if inside and not sure:
+            count = "1 entry" if len(inside) == 1 else f"{len(inside)} entries"
+            raise BadRequest(
+                f"the workspace {workspace.name} is not empty ({count})",
+                hint=f"fumehood workspace remove {workspace.name} --yes",
+            )
+        reset(store, project)
+        above = open_top(store.places.workspaces)
+        try:
+            remove_tree(above, workspace.name)
+        finally:
+            os.close(above)
+        store.workspaces.forget(workspace.name)
+
+
+def size_of(path: str) -> int:
+    """Return how many bytes the files below a directory take up; 0 where there is none."""
+    try:
+        top = open_top(path)
+    except OSError:
+        return 0
+    try:
+        return sum(found.st_blocks * 512 for _, found in walk(top, ""))
+    finally:
+        os.close(top)
+
+
+# ---- Forget a project: its records, its runs' layers and outputs, and the daily backups of its files.
+
+class Loss(Value):
+    """What nobody has any more once a project is forgotten."""
+
+    undoable: int
+    held: int
+    backups: int
+
+    def told(self) -> str:
+        """Say it in one line."""
+        parts = ((self.undoable, "run that could be undone", "runs that could be undone"),
+                 (self.held, "held run", "held runs"), (self.backups, "daily backup", "daily backups"))  # fmt: skip
+        named = [f"{count} {one if count == 1 else many}" for count, one, many in parts if count]
+        return f"what is lost: {', '.join(named)}" if named else "nothing is lost that could be undone"
+
+
+def loss(store: Store, project: KnownProject) -> Loss:
+    """Find out what forgetting a project would lose."""
+    runs = store.history.runs(Reach(project=project.id))
+    return Loss(
+        undoable=sum(run.state == "applied" and bool(run.layer) for run in runs), held=project.held,
+        backups=len(_backups(store, project.id)),
+    )  # fmt: skip
+
+
+def forget(store: Store, project: KnownProject) -> None:
+    """Forget a project. Its files stay; what only Fumehood had of them goes.
+
+    It is set aside first, so that nobody works with it; its records go last. So this can be done again where it was
+    interrupted.
+    """
+    with store.alone(project.id):
+        if store.history.unfinished(project.id):
+            raise BadRequest(f"a run of {project.path} has not ended yet", hint="wait for it, then forget the project")
+        store.projects.set_aside(project.id)
+        runs = [run for (run,) in store.database.rows("SELECT id FROM runs WHERE project = ?", (project.id,))]
+        for run in runs:
+            if os.path.isdir(store.places.run(run)):
+                layering.drop(store.places, run)
+            for stream in ("stdout", "stderr"):
+                if os.path.exists(store.places.output(run, stream)):
+                    os.unlink(store.places.output(run, stream))
+        with Daily(store.places.state) as daily:
+            for name in _backups(store, project.id):
+                daily.remove(name)
+        store.projects.remove(project.id)
+    store.audit.tell("", DECIDED, f"the project {project.path} was forgotten")
+
+
+def _backups(store: Store, project: int) -> list[str]:
+    files = {number for (number,) in store.database.rows("SELECT id FROM files WHERE project = ?", (project,))}
+    with Daily(store.places.state) as daily:
+        return [name for number, names in daily.by_file().items() if number in files for name in names]
