@@ -2,7 +2,7 @@
 
 import pytest
 
-from fumehood.core.hints import overflows, refused_writes
+from fumehood.core.limits import overflows, refused_writes
 
 
 @pytest.mark.parametrize(

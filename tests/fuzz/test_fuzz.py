@@ -27,7 +27,7 @@ from fumehood.core.patterns import IgnoreRules
 from fumehood.core.report import Run, printable
 from fumehood.core.shell import named_paths
 from fumehood.errors import FumehoodError
-from fumehood.faces.cli.output import Filter
+from fumehood.faces.cli.escapes import Filter
 from fumehood.linux.layer import scan
 from fumehood.rootfs.unpack import unpack
 from fumehood.service.differences import hunks, quoted

@@ -6,14 +6,14 @@ import subprocess
 import pytest
 
 from conftest import need
-from fumehood.linux import limits
-from fumehood.linux.limits import Cgroup, delegated
+from fumehood.linux import warden
+from fumehood.linux.warden import Cgroup, delegated
 
 
 @pytest.fixture
 def group():
     """A fresh group of version 2, with whatever controllers this machine has there."""
-    mount = limits._mount()
+    mount = warden._mount()
     need(bool(mount), "no control groups of version 2 are mounted")
     path = f"{mount}/fumehood-tests-{os.getpid()}"
     try:

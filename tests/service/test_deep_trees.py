@@ -11,8 +11,8 @@ from fumehood import Policy, Run, Sandbox, TooDeep
 from fumehood.linux import libc
 from fumehood.linux.capture import everywhere
 from fumehood.linux.layer import scan
-from fumehood.linux.limits import Room
 from fumehood.linux.nofollow import DEEPEST, LISTING, Parents, open_top, remove_tree, walk
+from fumehood.linux.warden import Room
 from fumehood.linux.ways_in import ProjectTree
 from fumehood.service import layers as layering
 from fumehood.service.files import scan_project

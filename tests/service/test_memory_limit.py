@@ -8,7 +8,7 @@ import pytest
 from conftest import fresh_directory, need, remove_tree
 from fumehood import Sandbox
 from fumehood.core.policy import Limits, Policy
-from fumehood.linux import limits
+from fumehood.linux import warden
 from fumehood.linux.confine import can_scope
 from fumehood.linux.usage import Machine
 from patience import LONG_S
@@ -161,7 +161,7 @@ for _ in range(TAKEN // (20 * MIB)):
 
 
 def test_a_run_ends_before_the_memory_of_the_whole_machine_does(home, project, monkeypatch):
-    monkeypatch.setattr(limits, "_reserve_of", lambda machine: machine.left - 50 * MIB)
+    monkeypatch.setattr(warden, "_reserve_of", lambda machine: machine.left - 50 * MIB)
     with Sandbox(project) as sandbox:
         run = sandbox.run([PYTHON, "-I", "-S", "-c", BEGIN + ON_ITS_WAY + END], timeout=LONG_S)
 
@@ -172,7 +172,7 @@ def test_a_run_ends_before_the_memory_of_the_whole_machine_does(home, project, m
 
 def test_a_part_of_the_machines_memory_is_kept_unless_it_was_taken_before():
     machine = Machine()
-    reserve = limits._reserve_of(machine)
+    reserve = warden._reserve_of(machine)
     assert 0 < reserve <= min(1 << 30, machine.total // 50) < machine.left
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fumehood import BadRequest, FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
-from fumehood.core.hints import OUTPUT, is_of
+from fumehood.core.limits import OUTPUT, is_of
 from fumehood.core.report import joined, line_of, one_line, summary, told_ahead, visible
 
 TYPE_CHECKING = False

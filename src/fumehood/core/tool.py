@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fumehood.core import hints
+from fumehood.core import limits
 from fumehood.core.policy import PRETEND, REFUSE
 from fumehood.core.report import NOTHING_RAN, line_of, printable
 
@@ -130,9 +130,9 @@ _TMP = "/tmp"  # noqa: S108 - as the command sees it, like the others
 _PLACES = ("/workspace", _TMP, "/playground", "/", "/usr", "/etc", "/home")
 _LIMITS = {"memory_kib": "-v", "processes": "-u", "files": "-n", "cpu_s": "-t", "file_size_blocks": "-f"}
 _LIMIT_WORDS = {
-    hints.MEMORY: "{} of memory", hints.PROCESSES: "{} processes", hints.CPU: "{} of processor time",
-    hints.FILES: "{} open files a process", hints.FILE_SIZE: "{} a file", hints.WRITTEN: "{} written in all",
-    hints.TIME: "{} a command",
+    limits.MEMORY: "{} of memory", limits.PROCESSES: "{} processes", limits.CPU: "{} of processor time",
+    limits.FILES: "{} open files a process", limits.FILE_SIZE: "{} a file", limits.WRITTEN: "{} written in all",
+    limits.TIME: "{} a command",
 }  # fmt: skip
 _OWNERS = {
     PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and reports success.",
@@ -244,6 +244,6 @@ def _user(told: Mapping[str, Any]) -> str:
 
 
 def _limits(told: Mapping[str, Any]) -> str:
-    amounts = {hints.TIME if name == "timeout" else name: value for name, value in told["policy_limits"].items()}
-    said = [_LIMIT_WORDS[name].format(hints.amount_told(name, amount)) for name, amount in amounts.items() if amount]
+    amounts = {limits.TIME if name == "timeout" else name: value for name, value in told["policy_limits"].items()}
+    said = [_LIMIT_WORDS[name].format(limits.amount_told(name, amount)) for name, amount in amounts.items() if amount]
     return ", ".join(said) or "none set"

@@ -11,7 +11,7 @@ import sys
 from fumehood.core.value import Value
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
-from fumehood.linux import confine, host, limits, probe
+from fumehood.linux import confine, host, probe, warden
 from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, is_carried, user_name
 from fumehood.linux.host import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
 
@@ -333,11 +333,11 @@ def _seccomp() -> Ability:
 def _cgroups() -> Ability:
     """Tell whether the kernel itself counts a run's memory and processes."""
     name = "cgroups"
-    group = limits.delegated()
+    group = warden.delegated()
     if group is not None:
         return Ability(name=name, works=True, detail=f"a run gets one in {group}, which enforces its limits")
     watched = "limits are watched, ten times a second"
-    if not limits.has_controllers():
+    if not warden.has_controllers():
         return Ability(name=name, works=False, detail=f"version 2 counts neither memory nor processes here: {watched}")
     fix = "" if os.geteuid() == 0 else "systemd-run --user --scope -p Delegate=yes fumehood run -- COMMAND"
     return Ability(name=name, works=False, detail=f"there is none that we may divide: {watched}", fix=fix)

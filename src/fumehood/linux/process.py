@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found] # without the enums around it
 import errno
 import os
 import select
-import signal
 import time
 
 from fumehood.core.value import Value
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
             ...
 
 
-    class OpenQuestions(Protocol):
+    class QuestionsOpen(Protocol):
         """Questions to a person that the command waits for; while one is open, nothing is carried to and fro."""
 
         is_open: bool
@@ -132,7 +132,7 @@ class Attendance:
         cancelled: Callable[[], bool] | None = None,
         guarding: Callable[[int], Guard | None] | None = None,
         signals: Signals | None = None,
-        asking: OpenQuestions | None = None,
+        asking: QuestionsOpen | None = None,
     ) -> None:
         self._running = running
         self._outputs = dict(outputs)
@@ -343,7 +343,7 @@ class Exit(Value):
 
 _STATUS_FD = 3
 _HEARD = (signal.SIGCHLD, signal.SIGTERM)
-_KILLED = 128 + signal.SIGKILL
+_KILLED: int = 128 + signal.SIGKILL
 
 
 def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: str) -> NoReturn:

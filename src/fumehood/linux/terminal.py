@@ -9,7 +9,6 @@ import _signal  # type: ignore[import-not-found] # what `signal` is made of, wit
 import fcntl
 import os
 import select
-import signal
 import struct
 import termios
 import time
@@ -42,27 +41,27 @@ class Terminal:
         self.master, self.slave = os.openpty()
         termios.tcsetattr(self.slave, termios.TCSANOW, self._before)
         self._resize()
-        self._resized = signal.signal(signal.SIGWINCH, self._resize)
+        self._resized = _signal.signal(_signal.SIGWINCH, self._resize)
         tty.setraw(self._person, termios.TCSADRAIN)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGWINCH, self._resized)
+        _signal.signal(_signal.SIGWINCH, self._resized)
         self.restore()
         os.close(self.master)
 
     def restore(self) -> None:
         """Give the person their terminal back."""
         # In the background, where this would stop us, it is somebody else's at the moment.
-        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        before = _signal.signal(_signal.SIGTTOU, _signal.SIG_IGN)
         try:
             termios.tcsetattr(self._person, termios.TCSADRAIN, self._before)
         except termios.error:
             return  # it is gone
         finally:
-            signal.signal(signal.SIGTTOU, before)
+            _signal.signal(_signal.SIGTTOU, before)
 
     def _resize(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Make it as large as the person's; the kernel tells the command."""

@@ -8,15 +8,14 @@ import os
 import secrets
 from typing import Any
 
-from fumehood.core.hints import amount_told
+from fumehood.core.limits import amount_told
 from fumehood.core.network import FULL, NONE, decided
 from fumehood.core.policy import HIDDEN
 from fumehood.core.request import checked, shown
 from fumehood.core.tool import parsed, script
 from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux import capture as capturing
-from fumehood.linux.launch import owner_of
-from fumehood.linux.limits import memory_limit
+from fumehood.linux.launch import memory_limit, owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.service import layers as layering
 from fumehood.service.owners import failed_on

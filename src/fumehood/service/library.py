@@ -331,7 +331,7 @@ class Sandbox:
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
-        from fumehood.core.hints import OUTPUT, is_of
+        from fumehood.core.limits import OUTPUT, is_of
 
         run = self.run(["cat", "--", os.fspath(path)], apply="discard")
         if run.exit_code:

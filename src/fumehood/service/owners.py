@@ -6,8 +6,8 @@ import _thread
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.hints import overflows
 from fumehood.core.judge import keep_replacements_whole
+from fumehood.core.limits import overflows
 from fumehood.core.report import Blocked
 from fumehood.linux.capture import (
     BWRAP,

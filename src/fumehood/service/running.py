@@ -14,8 +14,7 @@ from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused
 from fumehood.linux.bwrap import Spec, bubblewrap_arguments
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, guard, is_scoped_by_launcher
-from fumehood.linux.launch import Owner, Plan, owner_of, started
-from fumehood.linux.limits import resource_limits
+from fumehood.linux.launch import Owner, Plan, owner_of, resource_limits, started
 from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
@@ -340,7 +339,7 @@ class Execution:
 
     def _guard(self, init: int) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
-        from fumehood.linux.limits import NotYet, Warden
+        from fumehood.linux.warden import NotYet, Warden
 
         is_copy = self._capture.way == COPY
         places = [each.merged if is_copy else each.upper for each in self._capture.layers]

@@ -6,8 +6,8 @@ import os
 import time
 
 from fumehood.core.changes import HELD
-from fumehood.core.hints import overflows, refused_writes
 from fumehood.core.judge import APPLY, HOLD, cut_short, judge
+from fumehood.core.limits import overflows, refused_writes
 from fumehood.core.network import FULL, HOSTS, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, Policy, defaults, matching
 from fumehood.core.questions import network_question
@@ -357,7 +357,7 @@ class Hood(Workplace):
         reached = () if ended.outcome.limit is None else (ended.outcome.limit,)
         if not any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
             return reached
-        from fumehood.core.hints import OUTPUT, hit
+        from fumehood.core.limits import OUTPUT, hit
 
         return (*reached, hit(OUTPUT, self.policy.output_limit))
 

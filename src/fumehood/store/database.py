@@ -7,7 +7,7 @@ import errno
 import os
 import time
 
-from fumehood.core.hints import END_BYTES, END_ENTRIES, size_told
+from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
 from fumehood.errors import NoRoom, StoreDamaged
 
 TYPE_CHECKING = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.network import FULL, NONE
@@ -28,6 +27,7 @@ from fumehood.store.places import session_mark, state_directory
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run

@@ -6,9 +6,9 @@ import os
 import stat
 import time
 
-from fumehood.core import hints
-from fumehood.core.hints import MEMORY, PROCESSES
-from fumehood.linux import libc
+from fumehood.core import limits
+from fumehood.core.limits import MEMORY, PROCESSES
+from fumehood.linux.launch import memory_limit
 from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
@@ -18,49 +18,10 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Limits
     from fumehood.core.report import Blocked
-    from fumehood.linux.usage import KernelMemory
+    from fumehood.linux.kernel_memory import KernelMemory
 
 
 # ---- Resource limits that a sandbox's first process sets on itself, so that everything inside inherits them.
-
-_CPU, _FSIZE, _CORE, _NPROC, _NOFILE = 0, 1, 4, 6, 7  # the same on every architecture but MIPS, SPARC, Alpha
-_BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
-_LIKELY_VICTIM = b"800"
-
-
-def memory_limit(limits: Limits) -> int:
-    """Return the bytes that all processes may have together: three quarters of the machine's, if not said."""
-    return limits.memory or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 * 3
-
-
-def resource_limits(limits: Limits) -> tuple[tuple[int, int], ...]:
-    """Return what the kernel is told, each as the limit's number and its value."""
-    # One byte, not none: none still starts the host's crash handler, which runs outside the sandbox.
-    wanted = [(_CORE, 1)]
-    if limits.cpu:
-        wanted.append((_CPU, int(limits.cpu) or 1))
-    if limits.file_size:
-        wanted.append((_FSIZE, limits.file_size))
-    if limits.processes:
-        wanted.append((_NPROC, limits.processes * _BEYOND))
-    if limits.files:
-        wanted.append((_NOFILE, limits.files))
-    return tuple(wanted)
-
-
-def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) -> None:
-    """Lower this process's limits to these.
-
-    Processes are counted for each user in each user namespace (from Linux 5.14 on): in one that we share with
-    the person's other programs, those would count as well.
-    """
-    for number, value in wanted:
-        if number != _NPROC or count_processes:
-            libc.lower_limit(number, value, at_once=number == _CORE)
-    # Where the whole machine runs out of memory, the kernel is to look here first.
-    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    os.write(score, _LIKELY_VICTIM)
-    os.close(score)
 
 
 # ---- A control group of a run's own, where this user may make one: there the kernel itself counts.
@@ -221,9 +182,9 @@ class Room:
         self._free, self._free_entries = self._left(disk)
         reserve = min(_LARGEST_RESERVE, disk.f_blocks * disk.f_frsize // _RESERVED)
         # A disk that was nearly full before is the person's affair, save for what the end of a run needs.
-        self._reserve = reserve if self._free > reserve else min(hints.END_BYTES, self._free) // 2
+        self._reserve = reserve if self._free > reserve else min(limits.END_BYTES, self._free) // 2
         entries = disk.f_files // _RESERVED
-        least = min(hints.END_ENTRIES, self._free_entries) // 2  # some have no fixed number of entries: they say 0
+        least = min(limits.END_ENTRIES, self._free_entries) // 2  # some have no fixed number of entries: they say 0
         self._reserved_entries = entries if self._free_entries > entries else least
         self._walk: Iterator[int] | None = None
         self._sum = 0
@@ -237,11 +198,11 @@ class Room:
         """
         free, entries = self._left(os.fstatvfs(self._tops[0]))
         if free < self._reserve:
-            return hints.disk_full(free)
+            return limits.disk_full(free)
         if entries < self._reserved_entries:
-            return hints.disk_crowded(entries)
+            return limits.disk_crowded(entries)
         if self._limit and self._is_reached(free, entries, unlinked):
-            return hints.hit(hints.WRITTEN, self._limit)
+            return limits.hit(limits.WRITTEN, self._limit)
         return None
 
     def _is_reached(self, free: int, entries: int, unlinked: Callable[[], int | None]) -> bool:
@@ -378,17 +339,17 @@ class Warden:
         return None if found is None else self._told(found)
 
     def _told(self, name: str) -> Blocked:
-        amount = {hints.MEMORY: self._memory, hints.PROCESSES: self._limits.processes, hints.CPU: self._limits.cpu}
-        return hints.hit(name, amount[name])
+        amount = {limits.MEMORY: self._memory, limits.PROCESSES: self._limits.processes, limits.CPU: self._limits.cpu}
+        return limits.hit(name, amount[name])
 
     def _use(self) -> Blocked | None:
         used = self._processes.tally()
         if self._cgroup is not None and (reached := self._cgroup.reached()) is not None:
             return self._told(reached)
         if self._limits.processes and used.tasks >= self._limits.processes:
-            return self._told(hints.PROCESSES)
+            return self._told(limits.PROCESSES)
         if self._limits.cpu and used.ticks / _TICKS >= self._limits.cpu:
-            return self._told(hints.CPU)
+            return self._told(limits.CPU)
         return self._memory_reached(used.pages * _PAGE)
 
     def _memory_reached(self, resident: int) -> Blocked | None:
@@ -401,7 +362,7 @@ class Warden:
         if self._cgroup is None:
             machine = Machine()
             if machine.left < self._reserve:
-                return hints.machine_full(machine.left)
+                return limits.machine_full(machine.left)
             hidden = machine.hidden
         # What this run hides is among what the whole machine does.
         if resident + tmpfs + hidden < self._memory:
@@ -416,14 +377,14 @@ class Warden:
         if own + besides + max(files, mapped) < self._memory <= own + besides + files + mapped:
             files += self._processes.only_mapped(opened.device, opened.memory)
         # Most files that are mapped are among those that were counted.
-        return self._told(hints.MEMORY) if own + besides + max(files, mapped) >= self._memory else None
+        return self._told(limits.MEMORY) if own + besides + max(files, mapped) >= self._memory else None
 
     def _kernels(self, sockets: set[int]) -> tuple[int, int]:
         """Count what the kernel keeps in no process's name: System V's segments, and all else."""
         if self._cgroup is not None:
             return 0, 0  # it counts these itself
         if self._kernel is None:
-            from fumehood.linux.usage import KernelMemory
+            from fumehood.linux.kernel_memory import KernelMemory
 
             self._kernel = KernelMemory(self._init)
         self._kernel.look(sockets)

@@ -1,0 +1,136 @@
+"""What is told when a run reaches one of its limits (`core/policy.py` has the limits themselves)."""
+
+from __future__ import annotations
+
+from fumehood.core.report import Blocked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OVERFLOW = ("Value too large for", "EOVERFLOW")  # as the C libraries and as Node say it
+_READ_ONLY = ("Read-only file system", "EROFS")  # as libc and as Node say it
+_MOST_REFUSED, _MOST_LINES = 3, 20  # paths named, complaints read
+LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
+_PLAIN_QUOTES = "'\"`"
+
+MEMORY, PROCESSES, CPU, FILES, FILE_SIZE, WRITTEN = "memory", "processes", "cpu", "files", "file_size", "written"
+OUTPUT, TIME = "output", "time"
+# What the end of a run needs of the disk that holds our state: journal, report, places for what is held.
+END_BYTES, END_ENTRIES = 2 << 20, 256
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_TIMES = (("day", 86_400), ("hour", 3_600), ("minute", 60))
+_SIZES = (MEMORY, FILE_SIZE, WRITTEN, OUTPUT)
+_SECONDS = (CPU, TIME)
+_ENDED = "the command was ended and its changes are held"
+_EFFECTS = {
+    MEMORY: _ENDED,
+    PROCESSES: _ENDED,
+    CPU: _ENDED,
+    FILES: "a process could open no more files",
+    FILE_SIZE: "a file could grow no further",
+    WRITTEN: _ENDED,
+    OUTPUT: "the rest was not kept",
+    TIME: _ENDED,
+}
+_KEYS = {OUTPUT: "output_limit", TIME: "timeout"}
+
+
+def hit(name: str, amount: float) -> Blocked:
+    """Tell that a limit was reached, what that did, and where it is set."""
+    key = _KEYS.get(name, f"limits.{name}")
+    return Blocked(
+        what="limit", detail=f"{name.replace('_', ' ')}: {amount_told(name, amount)}",
+        hint=f"{_EFFECTS[name]}; to allow more, set {key} (fumehood config path)",
+    )  # fmt: skip
+
+
+def disk_full(left: int) -> Blocked:
+    """Tell that a run was ended because it would have filled the disk that its layers are on."""
+    return Blocked(
+        what="limit", detail=f"written: the disk has only {size_told(left)} left",
+        hint=f"{_EFFECTS[WRITTEN]}; fumehood clean frees what is no longer needed",
+    )  # fmt: skip
+
+
+def disk_crowded(left: int) -> Blocked:
+    """Tell that a run was ended because it would have taken the last entries of the disk that its layers are on."""
+    return Blocked(
+        what="limit", detail=f"written: the disk has room for only {left} more files",
+        hint=f"{_EFFECTS[WRITTEN]}; fumehood clean frees what is no longer needed",
+    )  # fmt: skip
+
+
+def machine_full(left: int) -> Blocked:
+    """Tell that a run was ended because the machine's memory came to its end, whoever had taken it."""
+    return Blocked(
+        what="limit", detail=f"memory: the machine has only {size_told(left)} left",
+        hint=f"{_EFFECTS[MEMORY]}; close other programs, or run fewer commands at once",
+    )  # fmt: skip
+
+
+def is_of(blocked: Blocked, name: str) -> bool:
+    """Tell whether it was this limit."""
+    return blocked.what == "limit" and blocked.detail.startswith(f"{name.replace('_', ' ')}:")
+
+
+def amount_told(name: str, amount: float) -> str:
+    """Write a limit's amount as a person says it."""
+    if name in _SIZES:
+        return size_told(int(amount))
+    return time_told(amount) if name in _SECONDS else str(int(amount))
+
+
+def time_told(seconds: float) -> str:
+    """Write a time in the largest unit that leaves a whole number."""
+    for unit, factor in _TIMES:
+        if seconds >= factor and seconds % factor == 0:
+            return f"{seconds / factor:g} {unit}{'' if seconds == factor else 's'}"
+    return f"{seconds:g} second{'' if seconds == 1 else 's'}"
+
+
+def size_told(size: int) -> str:
+    """Write a number of bytes in the largest unit that keeps it above one."""
+    for unit, factor in _UNITS:
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}".replace(".0 ", " ")
+    return f"{size} bytes"
+
+
+def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "", home: str = "") -> tuple[Blocked, ...]:
+    """Name what a command could not write because it lies outside the roots, which are named as it sees them.
+
+    `home` is a home that is out of sight but for its tools.
+    """
+    if not any(words in stderr for words in _READ_ONLY):
+        return ()
+    paths: dict[str, None] = {}
+    for line in stderr[-LOOKED_AT:].splitlines():
+        if any(words in line for words in _READ_ONLY):
+            paths[_path_in(line)] = None
+    writable = ", ".join(roots)
+    hint = f"outside the project everything is read-only; a command may write {writable} and /tmp{remedy}"
+    of_tools = "tools of the home are read-only to commands; install and update them outside the hood"
+    return tuple(
+        Blocked(what="write", detail=path, hint=of_tools if home and path.startswith(f"{home}/") else hint)
+        for path in list(paths)[:_MOST_REFUSED]
+    )
+
+
+def overflows(output: str) -> str:
+    """Return the lines in which a command complains of what an overlay can't copy for want of an owner's number."""
+    if not any(words in output for words in _OVERFLOW):
+        return ""
+    lines = output[-LOOKED_AT:].splitlines()
+    return "\n".join([line for line in lines if any(words in line for words in _OVERFLOW)][-_MOST_LINES:])
+
+
+def _path_in(line: str) -> str:
+    """Find the path that a complaint names: quoted, or before the reason."""
+    for quote in _PLAIN_QUOTES:
+        _, found, rest = line.partition(quote)
+        inner = rest.partition(quote)[0]
+        if found and inner:
+            return inner
+    before = line.partition(": Read-only")[0].split(": ")[-1]
+    return before.rpartition(" ")[2] or "a path"
