@@ -191,7 +191,7 @@ def _table(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _host(value: Any) -> str:
-    from fumehood.core.network import parse
+    from fumehood.core.hosts import parse
 
     try:
         return parse(_text(value)).text

@@ -206,7 +206,7 @@ _MOST_HOSTS, _LONGEST = 5, 160  # hosts that are told of, and letters of a compl
 
 def unreached(connections: Sequence[Connection]) -> tuple[Blocked, ...]:
     """Tell a command that failed which of its hosts were granted and not reached: programs seldom say why."""
-    from fumehood.core.network import shown
+    from fumehood.core.hosts import shown
 
     failed: dict[str, str] = {}
     for each in connections:

@@ -2,244 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
 
-    Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-    Net = ipaddress.IPv4Network | ipaddress.IPv6Network
     from fumehood.core.policy import Policy
-
-
-# ---- Hosts a command may reach: how a person names them, and which host a name means.
-#
-# Everything is compared in one form: lower case, no dot at the end, international names as their ASCII form,
-# addresses as the kernel would write them. A name that could be read in two ways is refused.
-
-PORTS = (1, 65535)
-_LABEL = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
-_LONGEST_NAME, _LONGEST_LABEL = 253, 63
-LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
-
-
-class HostRule(Value):
-    """One entry of a list of hosts: a name, every name below one, an address or a network; and ports."""
-
-    text: str
-    name: str = ""  # "*" is every name, "*.example.org" every name below example.org
-    network: Net | None = None
-    ports: tuple[int, int] = PORTS
-
-    def matches(self, host: str, port: int) -> bool:
-        """Tell whether a host in its one form is meant."""
-        if not self.ports[0] <= port <= self.ports[1]:
-            return False
-        address = as_address(host)
-        if self.network is not None:
-            return address is not None and address in self.network
-        if self.name == "*":
-            # Every public address too; others are found out after resolution. This machine is none of them.
-            return host not in LOOPBACK_NAMES
-        if self.name.startswith("*."):
-            return address is None and host.endswith(self.name[1:])
-        return host == self.name
-
-    def names_address(self, address: Address, port: int) -> bool:
-        """Tell whether a person named this very address, so that it may be reached though it is not public."""
-        if not self.ports[0] <= port <= self.ports[1]:
-            return False
-        if self.network is not None:
-            return address in self.network
-        return self.name in LOOPBACK_NAMES and address.is_loopback
-
-
-def parse(text: str) -> HostRule:
-    """Read one entry: `host`, `host:port`, `host:from-to`, `*.example.org`, `10.0.0.0/8`, `[::1]:80`."""
-    host, port = _split(text.strip())
-    ports = _ports(port, text)
-    if not host:
-        raise _bad(text, "it names no host")
-    if host == "*":
-        return HostRule(text=text.strip(), name="*", ports=ports)
-    if "/" in host:
-        try:
-            return HostRule(text=text.strip(), network=ipaddress.ip_network(host), ports=ports)
-        except ValueError as error:
-            raise _bad(text, str(error)) from error
-    below = host.startswith("*.")
-    try:
-        name = canonical(host[2:] if below else host)
-    except ValueError as error:
-        raise _bad(text, str(error)) from error
-    address = as_address(name)
-    if address is not None:
-        if below:
-            raise _bad(text, "an address has no names below it")
-        return HostRule(text=text.strip(), network=ipaddress.ip_network(address), ports=ports)
-    return HostRule(text=text.strip(), name=f"*.{name}" if below else name, ports=ports)
-
-
-def _bad(text: str, why: str) -> BadRequest:
-    return BadRequest(
-        f"{printed(text)!r} is not a host: {why}",
-        hint="for example pypi.org, pypi.org:443, *.example.org, 10.0.0.0/8, [::1]:8080",
-    )
-
-
-def printed(text: str) -> str:
-    """Make a host that anybody may have sent fit for one line of a report."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:300])
-
-
-def _split(text: str) -> tuple[str, str]:
-    """Part a host from its port; a bare IPv6 address has none."""
-    if text.startswith("["):
-        inside, closed, rest = text[1:].partition("]")
-        if closed and (not rest or rest.startswith(":")):
-            return inside, rest[1:] if rest else ""
-        return "", ""
-    if text.count(":") > 1:
-        return text, ""
-    host, _, port = text.partition(":")
-    return host, port
-
-
-def _ports(text: str, whole: str) -> tuple[int, int]:
-    if text in ("", "*"):
-        if whole.rstrip().endswith(":"):
-            raise _bad(whole, "the port is missing")
-        return PORTS
-    first, dash, last = text.partition("-")
-    try:
-        found = port_number(first), port_number(last if dash else first)
-    except ValueError as error:
-        raise _bad(whole, str(error)) from error
-    if found[0] > found[1]:
-        raise _bad(whole, "the range of ports is empty")
-    return found
-
-
-def port_number(text: str) -> int:
-    """Read a port; raises ValueError."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and PORTS[0] <= int(text) <= PORTS[1]):
-        raise ValueError(f"{printed(text)!r} is not a port")
-    return int(text)
-
-
-def canonical(host: str) -> str:
-    """Return a host in its one form; raises ValueError where it is none, or could mean two things."""
-    if any(not letter.isprintable() or letter.isspace() for letter in host):
-        raise ValueError("there is a control character or a space in it")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if ":" in host:
-        return str(_plain(_address(host)))
-    name = host.removesuffix(".")
-    if not name.isascii():
-        try:
-            # First of all: letters that map to digits and dots are then judged as what they become.
-            name = name.encode("idna").decode("ascii")
-        except UnicodeError as error:
-            raise ValueError("it is not an international name") from error
-    name = name.lower()
-    if not name or len(name) > _LONGEST_NAME:
-        raise ValueError("it is empty or too long")
-    labels = name.split(".")
-    for label in labels:
-        if not label or len(label) > _LONGEST_LABEL or not _LABEL.issuperset(label):
-            raise ValueError("it is not a host name")
-    if labels[-1].isdigit() or labels[-1].startswith("0x"):
-        # 127.1, 0x7f000001 and 017700000001 are all 127.0.0.1 to the C library.
-        return str(_address(name))
-    return name
-
-
-def _address(text: str) -> Address:
-    if "%" in text:
-        raise ValueError("an address with a zone is known to this machine only")
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError as error:
-        raise ValueError("it is not an address") from error
-
-
-def _plain(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 one only wraps."""
-    mapped = getattr(address, "ipv4_mapped", None)
-    return address if mapped is None else mapped
-
-
-def as_address(host: str) -> Address | None:
-    """Return the address that a host in its one form is, or None for a name."""
-    if ":" not in host and not host[-1:].isdigit():
-        return None
-    try:
-        return _plain(ipaddress.ip_address(host))
-    except ValueError:
-        return None
-
-
-def authority(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Read `host:port` as a request has it; raises ValueError. User names in it are refused."""
-    if "@" in text:
-        raise ValueError("there is a user name in it")
-    host, port = _split(text)
-    if not host:
-        raise ValueError("it names no host")
-    if not port:
-        if default_port is None or text.endswith(":"):
-            raise ValueError("it names no port")
-        return canonical(host), default_port
-    return canonical(host), port_number(port)
-
-
-def shown(host: str, port: int) -> str:
-    """Write a host and a port as one."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class Hosts:
-    """A list of hosts a command may reach."""
-
-    def __init__(self, texts: Iterable[str] = ()) -> None:
-        self.rules = [parse(text) for text in texts]
-
-    def add(self, text: str) -> None:
-        """Allow one more; any thread may, while others look."""
-        self.rules.append(parse(text))
-
-    def allow(self, host: str, port: int) -> bool:
-        """Tell whether a host in its one form may be reached at a port."""
-        return any(rule.matches(host, port) for rule in self.rules)
-
-    def name_address(self, address: Address, port: int) -> bool:
-        """Tell whether an address that is not public was named as such."""
-        return any(rule.names_address(address, port) for rule in self.rules)
-
-    def cover(self, rule: HostRule) -> bool:
-        """Tell whether another entry grants nothing that these don't; in doubt, no."""
-        return any(_covers(mine, rule) for mine in self.rules)
-
-
-def _covers(wide: HostRule, narrow: HostRule) -> bool:
-    if not (wide.ports[0] <= narrow.ports[0] and narrow.ports[1] <= wide.ports[1]):
-        return False
-    if wide.network is not None or narrow.network is not None:
-        one, other = wide.network, narrow.network
-        if one is None or other is None or one.version != other.version:
-            return False
-        return other.subnet_of(one)  # type: ignore[arg-type]  # both are of one version
-    if narrow.name in LOOPBACK_NAMES:
-        # "*" does not name this machine.
-        return wide.name == narrow.name
-    if wide.name in ("*", narrow.name):
-        return True
-    return wide.name.startswith("*.") and narrow.name.endswith(wide.name[1:])
 
 
 # ---- What a command may reach: decided from what was asked for and what the person's policy says.
@@ -281,6 +50,8 @@ def decided(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
         return Network(mode=FULL)
     if mode == FULL:
         return Network(mode=FULL, to_ask=(EVERY_HOST,))
+    from fumehood.core.hosts import Hosts, parse
+
     granted, asked = Hosts(policy.hosts), [parse(host) for host in hosts]
     every = tuple(dict.fromkeys([*policy.hosts, *(rule.text for rule in asked)]))
     return Network(
@@ -324,6 +95,8 @@ def by_proxy(hosts: tuple[str, ...]) -> tuple[str, ...]:
 
 def _own(hosts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...], tuple[int, int]]]:
     """Return this machine's names and addresses that were named, with their ports."""
+    from fumehood.core.hosts import LOOPBACK_NAMES, parse
+
     found: list[tuple[str, tuple[str, ...], tuple[int, int]]] = []
     for rule in map(parse, hosts):
         if rule.name in LOOPBACK_NAMES:
@@ -338,6 +111,8 @@ def direct_ports(hosts: tuple[str, ...]) -> tuple[int, ...]:
 
     A command can't have the usual ones for itself.
     """
+    from fumehood.core.hosts import parse
+
     named = [rule.ports[0] for rule in map(parse, hosts) if rule.ports[0] == rule.ports[1] and not _own((rule.text,))]
     return tuple(dict.fromkeys([*_USUAL, *named]))[:_MOST_FORWARDS]
 
@@ -359,47 +134,6 @@ def resolvers(configuration: str) -> tuple[str, ...]:
 
 
 # ---- Addresses that a name may not lead to by itself: this machine, its neighbours, and what only wraps those.
-
-# What Python calls private also has the ranges for documentation, which lead nowhere; some networks use them.
-_REFUSED = {
-    "unspecified": ("0.0.0.0/8", "::/128"),
-    "loopback": ("127.0.0.0/8", "::1/128"),
-    "link-local": ("169.254.0.0/16", "fe80::/10"),
-    "private": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15", "192.0.0.0/24",
-                "fc00::/7", "fec0::/10"),
-    "multicast": ("224.0.0.0/4", "ff00::/8"),
-    "reserved": ("240.0.0.0/4", "100::/64"),
-}  # fmt: skip
-_TABLE = [(ipaddress.ip_network(net), kind) for kind, nets in _REFUSED.items() for net in nets]
-_NAT64 = [ipaddress.IPv6Network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48")]
-_COMPATIBLE = ipaddress.IPv6Network("::/96")
-
-
-def special(address: Address) -> str:
-    """Say what is special about an address, or nothing where it is a public one."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return special(address.ipv4_mapped)
-        direct = _kind(address)
-        return direct or next(filter(None, map(_kind, _wrapped(address))), "")
-    return _kind(address)
-
-
-def _kind(address: Address) -> str:
-    return next((kind for net, kind in _TABLE if address.version == net.version and address in net), "")
-
-
-def _wrapped(address: ipaddress.IPv6Address) -> list[Address]:
-    """Return the IPv4 addresses that a translator on the way would send this one to."""
-    found: list[Address] = []
-    low = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    if address.sixtofour is not None:
-        found.append(address.sixtofour)
-    if address.teredo is not None:
-        found += address.teredo
-    if any(address in net for net in (*_NAT64, _COMPATIBLE)):
-        found.append(low)
-    return found
 
 
 # ---- Every connection that a command made or was refused: the audit trail of its network.

@@ -151,7 +151,7 @@ def _hosts(hosts: tuple[str, ...]) -> tuple[Item, ...]:
 
 def _host(text: str) -> Item:
     """Say what a host is, in the form in which it is compared: letters of other alphabets look like ours."""
-    from fumehood.core.network import LOOPBACK_NAMES, parse
+    from fumehood.core.hosts import LOOPBACK_NAMES, parse
 
     try:
         rule = parse(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from struct import Struct
@@ -42,6 +41,8 @@ def meaning(data: bytes) -> str:
     Nothing where the file is not wholly understood: damaged, split (its entries lie in another file), sparse (they are
     directories), huge, or no index at all. Such files are the same only if their bytes are.
     """
+    import hashlib
+
     if len(data) > LARGEST or len(data) < _HEADER.size:
         return ""
     magic, version, count = _HEADER.unpack_from(data)
@@ -59,6 +60,8 @@ def meaning(data: bytes) -> str:
 
 
 def _digest(body: bytes, version: int, count: int, size: int) -> str:
+    import hashlib
+
     told = hashlib.sha256(bytes((size,)), usedforsecurity=False)
     at = _take_entries(told.update, body, version, count, size)
     while at < len(body):

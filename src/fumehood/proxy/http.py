@@ -9,7 +9,8 @@ import time
 
 import h11
 
-from fumehood.core.network import CONNECT, HTTP, authority, shown
+from fumehood.core.hosts import authority, shown
+from fumehood.core.network import CONNECT, HTTP
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
 from fumehood.proxy.relay import Gone, Wire, readable
 

@@ -12,7 +12,8 @@ import socket
 import urllib.parse
 import urllib.request
 
-from fumehood.core.network import LOOPBACK_NAMES, NOT_GRANTED, Hosts, as_address, shown, special
+from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, shown, special
+from fumehood.core.network import NOT_GRANTED
 from fumehood.core.value import Value
 from fumehood.proxy.relay import Gone, Wire, send_at_once
 
@@ -20,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fumehood.core.network import Address
+    from fumehood.core.hosts import Address
     from fumehood.proxy.relay import Entry
 
 

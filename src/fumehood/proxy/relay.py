@@ -14,7 +14,8 @@ import ssl
 import threading
 import time
 
-from fumehood.core.network import Connection, printed
+from fumehood.core.hosts import printed
+from fumehood.core.network import Connection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

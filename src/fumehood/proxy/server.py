@@ -14,18 +14,8 @@ import struct
 import threading
 import time
 
-from fumehood.core.network import (
-    CONNECT,
-    FORWARD,
-    LOOPBACK_NAMES,
-    SOCKS5,
-    Hosts,
-    as_address,
-    canonical,
-    port_number,
-    printed,
-    shown,
-)
+from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical, port_number, printed, shown
+from fumehood.core.network import CONNECT, FORWARD, SOCKS5
 from fumehood.proxy import http
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
 from fumehood.proxy.relay import ConnectionAudit, Gone, Wire, WrongHost, readable, relay, send_at_once

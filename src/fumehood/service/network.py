@@ -255,7 +255,7 @@ def resolvers_of(world: World) -> tuple[str, ...]:
 
 def blocked(connections: tuple[Connection, ...], started_at: float) -> tuple[Blocked, ...]:
     """Tell what was refused, when, and what to do about it."""
-    from fumehood.core.network import shown
+    from fumehood.core.hosts import shown
 
     found: dict[str, Blocked] = {}
     for each in connections:

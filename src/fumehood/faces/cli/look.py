@@ -346,7 +346,7 @@ def _event(event: Event, colour: Callable[[str, str], str]) -> str:
 
 def _connection(found: Connection, colour: Callable[[str, str], str]) -> str:
     """Write one connection: with whom, how much went out and in, and why not."""
-    from fumehood.core.network import shown
+    from fumehood.core.hosts import shown
 
     name = printable(shown(found.host, found.port) if found.port else found.host or "unknown")
     times = f" {found.count} times" if found.count > 1 else ""

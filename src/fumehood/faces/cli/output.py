@@ -6,19 +6,15 @@ import errno
 import os
 import select
 import sys
-import time
 
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.linux.monitor import watcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from typing import Any
 
-    from fumehood.linux.namespaces import Layer
-    from fumehood.linux.process import Watched
     from fumehood.linux.streams import Sink
     from fumehood.service.store import Store
 
@@ -63,8 +59,6 @@ def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:
 
 def tell_notices(store: Store) -> None:
     """Say what a person should know once, on standard error."""
-    from fumehood.core.report import printable
-
     for notice in store.notices:
         sys.stderr.write(f"fumehood: {printable(notice)}\n")
     store.notices.clear()
@@ -72,8 +66,6 @@ def tell_notices(store: Store) -> None:
 
 def tell_error(error: FumehoodError) -> None:
     """Say what failed and what to do next, on standard error."""
-    from fumehood.core.report import printable
-
     lines = [f"ERROR: {printable(error.message)}"]
     if error.hint:
         lines.append(f"hint: {printable(error.hint)}")
@@ -221,74 +213,4 @@ def guarded(stream: Any) -> Any:
 
 # ---- One line on the terminal that tells what a running command is writing.
 
-_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_PAUSE_S = 0.05  # between two writings of the line, so that a busy command does not wait for the terminal
-_SIGNS = {"added": "+", "updated": "~", "removed": "-", "cancelled": "!"}
 
-
-class LiveLine:
-    """The line, which makes way for the command's own output."""
-
-    def __init__(self) -> None:
-        self._is_shown = False
-        self._count = 0
-        self._at_line_start = True
-        self._next = 0.0
-
-    def watch(self, layers: Sequence[Layer]) -> Watched:
-        """Start telling."""
-        return _Clearing(watcher(self._tell)(layers), self._clear)
-
-    def _tell(self, what: str, path: str) -> None:
-        self._count += 1
-        if not self._at_line_start:
-            return  # the command is in the middle of a line of its own
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _PAUSE_S
-        width = max((os.get_terminal_size(2).columns or 80) - 16, 8)
-        name = printable(path)
-        name = name if len(name) <= width else "…" + name[1 - width :]
-        spin = _SPINNER[self._count % len(_SPINNER)]
-        os.write(2, f"\r\033[K{spin} {self._count} {_SIGNS[what]} {name}".encode(errors="replace"))
-        self._is_shown = True
-
-    def _clear(self) -> None:
-        if self._is_shown:
-            os.write(2, b"\r\033[K")
-            self._is_shown = False
-
-    def around(self, sink: Sink) -> Callable[[bytes], None]:
-        """Return a sink that clears the line before the command's output."""
-
-        def clearing(data: bytes) -> None:
-            if not data:
-                sink(data)
-                return
-            self._clear()
-            self._at_line_start = data.endswith(b"\n")
-            sink(data)
-
-        return clearing
-
-
-class _Clearing:
-    """A watch that leaves no line behind."""
-
-    def __init__(self, watched: Watched, clear: Callable[[], None]) -> None:
-        self._watched = watched
-        self._clear = clear
-
-    def fileno(self) -> int:
-        """The descriptor to poll."""
-        return self._watched.fileno()
-
-    def drain(self) -> None:
-        """Read what happened."""
-        self._watched.drain()
-
-    def stop(self) -> None:
-        """Stop, and clear the line."""
-        self._watched.stop()
-        self._clear()

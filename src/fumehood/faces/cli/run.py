@@ -369,7 +369,7 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
         return Wishes(stdin=stdin, on_stdout=brief.sink(1), on_stderr=brief.sink(2))
     if "--quiet" in options.flags or not os.isatty(2) or os.environ.get("TERM") == "dumb":
         return Wishes(stdin=stdin, on_stdout=sink_to(1), on_stderr=sink_to(2))
-    from fumehood.faces.cli.output import LiveLine
+    from fumehood.faces.cli.live import LiveLine
 
     live = LiveLine()
     out, err = live.around(sink_to(1)), live.around(sink_to(2))
