@@ -154,6 +154,7 @@ def test_recovering_does_not_wait_for_whoever_applies(sandbox, project):
     store.close()
 
 
+@pytest.mark.namespaces
 @pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
 def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, project):
     closed = project / "closed"
@@ -172,6 +173,7 @@ def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, 
     store.close()
 
 
+@pytest.mark.namespaces
 @pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
 def test_what_several_dead_processes_had_opened_up_is_closed_again_from_the_inside(home, project):
     nested = [project / "a", project / "a/b", project / "a/b/c", project / "a/b/c/d"]
