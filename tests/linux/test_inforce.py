@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fumehood.linux import confine, doctor, limits
+from fumehood.linux import confine, doctor, warden
 from fumehood.linux.host import Host
 
 pytestmark = pytest.mark.namespaces
@@ -38,4 +38,4 @@ def test_where_the_launcher_can_not_mount_the_views_are_said_to_be_missing():
 
 def test_control_groups_are_said_to_work_only_where_one_would_be_made():
     told = next(each for each in doctor.protections(Host()) if each.name == "cgroups")
-    assert told.works == (limits.delegated() is not None)
+    assert told.works == (warden.delegated() is not None)

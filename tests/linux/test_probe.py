@@ -158,15 +158,15 @@ def inside_overlay(state: Path, cache: Path) -> dict[str, object]:
     script = """
 import json, os, sys
 sys.path[:0] = sys.argv[3:]
-from fumehood.linux import bwrap, examine, overlay, probe
+from fumehood.linux import bwrap, doctor, host, namespaces, probe
 state, cache = sys.argv[1:3]
 for name in ("root", "upper", "work"):
     os.makedirs(f"{state}/{name}")
-overlay.enter_namespaces(privileged=probe.may_mount())
+namespaces.enter_namespaces(privileged=host.may_mount())
 root = f"{state}/root"
-overlay.mount(overlay.Overlay(root=root, lowers=(root,), upper=f"{state}/upper", work=f"{state}/work"))
+namespaces.mount(namespaces.Overlay(root=root, lowers=(root,), upper=f"{state}/upper", work=f"{state}/work"))
 found = probe.host(cache, root)
-report = next(a for a in examine.examine(root, found) if a.name == "overlay by the kernel")
+report = next(a for a in doctor.examine(root, found) if a.name == "overlay by the kernel")
 print(json.dumps({"captures": found.captures, "refusal": found.refusal("kernel"),
                   "detail": report.detail, "fix": report.fix}))
 """

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.namespaces
 LINE = """
 import os, signal, sys
 from fumehood.faces.cli.main import main
-from fumehood.service import layers, looking
+from fumehood.service import layers, settle
 look = layers.scanned
 
 def interrupted(*arguments):
@@ -31,7 +31,7 @@ def interrupted(*arguments):
     return look(*arguments)
 
 layers.scanned = interrupted
-looking._LONG_S = {long_s}
+settle._LONG_S = {long_s}
 sys.exit(main(["run", *sys.argv[1:], "--", "echo printed; echo new > a"]))
 """
 

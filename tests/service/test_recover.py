@@ -334,9 +334,9 @@ def test_what_a_killed_run_would_have_the_host_execute_says_so(home, project):
 DISTIL = """
 import os, sys
 from fumehood import Policy, Sandbox
-from fumehood.linux import copied
+from fumehood.linux import capture_copy
 left = [-1]
-rename, distil = os.rename, copied.distil
+rename, distil = os.rename, capture_copy.distil
 def dying(*given, **named):
     if not left[0]:
         os.kill(os.getpid(), 9)
@@ -345,7 +345,7 @@ def dying(*given, **named):
 def begin(layer):
     left[0] = int(sys.argv[2])
     distil(layer)
-os.rename, copied.distil = dying, begin
+os.rename, capture_copy.distil = dying, begin
 Sandbox(sys.argv[1], policy=Policy(capture="copy")).run("echo new > kept; rm gone; echo b > b; mkdir d; echo c > d/c")
 """
 

@@ -7,7 +7,7 @@ import os
 import zlib
 
 from fumehood.linux import libc
-from fumehood.linux.bwrap import memory
+from fumehood.linux.mounts import memory
 
 # ---- Give bubblewrap the filter of system calls that the command starts under; compiled once, and kept.
 
