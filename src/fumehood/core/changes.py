@@ -6,9 +6,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-
-# ---- What a run did to one path: the kinds of entries, and the change each pair of kinds makes.
-
 FILE, DIRECTORY, SYMLINK = "file", "directory", "symlink"
 FIFO, SOCKET, DEVICE = "fifo", "socket", "device"
 ABSENT = "absent"
@@ -121,11 +118,11 @@ class Stamp:
         self.meaning = meaning
 
     def same(self, other: Stamp | None) -> bool:
-        """Tell whether both are one version; a directory's size and time change with its entries."""
+        """Return True if both are one version; a directory's size and time change with its entries."""
         return other is not None and self.inode == other.inode and self.alike(other)
 
     def alike(self, other: Stamp) -> bool:
-        """Tell whether both are one version, or one is a copy of the other: between file systems, inodes change."""
+        """Return True if both are one version, or one is a copy of the other: between file systems, inodes change."""
         if self.mode != other.mode or self.kind != other.kind:
             return False
         return self.kind == DIRECTORY or (self.size == other.size and self.modified_ns == other.modified_ns)
@@ -204,7 +201,7 @@ def _in_words(flag: str) -> str:
 
 
 def is_mode_alone(change: Change) -> bool:
-    """Tell whether only the mode of a directory changes."""
+    """Return True if only the mode of a directory changes."""
     return change.change == MODE and change.kind == DIRECTORY
 
 
@@ -253,7 +250,7 @@ def by_path(changes: Iterable[Change]) -> list[Change]:
     return sorted(changes, key=lambda change: (change.root, change.path.replace("/", "\0")))
 
 
-# ---- Turn a run's changes round: what must be done to the project to have it as it was before.
+# Turn a run's changes round: what must be done to the project to have it as it was before.
 
 _OPPOSITE = {ADDED: DELETED, DELETED: ADDED, MODIFIED: MODIFIED, MODE: MODE, TYPE: TYPE}
 
@@ -295,7 +292,7 @@ def staying(changes: Sequence[Change]) -> frozenset[tuple[int, str]]:
 
 
 def needs_layer(change: Change) -> bool:
-    """Tell whether a change has a backup in the layer, waits there for a person, or could not leave it.
+    """Return True if a change has a backup in the layer, waits there for a person, or could not leave it.
 
     What could not leave keeps the directories around it, which an undo puts back into.
     """
@@ -304,7 +301,7 @@ def needs_layer(change: Change) -> bool:
     return change.verdict == APPLIED and change.before is not None and not is_mode_alone(change)
 
 
-# ---- Turn judged changes into the fewest steps that make the project so.
+# Turn judged changes into the fewest steps that make the project so.
 
 SWAP, PUT, TAKE, MKDIR, RMDIR, CHMOD = "swap", "put", "take", "mkdir", "rmdir", "chmod"
 
@@ -329,7 +326,7 @@ class Step:
 
 
 def is_plain(change: Change) -> bool:
-    """Tell whether a change swaps two entries that are no directories: most do."""
+    """Return True if a change swaps two entries that are no directories: most do."""
     before, after = change.before, change.after
     return before is not None and after is not None and before.kind != DIRECTORY != after.kind
 

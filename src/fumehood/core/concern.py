@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fumehood.core.danger_tables import Because
 
 
-# ---- Where a path written by a command leads, told from its text alone.
+# Where a path written by a command leads, told from its text alone.
 
 # Programs and libraries that only the system's owner changes.
 _SYSTEM = (
@@ -75,12 +75,12 @@ def link_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern
 
 
 def _is_interpreter(path: str, place: str) -> bool:
-    """Tell whether a link is one that a virtual environment has: `bin/python…` to another `bin/python…`."""
+    """Return True if a link is one that a virtual environment has: `bin/python…` to another `bin/python…`."""
     own, target = path.split("/")[-2:], place.split("/")[-2:]
     return all(len(pair) == 2 and pair[0] == "bin" and pair[1].startswith(_INTERPRETERS) for pair in (own, target))
 
 
-# ---- Tell which changes would reach the Fumehood that runs now, the next time it is started.
+# Tell which changes would reach the Fumehood that runs now, the next time it is started.
 
 _MODULES = (".py", ".pyc", ".so")
 _METADATA = (".egg-info", ".dist-info")
@@ -98,7 +98,7 @@ class Own(Value):
 
 
 def is_own(change: Change, own: Own) -> bool:
-    """Tell whether a change is to one of our own places, to something in it, or to the way there."""
+    """Return True if a change is to one of our own places, to something in it, or to the way there."""
     path = f"{change.path}/" if change.path else ""
     for root, place in own.places:
         own_place = f"{place}/" if place else ""
@@ -123,7 +123,7 @@ def own_concern(change: Change, facts: Facts | None, own: Own) -> Concern | None
 
 
 def _is_module(path: str, names: frozenset[str]) -> bool:
-    """Tell whether a path in a directory of modules is one of these modules, or names code for a library to load."""
+    """Return True if a path in a directory of modules is one of these modules, or names code for a library to load."""
     first, _, rest = path.partition("/")
     if first == "__pycache__":
         first, rest = rest, ""
@@ -132,7 +132,7 @@ def _is_module(path: str, names: frozenset[str]) -> bool:
     return (bool(rest) or first.endswith(_MODULES)) and first.partition(".")[0] in names
 
 
-# ---- Places in the roots that something of the person's leads the host to: see `linux/ways_in`.
+# Places in the roots that something of the person's leads the host to: see `linux/ways_in`.
 
 class Protected:
     """Single paths and whole directories, by the number of their root, each with the reason."""
@@ -176,7 +176,7 @@ class Protected:
         return because
 
 
-# ---- What the judge of dangerous changes is told, and what it answers.
+# What the judge of dangerous changes is told, and what it answers.
 
 class Facts(Value):
     """What was read about one change, only where it was asked for."""
@@ -234,18 +234,18 @@ def flagged(flag: str, reason: str) -> Concern:
 
 
 def is_unchanged(facts: Facts | None) -> bool:
-    """Tell whether a file was written again with what it already held."""
+    """Return True if a file was written again with what it already held."""
     return facts is not None and facts.whole and facts.old is not None and facts.old == facts.new
 
 
 def became_executable(change: Change) -> bool:
-    """Tell whether a file can be run that could not be before."""
+    """Return True if a file can be run that could not be before."""
     before, after = change.before, change.after
     return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
 
 
 def became_open(change: Change) -> bool:
-    """Tell whether others may write what they could not before.
+    """Return True if others may write what they could not before.
 
     The group counts where it is given more: what is new there may be as the person's own umask has it.
     """

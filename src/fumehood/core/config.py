@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     Settings = dict[str, Any]
     from collections.abc import Callable
 
-
-# ---- Read a configuration: its text becomes settings for the policy, or complaints that name a key and a line.
-
 _PROJECT = "project"
 _AT_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -194,7 +191,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-# ---- On which line of a TOML text each key stands: the standard library's parser does not tell.
+# On which line of a TOML text each key stands: the standard library's parser does not tell.
 #
 # Only for texts that the parser accepted, so what it would refuse need not be noticed here.
 

@@ -15,10 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-
-
-# ---- The kinds of value a key of the configuration takes: each reads what TOML gave, or says what it wants.
-
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_*?\[\]!0-9-]+")
@@ -218,7 +214,7 @@ TABLE = Kind(said="a table of names with strings", read=_table, write=_table_sho
 WITH_PATHS = (PATH, PATHS, MASKS, ROOT)
 
 
-# ---- Every key of the configuration: what it takes, what it means. The manual is made from this table.
+# Every key of the configuration: what it takes, what it means. The manual is made from this table.
 #
 # To add one: a field with its default in `policy.py`, and a line here under the same name.
 
@@ -364,7 +360,7 @@ def keys_for(*, project: bool) -> Sequence[Key]:
     return [key for key in KEYS if not (project and key.global_only)]
 
 
-# ---- The manual of the configuration, written from the table of keys.
+# The manual of the configuration, written from the table of keys.
 
 _HEAD = """# Configuration
 

@@ -44,7 +44,7 @@ _OBJECT = 38
 
 
 def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
-    """Tell whether judging a change needs the file's content or the link's target."""
+    """Return True if judging a change needs the file's content or the link's target."""
     if change.change == DELETED:
         return change.kind != DIRECTORY and _is_loss_to_git(change, ground)
     if ground.own is not None and change.kind == FILE and is_own(change, ground.own):
@@ -144,7 +144,7 @@ def _by_name(
 
 
 def _must_stay_closed(change: Change, ground: Ground) -> bool:
-    """Tell whether whoever may write a path may have the host run something; a directory's files can be replaced."""
+    """Return True if whoever may write a path may have the host run something; a directory's files can be replaced."""
     if change.path == ".":
         return True
     directory, _, name = change.path.rpartition("/")
@@ -158,7 +158,7 @@ def _must_stay_closed(change: Change, ground: Ground) -> bool:
 
 
 def _gains_set_id(change: Change, after: Stamp) -> bool:
-    """Tell whether a file's set-uid or set-gid bit counts: not if it had it and only other bits changed."""
+    """Return True if a file's set-uid or set-gid bit counts: not if it had it and only other bits changed."""
     before = change.before
     if change.kind != FILE:
         return False
@@ -179,7 +179,7 @@ def held_by_name(path: str) -> Because | None:
 
 
 def _is_loss_to_git(change: Change, ground: Ground) -> bool:
-    """Tell whether a deletion is git's business, as hardly any is."""
+    """Return True if a deletion is git's business, as hardly any is."""
     directory, _, name = change.path.rpartition("/")
     name, around = name.lower(), surroundings(directory)
     if not _may_be_git(name, around, ground):

@@ -9,12 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-
-# ---- Names of files that run by themselves, and of files that run when a person builds.
-#
-# All in lower case: names are compared so, since some file systems do.
-
 _EDITOR = ("editor-settings", "an editor acts on this as soon as the project is opened")
 _AGENT = ("agent-settings", "an agent acts on this as soon as it is started here")
 _HOOK = ("git-hook", "git runs this hook by itself where it is set up")
@@ -187,7 +181,7 @@ FLAGGED_PAIRS = {
 PACKAGES = frozenset(("node_modules", "site-packages", "dist-packages"))
 
 
-# ---- What the directories above a path already say about it.
+# What the directories above a path already say about it.
 #
 # Thousands of changes share a few directories, so each directory is looked at once.
 
@@ -238,7 +232,7 @@ def surroundings(directory: str) -> DirectoryMeaning:
 
 
 def is_dot_git(name: str) -> bool:
-    """Tell whether a name in lower case is `.git`, on the file systems of other systems too."""
+    """Return True if a name in lower case is `.git`, on the file systems of other systems too."""
     if name == ".git":
         return True
     if name.isascii():
@@ -270,7 +264,7 @@ def held_by_directory(parts: Sequence[str]) -> Because | None:
 
 
 def is_agents(directory: str, name: str) -> bool:
-    """Tell whether a name is one that an agent's directory has, whatever the agent is called."""
+    """Return True if a name is one that an agent's directory has, whatever the agent is called."""
     if directory[:1] != "." or directory in NOT_AGENTS or len(directory) < 2:
         return False
     stem = name.partition(".")[0]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-# ---- Tell whether a text holds a password, a token or a key, by its shape.
+# Tell whether a text holds a password, a token or a key, by its shape.
 #
 # What can't be told: a secret that looks like a word, a number or a hash. This is asked of every variable before every
 # command, so there is no `re` here, and whatever can't hold a secret is let go by a search for one or two characters.
@@ -263,7 +263,7 @@ def _is_random(word: str, least: int) -> bool:
     return digits >= 2 and changes * 4 >= len(word)
 
 
-# ---- The variables that lead programs to the proxy: most know the first few, some want their own.
+# The variables that lead programs to the proxy: most know the first few, some want their own.
 
 _USUAL = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 # Each is preferred to a configuration file that names another proxy.
@@ -301,7 +301,7 @@ def shared(before: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, s
     return {name: value for name, value in outside.items() if name in SETTINGS and name not in before}
 
 
-# ---- Choose the environment a command gets: the person's own, less what looks like a secret.
+# Choose the environment a command gets: the person's own, less what looks like a secret.
 #
 # Names are judged here, values in `credentials.py`.
 
@@ -374,7 +374,7 @@ def _is_dropped(name: str, value: str, keep: Sequence[str], drop: Sequence[str])
 
 
 def looks_secret(name: str, value: str = "") -> bool:
-    """Tell whether a variable's name or value says that it is nobody else's business."""
+    """Return True if a variable's name or value says that it is nobody else's business."""
     known = _judged.get((name, value))
     if known is None:
         known = _judged[name, value] = _named_secret(name, value) or holds_secret(value)

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
     Keys = dict[str, Values]
 
-
-# ---- Read git's configuration format as git does, from any bytes at all.
-#
-# Follows git's own reader (`config.c`), whose corners matter here: what git takes for a key must not
-# look like a comment to us. Includes are not followed.
-
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 10, 13
 _SPACE = b" \t\n\r"
@@ -219,7 +213,7 @@ class _Reader:
         return _ESCAPES[char]
 
 
-# ---- Tell which settings of a git configuration make git run something or lead it elsewhere.
+# Tell which settings of a git configuration make git run something or lead it elsewhere.
 #
 # What is known to be harmless is listed, and the rest waits for a person: git and its companions gain
 # settings that run programs with almost every release. That is for a repository that is new, and whose addresses
@@ -342,23 +336,23 @@ def _bad_value(names: tuple[str, ...], value: str) -> str:
 
 
 def runs_something(key: str) -> bool:
-    """Tell whether git runs or reads something that this setting names, by itself or when asked to."""
+    """Return True if git runs or reads something that this setting names, by itself or when asked to."""
     names = _patterns(key)
     return _is_in(names, AUTOMATIC) or _is_in(names, ON_DEMAND)
 
 
 def leads_elsewhere(key: str) -> bool:
-    """Tell whether a setting decides whom git contacts or trusts."""
+    """Return True if a setting decides whom git contacts or trusts."""
     return _is_in(_patterns(key), ELSEWHERE)
 
 
 def runs_by_itself(key: str) -> bool:
-    """Tell whether git acts on this setting in everyday commands."""
+    """Return True if git acts on this setting in everyday commands."""
     return _is_in(_patterns(key), AUTOMATIC)
 
 
 def may_name_program(key: str) -> bool:
-    """Tell whether what a setting names may be run or obeyed by git, automatically or when a person asks."""
+    """Return True if what a setting names may be run or obeyed by git, automatically or when a person asks."""
     return not _is_in(_patterns(key), HARMLESS)
 
 
@@ -387,13 +381,13 @@ def _is_in(names: tuple[str, ...], table: frozenset[str]) -> bool:
 
 
 def _is_helper_address(value: str) -> bool:
-    """Tell whether git would take an address for options or for `helper::address`."""
+    """Return True if git would take an address for options or for `helper::address`."""
     before, colons, _ = value.partition("::")
     helper = bool(colons) and before.replace("-", "").replace("+", "").replace(".", "").isalnum()
     return value.startswith(("-", "!")) or helper or not value.isprintable()
 
 
-# ---- Tell which changes to the configuration of a repository that was there need no person.
+# Tell which changes to the configuration of a repository that was there need no person.
 #
 # What git itself writes there on a normal day is listed, and the rest waits: where git sends a person's commits is told
 # by settings that run nothing. What is gone counts as much as what is new: without its `pushurl`, a push goes
@@ -451,7 +445,7 @@ def everyday_concern(
 
 
 def _is_everyday(key: str, was: Keys, now: Values) -> bool:
-    """Tell whether git itself writes these values of a key, or takes it out, in a repository that has the rest."""
+    """Return True if git itself writes these values of a key, or takes it out, in a repository that has the rest."""
     section, subsection, name = split_key(key)
     pattern = _pattern(key)
     if pattern in _FREE or (section == "user" and subsection is None):
@@ -466,7 +460,7 @@ def _is_everyday(key: str, was: Keys, now: Values) -> bool:
 
 
 def _is_everyday_address(key: str, pattern: str, was: Keys, now: Values) -> bool:
-    """Tell whether a key names what git gets a new submodule from, or a branch to follow in a remote that was there."""
+    """Return True if a key names what git gets a new submodule from, or a branch to follow in a remote that was there."""
     before = was.get(key, ())
     if pattern == "submodule.*.url":
         return not before and key_concern(key, before, now) is None
@@ -476,7 +470,7 @@ def _is_everyday_address(key: str, pattern: str, was: Keys, now: Values) -> bool
 
 
 def _were_there(remotes: Values, was: Keys) -> bool:
-    """Tell whether all of these are remotes by name, and no address; a dot is the repository itself."""
+    """Return True if all of these are remotes by name, and no address; a dot is the repository itself."""
     return all(value == "." or f"remote.{value}.url" in was for value in remotes)
 
 

@@ -57,7 +57,7 @@ def git_tails(change: Change, parts: Sequence[str], ground: Ground) -> list[Sequ
 
 
 def git_wants(change: Change, parts: Sequence[str], ground: Ground) -> bool:
-    """Tell whether judging a file by git's rules needs its content."""
+    """Return True if judging a file by git's rules needs its content."""
     name = parts[-1]
     if is_dot_git(name) or name in _READ_ANYWHERE:
         return True
@@ -69,7 +69,7 @@ def git_wants(change: Change, parts: Sequence[str], ground: Ground) -> bool:
 
 
 def git_loses(change: Change, parts: Sequence[str], ground: Ground) -> bool:
-    """Tell whether a deletion takes settings from a git directory that stays, or is the project's git directory."""
+    """Return True if a deletion takes settings from a git directory that stays, or is the project's git directory."""
     if _is_projects_own(parts):
         return True
     if change.kind == DIRECTORY:
@@ -94,7 +94,7 @@ def loss_concern(change: Change, parts: Sequence[str], facts: Facts | None, grou
 
 
 def _is_projects_own(parts: Sequence[str]) -> bool:
-    """Tell whether a path is the `.git` of the root itself; one in a directory of the project goes with it."""
+    """Return True if a path is the `.git` of the root itself; one in a directory of the project goes with it."""
     return len(parts) == 1 and is_dot_git(parts[0])
 
 
@@ -196,7 +196,7 @@ def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) 
 
 
 def _is_own_work_tree(change: Change, values: Values, facts: Facts, ground: Ground) -> bool:
-    """Tell whether a submodule's configuration names a directory of the project as its work tree, or none."""
+    """Return True if a submodule's configuration names a directory of the project as its work tree, or none."""
     if not _is_of_submodule(change, ground):
         return False
     if not values:
@@ -208,7 +208,7 @@ def _is_own_work_tree(change: Change, values: Values, facts: Facts, ground: Grou
 
 
 def _is_of_submodule(change: Change, ground: Ground) -> bool:
-    """Tell whether a path lies where git keeps submodules' directories, and not in another repository there."""
+    """Return True if a path lies where git keeps submodules' directories, and not in another repository there."""
     parts = change.path.lower().split("/")
     return any("modules" in tail and not any(map(is_dot_git, tail)) for tail in git_tails(change, parts, ground))
 
@@ -239,7 +239,7 @@ def _pointer(change: Change, facts: Facts | None, ground: Ground) -> Concern | N
 
 
 def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
-    """Tell whether a path is where git itself keeps a work tree's or a submodule's directory."""
+    """Return True if a path is where git itself keeps a work tree's or a submodule's directory."""
     number, path = spot
     names = path.lower().split("/")
     for at, name in enumerate(names[:-2]):

@@ -16,14 +16,10 @@ if TYPE_CHECKING:
     from fumehood.core.network import Connection, Network
     from fumehood.core.policy import Policy
 
-
-# ---- What is told when a run reaches one of its limits (`core/policy.py` has the limits themselves).
-
-
-# ---- Tell from what a command printed what the sandbox refused it, so that the reason can be given.
+# Tell from what a command printed what the sandbox refused it, so that the reason can be given.
 
 
-# ---- Guess from what a failed command printed which promise of the sandbox it met: a mask, a socket, a limit.
+# Guess from what a failed command printed which promise of the sandbox it met: a mask, a socket, a limit.
 #
 # Nothing watches the command's system calls for this, which would slow it down; so it is a hint, never a verdict, and
 # only looked for where a command failed.
@@ -91,7 +87,7 @@ def _paths(lines: Iterable[str], home: str) -> Iterator[str]:
             yield f"/{whole.lstrip('/')}".rstrip(".!?")
 
 
-# ---- Find in what a failed command printed the paths of the home that it missed because they are out of its sight.
+# Find in what a failed command printed the paths of the home that it missed because they are out of its sight.
 #
 # Programs say in many words that something is not there; what they name is evidence only if it is there, and hidden.
 
@@ -190,7 +186,7 @@ def _end_of_quote(rest: str, before: str) -> int:
     return min(ends, default=-1)
 
 
-# ---- What a command that failed says when it was the network that it lacked: told to whoever wonders why.
+# What a command that failed says when it was the network that it lacked: told to whoever wonders why.
 
 # What programs say that were offline and know no proxy, or were given none.
 _NO_NETWORK = (

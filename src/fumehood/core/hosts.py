@@ -42,7 +42,7 @@ class HostRule(Value):
     ports: tuple[int, int] = PORTS
 
     def matches(self, host: str, port: int) -> bool:
-        """Tell whether a host in its one form is meant."""
+        """Return True if a host in its one form is meant."""
         if not self.ports[0] <= port <= self.ports[1]:
             return False
         address = as_address(host)
@@ -56,7 +56,7 @@ class HostRule(Value):
         return host == self.name
 
     def names_address(self, address: Address, port: int) -> bool:
-        """Tell whether a person named this very address, so that it may be reached though it is not public."""
+        """Return True if a person named this very address, so that it may be reached though it is not public."""
         if not self.ports[0] <= port <= self.ports[1]:
             return False
         if self.network is not None:
@@ -220,15 +220,15 @@ class Hosts:
         self.rules.append(parse(text))
 
     def allow(self, host: str, port: int) -> bool:
-        """Tell whether a host in its one form may be reached at a port."""
+        """Return True if a host in its one form may be reached at a port."""
         return any(rule.matches(host, port) for rule in self.rules)
 
     def name_address(self, address: Address, port: int) -> bool:
-        """Tell whether an address that is not public was named as such."""
+        """Return True if an address that is not public was named as such."""
         return any(rule.names_address(address, port) for rule in self.rules)
 
     def cover(self, rule: HostRule) -> bool:
-        """Tell whether another entry grants nothing that these don't; in doubt, no."""
+        """Return True if another entry grants nothing that these don't; in doubt, no."""
         return any(_covers(mine, rule) for mine in self.rules)
 
 

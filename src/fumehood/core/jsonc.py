@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-
-# ---- Edit JSON with comments, as editors keep their settings, leaving every other byte as it was.
-
 _BLANK = " \t\r\n\ufeff"
 
 
@@ -202,7 +199,7 @@ def _written(value: Any, indent: str) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", f"\n{indent}")
 
 
-# ---- Find the commands that an agent's settings name: its hooks and its servers.
+# Find the commands that an agent's settings name: its hooks and its servers.
 
 _KEYS = ("command", "cmd", "args")
 

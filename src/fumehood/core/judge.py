@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.concern import Concern
 
-
-# ---- Decide what becomes of each change: taken over, held for a person, or not taken over at all.
-
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"
 
 
@@ -130,7 +127,7 @@ def keep_replacements_whole(changes: Sequence[Change]) -> None:
             change.verdict, change.reason = top.verdict, f"{top.path} is {top.verdict}"
 
 
-# ---- Changes that must share one fate: the state of a repository or database, or all of a run if a person wants it so.
+# Changes that must share one fate: the state of a repository or database, or all of a run if a person wants it so.
 
 HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
 ON_CONFLICT = (HOLD_PATH, HOLD_ALL)
@@ -256,7 +253,7 @@ def _hold_all(changes: Sequence[c.Change], first: c.Change) -> bool:
     return bool(going)
 
 
-# ---- Which changes build on what an earlier run has held back, so that they can't go before it.
+# Which changes build on what an earlier run has held back, so that they can't go before it.
 
 class Waiting:
     """What waits in earlier runs: `found` are their runs' names, the number of the root here, and the changes."""

@@ -70,7 +70,7 @@ def machine_full(left: int) -> Blocked:
 
 
 def is_of(blocked: Blocked, name: str) -> bool:
-    """Tell whether it was this limit."""
+    """Return True if it was this limit."""
     return blocked.what == "limit" and blocked.detail.startswith(f"{name.replace('_', ' ')}:")
 
 

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Concern, Facts, Ground
     from fumehood.core.danger_tables import DirectoryMeaning
 
-
-# ---- Settings that name code for a linter, a compiler or a hook to load, and what in them is new.
-#
-# Such files change every day, and editors start these tools by themselves. So a change is held only where it brings
-# something that loads code. What a line means is told from its text alone: a tool's own parser may be led astray.
-
 # Keys, and sections in brackets, whose values name code. One that begins with a sign counts anywhere in a line.
 _PYTHON = words(
     """init-hook load-plugins extension-pkg-allow-list extension-pkg-whitelist unsafe-load-any-extension local-plugins
@@ -91,7 +85,7 @@ _DATA = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def may_load(name: str, around: DirectoryMeaning) -> bool:
-    """Tell whether the content of a file, its name in lower case, may name code that a tool loads.
+    """Return True if the content of a file, its name in lower case, may name code that a tool loads.
 
     Nobody's tools look into packages.
     """
@@ -119,7 +113,7 @@ def loading_concern(name: str, parent: str, facts: Facts | None) -> Concern | No
 
 
 def is_what_cloning_writes(change: Change, name: str, facts: Facts | None) -> bool:
-    """Tell whether settings of another version control came with a new repository, and run nothing."""
+    """Return True if settings of another version control came with a new repository, and run nothing."""
     if change.change != ADDED or change.within is None or change.kind != FILE or facts is None or facts.new is None:
         return False
     if name in _CLONED_CONTENTS:
@@ -220,7 +214,7 @@ def _indent(line: str) -> int:
 
 
 def _is_data(line: str) -> bool:
-    """Tell whether a line of a script is data and nothing else: strings, names, brackets, a comment of its own."""
+    """Return True if a line of a script is data and nothing else: strings, names, brackets, a comment of its own."""
     if line.startswith("//"):
         return True
     plain, quote = [], ""
@@ -271,7 +265,7 @@ def _new_in_package(old: str, new: str) -> str | None:
     return None
 
 
-# ---- What a virtual environment runs: a program that takes another one's place there is held.
+# What a virtual environment runs: a program that takes another one's place there is held.
 #
 # An environment that is made anew has the same programs as before, what an installer writes only starts a module, and
 # what a new package brings takes nobody's place.
@@ -317,7 +311,7 @@ def _place(change: Change) -> tuple[str, str]:
 
 
 def is_program(change: Change, ground: Ground) -> bool:
-    """Tell whether a change is to an environment that was there before: its programs, or its settings."""
+    """Return True if a change is to an environment that was there before: its programs, or its settings."""
     if not ground.environments or change.kind not in (FILE, SYMLINK):
         return False
     environment, name = _place(change)
@@ -369,7 +363,7 @@ def _homes(content: bytes) -> set[str]:
 
 
 def _starts_a_module(new: bytes, old: bytes, directory: str) -> bool:
-    """Tell whether a script is an installer's: the environment's own Python, which calls one function of a module."""
+    """Return True if a script is an installer's: the environment's own Python, which calls one function of a module."""
     if len(new) > _LONGEST_SCRIPT or not new.isascii():
         return False
     first, *body = new.decode().split("\n")

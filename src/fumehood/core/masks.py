@@ -209,12 +209,12 @@ def _absolute(path: str, home: str) -> str:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Tell whether a path lies inside a directory, however deep."""
+    """Return True if a path lies inside a directory, however deep."""
     return path.startswith(directory.rstrip("/") + "/")
 
 
 def is_in(path: str, directories: Iterable[str]) -> bool:
-    """Tell whether a path is one of some directories, or lies in one."""
+    """Return True if a path is one of some directories, or lies in one."""
     return any(path == each or is_below(path, each) for each in directories)
 
 

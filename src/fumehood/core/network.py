@@ -10,9 +10,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
 
-
-# ---- What a command may reach: decided from what was asked for and what the person's policy says.
-
 NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"
 MODES = (NONE, HOSTS, FULL)
 PORT = 61080  # above those that the kernel gives out by itself
@@ -33,7 +30,7 @@ class Network(Value):
 
     @property
     def is_proxied(self) -> bool:
-        """Tell whether the proxy is its way out, be it that everything is refused and noted."""
+        """Return True if the proxy is its way out, be it that everything is refused and noted."""
         return self.mode == HOSTS or self.asks
 
 
@@ -133,10 +130,10 @@ def resolvers(configuration: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*found[:3], "127.0.0.1"]))
 
 
-# ---- Addresses that a name may not lead to by itself: this machine, its neighbours, and what only wraps those.
+# Addresses that a name may not lead to by itself: this machine, its neighbours, and what only wraps those.
 
 
-# ---- Every connection that a command made or was refused: the audit trail of its network.
+# Every connection that a command made or was refused: the audit trail of its network.
 
 CONNECT, HTTP, SOCKS5, FORWARD = "connect", "http", "socks5", "forward"
 NOT_GRANTED, SAID_NO = "this host was not granted", "a person was asked and said no"

@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from xml.etree.ElementTree import Element
 
-
-
-# ---- Tell what a setting's text holds: an address with a password, a token, a word that announces one, a path of
-# the home.
-#
-# Guesses that err on the side of yes: what is taken for a secret is left out of what a command sees.
-
 # A user without a password in these is a name, like git@; elsewhere it may be a token.
 _NAMED_USERS = ("ssh", "git+ssh", "ssh+git", "svn+ssh", "sftp", "rsync")
 _IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+~")
@@ -38,7 +31,7 @@ _SHORTEST_RANDOM, _SURELY_RANDOM = 16, 32
 
 
 def may_hold_secret(text: str) -> bool:
-    """Tell whether a text has a token of a known shape in it, or an address with credentials."""
+    """Return True if a text has a token of a known shape in it, or an address with credentials."""
     lowered = text.lower()
     if any(header in lowered for header in _HEADERS) or any(_precedes_token(scheme, lowered) for scheme in _SCHEMES):
         return True
@@ -51,12 +44,12 @@ def _precedes_token(scheme: str, text: str) -> bool:
 
 
 def announces_secret(text: str) -> bool:
-    """Tell whether a line that is run, or an option, has a secret in it or a word that one would follow: `--token`."""
+    """Return True if a line that is run, or an option, has a secret in it or a word that one would follow: `--token`."""
     return may_hold_secret(text) or any(looks_secret(word.strip("-.+~")) or is_random(word) for word in words_of(text))
 
 
 def has_credentials(address: str) -> bool:
-    """Tell whether an address has a user or password, or a part that looks like a token."""
+    """Return True if an address has a user or password, or a part that looks like a token."""
     scheme, _, rest = address.partition("://")
     user, host, path = _parts(rest)
     if user is not None and (":" in user or scheme.lower() not in _NAMED_USERS):
@@ -107,7 +100,7 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def is_random(word: str) -> bool:
-    """Tell whether letters and digits stand in a word as if drawn by lot, as in a token; a guess."""
+    """Return True if letters and digits stand in a word as if drawn by lot, as in a token; a guess."""
     letters = word.replace("-", "").replace("_", "")
     if len(letters) < _SHORTEST_RANDOM or not _RANDOM_LETTERS.issuperset(letters):
         return False
@@ -137,7 +130,7 @@ def _parts(rest: str) -> tuple[str | None, str, str]:
     return user if found else None, host, rest[end:]
 
 
-# ---- What a command may see of package managers' settings: addresses without credentials, and plain options.
+# What a command may see of package managers' settings: addresses without credentials, and plain options.
 #
 # Each manager has a table of settings that are known to be no secret; the rest is left out, and so is what has a secret
 # for a value or names a file in the home.
@@ -397,7 +390,7 @@ def _pieces(text: str) -> Iterator[str]:
         yield piece
 
 
-# ---- Read each package manager's settings format, and write what may be seen in it again.
+# Read each package manager's settings format, and write what may be seen in it again.
 #
 # Parsers are loaded when there is something to parse: they take longer than a command to start.
 

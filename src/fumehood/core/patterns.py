@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Sequence
 
-
-# ---- Git's own glob patterns for paths, branches and addresses, as its `wildmatch` reads them.
-#
-# `*` and `?` stop at a slash, `**` between slashes does not. Takes time in proportion to pattern times text, whatever
-# both are: a command can choose the text.
-
 _SLASH, _STAR, _BACKSLASH, _OPEN, _CLOSE = b"/*\\[]"
 _ANY = bytes(range(256))
 _NOT_SLASH = _ANY.replace(b"/", b"")
@@ -45,7 +39,7 @@ class _Token:
 
 
 def matches(pattern: str, text: str, *, ignores_case: bool = False) -> bool:
-    """Tell whether a pattern matches a whole text; case is ignored as git does it, in ASCII alone."""
+    """Return True if a pattern matches a whole text; case is ignored as git does it, in ASCII alone."""
     data = text.encode("utf-8", "surrogateescape")
     try:
         tokens = _tokens(pattern.encode("utf-8", "surrogateescape"), ignores_case=ignores_case)
@@ -178,7 +172,7 @@ class _Choice:
         return True
 
 
-# ---- What a scan leaves out: what tools make again by themselves, and what .gitignore files name.
+# What a scan leaves out: what tools make again by themselves, and what .gitignore files name.
 #
 # Nothing depends on these rules for safety: a file that a command changes or deletes gets its record and its
 # backup whether it is ignored or not.
@@ -202,12 +196,12 @@ _MOST_DOUBLE_STARS = 3
 
 
 def is_skipped(name: str) -> bool:
-    """Tell whether a directory's name alone says that a scan leaves it out."""
+    """Return True if a directory's name alone says that a scan leaves it out."""
     return name in SKIPPED or name.startswith(OURS)
 
 
 def lies_in_skipped(parent: str) -> bool:
-    """Tell whether a directory is one that a scan leaves out, or lies in one."""
+    """Return True if a directory is one that a scan leaves out, or lies in one."""
     return any(map(is_skipped, set(parent.split("/"))))
 
 
@@ -229,7 +223,7 @@ class IgnoreRules:
         self._names, self._paths = _Either(names), _Either(paths)
 
     def verdict(self, path: str, *, is_directory: bool) -> bool | None:
-        """Tell whether a path is ignored, or None where no pattern speaks of it; the last one that does counts."""
+        """Return True if a path is ignored, or None where no pattern speaks of it; the last one that does counts."""
         end = "/" if is_directory else ""
         by_name = self._names.last(path.rpartition("/")[2] + end)
         by_path = self._paths.last(path + end)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# ---- Profiles: what commands of a program get besides, above all their caches, found by the programs of a command
+# Profiles: what commands of a program get besides, above all their caches, found by the programs of a command
 # line.
 #
 # What eases (caches, limits, variables) goes to any line that names the program: a convenience and no boundary. What
@@ -82,7 +82,7 @@ def matching(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tup
 
 
 def fits(profile: Profile, words: Sequence[str]) -> bool:
-    """Tell whether a profile is for a program with these arguments."""
+    """Return True if a profile is for a program with these arguments."""
     return any(_fits(pattern, words) for pattern in profile.match)
 
 
@@ -222,7 +222,7 @@ SHIPPED: tuple[Profile, ...] = (
 )
 
 
-# ---- The person's standing wishes, with their defaults.
+# The person's standing wishes, with their defaults.
 #
 # Each field is a key of the configuration under the same name (`limits.memory` is `Policy.limits.memory`); the
 # table in `keys.py` says what it takes and means.

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
 
-
-# ---- What needs a person's word: the question, the six answers, and what earlier answers already settle.
-#
-# Pure: grants go in as mappings, and what is new to be kept comes out with the decision.
-
 ALLOW, DENY, ASK = "allow", "deny", "ask"
 ONCE, SESSION, ALWAYS = "once", "session", "always"
 
@@ -229,7 +224,7 @@ def understood(question: Question, answer: object) -> str:
     return ALLOW_ONCE if verdict(answer) == ALLOW else DENY_ONCE
 
 
-# ---- What a person is asked about held changes: which they are, in order of danger, and what identifies exactly these.
+# What a person is asked about held changes: which they are, in order of danger, and what identifies exactly these.
 
 # How dangerous a flag is, and what such changes are counted as. One that is not here is taken for the worst.
 _RUN_BY_GIT = 0, ("file that git acts on", "files that git acts on")

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from fumehood.core.network import Connection
     from fumehood.errors import FumehoodError
 
-
-# ---- What is told about a run: to programs as an object, to a model as text.
-
 __all__ = ["QUOTED", "REDO", "Blocked", "ReportedChange", "Run", "joined", "named", "printable", "short"]
 
 QUOTED = 300  # characters of somebody else's text that a sentence of ours repeats
@@ -200,7 +197,7 @@ def named(text: str) -> str:
     return f'"{short(escaped)}"'
 
 
-# ---- What goes to a model shows all that is in it, and never holds our own mark.
+# What goes to a model shows all that is in it, and never holds our own mark.
 #
 # A model reads letters that no person sees, and takes a terminal's sequences for text that is not there. So whatever
 # is invisible is written as an escape. Our own words are told from a command's by the mark (`core/report.py`): where a
@@ -279,7 +276,7 @@ class Visible:
         return shown.encode()
 
 
-# ---- Many changes in few lines: what waits for a person first, the rare before the many, what is alike by directory.
+# Many changes in few lines: what waits for a person first, the rare before the many, what is alike by directory.
 
 class Line(Value):
     """What one line tells of: a change, or several that are alike in a directory, whose path then ends with `/`."""
@@ -368,7 +365,7 @@ def _whole(change: Change) -> Line:
     return Line(change=change, path=change.path)
 
 
-# ---- A run as one text for a model: what the command printed, then our own words, set apart by the mark.
+# A run as one text for a model: what the command printed, then our own words, set apart by the mark.
 #
 # A command can print whatever we would say. So our part begins with a line that holds the mark, letters that the model
 # was told and no command can know; all before it is the command's. Inside our part, names and other people's words

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-# ---- What the runs of one agent share: a name, a working directory, and the variables it asked to keep.
+# What the runs of one agent share: a name, a working directory, and the variables it asked to keep.
 
 # Where a command finds what it can tell its session; bubblewrap's own /dev, so nothing of the host's is covered.
 TOLD = "/dev/fumehood"
@@ -50,7 +50,7 @@ def checked_name(name: str) -> str:
 
 
 def is_variable(name: str) -> bool:
-    """Tell whether this can be the name of a variable that a session keeps."""
+    """Return True if this can be the name of a variable that a session keeps."""
     return (
         bool(name)
         and name[0] not in _DIGITS
@@ -76,7 +76,7 @@ def kept(before: Mapping[str, str], told: str) -> dict[str, str]:
     return variables
 
 
-# ---- What was asked: a command, where it runs, and what becomes of its changes.
+# What was asked: a command, where it runs, and what becomes of its changes.
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 SHELL = "/bin/sh"

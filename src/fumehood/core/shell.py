@@ -12,12 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-
-# ---- Tell simple commands from others: one program with plain arguments, or `cd DIR && program`.
-#
-# Only of these can be said ahead which program will run, so only for these a permission may be kept. The reading is
-# strict: what is not surely one program is not simple, whatever a shell would make of it.
-
 # What a shell reads as more than a letter of a word, outside of quotes.
 _MEANING = frozenset("|&;<>()$`#!\n\r")
 _PROGRAM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+:,./-_")
@@ -65,7 +59,7 @@ def simple(command: str | tuple[str, ...]) -> Simple | None:
 
 
 def may_be_kept(program: str) -> bool:
-    """Tell whether a program, resolved, does only what it is: shells, interpreters and their like run anything."""
+    """Return True if a program, resolved, does only what it is: shells, interpreters and their like run anything."""
     name = program.rpartition("/")[2]
     stem = name.rstrip("0123456789.-")  # python3.12, lua5.4
     return not ({name, stem} & _runs_others or name.startswith(("ld-linux", "ld-musl")))
@@ -134,7 +128,7 @@ def _marked(text: str) -> str | None:
     return None if not text.isprintable() else text if _is_plain(text) else f"'{text}'"
 
 
-# ---- Which files a line for a shell may run or read, as well as its words tell: more than it does, rather than less.
+# Which files a line for a shell may run or read, as well as its words tell: more than it does, rather than less.
 #
 # This is no reading of the shell's grammar. Whatever could be a path is taken for one, because the line is a person's
 # own, and what it names is to be protected.

@@ -14,13 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-
-# ---- The system calls that no command needs and that attackers do, and those that are only pretended: with reasons.
-#
-# Everything not listed is allowed; a call that the kernel gained after this was written does not exist (ENOSYS), so
-# that programs fall back to what they did before.
-
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 NO_ERROR = 0  # the call is not made, and the program is told that it was
 
@@ -137,7 +130,7 @@ def number(call: str, machine: str) -> int | None:
     return NUMBERS[call][0 if machine == X86_64 else 1]
 
 
-# ---- Write a table of system calls that are not made as a program for the kernel's filter.
+# Write a table of system calls that are not made as a program for the kernel's filter.
 #
 # A program is a list of instructions of eight bytes: what to do, how far to jump if it holds and if not, and a number.
 # Chosen over libseccomp's bindings: those on the index are unmaintained or need the C library and a compiler to

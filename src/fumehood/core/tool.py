@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-
-# ---- The tool that a model is offered: its name, what it says of itself, and the schema of what it takes.
-
 NAME = "run_command"
 TITLE = "Run a command in the hood"
 FORMATS = ("openai", "ollama", "anthropic", "mcp")
@@ -104,7 +101,7 @@ def definition(form: str, mark: str = "") -> dict[str, Any]:
     }[form]
 
 
-# ---- What commands find in their sandbox: the questions asked inside it, and the answers as a text for a model.
+# What commands find in their sandbox: the questions asked inside it, and the answers as a text for a model.
 
 # Program, its name for people, and what makes it tell its version.
 SHELLS = (("bash", "bash", "--version"), ("zsh", "zsh", "--version"), ("fish", "fish", "--version"))

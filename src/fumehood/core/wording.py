@@ -194,7 +194,7 @@ def _letters(text: str, *, in_order: bool = False) -> Iterator[Piece]:
 
 
 def _judged(letter: str, marks: int, *, in_order: bool) -> tuple[bool, int]:
-    """Tell whether a letter may be shown, and how many accents the last letter has then."""
+    """Return True if a letter may be shown, and how many accents the last letter has then."""
     import unicodedata
 
     if not letter.isprintable() or ord(letter) in _LOOKS_BLANK:
