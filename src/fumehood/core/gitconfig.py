@@ -1,7 +1,7 @@
-"""Read git's configuration format as git does, from any bytes at all.
+"""Read git's configuration format as git does, and judge what changed in a configuration.
 
-Follows git's own reader (`config.c`), whose corners matter here: what git takes for a key must not
-look like a comment to us. Includes are not followed.
+The reader follows git's own (`config.c`), whose corners matter here: what git takes for a key must not look like a
+comment to us. It takes any bytes at all; includes are not followed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from fumehood.core.concern import Concern, flagged, held, shown, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     Entry = tuple[str, str | None]
     Values = tuple[str | None, ...]
-    from collections.abc import Callable
-
     Keys = dict[str, Values]
 
 _BOM = b"\xef\xbb\xbf"
@@ -61,10 +59,10 @@ def split_key(key: str) -> tuple[str, str | None, str]:
 
 def by_key(entries: Sequence[Entry]) -> dict[str, Values]:
     """Gather the values of each key, in their order."""
-    found: dict[str, list[str | None]] = {}
+    gathered: dict[str, list[str | None]] = {}
     for key, value in entries:
-        found.setdefault(key, []).append(value)
-    return {key: tuple(values) for key, values in found.items()}
+        gathered.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in gathered.items()}
 
 
 class _Refused(Exception):
@@ -85,13 +83,16 @@ class _Reader:
         self._ended = False
 
     def entries(self) -> list[Entry]:
-        found: list[Entry] = []
+        entries: list[Entry] = []
         stem = b""
-        self._skip_mark()
+        if self._data.startswith(_BOM):
+            self._at = len(_BOM)
+        elif self._data.startswith(_BOM[:1]):
+            raise _Refused  # part of the mark that some editors put first is an error
         while True:
             char = self._next()
             if char == _NEWLINE and self._ended:
-                return found
+                return entries
             if char in _SPACE:
                 continue
             if char in b"#;":
@@ -100,7 +101,7 @@ class _Reader:
                 stem = self._section() + b"."
             elif char in _LETTERS:
                 key, value = self._entry(char)
-                found.append((_text(stem + key), None if value is None else _text(value)))
+                entries.append((_text(stem + key), None if value is None else _text(value)))
             else:
                 raise _Refused
 
@@ -114,13 +115,6 @@ class _Reader:
             self._at += 1
             return _NEWLINE
         return char
-
-    def _skip_mark(self) -> None:
-        """Skip the mark that some editors put first; part of it is an error."""
-        if self._data.startswith(_BOM):
-            self._at = len(_BOM)
-        elif self._data.startswith(_BOM[:1]):
-            raise _Refused
 
     def _skip_line(self) -> None:
         end = self._data.find(b"\n", self._at)
@@ -201,23 +195,20 @@ class _Reader:
             if char == _QUOTE:
                 quoted = not quoted
             elif char == _BACKSLASH:
-                value += self._escaped()
+                escaped = self._next()
+                if escaped not in _ESCAPES:
+                    raise _Refused
+                value += _ESCAPES[escaped]
             else:
                 value.append(char)
             kept = len(value)
-
-    def _escaped(self) -> bytes:
-        char = self._next()
-        if char not in _ESCAPES:
-            raise _Refused
-        return _ESCAPES[char]
 
 
 # Tell which settings of a git configuration make git run something or lead it elsewhere.
 #
 # What is known to be harmless is listed, and the rest waits for a person: git and its companions gain
 # settings that run programs with almost every release. That is for a repository that is new, and whose addresses
-# are its own matter; `giteveryday` is for one that was there.
+# are its own matter; `everyday_concern` is for one that was there.
 
 FLAG = "git-config"
 
@@ -299,10 +290,11 @@ HARMLESS = words(
 ADDRESSES = words(
     "remote.*.url remote.*.pushurl remote.pushdefault submodule.*.url branch.*.remote branch.*.pushremote"
 )
+_UPDATE = words("submodule.*.update")
 _PLACES = words("core.hookspath core.attributesfile core.worktree")
 _SWITCHABLE = words("core.fsmonitor pager.*")
 _FOR_A_PERSON = words("core.pager core.editor sequence.editor pager.*")
-_SWITCHES = frozenset(("true", "false"))
+_SWITCH = frozenset(("true", "false"))
 # What agents name so that git does not wait for a person.
 _PLAIN_PROGRAMS = frozenset(("", "cat", "less", "more", "true", ":", "vi", "vim", "nano"))
 UPDATES = frozenset(("checkout", "rebase", "merge", "none"))
@@ -310,74 +302,55 @@ UPDATES = frozenset(("checkout", "rebase", "merge", "none"))
 
 def key_concern(key: str, was: Values, now: Values) -> Concern | None:
     """Judge one setting whose values are new or changed."""
-    names = _patterns(key)
     if runs_something(key):
-        return _program(key, names, now)
+        return _program_concern(key, {value or "" for value in now})
     before = frozenset(was)
-    for value in dict.fromkeys(now):
-        if value not in before and (reason := _bad_value(names, value or "")):
-            return held(FLAG, f"{shown(key)} {reason}")
-    if _is_in(names, HARMLESS):
+    for value in [value or "" for value in dict.fromkeys(now) if value not in before]:
+        if _is_in(key, ADDRESSES) and _is_helper_address(value):
+            return held(FLAG, f"{shown(key)} has an address that makes git run a program")
+        if _is_in(key, _UPDATE) and value not in UPDATES:
+            return held(FLAG, f"{shown(key)} names a program for git to run")
+        if key == "extensions.refstorage" and "://" in value:
+            return held(FLAG, f"{shown(key)} leads git to branches elsewhere")
+    if _is_in(key, HARMLESS):
         return None
-    if leads_elsewhere(key):
-        return held(FLAG, f"{shown(key)} decides whom git contacts or trusts")
-    return held(FLAG, f"{shown(key)} is not a git setting that is known to be harmless")
+    decides = "decides whom git contacts or trusts" if _is_in(key, ELSEWHERE) else ""
+    return held(FLAG, f"{shown(key)} {decides or 'is not a git setting that is known to be harmless'}")
 
 
-def _bad_value(names: tuple[str, ...], value: str) -> str:
-    """Say what is wrong with a value of a setting that is harmless otherwise."""
-    if _is_in(names, ADDRESSES) and _is_helper_address(value):
-        return "has an address that makes git run a program"
-    if "submodule.*.update" in names and value not in UPDATES:
-        return "names a program for git to run"
-    if "extensions.refstorage" in names and "://" in value:
-        return "leads git to branches elsewhere"
-    return ""
-
-
-def runs_something(key: str) -> bool:
-    """Return True if git runs or reads something that this setting names, by itself or when asked to."""
-    names = _patterns(key)
-    return _is_in(names, AUTOMATIC) or _is_in(names, ON_DEMAND)
-
-
-def leads_elsewhere(key: str) -> bool:
-    """Return True if a setting decides whom git contacts or trusts."""
-    return _is_in(_patterns(key), ELSEWHERE)
-
-
-def runs_by_itself(key: str) -> bool:
-    """Return True if git acts on this setting in everyday commands."""
-    return _is_in(_patterns(key), AUTOMATIC)
-
-
-def may_name_program(key: str) -> bool:
-    """Return True if what a setting names may be run or obeyed by git, automatically or when a person asks."""
-    return not _is_in(_patterns(key), HARMLESS)
-
-
-def _program(key: str, names: tuple[str, ...], now: Values) -> Concern | None:
-    values = {value or "" for value in now}
-    if _is_in(names, _SWITCHABLE) and {value.lower() for value in values} <= _SWITCHES:
+def _program_concern(key: str, values: set[str]) -> Concern | None:
+    if _is_in(key, _SWITCHABLE) and {value.lower() for value in values} <= _SWITCH:
         return None
-    if _is_in(names, _FOR_A_PERSON) and values <= _PLAIN_PROGRAMS:
+    if _is_in(key, _FOR_A_PERSON) and values <= _PLAIN_PROGRAMS:
         return flagged(FLAG, f"{shown(key)} is set")
     if key.startswith("include"):
         return held(FLAG, f"git would read settings from another file, named by {shown(key)}")
-    if _is_in(names, _PLACES):
+    if _is_in(key, _PLACES):
         return held(FLAG, f"{shown(key)} leads git to files elsewhere")
     return held(FLAG, f"git would run a program named by {shown(key)}")
 
 
-def _patterns(key: str) -> tuple[str, ...]:
+def runs_something(key: str) -> bool:
+    """Return True if git runs or reads something that this setting names, by itself or when asked to."""
+    return _is_in(key, AUTOMATIC) or _is_in(key, ON_DEMAND)
+
+
+def runs_by_itself(key: str) -> bool:
+    """Return True if git acts on this setting in everyday commands."""
+    return _is_in(key, AUTOMATIC)
+
+
+def may_name_program(key: str) -> bool:
+    """Return True if what a setting names may be run or obeyed by git, automatically or when a person asks."""
+    return not _is_in(key, HARMLESS)
+
+
+def _is_in(key: str, table: frozenset[str]) -> bool:
     section, subsection, name = split_key(key)
     if subsection is None:
-        return key, f"{section}.*"
-    return key, f"{section}.*.{name}", f"{section}.{subsection.partition('.')[0]}.*.{name}", f"{section}.*.*"
-
-
-def _is_in(names: tuple[str, ...], table: frozenset[str]) -> bool:
-    return any(name in table for name in names)
+        return key in table or f"{section}.*" in table
+    patterns = (key, f"{section}.*.{name}", f"{section}.{subsection.partition('.')[0]}.*.{name}", f"{section}.*.*")
+    return any(pattern in table for pattern in patterns)
 
 
 def _is_helper_address(value: str) -> bool:
@@ -393,7 +366,6 @@ def _is_helper_address(value: str) -> bool:
 # by settings that run nothing. What is gone counts as much as what is new: without its `pushurl`, a push goes
 # elsewhere.
 
-_SWITCH = frozenset(("true", "false"))
 # What `git init`, `git sparse-checkout`, `git worktree` and `git submodule` write, with the values that they write.
 _WRITTEN = {
     "core.filemode": _SWITCH, "core.ignorecase": _SWITCH, "core.precomposeunicode": _SWITCH, "core.symlinks": _SWITCH,
@@ -417,9 +389,7 @@ _SENDING_KEYS = words("extensions.partialclone branch.*.remote branch.*.pushremo
 _ORDERLESS = ("branch", "core", "extensions", "index", "pull", "submodule", "user")
 
 
-def everyday_concern(
-    old: bytes | None, new: bytes, is_own_work_tree: Callable[[Values], bool]
-) -> Concern | None:
+def everyday_concern(old: bytes | None, new: bytes, is_own_work_tree: Callable[[Values], bool]) -> Concern | None:
     """Judge a configuration by every key whose values are not what they were, or are gone.
 
     `is_own_work_tree` tells whether these may be the values of `core.worktree`: a submodule has one.
@@ -456,17 +426,11 @@ def _is_everyday(key: str, was: Keys, now: Values) -> bool:
         return all((value or "").lower() in _WRITTEN[pattern] for value in now)
     if key == "core.repositoryformatversion":
         return now == ("1",) or (now == ("0",) and key not in was)
-    return _is_everyday_address(key, pattern, was, now)
-
-
-def _is_everyday_address(key: str, pattern: str, was: Keys, now: Values) -> bool:
-    """Return True if a key names what git gets a new submodule from, or a branch to follow in a remote that was there."""
-    before = was.get(key, ())
     if pattern == "submodule.*.url":
-        return not before and key_concern(key, before, now) is None
-    if pattern == "branch.*.remote":
-        return _were_there(now, was)
-    return pattern == "branch.*.merge" and all((value or "").startswith("refs/") for value in now)
+        return key not in was and key_concern(key, (), now) is None
+    # A branch may follow one of a remote that was there.
+    is_branch = pattern == "branch.*.merge" and all((value or "").startswith("refs/") for value in now)
+    return is_branch or (pattern == "branch.*.remote" and _were_there(now, was))
 
 
 def _were_there(remotes: Values, was: Keys) -> bool:
@@ -488,22 +452,22 @@ def _renamed(was: Keys, now: Keys) -> set[tuple[str, str | None]]:
     gone: dict[frozenset[tuple[str, Values]], list[str]] = {}
     for name in old.keys() - new.keys():
         gone.setdefault(frozenset(old[name].items()), []).append(name)
-    found: set[tuple[str, str | None]] = set()
+    renamed: set[tuple[str, str | None]] = set()
     for name in new.keys() - old.keys():
         addresses = (*new[name].get("remote", ()), *new[name].get("pushremote", ()))
         same = gone.get(frozenset(new[name].items()))
         if same and _were_there(addresses, was):
-            found |= {("branch", same.pop()), ("branch", name)}
-    return found
+            renamed |= {("branch", same.pop()), ("branch", name)}
+    return renamed
 
 
 def _branches(keys: Keys) -> dict[str, dict[str, Values]]:
-    found: dict[str, dict[str, Values]] = {}
+    branches: dict[str, dict[str, Values]] = {}
     for key, values in keys.items():
         section, subsection, name = split_key(key)
         if section == "branch" and subsection is not None:
-            found.setdefault(subsection, {})[name] = values
-    return found
+            branches.setdefault(subsection, {})[name] = values
+    return branches
 
 
 def _why(key: str, was: Values, now: Values) -> tuple[int, str]:
@@ -516,7 +480,7 @@ def _why(key: str, was: Values, now: Values) -> tuple[int, str]:
         return 0, f"{what}: it decides what git runs or obeys"
     if _pattern(key) in _SENDING_KEYS or key.startswith(_SENDING):
         return 1, f"{what}: it decides where git sends data to and gets it from"
-    if leads_elsewhere(key):
+    if _is_in(key, ELSEWHERE):
         return 1, f"{what}: it decides whom git contacts or trusts"
     return 2, f"{what}: not a setting that a normal day's work writes"
 

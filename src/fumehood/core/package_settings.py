@@ -1,6 +1,7 @@
-"""Tell what a setting's text holds: an address with a password, a token, a word that announces one, a path of the home.
+"""What a command may see of package managers' settings: addresses without credentials, and plain options.
 
-Guesses that err on the side of yes: what is taken for a secret is left out of what a command sees.
+Each manager has a table of settings that are no secret; the rest is left out, and so is what has a secret for a value
+or names a file in the home. What looks like a secret is guessed, and the guesses err on the side of yes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
+    from xml.etree.ElementTree import Element
 
     Schema = Mapping[str, "str | Schema"]
-    from collections.abc import Mapping
-    from xml.etree.ElementTree import Element
 
 # A user without a password in these is a name, like git@; elsewhere it may be a token.
 _NAMED_USERS = ("ssh", "git+ssh", "ssh+git", "svn+ssh", "sftp", "rsync")
@@ -33,18 +33,17 @@ _SHORTEST_RANDOM, _SURELY_RANDOM = 16, 32
 def may_hold_secret(text: str) -> bool:
     """Return True if a text has a token of a known shape in it, or an address with credentials."""
     lowered = text.lower()
-    if any(header in lowered for header in _HEADERS) or any(_precedes_token(scheme, lowered) for scheme in _SCHEMES):
+    if any(header in lowered for header in _HEADERS):
         return True
+    for scheme in _SCHEMES:
+        following = lowered.partition(scheme)[2].split(maxsplit=1)
+        if following and len(following[0]) >= _SHORTEST_TOKEN:
+            return True
     return any(looks_secret("", word) for word in words_of(text)) or any(map(has_credentials, addresses_in(text)))
 
 
-def _precedes_token(scheme: str, text: str) -> bool:
-    following = text.partition(scheme)[2].split(maxsplit=1)[:1]
-    return any(len(word) >= _SHORTEST_TOKEN for word in following)
-
-
 def announces_secret(text: str) -> bool:
-    """Return True if a line that is run, or an option, has a secret in it or a word that one would follow: `--token`."""
+    """Return True if a line that is run, or an option, has a secret in it or a word that precedes one: `--token`."""
     return may_hold_secret(text) or any(looks_secret(word.strip("-.+~")) or is_random(word) for word in words_of(text))
 
 
@@ -63,8 +62,8 @@ def has_credentials(address: str) -> bool:
 
 def without_credentials(address: str) -> str | None:
     """Return an address less its user and password, or None where a secret may be left in it."""
-    scheme, found, rest = address.partition("://")
-    if not found:
+    scheme, is_address, rest = address.partition("://")
+    if not is_address:
         return None if may_hold_secret(address) or is_random(address) else address
     user, host, path = _parts(rest)
     if user is not None and ":" not in user and scheme.lower() in _NAMED_USERS:
@@ -86,17 +85,9 @@ def addresses_in(text: str) -> Iterator[str]:
         at = text.find("://", at + 3)
 
 
-def words_of(text: str) -> Iterator[str]:
-    """Yield what stands between blanks, quotes, slashes and the like."""
-    word: list[str] = []
-    for letter in text:
-        if letter in _IN_WORDS:
-            word.append(letter)
-        elif word:
-            yield "".join(word)
-            word = []
-    if word:
-        yield "".join(word)
+def words_of(text: str) -> list[str]:
+    """Return what stands between blanks, quotes, slashes and the like."""
+    return "".join(letter if letter in _IN_WORDS else " " for letter in text).split()
 
 
 def is_random(word: str) -> bool:
@@ -126,14 +117,9 @@ def paths_below(text: str, homes: Sequence[str]) -> Iterator[str]:
 def _parts(rest: str) -> tuple[str | None, str, str]:
     """Split what follows `://` into user and password or None, host and port, and the rest."""
     end = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
-    user, found, host = rest[:end].rpartition("@")
-    return user if found else None, host, rest[end:]
+    user, at, host = rest[:end].rpartition("@")
+    return user if at else None, host, rest[end:]
 
-
-# What a command may see of package managers' settings: addresses without credentials, and plain options.
-#
-# Each manager has a table of settings that are known to be no secret; the rest is left out, and so is what has a secret
-# for a value or names a file in the home.
 
 # What a setting holds: an address or host, or several; an option; a directory that a program makes if it is missing.
 ADDRESS, OPTION, PLACE = "address", "option", "place"
@@ -242,9 +228,7 @@ CARGO: Schema = {
     "cache": _schema("", "auto-clean-frequency"),
     "cargo-new": _schema("", "vcs"),
     "future-incompat-report": _schema("", "frequency"),
-    "http": _schema(
-        "", "cainfo check-revoke debug low-speed-limit multiplexing ssl-version timeout user-agent"
-    ),
+    "http": _schema("", "cainfo check-revoke debug low-speed-limit multiplexing ssl-version timeout user-agent"),
     "net": {**_schema("", "git-fetch-with-cli offline retry"), "ssh": _schema("", "known-hosts")},
     "profile": {_ANY: OPTION},
     "registries": {_ANY: _schema("index", "protocol")},
@@ -364,7 +348,10 @@ class Sieve:
         """
         pieces: list[str] = []
         for piece in _pieces(text):
-            shown = piece if piece in _BETWEEN else self._address(piece)
+            if piece in _BETWEEN:
+                shown: str | None = piece
+            else:
+                shown = None if any(paths_below(piece, self._homes)) else without_credentials(piece)
             if shown != piece:
                 self.drop(name if shown is None else f"{name}: user and password")
             if shown is not None:
@@ -372,9 +359,6 @@ class Sieve:
             elif pieces:
                 pieces.pop()
         return "".join(pieces).strip(_BETWEEN) or None
-
-    def _address(self, piece: str) -> str | None:
-        return None if any(paths_below(piece, self._homes)) else without_credentials(piece)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -406,7 +390,7 @@ def shown_of(manager: str, data: bytes, homes: Sequence[str]) -> tuple[str, tupl
     sieve = Sieve(homes)
     try:
         shown = _READERS[manager](data.decode("utf-8-sig"), sieve)
-    except ValueError as error:
+    except (ValueError, SyntaxError) as error:  # the second is what an XML parser raises
         raise Malformed(f"it can't be read ({type(error).__name__})") from error
     except RecursionError as error:
         raise Malformed("it is nested too deeply") from error
@@ -428,20 +412,11 @@ def _pip(text: str, sieve: Sieve) -> str:
             sieve.drop(section)
             continue
         named = {name.removeprefix("--").replace("_", "-"): value for name, value in parser.items(section)}
-        kept = sieve.table(named, PIP, section)
-        if kept:
+        if kept := sieve.table(named, PIP, section):
             shown[section] = kept
     written = io.StringIO()
     shown.write(written)
     return written.getvalue()
-
-
-def _uv(text: str, sieve: Sieve) -> str:
-    return _toml(text, UV, sieve)
-
-
-def _cargo(text: str, sieve: Sieve) -> str:
-    return _toml(text, CARGO, sieve)
 
 
 def _toml(text: str, kinds: Schema, sieve: Sieve) -> str:
@@ -519,10 +494,7 @@ def _maven(text: str, sieve: Sieve) -> str:
 
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Malformed("it declares a document type, which settings don't need")
-    try:
-        root = ET.fromstring(text)  # noqa: S314 - nothing is declared in it, and it is the person's
-    except ET.ParseError as error:
-        raise Malformed(f"it can't be read ({type(error).__name__})") from error
+    root = ET.fromstring(text)  # noqa: S314 - nothing is declared in it, and it is the person's
     shown = _element(root, MAVEN, sieve, "")
     if shown is None:
         return ""
@@ -534,9 +506,9 @@ def _element(element: Element, kinds: Schema, sieve: Sieve, within: str) -> Elem
     """Return what may be seen of an element: without attributes, and without a prefix, which Maven does not read."""
     from xml.etree.ElementTree import Element, SubElement
 
-    shown = Element(_tag(element))
+    shown = Element(element.tag.rpartition("}")[2])
     for child in element:
-        tag = _tag(child)
+        tag = child.tag.rpartition("}")[2]
         whole = f"{within}.{tag}" if within else tag
         kind = sieve.kind_of(tag, kinds)
         if kind is None:
@@ -547,14 +519,10 @@ def _element(element: Element, kinds: Schema, sieve: Sieve, within: str) -> Elem
                 SubElement(shown, tag).text = value
         elif (inner := _element(child, kind, sieve, whole)) is not None:
             shown.append(inner)
-    needed = kinds.get("!")
+    needed = kinds.get(_NEEDED)
     if len(shown) == 0 or (isinstance(needed, str) and shown.find(needed) is None):
         return None
     return shown
-
-
-def _tag(element: Element) -> str:
-    return element.tag.rpartition("}")[2]
 
 
 def _lines(text: str, comments: str) -> Iterator[str]:
@@ -571,6 +539,6 @@ def _unquoted(text: str) -> str:
 
 
 _READERS: Mapping[str, Any] = {
-    "pip": _pip, "uv": _uv, "npm": _npm, "yarn": _yarn, "yarn classic": _yarn_classic, "cargo": _cargo,
-    "maven": _maven, "go": _go,
+    "pip": _pip, "npm": _npm, "yarn": _yarn, "yarn classic": _yarn_classic, "maven": _maven, "go": _go,
+    "uv": lambda text, sieve: _toml(text, UV, sieve), "cargo": lambda text, sieve: _toml(text, CARGO, sieve),
 }  # fmt: skip
