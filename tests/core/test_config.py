@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.compact import dumps, loads
 from fumehood.core.config import line_numbers, read
 from fumehood.core.config_keys import KEYS, SECTIONS, manual
 from fumehood.core.policy import Policy
@@ -308,49 +307,6 @@ def test_every_key_that_the_parser_finds_has_a_line_that_names_it(text):
     for path, line in lines.items():
         if isinstance(path[-1], str) and path[-1].isalnum() and path[-1].isascii():
             assert path[-1] in split[line - 1]
-
-
-# --- the compact form ---
-
-plain = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False),
-    st.text(st.characters(exclude_characters="\0", exclude_categories=())),
-)  # fmt: skip
-tree = st.recursive(
-    plain,
-    lambda inner: (
-        st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(st.text(st.characters(exclude_characters="\0")), inner, max_size=4)
-    ),
-)
-
-
-@given(tree)
-def test_a_compact_value_comes_back_as_it_was(value):
-    again = loads(dumps(value))
-    assert again == value
-    assert type(again) is type(value)
-
-
-@given(tree, st.data())
-def test_a_compact_value_that_was_damaged_is_never_half_read(value, data):
-    text = dumps(value)
-    cut = text[: data.draw(st.integers(0, len(text) - 1))]
-    with pytest.raises(ValueError):  # noqa: PT011 - whichever reason it is
-        loads(cut)
-
-
-@given(st.text(st.sampled_from("stdinfyx\x000123456789-e. "), max_size=30))
-def test_any_text_is_a_compact_value_or_refused(text):
-    try:
-        loads(text)
-    except ValueError:
-        return
-
-
-def test_a_compact_string_has_no_nul():
-    with pytest.raises(ValueError, match="NUL"):
-        dumps("a\0b")
 
 
 # --- profiles ---

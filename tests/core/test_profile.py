@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.policy import SHIPPED, Profile, configured, defaults, fits, matching, programs
+from fumehood.core.policy import SHIPPED, Profile, configured, defaults, fits, matching
+from fumehood.core.shell import programs
 
 NAMES = {profile.match[0]: profile for profile in SHIPPED}
 

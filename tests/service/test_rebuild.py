@@ -1,6 +1,7 @@
 """The database is gone or damaged: that is said, nothing is removed, and what the runs' directories tell comes back."""
 
 import json
+import marshal
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fumehood import Sandbox
 from fumehood.service.clean import clean
 from fumehood.service.opened import OpenedStore
 from fumehood.service.recover import rebuild
+from fumehood.store.records import read_records
 
 
 def database() -> Path:
@@ -141,6 +143,41 @@ def test_what_has_no_record_of_its_own_is_named_and_left(sandbox, project, store
     assert mended.left == (store.places.run(run.run),)
     assert mended.runs == 0
     assert Path(store.places.layer(run.run, 0, "upper"), "a").read_text() == "old"
+
+
+@pytest.mark.namespaces
+def test_a_record_that_was_damaged_anywhere_is_not_read(sandbox, project, store):
+    (project / "a").write_text("old")
+    run = sandbox.run("echo new > a")
+    (record,) = Path(store.places.run(run.run), "0").glob("*.record")
+    data = record.read_bytes()
+    assert [each.run for each in read_records(store.places, run.layer)] == [run.run]
+    for at in range(0, len(data), 7):
+        record.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert list(read_records(store.places, run.layer)) == []
+        record.write_bytes(data[:at])
+        assert list(read_records(store.places, run.layer)) == []
+
+
+@pytest.mark.namespaces
+def test_a_record_in_the_first_form_is_read(sandbox, project, store):
+    (project / "a").write_text("old")
+    run = sandbox.run("echo new > a")
+    (record,) = Path(store.places.run(run.run), "0").glob("*.record")
+    record.write_bytes(os.fsencode(first_form(marshal.loads(record.read_bytes().partition(b"\n")[2]))))
+    (read,) = read_records(store.places, run.layer)
+    assert read.as_dict() | {"output": ""} == run.as_dict() | {"output": ""}
+
+
+def first_form(value):
+    """Write a value as records were written before."""
+    if isinstance(value, dict):
+        return f"d{len(value)}\0" + "".join(first_form(name) + first_form(each) for name, each in value.items())
+    if isinstance(value, (tuple, list)):
+        return f"t{len(value)}\0" + "".join(map(first_form, value))
+    if value is None or isinstance(value, bool):
+        return {None: "n\0", True: "y\0", False: "x\0"}[value]
+    return f"s{value}\0" if isinstance(value, str) else f"{'i' if isinstance(value, int) else 'f'}{value!r}\0"
 
 
 @pytest.mark.namespaces

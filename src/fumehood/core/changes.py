@@ -26,65 +26,22 @@ LIVE_KINDS = (ABSENT, FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, DEVICE)
 LAYER_KINDS = (WHITEOUT, FILE, DIRECTORY, OPAQUE, SYMLINK, FIFO, SOCKET, DEVICE)
 TAKEN_OVER = (FILE, DIRECTORY, SYMLINK)
 
-# The change that an entry of the layer (first) makes to what the project has there (second).
-# None: no change by itself. Where both are alike, MODIFIED means "look at the content".
+# The change that an entry of the layer makes to what the project has there: a row for each of LAYER_KINDS, in the order
+# of LIVE_KINDS. None: no change by itself. Where both are alike, MODIFIED means "look at the content".
+_ROWS = {
+    WHITEOUT: (None, DELETED, DELETED, DELETED, DELETED, DELETED, DELETED),
+    FILE: (ADDED, MODIFIED, TYPE, TYPE, TYPE, TYPE, TYPE),
+    DIRECTORY: (ADDED, TYPE, None, TYPE, TYPE, TYPE, TYPE),
+    OPAQUE: (ADDED, TYPE, None, TYPE, TYPE, TYPE, TYPE),
+    SYMLINK: (ADDED, TYPE, TYPE, MODIFIED, TYPE, TYPE, TYPE),
+    FIFO: (ADDED, TYPE, TYPE, TYPE, MODIFIED, TYPE, TYPE),
+    SOCKET: (ADDED, TYPE, TYPE, TYPE, TYPE, MODIFIED, TYPE),
+    DEVICE: (ADDED, TYPE, TYPE, TYPE, TYPE, TYPE, MODIFIED),
+}
 PAIRS: dict[tuple[str, str], str | None] = {
-    (WHITEOUT, ABSENT): None,
-    (WHITEOUT, FILE): DELETED,
-    (WHITEOUT, DIRECTORY): DELETED,
-    (WHITEOUT, SYMLINK): DELETED,
-    (WHITEOUT, FIFO): DELETED,
-    (WHITEOUT, SOCKET): DELETED,
-    (WHITEOUT, DEVICE): DELETED,
-    (FILE, ABSENT): ADDED,
-    (FILE, FILE): MODIFIED,
-    (FILE, DIRECTORY): TYPE,
-    (FILE, SYMLINK): TYPE,
-    (FILE, FIFO): TYPE,
-    (FILE, SOCKET): TYPE,
-    (FILE, DEVICE): TYPE,
-    (DIRECTORY, ABSENT): ADDED,
-    (DIRECTORY, FILE): TYPE,
-    (DIRECTORY, DIRECTORY): None,
-    (DIRECTORY, SYMLINK): TYPE,
-    (DIRECTORY, FIFO): TYPE,
-    (DIRECTORY, SOCKET): TYPE,
-    (DIRECTORY, DEVICE): TYPE,
-    (OPAQUE, ABSENT): ADDED,
-    (OPAQUE, FILE): TYPE,
-    (OPAQUE, DIRECTORY): None,
-    (OPAQUE, SYMLINK): TYPE,
-    (OPAQUE, FIFO): TYPE,
-    (OPAQUE, SOCKET): TYPE,
-    (OPAQUE, DEVICE): TYPE,
-    (SYMLINK, ABSENT): ADDED,
-    (SYMLINK, FILE): TYPE,
-    (SYMLINK, DIRECTORY): TYPE,
-    (SYMLINK, SYMLINK): MODIFIED,
-    (SYMLINK, FIFO): TYPE,
-    (SYMLINK, SOCKET): TYPE,
-    (SYMLINK, DEVICE): TYPE,
-    (FIFO, ABSENT): ADDED,
-    (FIFO, FILE): TYPE,
-    (FIFO, DIRECTORY): TYPE,
-    (FIFO, SYMLINK): TYPE,
-    (FIFO, FIFO): MODIFIED,
-    (FIFO, SOCKET): TYPE,
-    (FIFO, DEVICE): TYPE,
-    (SOCKET, ABSENT): ADDED,
-    (SOCKET, FILE): TYPE,
-    (SOCKET, DIRECTORY): TYPE,
-    (SOCKET, SYMLINK): TYPE,
-    (SOCKET, FIFO): TYPE,
-    (SOCKET, SOCKET): MODIFIED,
-    (SOCKET, DEVICE): TYPE,
-    (DEVICE, ABSENT): ADDED,
-    (DEVICE, FILE): TYPE,
-    (DEVICE, DIRECTORY): TYPE,
-    (DEVICE, SYMLINK): TYPE,
-    (DEVICE, FIFO): TYPE,
-    (DEVICE, SOCKET): TYPE,
-    (DEVICE, DEVICE): MODIFIED,
+    (layer, live): change
+    for layer, row in _ROWS.items()
+    for live, change in zip(LIVE_KINDS, row, strict=True)
 }
 
 

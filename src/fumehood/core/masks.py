@@ -8,164 +8,87 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Below the home directory.
-HOME: tuple[tuple[str, str], ...] = (
-    (".local/state/fumehood", "our own records"),
-    (".local/share/fumehood", "our own data"),
-    (".config/fumehood", "our own settings"),
-    (".ssh", "keys"),
-    (".gnupg", "keys"),
-    (".pki", "keys"),
-    (".aws", "cloud credentials"),
-    (".azure", "cloud credentials"),
-    (".config/gcloud", "cloud credentials"),
-    (".config/doctl", "cloud credentials"),
-    (".config/hcloud", "cloud credentials"),
-    (".config/rclone", "cloud credentials"),
-    (".boto", "cloud credentials"),
-    (".s3cfg", "cloud credentials"),
-    (".oci", "cloud credentials"),
-    (".fly", "cloud credentials"),
-    (".terraform.d/credentials.tfrc.json", "cloud credentials"),
-    (".terraformrc", "cloud credentials"),
-    (".pulumi/credentials.json", "cloud credentials"),
-    (".kube", "cluster credentials"),
-    (".docker", "registry credentials"),
-    (".config/containers/auth.json", "registry credentials"),
-    (".npmrc", "registry credentials"),
-    (".config/pnpm/rc", "registry credentials"),
-    (".yarnrc.yml", "registry credentials"),
-    (".pypirc", "registry credentials"),
-    (".local/share/uv/credentials", "registry credentials"),
-    (".config/pypoetry/auth.toml", "registry credentials"),
-    (".rye/credentials", "registry credentials"),
-    (".rattler/credentials.json", "registry credentials"),
-    (".gem/credentials", "registry credentials"),
-    (".local/share/gem/credentials", "registry credentials"),
-    (".cargo/credentials", "registry credentials"),
-    (".cargo/credentials.toml", "registry credentials"),
-    (".m2/settings.xml", "registry credentials"),
-    (".m2/settings-security.xml", "registry credentials"),
-    (".gradle/gradle.properties", "registry credentials"),
-    (".ivy2/.credentials", "registry credentials"),
-    (".sbt/.credentials", "registry credentials"),
-    (".composer/auth.json", "registry credentials"),
-    (".config/composer/auth.json", "registry credentials"),
-    (".nuget/NuGet", "registry credentials"),
-    (".dotnet/corefx", "keys"),
-    (".hex/hex.config", "registry credentials"),
-    (".julia/servers", "registry credentials"),
-    (".luarocks/upload_config.lua", "registry credentials"),
-    (".pub-cache/credentials.json", "registry credentials"),
-    (".wasmer/wasmer.toml", "registry credentials"),
-    (".config/gh", "forge credentials"),
-    (".config/glab-cli", "forge credentials"),
-    (".config/hub", "forge credentials"),
-    (".git-credentials", "forge credentials"),
-    (".config/git/credentials", "forge credentials"),
-    (".netrc", "passwords"),
-    (".authinfo", "passwords"),
-    (".authinfo.gpg", "passwords"),
-    (".pgpass", "passwords"),
-    (".my.cnf", "passwords"),
-    (".password-store", "passwords"),
-    (".config/op", "passwords"),
-    (".config/Bitwarden", "passwords"),
-    (".config/Bitwarden CLI", "passwords"),
-    (".config/keepassxc", "passwords"),
-    (".vault-token", "passwords"),
-    (".config/sops", "keys"),
-    (".config/age", "keys"),
-    (".local/share/keyrings", "a keyring"),
-    (".local/share/kwalletd", "a keyring"),
-    (".kde/share/apps/kwallet", "a keyring"),
-    (".cert", "keys"),
-    (".config/chromium", "a browser profile"),
-    (".config/google-chrome", "a browser profile"),
-    (".config/google-chrome-beta", "a browser profile"),
-    (".config/BraveSoftware", "a browser profile"),
-    (".config/microsoft-edge", "a browser profile"),
-    (".config/vivaldi", "a browser profile"),
-    (".config/opera", "a browser profile"),
-    (".mozilla", "a browser profile"),
-    (".librewolf", "a browser profile"),
-    (".zen", "a browser profile"),
-    (".thunderbird", "mail"),
-    (".var/app", "profiles of sandboxed applications"),
-    ("snap", "profiles of sandboxed applications"),
-    (".config/Signal", "messages"),
-    (".config/Slack", "messages"),
-    (".config/discord", "messages"),
-    (".local/share/TelegramDesktop", "messages"),
-    (".bash_history", "a history"),
-    (".zsh_history", "a history"),
-    (".histfile", "a history"),
-    (".sh_history", "a history"),
-    (".history", "a history"),
-    (".local/share/fish/fish_history", "a history"),
-    (".python_history", "a history"),
-    (".node_repl_history", "a history"),
-    (".psql_history", "a history"),
-    (".mysql_history", "a history"),
-    (".sqlite_history", "a history"),
-    (".rediscli_history", "a history"),
-    (".lesshst", "a history"),
-    (".viminfo", "a history"),
-    (".Xauthority", "the way to the screen"),
-    (".ICEauthority", "the way to the session"),
-    (".claude/.credentials.json", "an agent's credentials"),
-    (".claude.json", "an agent's credentials"),
-    (".codex/auth.json", "an agent's credentials"),
-    (".gemini/oauth_creds.json", "an agent's credentials"),
-    (".config/github-copilot", "an agent's credentials"),
-    (".local/share/opencode/auth.json", "an agent's credentials"),
-    (".cache/huggingface/token", "an agent's credentials"),
-    (".huggingface/token", "an agent's credentials"),
-)
+
+
+def _pairs(table: dict[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
+    return tuple((path, why) for why, paths in table.items() for path in paths)
+
+
+# Paths by the reason why they are hidden. Below the home directory:
+HOME = _pairs({
+    "our own records": (".local/state/fumehood",),
+    "our own data": (".local/share/fumehood",),
+    "our own settings": (".config/fumehood",),
+    "keys": (".ssh", ".gnupg", ".pki", ".dotnet/corefx", ".config/sops", ".config/age", ".cert"),
+    "cloud credentials": (
+        ".aws", ".azure", ".config/gcloud", ".config/doctl", ".config/hcloud", ".config/rclone", ".boto", ".s3cfg",
+        ".oci", ".fly", ".terraform.d/credentials.tfrc.json", ".terraformrc", ".pulumi/credentials.json",
+    ),
+    "cluster credentials": (".kube",),
+    "registry credentials": (
+        ".docker", ".config/containers/auth.json", ".npmrc", ".config/pnpm/rc", ".yarnrc.yml", ".pypirc",
+        ".local/share/uv/credentials", ".config/pypoetry/auth.toml", ".rye/credentials", ".rattler/credentials.json",
+        ".gem/credentials", ".local/share/gem/credentials", ".cargo/credentials", ".cargo/credentials.toml",
+        ".m2/settings.xml", ".m2/settings-security.xml", ".gradle/gradle.properties", ".ivy2/.credentials",
+        ".sbt/.credentials", ".composer/auth.json", ".config/composer/auth.json", ".nuget/NuGet", ".hex/hex.config",
+        ".julia/servers", ".luarocks/upload_config.lua", ".pub-cache/credentials.json", ".wasmer/wasmer.toml",
+    ),
+    "forge credentials": (
+        ".config/gh", ".config/glab-cli", ".config/hub", ".git-credentials", ".config/git/credentials",
+    ),
+    "passwords": (
+        ".netrc", ".authinfo", ".authinfo.gpg", ".pgpass", ".my.cnf", ".password-store", ".config/op",
+        ".config/Bitwarden", ".config/Bitwarden CLI", ".config/keepassxc", ".vault-token",
+    ),
+    "a keyring": (".local/share/keyrings", ".local/share/kwalletd", ".kde/share/apps/kwallet"),
+    "a browser profile": (
+        ".config/chromium", ".config/google-chrome", ".config/google-chrome-beta", ".config/BraveSoftware",
+        ".config/microsoft-edge", ".config/vivaldi", ".config/opera", ".mozilla", ".librewolf", ".zen",
+    ),
+    "mail": (".thunderbird",),
+    "profiles of sandboxed applications": (".var/app", "snap"),
+    "messages": (".config/Signal", ".config/Slack", ".config/discord", ".local/share/TelegramDesktop"),
+    "a history": (
+        ".bash_history", ".zsh_history", ".histfile", ".sh_history", ".history", ".local/share/fish/fish_history",
+        ".python_history", ".node_repl_history", ".psql_history", ".mysql_history", ".sqlite_history",
+        ".rediscli_history", ".lesshst", ".viminfo",
+    ),
+    "the way to the screen": (".Xauthority",),
+    "the way to the session": (".ICEauthority",),
+    "an agent's credentials": (
+        ".claude/.credentials.json", ".claude.json", ".codex/auth.json", ".gemini/oauth_creds.json",
+        ".config/github-copilot", ".local/share/opencode/auth.json", ".cache/huggingface/token", ".huggingface/token",
+    ),
+})  # fmt: skip
 
 # Everybody else is kept from these by their modes; root is not.
-SYSTEM: tuple[tuple[str, str], ...] = (
-    ("/etc/shadow", "passwords"),
-    ("/etc/shadow-", "passwords"),
-    ("/etc/gshadow", "passwords"),
-    ("/etc/gshadow-", "passwords"),
-    ("/etc/security/opasswd", "passwords"),
-    ("/etc/sudoers", "who may become root"),
-    ("/etc/sudoers.d", "who may become root"),
-    ("/etc/krb5.keytab", "keys"),
-    ("/etc/ssl/private", "keys"),
-    ("/etc/pki/tls/private", "keys"),
-    ("/etc/letsencrypt", "keys"),
-    ("/etc/wireguard", "keys"),
-    ("/etc/openvpn", "keys"),
-    ("/etc/ipsec.secrets", "keys"),
-    ("/etc/ssh/ssh_host_dsa_key", "keys"),
-    ("/etc/ssh/ssh_host_ecdsa_key", "keys"),
-    ("/etc/ssh/ssh_host_ed25519_key", "keys"),
-    ("/etc/ssh/ssh_host_rsa_key", "keys"),
-    ("/etc/NetworkManager/system-connections", "passwords"),
-    ("/etc/kubernetes", "cluster credentials"),
-    ("/etc/rancher", "cluster credentials"),
-    ("/var/lib/kubelet", "cluster credentials"),
-    ("/var/lib/docker", "other containers"),
-    ("/var/lib/containerd", "other containers"),
-    ("/var/lib/systemd/random-seed", "the seed of random numbers"),
-    ("/var/lib/NetworkManager/secret_key", "keys"),
-    ("/var/lib/sss", "passwords"),
-    ("/var/lib/cloud", "cloud credentials"),
-    ("/var/spool/cron", "other people's jobs"),
-    ("/var/mail", "mail"),
-    ("/var/spool/mail", "mail"),
-)
+SYSTEM = _pairs({
+    "passwords": (
+        "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/security/opasswd",
+        "/etc/NetworkManager/system-connections", "/var/lib/sss",
+    ),
+    "who may become root": ("/etc/sudoers", "/etc/sudoers.d"),
+    "keys": (
+        "/etc/krb5.keytab", "/etc/ssl/private", "/etc/pki/tls/private", "/etc/letsencrypt", "/etc/wireguard",
+        "/etc/openvpn", "/etc/ipsec.secrets", "/etc/ssh/ssh_host_dsa_key", "/etc/ssh/ssh_host_ecdsa_key",
+        "/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_rsa_key", "/var/lib/NetworkManager/secret_key",
+    ),
+    "cluster credentials": ("/etc/kubernetes", "/etc/rancher", "/var/lib/kubelet"),
+    "other containers": ("/var/lib/docker", "/var/lib/containerd"),
+    "the seed of random numbers": ("/var/lib/systemd/random-seed",),
+    "cloud credentials": ("/var/lib/cloud",),
+    "other people's jobs": ("/var/spool/cron",),
+    "mail": ("/var/mail", "/var/spool/mail"),
+})  # fmt: skip
 
 # What `/proc` would tell of others; the rest (kcore, kmsg, kallsyms, …) the kernel closes to who lacks capabilities.
-PROC: tuple[tuple[str, str], ...] = (
-    ("/proc/keys", "the names of keys in keyrings"),
-    ("/proc/scsi", "the machine's controls"),
-    ("/proc/timer_list", "what others wait for, by name"),
-    ("/proc/sched_debug", "what others do, by name"),
-    ("/proc/latency_stats", "what others wait for"),
-)
+PROC = _pairs({
+    "the names of keys in keyrings": ("/proc/keys",),
+    "the machine's controls": ("/proc/scsi",),
+    "what others wait for, by name": ("/proc/timer_list",),
+    "what others do, by name": ("/proc/sched_debug",),
+    "what others wait for": ("/proc/latency_stats",),
+})  # fmt: skip
 
 # Entries of `/` that are made anew for each command, or left empty.
 UNSEEN = frozenset({"/boot", "/dev", "/lost+found", "/proc", "/run", "/sys", "/tmp"})  # noqa: S108 - the host's
@@ -181,9 +104,7 @@ class Masks(Value):
     in_roots: tuple[str, ...] = ()
 
 
-def masks(
-    homes: Sequence[str], own: Iterable[str], mask: Iterable[str], unmask: Iterable[str], *, root: bool
-) -> Masks:
+def masks(homes: Sequence[str], own: Iterable[str], mask: Iterable[str], unmask: Iterable[str], *, root: bool) -> Masks:
     """Put together what a command may not read; the first of the homes is the one that `~` means.
 
     A person's path begins with `/` or `~/`, or is relative: then it is meant below every root, like `.env`.

@@ -1,7 +1,7 @@
 """The person's standing wishes, with their defaults.
 
 Each field is a key of the configuration under the same name (`limits.memory` is `Policy.limits.memory`); the
-table in `keys.py` says what it takes and means.
+table in `config_keys.py` says what it takes and means.
 """
 
 from __future__ import annotations
@@ -13,27 +13,16 @@ from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
 
-# Profiles: what commands of a program get besides, above all their caches, found by the programs of a command
-# line.
+# Profiles: what commands of a program get besides, above all their caches, found by the programs of a command line.
 #
 # What eases (caches, limits, variables) goes to any line that names the program: a convenience and no boundary. What
 # grants, so that a command reaches more than others, needs more than a name: see service/profiles.py.
 
-_SEPARATORS = frozenset(";&|\n()`")
-_BLANKS = frozenset(" \t\r")
-# What stands before a program without being one; options, assignments and numbers after these are passed over.
-_BEFORE = frozenset(
-    {"!", "{", "}", "if", "then", "elif", "else", "do", "while", "until", "time", "exec", "command", "builtin"}
-    | {"env", "nice", "ionice", "nohup", "setsid", "stdbuf", "timeout", "xargs", "sudo"}
-)
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
-_DEEPEST = 4  # shells in shells
 _EASING = ("timeout", "limits.", "environment.set", "environment.drop", "mask", "rules.")
-_LONGEST_LINE = 1 << 16  # what follows is not looked at
 
 
 class Profile(Value):
@@ -65,29 +54,28 @@ class Profile(Value):
 def configured(table: dict[str, Any]) -> Profile:
     """Make a profile of a person's own, from a `[[profile]]` of the configuration."""
     settings = {name: value for name, value in table.items() if name not in ("match", "scratch", "keep")}
-    return Profile(
-        match=table["match"], scratch=table.get("scratch", ()), keep=table.get("keep", True), settings=settings
-    )
+    scratch, keep = table.get("scratch", ()), table.get("keep", True)
+    return Profile(match=table["match"], scratch=scratch, keep=keep, settings=settings)
 
 
 def matching(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tuple[Profile, ...]:
     """Return the profiles that a command calls for, in their order."""
     line = command if isinstance(command, str) else " ".join(command)
     # Most commands match nothing, and to find that out must cost nothing.
-    likely = [each for each in profiles if any(_stem(pattern) in line for pattern in each.match)]
+    likely = [
+        each for each in profiles if any(pattern.partition(" ")[0].rstrip("*") in line for pattern in each.match)
+    ]
     if not likely:
         return ()
-    found = list(programs(command))
-    return tuple(each for each in likely if any(_fits(pattern, words) for pattern in each.match for words in found))
+    from fumehood.core.shell import programs
+
+    called = list(programs(command))
+    return tuple(each for each in likely if any(fits(each, words) for words in called))
 
 
 def fits(profile: Profile, words: Sequence[str]) -> bool:
     """Return True if a profile is for a program with these arguments."""
     return any(_fits(pattern, words) for pattern in profile.match)
-
-
-def _stem(pattern: str) -> str:
-    return pattern.partition(" ")[0].rstrip("*")
 
 
 def _fits(pattern: str, words: Sequence[str]) -> bool:
@@ -97,84 +85,6 @@ def _fits(pattern: str, words: Sequence[str]) -> bool:
         return False
     size = len(following)
     return not following or any(list(words[at : at + size]) == following for at in range(1, len(words)))
-
-
-def programs(command: str | tuple[str, ...], depth: int = 0) -> Iterator[tuple[str, ...]]:
-    """Return the programs of a command with their arguments: as well as can be told without running it."""
-    if depth > _DEEPEST:
-        return
-    lines = _split(command[:_LONGEST_LINE]) if isinstance(command, str) else [list(command)]
-    for line in lines:
-        words = line
-        while words and _is_before(words[0]):
-            words = _after(words)
-        if not words:
-            continue
-        yield tuple(words)
-        if words[0].rpartition("/")[2] in _SHELLS:
-            yield from programs(_script(words), depth + 1)
-
-
-def _script(words: Sequence[str]) -> str:
-    """Return the line that a shell is given as an argument."""
-    for at, word in enumerate(words[1:-1], 1):
-        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-            return words[at + 1]
-    return ""
-
-
-def _is_before(word: str) -> bool:
-    return word.rpartition("/")[2] in _BEFORE or _is_assignment(word)
-
-
-def _after(words: list[str]) -> list[str]:
-    """Leave out a word that is no program, and what belongs to it."""
-    at = 1
-    while at < len(words) and (words[at].startswith("-") or _is_assignment(words[at]) or words[at][:1].isdigit()):
-        at += 1
-    return words[at:]
-
-
-def _is_assignment(word: str) -> bool:
-    name, equals, _ = word.partition("=")
-    return bool(equals) and name.isidentifier()
-
-
-def _split(line: str) -> Iterator[list[str]]:
-    """Split a shell line into commands of words; what is substituted into a word counts as a command of its own."""
-    words: list[str] = []
-    word: list[str] | None = None
-    quote = ""
-    letters = iter(line)
-    for letter in letters:
-        if quote == "'" or (quote and letter not in ('"', "\\", "`")):
-            if letter == quote:
-                quote = ""
-            else:
-                word = _grown(word, letter)
-        elif letter == "\\":
-            word = _grown(word, next(letters, ""))
-        elif letter in "'\"" and letter != quote:
-            quote, word = letter, _grown(word, "")
-        elif letter == quote:
-            quote = ""
-        elif letter in _SEPARATORS or letter in _BLANKS:
-            if word is not None:
-                words.append("".join(word))
-                word = None
-            if letter in _SEPARATORS:
-                yield words
-                words, quote = [], ""
-        else:
-            word = _grown(word, letter)
-    yield words if word is None else [*words, "".join(word)]
-
-
-def _grown(word: list[str] | None, letter: str) -> list[str]:
-    if word is None:
-        return [letter]
-    word.append(letter)
-    return word
 
 
 def defaults(profiles: Iterable[Profile]) -> dict[str, str]:
@@ -221,11 +131,6 @@ SHIPPED: tuple[Profile, ...] = (
     ),
 )
 
-
-# The person's standing wishes, with their defaults.
-#
-# Each field is a key of the configuration under the same name (`limits.memory` is `Policy.limits.memory`); the
-# table in `keys.py` says what it takes and means.
 
 PRETEND, REFUSE = "pretend", "refuse"  # what becomes of giving a file to another owner
 HIDDEN, VISIBLE = "hidden", "visible"  # the home
@@ -311,16 +216,10 @@ class Policy(Value):
         for path, value in settings.items():
             name, _, inner = path.partition(".")
             holder = changed.get(name, getattr(self, name))
-            if inner:
-                changed[name] = holder.replace(**{inner: _laid_over(getattr(holder, inner), value)})
-            elif name == "profiles":
-                changed[name] = (*holder, *map(configured, value))
-            else:
-                changed[name] = _laid_over(holder, value)
+            old, new = getattr(holder, inner) if inner else holder, value
+            if name == "profiles":
+                new = (*old, *map(configured, value))
+            elif isinstance(old, tuple):
+                new = (*old, *(each for each in value if each not in old))
+            changed[name] = holder.replace(**{inner: new}) if inner else new
         return self.replace(**changed)
-
-
-def _laid_over(old: Any, new: Any) -> Any:
-    if isinstance(old, tuple):
-        return (*old, *(each for each in new if each not in old))
-    return new

@@ -1,7 +1,7 @@
-"""Tell simple commands from others: one program with plain arguments, or `cd DIR && program`.
+"""What a line for a shell runs and names, told from its text: no reading of the shell's whole grammar.
 
-Only of these can be said ahead which program will run, so only for these a permission may be kept. The reading is
-strict: what is not surely one program is not simple, whatever a shell would make of it.
+`simple` is strict: what is not surely one program is not simple, whatever a shell would make of it. `programs` and
+`named_paths` find rather more than is there than less.
 """
 
 from __future__ import annotations
@@ -12,24 +12,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+# Simple commands: one program with plain arguments, or `cd DIR && program`.
+#
+# Only of these can be said ahead which program will run, so only for these a permission may be kept.
+
 # What a shell reads as more than a letter of a word, outside of quotes.
 _MEANING = frozenset("|&;<>()$`#!\n\r")
 _PROGRAM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+:,./-_")
-_BUILT_IN = (
-    ". : [ alias bg break case cd command continue coproc do done elif else esac eval exec exit export fc fg fi "
-    "for function getopts hash if in jobs let local read readonly return select set shift source then time "
-    "times trap type typeset ulimit umask unalias unset until wait while"
-)
+_BUILT_IN = frozenset([".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "coproc", "do", "done", "elif", "else", "esac", "eval", "exec", "exit", "export", "fc", "fg", "fi", "for", "function", "getopts", "hash", "if", "in", "jobs", "let", "local", "read", "readonly", "return", "select", "set", "shift", "source", "then", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias", "unset", "until", "wait", "while"])
 # Programs whose arguments are code, or another command: to allow one is to allow everything. Not complete, and no
 # boundary: it keeps a person from giving away by a kept answer more than its words say.
-_RUNS_OTHERS = (
-    "ash awk bash bun busybox bwrap chroot chrt csh dash deno docker doas emacs env expect fakeroot find fish "
-    "flatpak flatpak-spawn gawk gdb ionice irb julia ksh lua mawk mksh nawk nerdctl nice node nodejs nohup nsenter "
-    "npx parallel perl php pipx pkexec podman prlimit proot pypy python ruby runuser screen script sed setarch "
-    "setpriv setsid sh socat ssh sshpass stdbuf strace su sudo systemd-run taskset tclsh tcsh time timeout tmux "
-    "toybox unshare uv uvx vi vim watch xargs yash zsh"
-)
-_built_in, _runs_others = frozenset(_BUILT_IN.split()), frozenset(_RUNS_OTHERS.split())
+_RUNS_OTHERS = frozenset(["ash", "awk", "bash", "bun", "busybox", "bwrap", "chroot", "chrt", "csh", "dash", "deno", "docker", "doas", "emacs", "env", "expect", "fakeroot", "find", "fish", "flatpak", "flatpak-spawn", "gawk", "gdb", "ionice", "irb", "julia", "ksh", "lua", "mawk", "mksh", "nawk", "nerdctl", "nice", "node", "nodejs", "nohup", "nsenter", "npx", "parallel", "perl", "php", "pipx", "pkexec", "podman", "prlimit", "proot", "pypy", "python", "ruby", "runuser", "screen", "script", "sed", "setarch", "setpriv", "setsid", "sh", "socat", "ssh", "sshpass", "stdbuf", "strace", "su", "sudo", "systemd-run", "taskset", "tclsh", "tcsh", "time", "timeout", "tmux", "toybox", "unshare", "uv", "uvx", "vi", "vim", "watch", "xargs", "yash", "zsh"])
 
 
 class Simple(Value):
@@ -54,20 +47,20 @@ def simple(command: str | tuple[str, ...]) -> Simple | None:
     directory = words[1]
     if not _is_plain(directory) or directory.startswith("-"):
         return None
-    found = _one_program(words[3:])
-    return None if found is None else found.replace(directory=directory)
+    program = _one_program(words[3:])
+    return None if program is None else program.replace(directory=directory)
 
 
 def may_be_kept(program: str) -> bool:
     """Return True if a program, resolved, does only what it is: shells, interpreters and their like run anything."""
     name = program.rpartition("/")[2]
     stem = name.rstrip("0123456789.-")  # python3.12, lua5.4
-    return not ({name, stem} & _runs_others or name.startswith(("ld-linux", "ld-musl")))
+    return not ({name, stem} & _RUNS_OTHERS or name.startswith(("ld-linux", "ld-musl")))
 
 
 def _one_program(words: Sequence[str]) -> Simple | None:
     program, *arguments = words
-    if not _is_plain(program) or program in _built_in or program.startswith("-"):
+    if not _is_plain(program) or program in _BUILT_IN or program.startswith("-"):
         return None
     return Simple(program=program, arguments=tuple(arguments))
 
@@ -78,60 +71,119 @@ def _is_plain(word: str) -> bool:
 
 
 def _words(line: str) -> list[str] | None:
-    """Split a shell line at its blanks; None where it is more than words and `&&`."""
-    words: list[str] = []
-    letters = iter(line.strip(" \t"))
-    word: list[str] | None = None
-    for letter in letters:
-        if letter in " \t":
-            if word is not None:
-                words.append("".join(word))
-            word = None
-        elif letter == "&" and word is None and next(letters, "") == "&":
-            if next(letters, "") not in (" ", "\t"):
-                return None
-            words.append("&&")
-        elif letter in _MEANING or not letter.isprintable():
-            return None
-        else:
-            read = _quoted(letter, letters)
-            if read is None:
-                return None
-            word = [*(word or ()), read]
-    if word is not None:
-        words.append("".join(word))
-    return words
-
-
-def _quoted(letter: str, letters: Iterator[str]) -> str | None:
-    """Read one letter, or all that stands between quotes; None where they are not closed, or hold a substitution.
+    """Split a shell line at its blanks; None where it is more than words and `&&`.
 
     What was quoted may look like `&&`; it is given a letter that no plain word has.
     """
-    if letter == "\\":
-        escaped = next(letters, "")
-        return _marked(escaped) if escaped else None
-    if letter not in "'\"":
-        return letter
-    inside: list[str] = []
-    for each in letters:
-        if each == letter:
-            return _marked("".join(inside))
-        if not each.isprintable() or (letter == '"' and each in "$`\\"):
+    words: list[str] = []
+    word: str | None = None
+    pieces = _pieces(line.strip(" \t"))
+    for quote, text, is_sure in pieces:
+        if not quote and text in " \t":
+            words += [] if word is None else [word]
+            word = None
+        elif not quote and text == "&" and word is None:
+            if next(pieces, None) != ("", "&", True) or next(pieces, ("", "", True))[1] not in (" ", "\t"):
+                return None
+            words.append("&&")
+        elif not is_sure or not text.isprintable() or (not quote and text in _MEANING):
             return None
-        inside.append(each)
-    return None
+        else:
+            word = (word or "") + (f"'{text}'" if quote and not _is_plain(text) else text)
+    return words if word is None else [*words, word]
 
 
-def _marked(text: str) -> str | None:
-    """Keep text that was quoted apart from words of the shell."""
-    return None if not text.isprintable() else text if _is_plain(text) else f"'{text}'"
+# The programs of a command, as well as can be told without running it.
+
+_SEPARATORS = frozenset(";&|\n()`")
+_BLANKS = frozenset(" \t\r")
+# What stands before a program without being one; options, assignments and numbers after these are passed over.
+_BEFORE = frozenset(
+    {"!", "{", "}", "if", "then", "elif", "else", "do", "while", "until", "time", "exec", "command", "builtin"}
+    | {"env", "nice", "ionice", "nohup", "setsid", "stdbuf", "timeout", "xargs", "sudo"}
+)
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
+_DEEPEST = 4  # shells in shells
+_LONGEST_LINE = 1 << 16  # what follows is not looked at
 
 
-# Which files a line for a shell may run or read, as well as its words tell: more than it does, rather than less.
+def programs(command: str | tuple[str, ...], depth: int = 0) -> Iterator[tuple[str, ...]]:
+    """Yield the programs of a command with their arguments."""
+    if depth > _DEEPEST:
+        return
+    for line in _split(command[:_LONGEST_LINE]) if isinstance(command, str) else [list(command)]:
+        words = line
+        while words and (words[0].rpartition("/")[2] in _BEFORE or _is_assignment(words[0])):
+            at = 1
+            while at < len(words) and (words[at][:1] == "-" or words[at][:1].isdigit() or _is_assignment(words[at])):
+                at += 1
+            words = words[at:]
+        if not words:
+            continue
+        yield tuple(words)
+        if words[0].rpartition("/")[2] in _SHELLS:
+            options = (at for at, word in enumerate(words[1:-1], 1) if word[:1] == "-" != word[1:2] and word[-1] == "c")
+            if (option := next(options, None)) is not None:
+                yield from programs(words[option + 1], depth + 1)
+
+
+def _is_assignment(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and name.isidentifier()
+
+
+def _split(line: str) -> Iterator[list[str]]:
+    """Split a shell line into commands of words; what is substituted into a word counts as a command of its own."""
+    words: list[str] = []
+    word: str | None = None
+    for quote, text, _ in _pieces(line):
+        if quote or (text not in _SEPARATORS and text not in _BLANKS):
+            word = (word or "") + text
+            continue
+        words += [] if word is None else [word]
+        word = None
+        if text in _SEPARATORS:
+            yield words
+            words = []
+    yield words if word is None else [*words, word]
+
+
+def _pieces(line: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield the letters of a shell line, and what stands between quotes as one piece: quote or backslash, text, sure.
+
+    Not sure is a quote that is not closed, or that holds an escape or a substitution.
+    """
+    letters = iter(line)
+    for letter in letters:
+        if letter == "\\":
+            escaped = next(letters, "")
+            yield letter, escaped, bool(escaped)
+        elif letter in "'\"":
+            yield from _quoted(letter, letters)
+        else:
+            yield "", letter, True
+
+
+def _quoted(quote: str, letters: Iterator[str]) -> Iterator[tuple[str, str, bool]]:
+    inside: list[str] = []
+    is_sure = True
+    for letter in letters:
+        if letter == quote:
+            yield quote, "".join(inside), is_sure
+            return
+        if quote == '"' and letter == "`":
+            yield quote, "".join(inside), False
+            yield "", letter, True
+            return
+        if quote == '"' and letter in "$\\":
+            is_sure = False
+        inside.append(next(letters, "") if quote == '"' and letter == "\\" else letter)
+    yield quote, "".join(inside), False
+
+
+# Which files a line for a shell may run or read.
 #
-# This is no reading of the shell's grammar. Whatever could be a path is taken for one, because the line is a person's
-# own, and what it names is to be protected.
+# Whatever could be a path is taken for one, because the line is a person's own, and what it names is to be protected.
 
 _APART = str.maketrans(dict.fromkeys("\t\r\n;&|()<>`'\"=,", " "))
 _GLOB = frozenset("*?[{")

@@ -6,6 +6,7 @@ version's identity. Without a file, a run pays one failed `stat`.
 
 from __future__ import annotations
 
+import marshal
 import os
 import stat
 import time
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 # `config.toml` is parsed and checked once for each version of it; what came out lies in the cache, under that
 # version's identity. Without a file, a run pays one failed `stat`.
 
-_FORMAT = "1"  # another one where the same text comes to mean something else
+_FORMAT = "2"  # another one where the same text comes to mean something else
 _LONGEST = 1 << 20
 _OTHERS_WRITE = 0o002
 # A file time can be as coarse as 10 ms: a version younger than this could still be written without a new identity.
@@ -148,7 +149,7 @@ def _identity(found: os.stat_result) -> str:
 
 def _remembered(path: str, identity: str) -> Settings | None:
     """Return the settings compiled from this version, or None where they must be made again."""
-    from fumehood.core.compact import loads
+    from binascii import crc32
 
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -157,35 +158,36 @@ def _remembered(path: str, identity: str) -> Settings | None:
     try:
         found = os.fstat(file)
         ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-        text = os.read(file, _MAX_COMPILED).decode(errors="surrogateescape") if ours else ""
+        compiled = os.read(file, _MAX_COMPILED) if ours else b""
     finally:
         os.close(file)
-    head, _, body = text.partition("\n")
-    if head != identity:
+    head, _, body = compiled.partition(b"\n")
+    if head != b"%b %08x" % (os.fsencode(identity), crc32(body)):
         return None
     try:
-        settings: Settings = loads(body)
+        settings: Settings = marshal.loads(body)
         # A field that is no more was compiled by another version of us.
         for scope in settings.values():
             Policy().under(scope)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, EOFError):
         return None
     return settings
 
 
 def _remember(path: str, identity: str, settings: Settings) -> None:
     """Keep the compiled form; a cache that can't be written only costs time."""
-    from fumehood.core.compact import dumps
+    from binascii import crc32
 
     beside = f"{path}.{os.getpid()}"
-    text = f"{identity}\n{dumps(settings)}".encode(errors="surrogateescape")
-    if len(text) >= _MAX_COMPILED or "\n" in identity:
+    body = marshal.dumps(settings, 4)
+    compiled = b"%b %08x\n%b" % (os.fsencode(identity), crc32(body), body)
+    if len(compiled) >= _MAX_COMPILED or "\n" in identity:
         return
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            whole = os.write(file, text) == len(text)
+            whole = os.write(file, compiled) == len(compiled)
         finally:
             os.close(file)
         if whole:

@@ -5,10 +5,10 @@ Only runs that keep a layer have one: a file for each run that has versions ther
 
 from __future__ import annotations
 
+import marshal
 import os
 
 from fumehood.core.changes import Change, Stamp, by_path
-from fumehood.core.compact import dumps, loads
 from fumehood.core.report import Run
 from fumehood.linux.streams import KEPT
 
@@ -88,6 +88,7 @@ def counted(changes: Sequence[Change]) -> str:
 # Only runs that keep a layer have one: a file for each run that has versions there, written when the run is settled.
 
 _FORMAT = 1
+_HEAD = b"fumehood record "  # a checksum and the line's end follow, then the record itself
 _END = ".record"
 _FIELDS = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network", "hosts",
@@ -97,15 +98,17 @@ _FIELDS = (
 
 def write_record(places: Places, run: Run) -> None:
     """Write down what a run is now, beside the layer that it uses."""
+    from binascii import crc32
+
     path = _path(places, run.layer, run.run)
     rows = [
         (root, os.fsdecode(directory), None if within is None else os.fsdecode(within),
          os.fsdecode(entries).split("\0"))
         for root, directory, within, _, entries in rows_of_changes(run.found)
     ]  # fmt: skip
-    text = os.fsencode(dumps((_FORMAT, {name: getattr(run, name) for name in _FIELDS}, rows)))
+    body = marshal.dumps((_FORMAT, {name: getattr(run, name) for name in _FIELDS}, rows), 4)
     try:
-        replace(path, text)
+        replace(path, b"%b%08x\n%b" % (_HEAD, crc32(body), body))
     except OSError:
         # The database has it all; but a record of what was so before would mislead.
         for each in (path, f"{path}.new"):
@@ -150,10 +153,18 @@ def replace(path: str, text: bytes) -> None:
 
 
 def _read(path: str) -> Run | None:
+    from binascii import crc32
+
     with open(path, "rb") as file:
-        text = os.fsdecode(file.read())
+        data = file.read()
+    head, _, body = data.partition(b"\n")
     try:
-        format_, fields, rows = loads(text)
+        if not data.startswith(_HEAD):
+            format_, fields, rows = _first_form(os.fsdecode(data))
+        elif head == b"%b%08x" % (_HEAD, crc32(body)):
+            format_, fields, rows = marshal.loads(body)
+        else:
+            return None
         if format_ != _FORMAT or set(fields) != set(_FIELDS):
             return None
         found = changes_of_rows(
@@ -161,9 +172,31 @@ def _read(path: str) -> Run | None:
              os.fsencode("\0".join(entries)))
             for root, directory, within, entries in rows
         )  # fmt: skip
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, KeyError, EOFError):
         return None
     return Run(**fields, found=found)
+
+
+def _first_form(text: str) -> Any:
+    """Read what an older version wrote: tokens that end in NUL, each with a letter for its kind."""
+    if not text.endswith("\0"):
+        raise ValueError("cut off")
+    tokens = iter(text.split("\0"))
+
+    def value() -> Any:
+        token = next(tokens, "")
+        kind, rest = token[:1], token[1:]
+        if kind == "s":
+            return rest
+        if kind == "t":
+            return tuple([value() for _ in range(int(rest))])
+        if kind == "d":
+            return {value(): value() for _ in range(int(rest))}
+        if kind in ("i", "f"):
+            return int(rest) if kind == "i" else float(rest)
+        return {"n": None, "y": True, "x": False}[token]
+
+    return value()
 
 
 # ---- Outputs too long for the record: kept in files of their own, read back in part or whole.
