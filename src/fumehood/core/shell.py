@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from fumehood.core.concern import words as table_of
 from fumehood.core.value import Value
 
 TYPE_CHECKING = False
@@ -19,10 +20,20 @@ if TYPE_CHECKING:
 # What a shell reads as more than a letter of a word, outside of quotes.
 _MEANING = frozenset("|&;<>()$`#!\n\r")
 _PROGRAM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+:,./-_")
-_BUILT_IN = frozenset([".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "coproc", "do", "done", "elif", "else", "esac", "eval", "exec", "exit", "export", "fc", "fg", "fi", "for", "function", "getopts", "hash", "if", "in", "jobs", "let", "local", "read", "readonly", "return", "select", "set", "shift", "source", "then", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias", "unset", "until", "wait", "while"])
+_BUILT_IN = table_of(
+    """. : [ alias bg break case cd command continue coproc do done elif else esac eval exec exit export fc fg fi for
+    function getopts hash if in jobs let local read readonly return select set shift source then time times trap type
+    typeset ulimit umask unalias unset until wait while"""
+)
 # Programs whose arguments are code, or another command: to allow one is to allow everything. Not complete, and no
 # boundary: it keeps a person from giving away by a kept answer more than its words say.
-_RUNS_OTHERS = frozenset(["ash", "awk", "bash", "bun", "busybox", "bwrap", "chroot", "chrt", "csh", "dash", "deno", "docker", "doas", "emacs", "env", "expect", "fakeroot", "find", "fish", "flatpak", "flatpak-spawn", "gawk", "gdb", "ionice", "irb", "julia", "ksh", "lua", "mawk", "mksh", "nawk", "nerdctl", "nice", "node", "nodejs", "nohup", "nsenter", "npx", "parallel", "perl", "php", "pipx", "pkexec", "podman", "prlimit", "proot", "pypy", "python", "ruby", "runuser", "screen", "script", "sed", "setarch", "setpriv", "setsid", "sh", "socat", "ssh", "sshpass", "stdbuf", "strace", "su", "sudo", "systemd-run", "taskset", "tclsh", "tcsh", "time", "timeout", "tmux", "toybox", "unshare", "uv", "uvx", "vi", "vim", "watch", "xargs", "yash", "zsh"])
+_RUNS_OTHERS = table_of(
+    """ash awk bash bun busybox bwrap chroot chrt csh dash deno docker doas emacs env expect fakeroot find fish flatpak
+    flatpak-spawn gawk gdb ionice irb julia ksh lua mawk mksh nawk nerdctl nice node nodejs nohup nsenter npx parallel
+    perl php pipx pkexec podman prlimit proot pypy python ruby runuser screen script sed setarch setpriv setsid sh socat
+    ssh sshpass stdbuf strace su sudo systemd-run taskset tclsh tcsh time timeout tmux toybox unshare uv uvx vi vim
+    watch xargs yash zsh"""
+)
 
 
 class Simple(Value):
@@ -189,10 +200,9 @@ _APART = str.maketrans(dict.fromkeys("\t\r\n;&|()<>`'\"=,", " "))
 _GLOB = frozenset("*?[{")
 _PYTHON = frozenset(("python", "pypy", "uv", "coverage"))
 # After one of these, a name without a `/` is a file of the directory, and not a program of PATH.
-_RUN_FILES = _PYTHON | {
-    "sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "source", ".", "node", "nodejs", "deno", "bun", "perl", "ruby",
-    "php", "lua", "env", "awk", "sed", "make", "java", "tclsh",
-}  # fmt: skip
+_RUN_FILES = _PYTHON | table_of(
+    "sh bash dash zsh ksh ash fish source . node nodejs deno bun perl ruby php lua env awk sed make java tclsh"
+)
 
 
 def named_paths(line: str) -> Iterator[tuple[str, bool, bool]]:

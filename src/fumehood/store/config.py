@@ -165,7 +165,7 @@ def _remembered(path: str, identity: str) -> Settings | None:
     if head != b"%b %08x" % (os.fsencode(identity), crc32(body)):
         return None
     try:
-        settings: Settings = marshal.loads(body)
+        settings: Settings = marshal.loads(body)  # noqa: S302 - ours, and what it says is checked
         # A field that is no more was compiled by another version of us.
         for scope in settings.values():
             Policy().under(scope)
