@@ -1,10 +1,12 @@
 """The configuration on disk: who may write it, and the compiled form that runs read."""
 
+import marshal
 import os
 import shutil
 import subprocess
 import sys
 import time
+from binascii import crc32
 from pathlib import Path
 
 import pytest
@@ -98,19 +100,25 @@ def compiled(place):
     return f"{place.cache}/config-{os.geteuid()}"
 
 
-@pytest.mark.parametrize("damage", ["", "x", "cut", "field", "value", "readable", "link", "fifo", "newer"])
+def form(identity, settings):
+    body = marshal.dumps(settings)
+    return b"%b %08x\n%b" % (identity, crc32(body), body)
+
+
+@pytest.mark.parametrize("damage", ["", "x", "cut", "flipped", "field", "value", "readable", "link", "fifo", "newer"])
 def test_a_compiled_form_that_is_not_ours_or_not_whole_is_made_again(place, later, parsed, damage, test_directory):
     write(place, "timeout = 5")
     config.policy_for(place, ["/p"])
     path = compiled(place)
-    with open(path) as file:
-        text = file.read()
+    data = Path(path).read_bytes()
+    identity = data.partition(b"\n")[0].rpartition(b" ")[0]
+    assert data == form(identity, {"": {"timeout": 5}})
     changed = {
-        "": "", "x": "x", "cut": text[:-2], "field": text.replace("stimeout", "stimeless"),
-        "value": text.replace("i5", "z5"), "newer": text.replace("configuration 1", "configuration 2"),
-    }.get(damage, text.replace("i5", "i7"))  # fmt: skip
-    with open(path, "w") as file:
-        file.write(changed)
+        "": b"", "x": b"x", "cut": data[:-2], "flipped": data[:-1] + bytes([data[-1] ^ 1]),
+        "field": form(identity, {"": {"timeless": 7}}), "value": form(identity, {"": 7}),
+        "newer": form(identity.replace(b"configuration 2", b"configuration 3"), {"": {"timeout": 7}}),
+    }.get(damage, form(identity, {"": {"timeout": 7}}))  # fmt: skip
+    Path(path).write_bytes(changed)
     if damage == "readable":
         os.chmod(path, 0o644)
     if damage == "link":

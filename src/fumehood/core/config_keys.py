@@ -1,4 +1,7 @@
-"""The kinds of value a key of the configuration takes: each reads what TOML gave, or says what it wants."""
+"""Every key of the configuration: the kind of value that it takes, what it means, and the manual made from that.
+
+To add a key: a field with its default in `policy.py`, and a line in `KEYS` under the same name.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -105,11 +108,8 @@ def _seconds(value: Any) -> float | None:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, str):
-        found = _SIZE.fullmatch(value.strip())
-        if found is None:
-            raise Wrong('a size, such as 1048576 or "64 MiB"')
-        value = math.ceil(float(found[1]) * (1 << _UNITS[found[2].upper()]))
+    if isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
+        value = math.ceil(float(size[1]) * (1 << _UNITS[size[2].upper()]))
     try:
         return _count(value)
     except Wrong:
@@ -139,13 +139,11 @@ def _root(value: Any) -> str:
         raise Wrong('"host", "alpine", the name of an installed root tree, or the path of one') from None
 
 
-def _matching(pattern: re.Pattern[str], said: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if pattern.fullmatch(_text(value)) is None:
-            raise Wrong(said)
-        return str(value)
-
-    return read
+def _name(value: Any) -> str:
+    text = _text(value)
+    if _NAME.fullmatch(text) is None:
+        raise Wrong("a variable's name, in which * and ? stand for others")
+    return text
 
 
 def _each(said: str, one: Callable[[Any], str]) -> Kind:
@@ -154,13 +152,13 @@ def _each(said: str, one: Callable[[Any], str]) -> Kind:
     def read(value: Any) -> tuple[str, ...]:
         if not isinstance(value, list):
             raise Wrong(said)
-        return tuple(map(read_item, value))
-
-    def read_item(item: Any) -> str:
-        try:
-            return one(item)
-        except Wrong as wrong:
-            raise Wrong(said, item, str(wrong)) from None
+        items = []
+        for item in value:
+            try:
+                items.append(one(item))
+            except Wrong as wrong:
+                raise Wrong(said, item, str(wrong)) from None
+        return tuple(items)
 
     return Kind(said=said, read=read, write=shown)
 
@@ -207,16 +205,12 @@ TEXTS = _each("a list of strings", _text)
 PATHS = _each("a list of paths", _path)
 MASKS = _each("a list of paths", _mask)
 HOSTS = _each("a list of hosts", _host)
-NAMES = _each("a list of names", _matching(_NAME, "a variable's name, in which * and ? stand for others"))
+NAMES = _each("a list of names", _name)
 SCRATCH = _each("a list of directories", _scratch)
 TABLE = Kind(said="a table of names with strings", read=_table, write=_table_shown)
 
 WITH_PATHS = (PATH, PATHS, MASKS, ROOT)
 
-
-# Every key of the configuration: what it takes, what it means. The manual is made from this table.
-#
-# To add one: a field with its default in `policy.py`, and a line here under the same name.
 
 class Key(Value):
     """One key; `field` is its place in the policy where that has another name."""
@@ -239,10 +233,10 @@ class Key(Value):
 
     def of(self, policy: Policy) -> Any:
         """Return what a policy says for this key."""
-        found: Any = policy
+        value: Any = policy
         for part in self.place.split("."):
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
 
 class Section(Value):
@@ -298,10 +292,8 @@ KEYS: tuple[Key, ...] = (
     _key("limits.files", COUNT, "Open files of one process; 0: no limit."),
     _key("limits.file_size", SIZE, "Size of one file; 0: no limit."),
     _key("limits.written", SIZE, "Bytes that one run may write; 0: no limit."),
-    _key(
-        "clean.keep_days", COUNT, "How long the originals of a run are kept, in days on which Fumehood ran.",
-        global_only=True,
-    ),
+    _key("clean.keep_days", COUNT, "How long the originals of a run are kept, in days on which Fumehood ran.",
+         global_only=True),
     _key("clean.backup_days", COUNT, "The same for daily backups.", global_only=True),
     _key("clean.budget", SIZE, "Space that originals may take before the oldest go; 0: no limit.", global_only=True),
     _key("rootfs.mirror", TEXT, "Where root trees are downloaded from.", global_only=True),
@@ -390,30 +382,22 @@ limits.memory = "4 GiB"
 ## Keys
 
 """
-_COLUMNS = "| key | takes | default | meaning |\n| --- | --- | --- | --- |\n"
 
 
 def manual() -> str:
     """Return the text of docs/configuration.md."""
-    parts = [_HEAD, _COLUMNS, *map(_row, KEYS)]
+    parts = [_HEAD, "| key | takes | default | meaning |\n| --- | --- | --- | --- |\n"]
+    for key in KEYS:
+        mark, default = " *" if key.global_only else "", key.kind.write(key.default)
+        parts.append(f"| `{key.name}`{mark} | {_cell(key.kind.said)} | `{default}` | {_cell(key.doc)} |\n")
     parts.append("\nThose marked * hold for everything and can't stand in a project's table.\n")
     for section in SECTIONS:
         parts.append(f"\n## `[[{section.name}]]`\n\n{section.doc}\n\n")
         parts.append("| key | takes | meaning |\n| --- | --- | --- |\n")
-        parts += _short_rows(section.keys, section.needed)
+        for key in section.keys:
+            mark = " (needed)" if key.name in section.needed else ""
+            parts.append(f"| `{key.name}`{mark} | {_cell(key.kind.said)} | {_cell(key.doc)} |\n")
     return "".join(parts)
-
-
-def _row(key: Key) -> str:
-    mark = " *" if key.global_only else ""
-    return f"| `{key.name}`{mark} | {_cell(key.kind.said)} | `{key.kind.write(key.default)}` | {_cell(key.doc)} |\n"
-
-
-def _short_rows(keys: Iterable[Key], needed: Iterable[str]) -> list[str]:
-    return [
-        f"| `{key.name}`{' (needed)' if key.name in needed else ''} | {_cell(key.kind.said)} | {_cell(key.doc)} |\n"
-        for key in keys
-    ]
 
 
 def _cell(text: str) -> str:

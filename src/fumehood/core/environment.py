@@ -1,7 +1,4 @@
-"""Choose the environment a command gets: the person's own, less what looks like a secret.
-
-Names are judged here, values in `credentials.py`.
-"""
+"""Choose the environment a command gets: the person's own, less what looks like a secret by its name or its value."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-# Tell whether a text holds a password, a token or a key, by its shape.
+# Values: a password, a token or a key, told by its shape.
 #
 # What can't be told: a secret that looks like a word, a number or a hash. This is asked of every variable before every
 # command, so there is no `re` here, and whatever can't hold a secret is let go by a search for one or two characters.
@@ -41,7 +38,7 @@ _URL_PARTS = str.maketrans(dict.fromkeys("?&=#", "/"))
 _AUTHORITY_ENDS = str.maketrans(dict.fromkeys("/?#<>{}()\"'`\\\t\r\n", " "))
 _WORD_ENDS = str.maketrans(dict.fromkeys(",;|<>{}\"'`\\\t\r\n", " "))
 _BASE64 = str.maketrans(dict.fromkeys(f"{_LETTERS}{_LETTERS.upper()}0123456789+/=_-"))
-_JOINTS = str.maketrans(dict.fromkeys("_-.", " "))
+_JOINTS, _WITHOUT_JOINTS = str.maketrans(dict.fromkeys("_-.", " ")), str.maketrans(dict.fromkeys("_-."))
 
 # What the name of a setting holds that gives a secret, in lower case: looked for first. Then how such a name ends.
 _HINTS = ("pass", "pw", "secret", "token", "key", "sig", "authorization")
@@ -63,7 +60,7 @@ _HOOKS = ("hook", "hooks", "webhook", "webhooks", "webhookb2")
 
 
 def holds_secret(text: str) -> bool:
-    """Return whether a text holds a secret, anywhere in it."""
+    """Return True if a text holds a secret, anywhere in it."""
     if len(text) < _SHORTEST:
         return False
     has_address, has_value = "@" in text, "=" in text
@@ -76,9 +73,6 @@ def holds_secret(text: str) -> bool:
     if (has_value or ": " in text or '":' in text or "':" in text) and _has_secret_setting(text):
         return True
     return len(text) >= _SHORTEST_TOKEN and (_has_token(text) or _is_opaque(text))
-
-
-# --- addresses ---
 
 
 def _urls(text: str) -> Iterator[tuple[str, str]]:
@@ -137,60 +131,43 @@ def _is_host(where: str) -> bool:
     return bool(rest) or is_numeric or ("." in host and last.isalpha())
 
 
-# --- settings: name=value, name: value, "name": "value" ---
-
-
 def _has_secret_setting(text: str) -> bool:
+    """Return True if there is a secret in a setting: name=value, name: value, "name": "value"."""
     if text.startswith("() {"):
         return False  # a function of the shell's: what looks like a setting is code
     text = text.lower()
     for hint in _HINTS:
         at = text.find(hint)
         while at >= 0:
-            start, end = _around(text, at)
-            if _is_secret_name(text[start:end]) and _is_given(text, start, end):
+            start = end = at
+            while start and text[start - 1] in _WITHIN_NAMES:
+                start -= 1
+            while end < len(text) and text[end] in _WITHIN_NAMES:
+                end += 1
+            name = text[start:end].translate(_WITHOUT_JOINTS)
+            is_secret = name == "sig" or (name.endswith(_SECRET_SETTINGS) and not name.endswith(_PLAIN_SETTINGS))
+            if is_secret and _has_secret_value(text, start, end):
                 return True
             at = text.find(hint, end)
     return False
 
 
-def _around(text: str, at: int) -> tuple[int, int]:
-    """Return where the name that holds a place begins and ends."""
-    start = end = at
-    while start and text[start - 1] in _WITHIN_NAMES:
-        start -= 1
-    while end < len(text) and text[end] in _WITHIN_NAMES:
-        end += 1
-    return start, end
-
-
-def _is_secret_name(name: str) -> bool:
-    joined = name.replace("_", "").replace("-", "").replace(".", "")
-    return joined == "sig" or (joined.endswith(_SECRET_SETTINGS) and not joined.endswith(_PLAIN_SETTINGS))
-
-
-def _is_given(text: str, start: int, end: int) -> bool:
-    """Return whether the name between two places has a value, and one that may be secret."""
+def _has_secret_value(text: str, start: int, end: int) -> bool:
+    """Return True if the name between two places has a value, and one that may be secret."""
     rest = text[end : end + 200]
     is_quoted = rest[:1] in _QUOTES
     rest = rest.lstrip(_QUOTES)
     sign, rest = rest[:1], rest[1:]
     # A colon may also join a list (a:b), or stand in a sentence: a setting begins a line, or is quoted.
-    if sign != "=" and not (sign == ":" and (is_quoted or rest[:1] in _QUOTES) and _begins(text, start)):
+    before = text[max(0, start - 40) : start].rstrip(" ")
+    begins = before[-1:] in ("", "\n", "'", '"', "{", ",", ";")
+    if sign != "=" and not (sign == ":" and (is_quoted or rest[:1] in _QUOTES) and begins):
         return False
     rest = rest.lstrip(_QUOTES)
     if rest.startswith(_REFERENCES):
         return False
     value = rest.translate(_WORD_ENDS).partition(" ")[0].partition("&")[0].strip("*")
     return value not in SWITCHES and not (value.isdecimal() and len(value) < 4)
-
-
-def _begins(text: str, place: int) -> bool:
-    before = text[max(0, place - 40) : place].rstrip(" ")
-    return before[-1:] in ("", "\n", "'", '"', "{", ",", ";")
-
-
-# --- tokens ---
 
 
 def _has_token(text: str) -> bool:
@@ -203,38 +180,31 @@ def _has_token(text: str) -> bool:
     for word in text.translate(_APART_IN_URLS if is_url else _APART).split():
         if len(word) >= _SHORTEST_TOKEN and word.startswith(_STARTS):
             least = max(least for start, least in _SHAPES if word.startswith(start))
-            if len(word) >= least and _has_run(word):
+            # Unlike words that are joined, a token has many letters and digits in a row.
+            runs = word.translate(_JOINTS).split()
+            if len(word) >= least and any(len(run) >= (16 if run.isalpha() else 10) for run in runs):
                 return True
     return False
 
 
-def _has_run(word: str) -> bool:
-    """Tell a token from words that are joined: it has many letters and digits in a row."""
-    return any(len(run) >= (16 if run.isalpha() else 10) for run in word.translate(_JOINTS).split())
-
-
 def _has_authorization(text: str) -> bool:
     """What a header carries: "Bearer …", and "Basic …" where that is a name and a password."""
-    words = text.translate(_APART).split()
-    for scheme, value in pairwise(words):
+    for scheme, value in pairwise(text.translate(_APART).split()):
         if scheme.lower() == "bearer" and len(value) >= 12 and not value.startswith(_REFERENCES):
             return True
-        if scheme.lower() == "basic" and len(value) >= _SHORTEST and _is_pair(value):
-            return True
+        if scheme.lower() == "basic" and len(value) >= _SHORTEST:
+            import binascii
+
+            try:
+                if b":" in binascii.a2b_base64(value + "=="):
+                    return True
+            except ValueError:  # not base64, or not even ASCII
+                continue
     return False
 
 
-def _is_pair(value: str) -> bool:
-    import binascii
-
-    try:
-        return b":" in binascii.a2b_base64(value + "==")
-    except ValueError:  # not base64, or not even ASCII
-        return False
-
-
 def _is_key(word: str) -> bool:
-    """Return whether a word is one that nobody would choose: long, of letters and digits without a break."""
+    """Return True if a word is one that nobody would choose: long, of letters and digits without a break."""
     for run in (*word.translate(_JOINTS).split(), word.replace("-", "") if word.count("-") == 4 else ""):
         if len(run) >= 16 and run.isalnum() and not run.isalpha() and not run.isdigit():
             return True
@@ -285,15 +255,15 @@ def variables(port: int, named: tuple[str, ...], before: Mapping[str, str]) -> d
     place = f"127.0.0.1:{port}"
     url = f"http://{place}"
     direct = ",".join(host for host in _NOT_BY_PROXY if host not in named)
-    found = {name: url for each in _USUAL for name in (each, each.lower())}
-    found |= dict.fromkeys(_URLS, url)
-    found |= {"NO_PROXY": direct, "no_proxy": direct, "npm_config_noproxy": direct, "RSYNC_PROXY": place}
-    found |= {"NODE_USE_ENV_PROXY": "1", "ELECTRON_GET_USE_PROXY": "1"}
+    leading = {name: url for each in _USUAL for name in (each, each.lower())}
+    leading |= dict.fromkeys(_URLS, url)
+    leading |= {"NO_PROXY": direct, "no_proxy": direct, "npm_config_noproxy": direct, "RSYNC_PROXY": place}
+    leading |= {"NODE_USE_ENV_PROXY": "1", "ELECTRON_GET_USE_PROXY": "1"}
     java = [
         f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={port}" for scheme in ("http", "https")
     ] + ["-Dhttp.nonProxyHosts=" + direct.replace("::1", "[::1]").replace(",", "|")]  # fmt: skip
     options = before.get("JAVA_TOOL_OPTIONS", "")
-    return found | {"JAVA_TOOL_OPTIONS": " ".join([*([options] if options else []), *java])}
+    return leading | {"JAVA_TOOL_OPTIONS": " ".join([*([options] if options else []), *java])}
 
 
 def shared(before: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, str]:
@@ -301,9 +271,7 @@ def shared(before: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, s
     return {name: value for name, value in outside.items() if name in SETTINGS and name not in before}
 
 
-# Choose the environment a command gets: the person's own, less what looks like a secret.
-#
-# Names are judged here, values in `credentials.py`.
+# Names.
 
 # Parts of names that tell a secret, wherever they stand between underscores.
 _SECRET_WORDS = frozenset(
@@ -357,7 +325,13 @@ def inherited(
     for name, value in environment.items():
         if name in _GONE:
             continue
-        if _is_dropped(name, value, keep, drop) if keep or drop else looks_secret(name, value):
+        is_dropped = looks_secret(name, value)
+        if keep or drop:
+            from fnmatch import fnmatchcase
+
+            is_dropped = is_dropped and not any(fnmatchcase(name, glob) for glob in keep)
+            is_dropped = is_dropped or any(fnmatchcase(name, glob) for glob in drop)
+        if is_dropped:
             dropped.append(name)
         else:
             kept[name] = value
@@ -365,20 +339,12 @@ def inherited(
     return kept, tuple(sorted(dropped))
 
 
-def _is_dropped(name: str, value: str, keep: Sequence[str], drop: Sequence[str]) -> bool:
-    from fnmatch import fnmatchcase
-
-    if any(fnmatchcase(name, glob) for glob in drop):
-        return True
-    return looks_secret(name, value) and not any(fnmatchcase(name, glob) for glob in keep)
-
-
 def looks_secret(name: str, value: str = "") -> bool:
     """Return True if a variable's name or value says that it is nobody else's business."""
-    known = _judged.get((name, value))
-    if known is None:
-        known = _judged[name, value] = _named_secret(name, value) or holds_secret(value)
-    return known
+    is_secret = _judged.get((name, value))
+    if is_secret is None:
+        is_secret = _judged[name, value] = _named_secret(name, value) or holds_secret(value)
+    return is_secret
 
 
 def _named_secret(name: str, value: str) -> bool:
@@ -386,27 +352,18 @@ def _named_secret(name: str, value: str) -> bool:
     if upper.startswith(_SECRET_STARTS) or upper.endswith(_SECRET_ENDS):
         return upper not in _NOT_SECRET
     words = upper.replace("-", "_").replace(".", "_").split("_")
-    if upper in _NOT_SECRET or _names_authorities(words, value):
+    names_authorities = value.startswith("/") and not _AUTHORITIES.isdisjoint(words) and _NOT_PUBLIC.isdisjoint(words)
+    if upper in _NOT_SECRET or names_authorities:
         return False
-    if not _SECRET_WORDS.isdisjoint(words):
-        return not _is_setting(_SECRET_WORDS.intersection(words), value)
+    if secret_words := _SECRET_WORDS.intersection(words):
+        # A switch or an amount is none, where the name leaves it open.
+        is_switch = _SWITCHED.issuperset(secret_words) and value and value.lower() in SWITCHES
+        return not (is_switch or (_COUNTED.issuperset(secret_words) and _is_amount(value)))
     if upper.startswith(_SERVICES):
         return not (words[-1] in _WHERE or value.lower() in SWITCHES or _is_amount(value))
     if any(word.endswith(_SECRET_WORD_ENDS) and word not in _OTHER_WORDS for word in words):
         return not (upper.endswith(_DIRECTORY) and value.startswith("/"))
     return upper.endswith(_CARRIERS) and _carries_secret(upper, value)
-
-
-def _names_authorities(words: list[str], value: str) -> bool:
-    """Return whether a variable says, by a path, whose certificates are trusted."""
-    return value.startswith("/") and not _AUTHORITIES.isdisjoint(words) and _NOT_PUBLIC.isdisjoint(words)
-
-
-def _is_setting(secret_words: frozenset[str], value: str) -> bool:
-    """Tell a switch or an amount from a secret, where the name leaves it open."""
-    if _SWITCHED.issuperset(secret_words):
-        return bool(value) and value.lower() in SWITCHES
-    return _COUNTED.issuperset(secret_words) and _is_amount(value)
 
 
 def _is_amount(value: str) -> bool:

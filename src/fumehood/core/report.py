@@ -1,10 +1,19 @@
-"""What is told about a run: to programs as an object, to a model as text."""
+"""What is told about a run: to programs as an object, to a model as one text.
+
+The text shows all that is in it: a model reads letters that no person sees, and takes a terminal's sequences for text
+that is not there, so whatever is invisible is written as an escape.
+
+A command can print whatever we would say. So our part of the text begins with a line that holds the mark, letters that
+the model was told and no command can know; all before it is the command's. Where a command prints the mark, which
+takes somebody who told it, something else is shown. Inside our part, names and other people's words are escaped, short,
+and in quotes where they could go on with our sentence.
+"""
 
 from __future__ import annotations
 
 import codecs
 
-from fumehood.core.changes import APPLIED, DELETED, DISCARDED, Change, flags_in_words
+from fumehood.core.changes import APPLIED, DELETED, DISCARDED, flags_in_words
 from fumehood.core.value import Value
 from fumehood.core.wording import printable
 
@@ -170,7 +179,8 @@ class Run:
 
         Our part begins with a line that holds the mark: that of the `Sandbox`, unless another is given.
         """
-        return model_text(self, mark or self.mark)
+        mark = mark or self.mark
+        return set_apart(shown_output(self.output, mark), _report(self), mark)
 
     def __repr__(self) -> str:
         return f"Run({self.run} {self.state} exit {self.exit_code})"
@@ -197,11 +207,7 @@ def named(text: str) -> str:
     return f'"{short(escaped)}"'
 
 
-# What goes to a model shows all that is in it, and never holds our own mark.
-#
-# A model reads letters that no person sees, and takes a terminal's sequences for text that is not there. So whatever
-# is invisible is written as an escape. Our own words are told from a command's by the mark (`core/report.py`): where a
-# command prints it, which takes somebody who told it, something else is shown in its place.
+# What a command printed, made visible.
 
 NOT_OURS = "(not-fumehood)"  # shown where a command printed the mark
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\n\t"
@@ -229,13 +235,14 @@ def visible(text: str, mark: str = "", before: str = "") -> str:
     if not text.isascii() or not text.replace("\n", "").replace("\t", "").isprintable():
         text = "\r\n".join(part.translate(_letters) for part in text.split("\r\n"))
         if not _SELECTORS.isdisjoint(text):
-            text = "".join(map(_drawn, before + text[:-1] if before else f"\n{text[:-1]}", text))
+            letters = []
+            last = before or "\n"
+            for letter in text:
+                is_odd = letter in _SELECTORS and (last in _SELECTORS or last in _BLANKS)
+                letters.append(f"\\u{ord(letter):04x}" if is_odd else letter)
+                last = letter
+            text = "".join(letters)
     return text.replace(mark, NOT_OURS) if mark else text
-
-
-def _drawn(before: str, letter: str) -> str:
-    is_odd = letter in _SELECTORS and (before in _SELECTORS or before in _BLANKS)
-    return f"\\u{ord(letter):04x}" if is_odd else letter
 
 
 class Visible:
@@ -255,18 +262,14 @@ class Visible:
         else:
             text = self._waiting + self._decode(data)
             self._is_split = not data[-1:].isascii()
-        return self._shown(text, self._kept_back(text))
+        # The end may be the beginning of something.
+        sizes = range(min(len(text), len(self._mark) - 1), 0, -1)
+        begun = 1 if text.endswith("\r") else next((size for size in sizes if self._mark.startswith(text[-size:])), 0)
+        return self._shown(text, begun)
 
     def close(self) -> bytes:
         """Return what was kept back for what might have followed."""
         return self._shown(self._waiting + self._decode(b"", final=True), 0)
-
-    def _kept_back(self, text: str) -> int:
-        """Count the letters at the end that may be the beginning of something."""
-        if text.endswith("\r"):
-            return 1
-        sizes = range(min(len(text), len(self._mark) - 1), 0, -1)
-        return next((size for size in sizes if self._mark.startswith(text[-size:])), 0)
 
     def _shown(self, text: str, kept_back: int) -> bytes:
         ready = text[: len(text) - kept_back]
@@ -293,7 +296,7 @@ def summary(changes: Sequence[Change], most: int) -> tuple[list[Line], dict[str,
     """
     alike = _alike(changes)
     if len(changes) <= most:
-        return [_whole(change) for group in alike for change in group], {}
+        return [Line(change=change, path=change.path) for group in alike for change in group], {}
     lines: list[Line] = []
     for number, group in enumerate(alike):
         if len(lines) >= most:
@@ -324,52 +327,36 @@ def _alike(changes: Sequence[Change]) -> list[list[Change]]:
     """Put together what differs by its path alone; groups that a reader must see first, of these the smallest."""
     groups: dict[tuple[object, ...], list[Change]] = {}
     for change in changes:
-        key = (_rank(change), change.root, change.verdict, change.change, change.reason, change.flags)
+        if change.verdict not in (APPLIED, DISCARDED):
+            rank = 0
+        elif change.flags:
+            rank = 1
+        else:
+            rank = 2 if change.change == DELETED else 3
+        key = (rank, change.root, change.verdict, change.change, change.reason, change.flags)
         groups.setdefault(key, []).append(change)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[0], len(groups[key])))]
-
-
-def _rank(change: Change) -> int:
-    if change.verdict not in (APPLIED, DISCARDED):
-        return 0
-    if change.flags:
-        return 1
-    return 2 if change.change == DELETED else 3
 
 
 def _by_directory(group: Sequence[Change], most: int) -> list[Line]:
     """Tell changes that are alike by the deepest directories that are few enough."""
     if len(group) <= most:
-        return [_whole(change) for change in group]
+        return [Line(change=change, path=change.path) for change in group]
     deepest = max(change.path.count("/") for change in group)
     lines: dict[str, Line] = {}
     for depth in range(deepest, -1, -1):
         lines = {}
         for change in group:
-            place = _place(change.path, depth)
+            parts = change.path.split("/")
+            place = change.path if depth and len(parts) <= depth else "/".join(parts[:depth] or ["."]) + "/"
             line = lines.get(place)
             lines[place] = Line(change=change, path=place) if line is None else line.replace(count=line.count + 1)
         if len(lines) <= most:
             break
-    return [_whole(line.change) if line.count == 1 else line for line in lines.values()]
-
-
-def _place(path: str, depth: int) -> str:
-    parts = path.split("/")
-    if depth and len(parts) <= depth:
-        return path
-    return "/".join(parts[:depth]) + "/" if depth else "./"
-
-
-def _whole(change: Change) -> Line:
-    return Line(change=change, path=change.path)
+    return [Line(change=each.change, path=each.change.path) if each.count == 1 else each for each in lines.values()]
 
 
 # A run as one text for a model: what the command printed, then our own words, set apart by the mark.
-#
-# A command can print whatever we would say. So our part begins with a line that holds the mark, letters that the model
-# was told and no command can know; all before it is the command's. Inside our part, names and other people's words
-# are escaped, short, and in quotes where they could go on with our sentence.
 
 MODEL_OUTPUT = 30_000  # characters of output that a model is shown
 NOTHING_RAN = "nothing ran"
@@ -381,11 +368,6 @@ _MOST_BLOCKED = 30
 def line_of(mark: str) -> str:
     """Return the line that our part begins with, and that each line of ours begins with where streams are mixed."""
     return f"[fumehood {mark}]" if mark else "[fumehood]"
-
-
-def model_text(run: Run, mark: str) -> str:
-    """Write a run for a model: output, exit code, changes, what was blocked and why."""
-    return set_apart(shown_output(run.output, mark), _report(run), mark)
 
 
 def model_texts(runs: Sequence[Run], mark: str) -> str:
@@ -446,19 +428,18 @@ def change_lines(run: Run) -> list[str]:
     """Write what a run changed, a line for each where they are few, else by directory; deletions may be more."""
     if not run.found:
         return []
-    told = [f"Changes ({run.outcome}, run {run.run}):"]
-    telling = [change for change in run.found if _is_telling(change)]
-    gone = [change for change in run.found if change.change == DELETED and not _is_telling(change)]
-    others = [change for change in run.found if change.change != DELETED and not _is_telling(change)]
-    for changes, most in ((telling, _MOST_CHANGES), (gone, _MOST_DELETIONS), (others, _MOST_CHANGES)):
-        lines, left_out = summary(changes, most)
-        told += [f"  {one_line(line)}" for line in lines]
-        told += [f"  and {count} more {kind}" for kind, count in left_out.items()]
-    return told
-
-
-def _is_telling(change: Change) -> bool:
-    return change.verdict != APPLIED or bool(change.flags)
+    lines = [f"Changes ({run.outcome}, run {run.run}):"]
+    foremost: list[Change] = []
+    gone: list[Change] = []
+    others: list[Change] = []
+    for change in run.found:
+        is_foremost = change.verdict != APPLIED or change.flags
+        (foremost if is_foremost else gone if change.change == DELETED else others).append(change)
+    for changes, most in ((foremost, _MOST_CHANGES), (gone, _MOST_DELETIONS), (others, _MOST_CHANGES)):
+        shown, left_out = summary(changes, most)
+        lines += [f"  {one_line(line)}" for line in shown]
+        lines += [f"  and {count} more {kind}" for kind, count in left_out.items()]
+    return lines
 
 
 def one_line(line: Line) -> str:
