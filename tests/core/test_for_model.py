@@ -17,7 +17,6 @@ from fumehood.core.report import (
     Run,
     Visible,
     change_lines,
-    model_text,
     named,
     refusal,
     short,
@@ -46,14 +45,14 @@ def held(path, reason="because", **more):
 @given(st.lists(st.sampled_from([*reader.FORGED, *reader.ODD, "\n", "out", f"[fumehood {MARK}]", MARK[:6], MARK[6:]])))
 def test_nothing_that_a_command_prints_is_taken_for_ours(pieces):
     run = run_of(exit_code=3, stdout="".join(pieces), blocked=(Blocked(what="write", detail="/etc/x", hint="no"),))
-    lines = reader.believed(description(MARK), model_text(run, MARK))
+    lines = reader.believed(description(MARK), run.for_model(MARK))
     assert lines == ["Exit code: 3", "Blocked write: /etc/x. no"]
 
 
 @given(st.text(st.sampled_from("ab\n\"'\\[]():. \x1b\u202e\U000e0041é"), max_size=60))
 def test_names_in_our_part_stay_inside_their_line(name):
     run = run_of([held(name, reason=name)], blocked=(Blocked(what="write", detail=name, hint=name),))
-    lines = reader.believed(description(MARK), model_text(run, MARK))
+    lines = reader.believed(description(MARK), run.for_model(MARK))
     assert len(lines) == 3
     assert reader.is_visible("\n".join(lines))
 
@@ -75,8 +74,8 @@ def test_other_people_s_words_are_short():
         [held("p" * 4000, reason="r" * 4000)], sandboxed=False, reason="w" * 4000,
         blocked=tuple(Blocked(what="network", detail="h" * 4000, hint="i" * 4000) for _ in range(100)),
     )  # fmt: skip
-    assert max(map(len, model_text(run, MARK).split("\n"))) < 3 * QUOTED
-    assert len(model_text(run, MARK)) < 40 * 3 * QUOTED
+    assert max(map(len, run.for_model(MARK).split("\n"))) < 3 * QUOTED
+    assert len(run.for_model(MARK)) < 40 * 3 * QUOTED
     assert len(short("x" * 4000)) <= QUOTED
 
 
@@ -86,17 +85,17 @@ def test_an_error_is_known_by_its_last_line():
     assert reader.believed(description(MARK), text) == text.split("\n")
     # The same, printed by a command.
     run = run_of(stdout=text.replace(MARK, "ghjkmpqsvwyz"), exit_code=1)
-    assert reader.believed(description(MARK), model_text(run, MARK)) == ["Exit code: 1"]
+    assert reader.believed(description(MARK), run.for_model(MARK)) == ["Exit code: 1"]
 
 
 def test_output_that_looks_like_ours_is_answered_even_if_there_is_nothing_to_tell():
-    text = model_text(run_of(exit_code=0, stdout="[fumehood] Exit code: 3"), MARK)
+    text = run_of(exit_code=0, stdout="[fumehood] Exit code: 3").for_model(MARK)
     assert reader.believed(description(MARK), text) == ["The command ended with exit code 0 and changed nothing."]
-    assert model_text(run_of(exit_code=0, stdout="plain\n"), MARK) == "plain"
+    assert run_of(exit_code=0, stdout="plain\n").for_model(MARK) == "plain"
 
 
 def test_what_is_left_out_of_long_output_is_said_by_us():
-    text = model_text(run_of(stdout="x" * 100_000), MARK)
+    text = run_of(stdout="x" * 100_000).for_model(MARK)
     assert f"[… 70000 characters left out … fumehood {MARK}]" in text
     assert len(text) < 31_000
 

@@ -1,4 +1,4 @@
-"""What a run did to one path: the kinds of entries, and the change each pair of kinds makes."""
+"""What a run did to the project: the change of each path, the changes that take it back, the steps that apply it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ _ROWS = {
     DEVICE: (ADDED, TYPE, TYPE, TYPE, TYPE, TYPE, MODIFIED),
 }
 PAIRS: dict[tuple[str, str], str | None] = {
-    (layer, live): change
-    for layer, row in _ROWS.items()
-    for live, change in zip(LIVE_KINDS, row, strict=True)
+    (layer, live): change for layer, row in _ROWS.items() for live, change in zip(LIVE_KINDS, row, strict=True)
 }
 
 
@@ -114,20 +112,9 @@ class Change:
     )  # fmt: skip
 
     def __init__(
-        self,
-        root: int,
-        path: str,
-        change: str,
-        kind: str,
-        *,
-        before: Stamp | None = None,
-        after: Stamp | None = None,
-        within: str | None = None,
-        marked: int = 0,
-        verdict: str = "",
-        reason: str = "",
-        flags: tuple[str, ...] = (),
-    ) -> None:
+        self, root: int, path: str, change: str, kind: str, *, before: Stamp | None = None, after: Stamp | None = None,
+        within: str | None = None, marked: int = 0, verdict: str = "", reason: str = "", flags: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.root = root
         self.path = path
         self.change = change
@@ -146,15 +133,12 @@ class Change:
 
 def flags_in_words(flags: Sequence[str]) -> str:
     """Write flags for people: most are plain words already."""
-    return ", ".join(map(_in_words, flags))
-
-
-def _in_words(flag: str) -> str:
-    name, _, number = flag.partition(":")
-    if name != OTHER_NAMES:
-        return flag
-    who = "1 other name of this file keeps" if number == "1" else f"{number} other names of this file keep"
-    return f"{who} the old content"
+    words = []
+    for flag in flags:
+        name, _, number = flag.partition(":")
+        who = "1 other name of this file keeps" if number == "1" else f"{number} other names of this file keep"
+        words.append(f"{who} the old content" if name == OTHER_NAMES else flag)
+    return ", ".join(words)
 
 
 def is_mode_alone(change: Change) -> bool:
@@ -170,13 +154,13 @@ def above(path: str) -> Iterator[str]:
 
 def all_above(changes: Iterable[Change]) -> set[tuple[int, str]]:
     """Return every directory above some changes, each with its root: it takes no longer for being deep."""
-    found: set[tuple[int, str]] = set()
+    directories: set[tuple[int, str]] = set()
     for change in changes:
         for each in above(change.path):
-            if (change.root, each) in found:
+            if (change.root, each) in directories:
                 break  # so are those above it
-            found.add((change.root, each))
-    return found
+            directories.add((change.root, each))
+    return directories
 
 
 class Inside:
@@ -207,14 +191,22 @@ def by_path(changes: Iterable[Change]) -> list[Change]:
     return sorted(changes, key=lambda change: (change.root, change.path.replace("/", "\0")))
 
 
-# Turn a run's changes round: what must be done to the project to have it as it was before.
+# A run's changes turned round: what must be done to the project to have it as it was before.
 
 _OPPOSITE = {ADDED: DELETED, DELETED: ADDED, MODIFIED: MODIFIED, MODE: MODE, TYPE: TYPE}
 
 
 def inverse(changes: Sequence[Change]) -> list[Change]:
     """Return the changes that take back those that were applied."""
-    return [_opposite(change) for change in changes if change.verdict == APPLIED]
+    return [
+        Change(
+            change.root, change.path, _OPPOSITE[change.change],
+            change.kind if change.before is None else change.before.kind,
+            before=change.after, after=change.before, within=change.within, verdict=APPLIED,
+        )
+        for change in changes
+        if change.verdict == APPLIED
+    ]  # fmt: skip
 
 
 def on_their_own(changes: Sequence[Change]) -> list[Change]:
@@ -227,20 +219,6 @@ def on_their_own(changes: Sequence[Change]) -> list[Change]:
             whole = change.kind == DIRECTORY or change.change == TYPE
             top = (change.root, change.path) if whole and change.change != MODE else None
     return list(changes)
-
-
-def _opposite(change: Change) -> Change:
-    kind = change.kind if change.before is None else change.before.kind
-    return Change(
-        change.root,
-        change.path,
-        _OPPOSITE[change.change],
-        kind,
-        before=change.after,
-        after=change.before,
-        within=change.within,
-        verdict=APPLIED,
-    )
 
 
 def staying(changes: Sequence[Change]) -> frozenset[tuple[int, str]]:
@@ -258,7 +236,7 @@ def needs_layer(change: Change) -> bool:
     return change.verdict == APPLIED and change.before is not None and not is_mode_alone(change)
 
 
-# Turn judged changes into the fewest steps that make the project so.
+# The fewest steps that make the project as judged changes say.
 
 SWAP, PUT, TAKE, MKDIR, RMDIR, CHMOD = "swap", "put", "take", "mkdir", "rmdir", "chmod"
 
@@ -313,15 +291,9 @@ def plan(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozen
             for step in _trees((change, *below), staying):
                 (last if step.act == RMDIR else steps).append(step)
         else:
-            steps.append(_step(SWAP, change, below))
+            steps.append(Step(SWAP, change, [each for each in (change, *below) if each.marked]))
     steps.sort(key=lambda step: (step.change.root, step.parent))
     return steps + last[::-1]
-
-
-def _step(act: str, change: Change, below: Sequence[Change]) -> Step:
-    if not below:
-        return Step(act, change, [change] if change.marked else None)
-    return Step(act, change, [each for each in (change, *below) if each.marked])
 
 
 def _trees(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[Step]:
@@ -341,7 +313,7 @@ def _trees(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[
         elif change.kind == DIRECTORY and (change.path in broken or (change.root, change.path) in staying):
             steps.append(Step(piece, change))
         else:
-            steps.append(_step(whole, change, ()))
+            steps.append(Step(whole, change, [change] if change.marked else []))
             covered = f"{change.path}/" if change.kind == DIRECTORY else "\0"
     return steps
 

@@ -1,4 +1,8 @@
-"""What the judge of dangerous changes is told, and what it answers."""
+"""What the judge of dangerous changes is told and answers, and concerns that need no table of names.
+
+Those are links that lead out of the project, what Fumehood itself is loaded from, and places that something of the
+person's leads the host to.
+"""
 
 from __future__ import annotations
 
@@ -67,17 +71,13 @@ def link_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern
         return held("outside-link", f"where this link leads can't be told from its text, {target}")
     if within(place, roots_of(facts, ground)) is not None:
         return None
-    if _is_interpreter(change.path, place):
+    ends = (change.path.split("/")[-2:], place.split("/")[-2:])
+    if all(len(end) == 2 and end[0] == "bin" and end[1].startswith(_INTERPRETERS) for end in ends):
+        # As virtual environments have one: `bin/python…` to another `bin/python…`.
         return flagged("interpreter-link", f"runs the interpreter {target}")
     if place.startswith(_SYSTEM) or place == "/dev/null":
         return flagged("system-link", f"leads to the system's {target}")
     return held("outside-link", f"leads out of the project, to {target}")
-
-
-def _is_interpreter(path: str, place: str) -> bool:
-    """Return True if a link is one that a virtual environment has: `bin/python…` to another `bin/python…`."""
-    own, target = path.split("/")[-2:], place.split("/")[-2:]
-    return all(len(pair) == 2 and pair[0] == "bin" and pair[1].startswith(_INTERPRETERS) for pair in (own, target))
 
 
 # Tell which changes would reach the Fumehood that runs now, the next time it is started.
@@ -141,7 +141,7 @@ class Protected:
         self._roots = tuple(roots)
         self._paths: dict[tuple[int, str], Because] = {}
         self._directories: dict[tuple[int, str], Because] = {}
-        self._known: dict[tuple[int, str], Because | None] = {}
+        self._asked: dict[tuple[int, str], Because | None] = {}
 
     def add(self, path: str, because: Because, *, whole: bool = False) -> None:
         """Protect an absolute path, if it lies in a root; `whole`, with all that is or will be in it."""
@@ -166,13 +166,13 @@ class Protected:
         """Return why all in a directory is protected; thousands of changes share a few directories."""
         if not directory or not self._directories:
             return None
-        asked = []
-        while directory and (root, directory) not in self._known:
-            asked.append(directory)
+        new = []
+        while directory and (root, directory) not in self._asked:
+            new.append(directory)
             directory = directory.rpartition("/")[0]
-        because = self._known.get((root, directory))
-        for each in reversed(asked):
-            because = self._known[root, each] = self._directories.get((root, each)) or because
+        because = self._asked.get((root, directory))
+        for each in reversed(new):
+            because = self._asked[root, each] = self._directories.get((root, each)) or because
         return because
 
 

@@ -19,6 +19,7 @@ from fumehood.core.concern import (
     held,
     is_own,
     is_unchanged,
+    link_concern,
     own_concern,
     shown,
 )
@@ -29,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fumehood.core.changes import Change, Stamp
+    from fumehood.core.changes import Change
     from fumehood.core.concern import Own, Protected
     from fumehood.core.danger_tables import Because
 
@@ -64,9 +65,7 @@ def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
     return change.change != ADDED and (_held_by_name(name, around) or _protected(change, ground)) is not None
 
 
-def concern(
-    change: Change, facts: Facts | None, extra: Rules, ground: Ground = _NOTHING_KNOWN
-) -> Concern | None:
+def concern(change: Change, facts: Facts | None, extra: Rules, ground: Ground = _NOTHING_KNOWN) -> Concern | None:
     """Return why a change must be held or flagged, or None.
 
     Facts that `wants_facts` asked for and that could not be had count against the change. Deleting is dangerous
@@ -79,12 +78,12 @@ def concern(
         return None
     if extra.hold and (glob := _matching(change.path, extra.hold)) is not None:
         return held("own-rule", f"a rule of yours holds it: {shown(glob)}")
-    found = None
+    by_our_rules = None
     if change.change != DELETED and change.kind in (FILE, SYMLINK):
-        found = _judged(change, facts, ground)
-    if found is None and extra.flag and (glob := _matching(change.path, extra.flag)) is not None:
+        by_our_rules = _judged(change, facts, ground)
+    if by_our_rules is None and extra.flag and (glob := _matching(change.path, extra.flag)) is not None:
         return flagged("own-rule", f"a rule of yours flags it: {shown(glob)}")
-    return found
+    return by_our_rules
 
 
 def _whatever_its_kind(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
@@ -102,9 +101,11 @@ def _whatever_its_kind(change: Change, facts: Facts | None, ground: Ground) -> C
 
 
 def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
-    after = change.after
-    if after is not None and after.mode & _SET_ID and _gains_set_id(change, after):
-        return held("setuid", "would run with its owner's or group's rights, whoever starts it")
+    before, after = change.before, change.after
+    if change.kind == FILE and after is not None:
+        had = before.mode if change.change == MODE and before is not None else 0
+        if after.mode & ~had & _SET_ID:
+            return held("setuid", "would run with its owner's or group's rights, whoever starts it")
     directory, _, name = change.path.rpartition("/")
     name, around = name.lower(), surroundings(directory)
     mild = None
@@ -115,8 +116,6 @@ def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | No
         if mild is not None and mild.held:
             return mild
     if change.kind == SYMLINK:
-        from fumehood.core.concern import link_concern
-
         link = link_concern(change, facts, ground)
         if link is not None and link.held:
             return link
@@ -134,11 +133,11 @@ def _by_name(
     if because is not None:
         as_before = change.kind == FILE and is_unchanged(facts) and not became_executable(change)
         return None if as_before else held(*because)
-    found = environment_concern(change, facts, ground) if ground.environments else None
-    if found is None and may_load(name, around):
-        found = loading_concern(name, around.parent, facts)
-    if found is not None:
-        return found
+    by_content = environment_concern(change, facts, ground) if ground.environments else None
+    if by_content is None and may_load(name, around):
+        by_content = loading_concern(name, around.parent, facts)
+    if by_content is not None:
+        return by_content
     because = _flagged_by_name(name, around)
     return None if because is None else flagged(*because)
 
@@ -157,25 +156,11 @@ def _must_stay_closed(change: Change, ground: Ground) -> bool:
     return not is_dull or "hooks" in around.parts
 
 
-def _gains_set_id(change: Change, after: Stamp) -> bool:
-    """Return True if a file's set-uid or set-gid bit counts: not if it had it and only other bits changed."""
-    before = change.before
-    if change.kind != FILE:
-        return False
-    return change.change != MODE or before is None or bool(after.mode & ~before.mode & _SET_ID)
-
-
 def _may_be_git(name: str, around: DirectoryMeaning, ground: Ground) -> bool:
     """Tell cheaply whether git's rules need to be asked at all."""
     if around.in_git:
         return not around.is_dull and not (around.is_store and len(name) >= _OBJECT)
     return name in _GIT_NAMES or is_dot_git(name) or bool(ground.repositories)
-
-
-def held_by_name(path: str) -> Because | None:
-    """Return why a tool acts on a path by itself, told from its names alone, or None."""
-    directory, _, name = path.rpartition("/")
-    return _held_by_name(name.lower(), surroundings(directory))
 
 
 def _is_loss_to_git(change: Change, ground: Ground) -> bool:
@@ -189,16 +174,22 @@ def _is_loss_to_git(change: Change, ground: Ground) -> bool:
     return git_loses(change, (*around.parts, name), ground)
 
 
+def held_by_name(path: str) -> Because | None:
+    """Return why a tool acts on a path by itself, told from its names alone, or None."""
+    directory, _, name = path.rpartition("/")
+    return _held_by_name(name.lower(), surroundings(directory))
+
+
 def _held_by_name(name: str, around: DirectoryMeaning) -> Because | None:
     if around.in_git or around.is_packaged:
         return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
     if around.held is not None:
         return around.held
     # A link with a directory's name brings the whole directory.
-    found = tables.HELD_NAMES.get(name) or tables.HELD_DIRECTORIES.get(name)
-    found = found or tables.HELD_SUFFIXES.get(name.rpartition(".")[2])
-    if found is not None or not around.parts:
-        return found
+    because = tables.HELD_NAMES.get(name) or tables.HELD_DIRECTORIES.get(name)
+    because = because or tables.HELD_SUFFIXES.get(name.rpartition(".")[2])
+    if because is not None or not around.parts:
+        return because
     if around.parent[:1] == "." and is_agents(around.parent, name):
         return tables.AGENT_REASON
     return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
@@ -218,18 +209,18 @@ def _flagged_by_name(name: str, around: DirectoryMeaning) -> Because | None:
         return _flagged_by_file(name) if name.endswith((".pth", "customize.py")) else None
     if around.flagged is not None:
         return around.flagged
-    found = tables.FLAGGED_DIRECTORIES.get(name) or _flagged_by_file(name)
-    return found or tables.FLAGGED_PAIRS.get((around.parts[-1], name)) if around.parts else found
+    because = tables.FLAGGED_DIRECTORIES.get(name) or _flagged_by_file(name)
+    return because or (tables.FLAGGED_PAIRS.get((around.parent, name)) if around.parts else None)
 
 
 def _flagged_by_file(name: str) -> Because | None:
-    if (found := tables.FLAGGED_NAMES.get(name)) is not None:
-        return found
+    if (because := tables.FLAGGED_NAMES.get(name)) is not None:
+        return because
     stem, dot, ending = name.rpartition(".")
     if not dot:
         return None
-    if (found := tables.FLAGGED_SUFFIXES.get(ending)) is not None:
-        return found
+    if (because := tables.FLAGGED_SUFFIXES.get(ending)) is not None:
+        return because
     if ending in tables.SCRIPT_ENDINGS and (stem.endswith(".config") or (stem[:1] == "." and stem.endswith("rc"))):
         return tables.SCRIPT_REASON
     return tables.FLAGGED_PREFIXES.get(name[: name.find(".", 1) + 1])
@@ -262,40 +253,33 @@ def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
     The caller looks for a `HEAD` of any kind in each, in the project as the run left it, and gives those
     that have one to `survey`.
     """
-    found = set()
+    directories = set()
     for change in changes:
         if change.kind == DIRECTORY:
             continue
         directory, _, name = change.path.rpartition("/")
         around = surroundings(directory)
-        for above in around.above_own:
-            found.add((change.root, above))
+        directories.update((change.root, above) for above in around.above_own)
         if name.lower() in _IN_REPOSITORIES and not around.in_git:
-            found.add((change.root, directory))
-    return found
+            directories.add((change.root, directory))
+    return directories
 
 
 def survey(
-    changes: Iterable[Change],
-    roots: tuple[str, ...] = (),
-    repositories: Iterable[tuple[int, str]] = (),
-    protected: Protected | None = None,
-    own: Own | None = None,
-    environments: Iterable[tuple[int, str]] = (),
-) -> Ground:
+    changes: Iterable[Change], roots: tuple[str, ...] = (), repositories: Iterable[tuple[int, str]] = (),
+    protected: Protected | None = None, own: Own | None = None, environments: Iterable[tuple[int, str]] = (),
+) -> Ground:  # fmt: skip
     """Gather what judging one change needs to know about the others and about the roots.
 
     Finds bare repositories among what the run made; `repositories` are those found by `suspects`.
     """
-    known = set(repositories)
+    every = set(repositories)
     for change in changes:
         if change.path[-5:].lower() == "/head" and change.within is not None and change.change != DELETED:
             parent = change.path[:-5]
             if not surroundings(parent).in_git:
-                known.add((change.root, parent))
-    for number, root in enumerate(roots):
-        if surroundings(root.strip("/")).in_git:
-            known.add((number, ""))
+                every.add((change.root, parent))
+    every.update((number, "") for number, root in enumerate(roots) if surroundings(root.strip("/")).in_git)
     return Ground(
-        roots=roots, repositories=frozenset(known), protected=protected, own=own, environments=frozenset(environments)
+        roots=roots, repositories=frozenset(every), protected=protected, own=own, environments=frozenset(environments)
     )

@@ -192,7 +192,7 @@ _HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u20
 _MANY = 4096
 _TELLING = {*HELD_DIRECTORIES, *FLAGGED_DIRECTORIES, *(name for _, name in FLAGGED_PAIRS)}
 
-_known: dict[str, DirectoryMeaning] = {}
+_meanings: dict[str, DirectoryMeaning] = {}
 
 
 class DirectoryMeaning:
@@ -223,12 +223,12 @@ class DirectoryMeaning:
 
 def surroundings(directory: str) -> DirectoryMeaning:
     """Return what is known of a directory, "" for the root's top."""
-    found = _known.get(directory)
-    if found is None:
-        if len(_known) >= _MANY:
-            _known.clear()
-        found = _known[directory] = DirectoryMeaning(directory)
-    return found
+    meaning = _meanings.get(directory)
+    if meaning is None:
+        if len(_meanings) >= _MANY:
+            _meanings.clear()
+        meaning = _meanings[directory] = DirectoryMeaning(directory)
+    return meaning
 
 
 def is_dot_git(name: str) -> bool:
@@ -255,8 +255,8 @@ def held_by_directory(parts: Sequence[str]) -> Because | None:
     """Return why everything below directories of these names is held, or None."""
     before = ""
     for part in parts:
-        if (found := HELD_DIRECTORIES.get(part)) is not None:
-            return found
+        if (because := HELD_DIRECTORIES.get(part)) is not None:
+            return because
         if is_agents(before, part):
             return AGENT_REASON
         before = part
@@ -272,10 +272,6 @@ def is_agents(directory: str, name: str) -> bool:
 
 
 def _flagged_by_directory(parts: Sequence[str]) -> Because | None:
-    before = ""
-    for part in parts:
-        found = FLAGGED_DIRECTORIES.get(part) or FLAGGED_PAIRS.get((before, part))
-        if found is not None:
-            return found
-        before = part
-    return None
+    pairs = zip(("", *parts), parts, strict=False)
+    reasons = (FLAGGED_DIRECTORIES.get(part) or FLAGGED_PAIRS.get((before, part)) for before, part in pairs)
+    return next((because for because in reasons if because is not None), None)

@@ -48,12 +48,12 @@ _UNREAD = "could not be read whole, and git acts on what it says"
 
 def git_tails(change: Change, parts: Sequence[str], ground: Ground) -> list[Sequence[str]]:
     """Return a path's remainder below each git directory it lies in; `parts` are its names in lower case."""
-    found = [parts[number + 1 :] for number, name in enumerate(parts[:-1]) if is_dot_git(name)]
+    tails = [parts[number + 1 :] for number, name in enumerate(parts[:-1]) if is_dot_git(name)]
     if ground.repositories:
         names = change.path.split("/")
         above = ((number, (change.root, "/".join(names[:number]))) for number in range(len(names)))
-        found += [parts[number:] for number, directory in above if directory in ground.repositories]
-    return found
+        tails += [parts[number:] for number, directory in above if directory in ground.repositories]
+    return tails
 
 
 def git_wants(change: Change, parts: Sequence[str], ground: Ground) -> bool:
@@ -109,10 +109,10 @@ def git_concern(change: Change, parts: Sequence[str], facts: Facts | None, groun
     worst = None
     for tail in tails:
         for place, sure in _places(tail):
-            found = _in_git(place, sure, change, facts, ground)
-            if found is not None and found.held:
-                return found
-            worst = worst or found
+            concern = _in_git(place, sure, change, facts, ground)
+            if concern is not None and concern.held:
+                return concern
+            worst = worst or concern
     return worst if in_dot_git else worst or _stray(change, parts[-1], facts, ground)
 
 
@@ -134,22 +134,23 @@ def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts | Non
     first, name = place[0], place[-1]
     if len(place) == 1:
         return _at_top(name, sure, change, facts, ground)
+    concern = None
     if first == "hooks":
-        return _hook(place, change, facts) if sure or name in HOOKS else None
-    if tuple(place) == ("info", "attributes") and not is_unchanged(facts):
-        return held("git-attributes", "tells git which files to run through its filters")
-    if first in _UNDER_WAY and name in _UNDER_WAY[first]:
-        return _rebase(facts) if name == "git-rebase-todo" else _strategy(name, facts)
-    if first in _ADDRESSES and sure:
-        return _old_style_remote(facts)
-    return None
-
-
-def _old_style_remote(facts: Facts | None) -> Concern | None:
-    """Judge a file that names an address as git did before it had a configuration, and still obeys."""
-    if facts is not None and not facts.repository_was_there:
-        return flagged("git-remote", "names an address for git")
-    return None if is_unchanged(facts) else held("git-remote", "decides where git sends data to and gets it from")
+        is_sample = len(place) == 2 and name.endswith(".sample")
+        is_as_before = is_unchanged(facts) and not became_executable(change)
+        if (sure or name in HOOKS) and not is_sample and not is_as_before:
+            concern = held("git-hook", "git runs this hook by itself")
+    elif tuple(place) == ("info", "attributes") and not is_unchanged(facts):
+        concern = held("git-attributes", "tells git which files to run through its filters")
+    elif name in _UNDER_WAY.get(first, ()):
+        concern = _rebase(facts) if name == "git-rebase-todo" else _strategy(name, facts)
+    elif first in _ADDRESSES and sure:
+        # A file that names an address as git did before it had a configuration, and still obeys.
+        if facts is not None and not facts.repository_was_there:
+            concern = flagged("git-remote", "names an address for git")
+        elif not is_unchanged(facts):
+            concern = held("git-remote", "decides where git sends data to and gets it from")
+    return concern
 
 
 def _at_top(name: str, sure: bool, change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
@@ -160,14 +161,6 @@ def _at_top(name: str, sure: bool, change: Change, facts: Facts | None, ground: 
     if name == "gitdir" and "worktrees" in change.path.lower():
         return _work_tree(change, facts, ground)
     return None
-
-
-def _hook(place: Sequence[str], change: Change, facts: Facts | None) -> Concern | None:
-    if len(place) == 2 and place[1].endswith(".sample"):
-        return None
-    if is_unchanged(facts) and not became_executable(change):
-        return None
-    return held("git-hook", "git runs this hook by itself")
 
 
 def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) -> Concern | None:
@@ -188,16 +181,18 @@ def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) 
             continue
         if key == "core.worktree" and _is_own_work_tree(change, now, facts, ground):
             continue
-        found = key_concern(key, was, now)
-        if found is not None and found.held:
-            return found
-        worst = worst or found
+        concern = key_concern(key, was, now)
+        if concern is not None and concern.held:
+            return concern
+        worst = worst or concern
     return worst
 
 
 def _is_own_work_tree(change: Change, values: Values, facts: Facts, ground: Ground) -> bool:
     """Return True if a submodule's configuration names a directory of the project as its work tree, or none."""
-    if not _is_of_submodule(change, ground):
+    tails = git_tails(change, change.path.lower().split("/"), ground)
+    # Where git keeps submodules' directories, and not in another repository there.
+    if not any("modules" in tail and not any(map(is_dot_git, tail)) for tail in tails):
         return False
     if not values:
         return True
@@ -205,12 +200,6 @@ def _is_own_work_tree(change: Change, values: Values, facts: Facts, ground: Grou
     spot = None if place is None else within(place, roots_of(facts, ground))
     # A work tree in a git directory would let a checkout write hooks.
     return spot is not None and not any(is_dot_git(name) for name in spot[1].lower().split("/"))
-
-
-def _is_of_submodule(change: Change, ground: Ground) -> bool:
-    """Return True if a path lies where git keeps submodules' directories, and not in another repository there."""
-    parts = change.path.lower().split("/")
-    return any("modules" in tail and not any(map(is_dot_git, tail)) for tail in git_tails(change, parts, ground))
 
 
 def _line(facts: Facts | None) -> str | None:
@@ -247,15 +236,13 @@ def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
             return True
     # Number 0 is the change's own root once more: `roots_of`.
     own = roots_of(facts, ground)[number]
-    known = any(own == root and (at, "") in ground.repositories for at, root in enumerate(ground.roots))
-    return known and len(names) > 1 and names[0] in ("modules", "worktrees")
+    is_repository = any(own == root and (at, "") in ground.repositories for at, root in enumerate(ground.roots))
+    return is_repository and len(names) > 1 and names[0] in ("modules", "worktrees")
 
 
 def _common_directory(change: Change, facts: Facts | None) -> Concern | None:
-    if is_unchanged(facts):
-        return None
     in_worktrees = change.path.lower().split("/")[-3:-2] == ["worktrees"]
-    if in_worktrees and _line(facts) == "../..":
+    if is_unchanged(facts) or (in_worktrees and _line(facts) == "../.."):
         return None
     return held("git-redirect", "commondir leads git to another repository's settings and hooks")
 
@@ -273,9 +260,9 @@ def _work_tree(change: Change, facts: Facts | None, ground: Ground) -> Concern |
 def _rebase(facts: Facts | None) -> Concern | None:
     if facts is None or facts.new is None or not facts.whole:
         return held("git-rebase", _UNREAD)
-    known = set((facts.old or b"").splitlines())
+    before = set((facts.old or b"").splitlines())
     for line in facts.new.splitlines():
-        if line not in known and line.split(None, 1)[:1] in ([b"exec"], [b"x"]):
+        if line not in before and line.split(None, 1)[:1] in ([b"exec"], [b"x"]):
             return held("git-rebase", "git runs a command from this list when the rebase goes on")
     return None
 
@@ -339,9 +326,9 @@ def _submodules(facts: Facts | None) -> Concern | None:
     for key, was, now in changed:
         if not key.startswith("submodule."):
             continue
-        found = key_concern(key, was, now) if key.endswith((".url", ".update")) else None
-        if found is None and key.endswith(".path") and any((value or "").startswith("-") for value in now):
-            found = held("git-submodules", "a submodule's path would be taken for an option")
-        if found is not None and found.held:
-            return found
+        if key.endswith(".path") and any((value or "").startswith("-") for value in now):
+            return held("git-submodules", "a submodule's path would be taken for an option")
+        concern = key_concern(key, was, now) if key.endswith((".url", ".update")) else None
+        if concern is not None and concern.held:
+            return concern
     return None

@@ -1,4 +1,4 @@
-"""Edit JSON with comments, as editors keep their settings, leaving every other byte as it was."""
+"""Read and edit JSON with comments, as editors and agents keep their settings, leaving every other byte as it was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from fumehood.errors import BadRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 _BLANK = " \t\r\n\ufeff"
 
@@ -115,14 +114,14 @@ def with_member(text: str, path: list[str], value: Any) -> str:
     for depth, key in enumerate(path):
         if node.members is None:
             raise BadRequest(f"{'.'.join(path[:depth]) or 'the file'} is not an object", hint="nothing was changed")
-        found = node.member(key)
-        if found is None:
+        inner = node.member(key)
+        if inner is None:
             for name in reversed(path[depth + 1 :]):
                 value = {name: value}
             last = node.members[-1][2] if node.members else None
             first = node.members[0][1] if node.members else None
             return _inserted(text, node, last, first, f"{json.dumps(key)}: ", value)
-        node = found
+        node = inner
     return text[: node.start] + _written(value, _indent(text, node.start)) + text[node.end :]
 
 
@@ -143,10 +142,10 @@ def without(text: str, path: list[str | int]) -> str:
     """Remove the member or item at a path, with its comma."""
     node = parse(text)
     for step in path[:-1]:
-        found = node.member(step) if isinstance(step, str) else (node.items or ())[step]
-        if found is None:
+        inner = node.member(step) if isinstance(step, str) else (node.items or ())[step]
+        if inner is None:
             return text
-        node = found
+        node = inner
     step = path[-1]
     if isinstance(step, str):
         places = [(start, each.end) for key, start, each in node.members or () if key == step]
@@ -159,8 +158,7 @@ def without(text: str, path: list[str | int]) -> str:
 
 
 def _cut(text: str, block: Node, start: int, end: int) -> str:
-    reader = _JsonReader(text)
-    after = reader.skip(end)
+    after = _JsonReader(text).skip(end)
     if text[after : after + 1] == ",":
         end = after + 1
     else:
@@ -199,15 +197,13 @@ def _written(value: Any, indent: str) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", f"\n{indent}")
 
 
-# Find the commands that an agent's settings name: its hooks and its servers.
+# The commands that an agent's settings name: its hooks and its servers.
 
 _KEYS = ("command", "cmd", "args")
 
 
 def commands_in(text: str, *, is_toml: bool = False) -> list[str]:
     """Return each command, with its arguments, of settings in JSON or TOML; none where they can't be understood."""
-    from fumehood.errors import BadRequest
-
     try:
         if is_toml:
             import tomllib
@@ -223,13 +219,9 @@ def _commands(value: Any) -> Iterator[str]:
         for each in value:
             yield from _commands(each)
     elif isinstance(value, dict):
-        words = [word for key in _KEYS for word in _words(value.get(key))]
+        lists = (each if isinstance(each, list) else [each] for each in map(value.get, _KEYS))
+        words = [word for words in lists for word in words if isinstance(word, str)]
         if words:
             yield " ".join(words)
         for each in value.values():
             yield from _commands(each)
-
-
-def _words(value: Any) -> list[str]:
-    given = value if isinstance(value, list) else [value]
-    return [word for word in given if isinstance(word, str)]

@@ -3,18 +3,6 @@
 from __future__ import annotations
 
 from fumehood.core import changes as c
-from fumehood.core.changes import (
-    ADDED,
-    APPLIED,
-    DELETED,
-    DIRECTORY,
-    DISCARDED,
-    HELD,
-    TAKEN_OVER,
-    TYPE,
-    UNSUPPORTED,
-    Change,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +31,7 @@ def cut_short(
 
 
 def judge(
-    changes: Sequence[Change],
+    changes: Sequence[c.Change],
     mode: str,
     concerns: Mapping[int, Concern] | None = None,
     apart: Collection[tuple[int, str]] = (),
@@ -56,74 +44,76 @@ def judge(
     a root, by its number and their path: nothing can be swapped into those. `waiting` is what earlier runs held:
     what was built on that waits with it.
     """
-    known = {} if concerns is None else concerns
+    concerns = concerns or {}
     for place, change in enumerate(changes):
-        found = known.get(place)
-        change.verdict, change.reason = _verdict(change, mode, found)
+        concern = concerns.get(place)
+        change.verdict, change.reason = _verdict(change, mode, concern)
         for root, path in apart:
             if change.root == root and f"{change.path}/".startswith(f"{path}/"):
-                change.verdict, change.reason = UNSUPPORTED, f"another file system is mounted at {path}"
-        if found is not None:
-            change.flags = (*change.flags, found.flag)
+                change.verdict, change.reason = c.UNSUPPORTED, f"another file system is mounted at {path}"
+        if concern is not None:
+            change.flags = (*change.flags, concern.flag)
     if waiting is not None:
         hold_what_builds_on(changes, waiting)
     keep_replacements_whole(changes)
-    if known or waiting:
+    if concerns or waiting:
         _hold_shells(changes)
 
 
-def _hold_shells(changes: Sequence[Change]) -> None:
+def _verdict(change: c.Change, mode: str, concern: Concern | None) -> tuple[str, str]:
+    if mode == DISCARD:
+        return c.DISCARDED, "the run was asked to throw its changes away"
+    if change.change != c.DELETED and change.kind not in c.TAKEN_OVER:
+        return c.UNSUPPORTED, f"a {change.kind} is not taken over into a project"
+    if mode == HOLD:
+        return c.HELD, "the run was asked to hold its changes"
+    if concern is not None and concern.held:
+        return c.HELD, concern.reason
+    return c.APPLIED, ""
+
+
+def _hold_shells(changes: Sequence[c.Change]) -> None:
     """Hold a new directory in which everything is held: without that it would be an empty shell."""
     full: set[tuple[int, str]] = set()
     needed: set[tuple[int, str]] = set()
     for change in reversed(changes):  # what lies in a directory comes after it
         own, above = (change.root, change.path), (change.root, change.path.rpartition("/")[0])
-        is_directory = change.kind == DIRECTORY
+        is_directory = change.kind == c.DIRECTORY
         if not is_directory or own in full:
             full.add(above)
-        if own in needed if is_directory else change.verdict == APPLIED:
+        if own in needed if is_directory else change.verdict == c.APPLIED:
             needed.add(above)
     shells: set[tuple[int, str]] = set()
     for change in changes:
-        if change.change != ADDED or change.kind != DIRECTORY or change.verdict != APPLIED:
+        if change.change != c.ADDED or change.kind != c.DIRECTORY or change.verdict != c.APPLIED:
             continue
         own, above = (change.root, change.path), (change.root, change.path.rpartition("/")[0])
         if own in full and own not in needed:
-            change.verdict, change.reason = HELD, "all that is in it is held"
+            change.verdict, change.reason = c.HELD, "all that is in it is held"
         elif above in shells:
-            change.verdict, change.reason = HELD, "all else in the directory above is held"
+            change.verdict, change.reason = c.HELD, "all else in the directory above is held"
         else:
             continue
         shells.add(own)
 
 
-def _verdict(change: Change, mode: str, found: Concern | None) -> tuple[str, str]:
-    if mode == DISCARD:
-        return DISCARDED, "the run was asked to throw its changes away"
-    if change.change != DELETED and change.kind not in TAKEN_OVER:
-        return UNSUPPORTED, f"a {change.kind} is not taken over into a project"
-    if mode == HOLD:
-        return HELD, "the run was asked to hold its changes"
-    if found is not None and found.held:
-        return HELD, found.reason
-    return APPLIED, ""
-
-
-def keep_replacements_whole(changes: Sequence[Change]) -> None:
+def keep_replacements_whole(changes: Sequence[c.Change]) -> None:
     """Hold a replaced or deleted directory together with what lies in it.
 
     A file can't become half a directory, nor can a directory go while something in it stays.
     """
-    tops = {(c.root, c.path): c for c in changes if c.within is None and c.change in (TYPE, DELETED)}
+    tops = {
+        (each.root, each.path): each for each in changes if each.within is None and each.change in (c.TYPE, c.DELETED)
+    }
     for change in changes:
-        if change.within is None or change.verdict == APPLIED:
+        if change.within is None or change.verdict == c.APPLIED:
             continue
         top = tops.get((change.root, change.within))
-        if top is not None and top.verdict == APPLIED:
-            top.verdict, top.reason = HELD, f"{change.path} in it is {change.verdict}"
+        if top is not None and top.verdict == c.APPLIED:
+            top.verdict, top.reason = c.HELD, f"{change.path} in it is {change.verdict}"
     for change in changes:
         top = tops.get((change.root, change.within)) if change.within is not None else None
-        if top is not None and top.verdict != APPLIED and change.verdict == APPLIED:
+        if top is not None and top.verdict != c.APPLIED and change.verdict == c.APPLIED:
             change.verdict, change.reason = top.verdict, f"{top.path} is {top.verdict}"
 
 
@@ -135,7 +125,6 @@ CHANGED_SINCE = "it changed in the project after the run began"
 
 _FILES = ("HEAD", "index", "packed-refs")
 _TREES = ("refs", "logs")
-_OF_ANOTHER = ("worktrees", "modules")  # whose own state lies below, by name
 JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
 
 
@@ -165,18 +154,12 @@ def repository(place: str) -> str:
         return ""
     git, rest = "/".join(parts[: at + 1]), parts[at + 1 :]
     if rest[0] == "modules":
-        return _of_module(git, rest)
+        # A submodule's name may have slashes, so its state is known by what its paths end with.
+        ends = (end for end in range(2, len(rest)) if _is_state(rest[end:]))
+        return next(("/".join((git, *rest[:end])) for end in ends), "")
     if rest[0] == "worktrees":
         rest = rest[2:]
     return git if rest and _is_state(rest) else ""
-
-
-def _of_module(git: str, rest: list[str]) -> str:
-    """A submodule's name may have slashes, so its state is known by what its paths end with."""
-    for end in range(2, len(rest)):
-        if _is_state(rest[end:]):
-            return "/".join((git, *rest[:end]))
-    return ""
 
 
 def _is_state(rest: list[str]) -> bool:
@@ -190,7 +173,10 @@ def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict
     if not conflicts:
         return False
     if on_conflict == HOLD_ALL:
-        return _hold_all(changes, conflicts[0])
+        going = [change for change in changes if change.verdict == c.APPLIED]
+        for change in going:
+            change.verdict, change.reason = c.HELD, f"{conflicts[0].path} is a conflict, and then everything is held"
+        return bool(going)
     torn = {one_state(f"{roots[change.root]}/{change.path}"): change.path for change in reversed(conflicts)}
     more = False
     for change in changes:
@@ -222,9 +208,7 @@ def hold_open(
     keep_replacements_whole(changes)
 
 
-def free_of_conflicts(
-    changes: Sequence[c.Change], meant: Sequence[c.Change], roots: Sequence[str]
-) -> list[c.Change]:
+def free_of_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
     """Return those of a run's changes that can go while its conflicts stay.
 
     What would lie in one stays with it, so does a replaced tree that has one in it, and the rest of one state.
@@ -246,23 +230,16 @@ def free_of_conflicts(
     ]
 
 
-def _hold_all(changes: Sequence[c.Change], first: c.Change) -> bool:
-    going = [change for change in changes if change.verdict == c.APPLIED]
-    for change in going:
-        change.verdict, change.reason = c.HELD, f"{first.path} is a conflict, and then everything is held"
-    return bool(going)
-
-
 # Which changes build on what an earlier run has held back, so that they can't go before it.
 
 class Waiting:
-    """What waits in earlier runs: `found` are their runs' names, the number of the root here, and the changes."""
+    """What waits in earlier runs: `held` are their runs' names, the number of the root here, and the changes."""
 
-    def __init__(self, found: Iterable[tuple[str, int, c.Change]]) -> None:
+    def __init__(self, held: Iterable[tuple[str, int, c.Change]]) -> None:
         self._at: dict[tuple[int, str], str] = {}
         self._trees: dict[tuple[int, str], str] = {}
         self._above: dict[tuple[int, str], str] = {}
-        for run, root, change in found:
+        for run, root, change in held:
             self._at[root, change.path] = run
             if not c.is_mode_alone(change):
                 self._trees[root, change.path] = run

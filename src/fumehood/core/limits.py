@@ -1,4 +1,4 @@
-"""What is told when a run reaches one of its limits (`core/policy.py` has the limits themselves)."""
+"""What is told when a run reaches one of its limits, or could not write (`core/policy.py` has the limits themselves)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,9 @@ _SIZES = (MEMORY, FILE_SIZE, WRITTEN, OUTPUT)
 _SECONDS = (CPU, TIME)
 _ENDED = "the command was ended and its changes are held"
 _EFFECTS = {
-    MEMORY: _ENDED,
-    PROCESSES: _ENDED,
-    CPU: _ENDED,
-    FILES: "a process could open no more files",
-    FILE_SIZE: "a file could grow no further",
-    WRITTEN: _ENDED,
-    OUTPUT: "the rest was not kept",
-    TIME: _ENDED,
-}
+    FILES: "a process could open no more files", FILE_SIZE: "a file could grow no further",
+    OUTPUT: "the rest was not kept", **dict.fromkeys((MEMORY, PROCESSES, CPU, WRITTEN, TIME), _ENDED),
+}  # fmt: skip
 _KEYS = {OUTPUT: "output_limit", TIME: "timeout"}
 
 
@@ -47,26 +41,20 @@ def hit(name: str, amount: float) -> Blocked:
 
 def disk_full(left: int) -> Blocked:
     """Tell that a run was ended because it would have filled the disk that its layers are on."""
-    return Blocked(
-        what="limit", detail=f"written: the disk has only {size_told(left)} left",
-        hint=f"{_EFFECTS[WRITTEN]}; fumehood clean frees what is no longer needed",
-    )  # fmt: skip
+    hint = f"{_ENDED}; fumehood clean frees what is no longer needed"
+    return Blocked(what="limit", detail=f"written: the disk has only {size_told(left)} left", hint=hint)
 
 
 def disk_crowded(left: int) -> Blocked:
     """Tell that a run was ended because it would have taken the last entries of the disk that its layers are on."""
-    return Blocked(
-        what="limit", detail=f"written: the disk has room for only {left} more files",
-        hint=f"{_EFFECTS[WRITTEN]}; fumehood clean frees what is no longer needed",
-    )  # fmt: skip
+    hint = f"{_ENDED}; fumehood clean frees what is no longer needed"
+    return Blocked(what="limit", detail=f"written: the disk has room for only {left} more files", hint=hint)
 
 
 def machine_full(left: int) -> Blocked:
     """Tell that a run was ended because the machine's memory came to its end, whoever had taken it."""
-    return Blocked(
-        what="limit", detail=f"memory: the machine has only {size_told(left)} left",
-        hint=f"{_EFFECTS[MEMORY]}; close other programs, or run fewer commands at once",
-    )  # fmt: skip
+    hint = f"{_ENDED}; close other programs, or run fewer commands at once"
+    return Blocked(what="limit", detail=f"memory: the machine has only {size_told(left)} left", hint=hint)
 
 
 def is_of(blocked: Blocked, name: str) -> bool:
@@ -104,12 +92,9 @@ def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "", home: st
     """
     if not any(words in stderr for words in _READ_ONLY):
         return ()
-    paths: dict[str, None] = {}
-    for line in stderr[-LOOKED_AT:].splitlines():
-        if any(words in line for words in _READ_ONLY):
-            paths[_path_in(line)] = None
-    writable = ", ".join(roots)
-    hint = f"outside the project everything is read-only; a command may write {writable} and /tmp{remedy}"
+    lines = [line for line in stderr[-LOOKED_AT:].splitlines() if any(words in line for words in _READ_ONLY)]
+    paths = dict.fromkeys(map(_path_in, lines))
+    hint = f"outside the project everything is read-only; a command may write {', '.join(roots)} and /tmp{remedy}"
     of_tools = "tools of the home are read-only to commands; install and update them outside the hood"
     return tuple(
         Blocked(what="write", detail=path, hint=of_tools if home and path.startswith(f"{home}/") else hint)
@@ -128,9 +113,8 @@ def overflows(output: str) -> str:
 def _path_in(line: str) -> str:
     """Find the path that a complaint names: quoted, or before the reason."""
     for quote in _PLAIN_QUOTES:
-        _, found, rest = line.partition(quote)
-        inner = rest.partition(quote)[0]
-        if found and inner:
+        inner = line.partition(quote)[2].partition(quote)[0]
+        if inner:
             return inner
     before = line.partition(": Read-only")[0].split(": ")[-1]
     return before.rpartition(" ")[2] or "a path"

@@ -1,4 +1,4 @@
-"""Settings that name code for a linter, a compiler or a hook to load, and what in them is new.
+"""Settings that name code for a linter, a compiler or a hook to load; programs of virtual environments.
 
 Such files change every day, and editors start these tools by themselves. So a change is held only where it brings
 something that loads code. What a line means is told from its text alone: a tool's own parser may be led astray.
@@ -157,25 +157,26 @@ def _blocks(text: str, keys: frozenset[str]) -> list[str]:
     The value goes on while a bracket is open, where lines are indented further or begin a list, and for a section to
     the next one.
     """
-    found: list[str] = []
+    blocks: list[str] = []
     lines = _lines(text)
     for at, line in enumerate(lines):
         if not _names_code(line, keys):
             continue
         is_section = line.lstrip()[:1] == "[" and line.rstrip()[-1:] == "]"
-        depth, indent, block = _depth(line), _indent(line), [line.strip()]
+        depth, indent, block = _depth(line), len(line) - len(line.lstrip()), [line.strip()]
         for further in lines[at + 1 :]:
             text_of = further.strip()
             if is_section:
                 goes_on = text_of[:1] != "["
             else:
-                goes_on = depth > 0 or not text_of or _indent(further) > indent or text_of.startswith("- ")
+                is_deeper = len(further) - len(further.lstrip()) > indent
+                goes_on = depth > 0 or not text_of or is_deeper or text_of.startswith("- ")
             if not goes_on:
                 break
             depth += _depth(further)
             block.append(text_of)
-        found.append("\n".join(block).strip())
-    return found
+        blocks.append("\n".join(block).strip())
+    return blocks
 
 
 def _names_code(line: str, keys: frozenset[str]) -> bool:
@@ -207,10 +208,6 @@ def _lines(text: str) -> list[str]:
 
 def _depth(line: str) -> int:
     return sum(line.count(sign) for sign in _OPENING) - sum(line.count(sign) for sign in _CLOSING)
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 def _is_data(line: str) -> bool:
@@ -259,8 +256,8 @@ def _new_in_package(old: str, new: str) -> str | None:
         if key in _PACKAGE_HOOKS or (key in _PACKAGE_LINTERS and isinstance(value, str)):
             return f"{key}: {text}"
         if key in _PACKAGE_LINTERS:
-            known = set(_blocks(was, _SCRIPTED))
-            if (block := next((block for block in _blocks(text, _SCRIPTED) if block not in known), None)) is not None:
+            blocks = set(_blocks(was, _SCRIPTED))
+            if (block := next((block for block in _blocks(text, _SCRIPTED) if block not in blocks), None)) is not None:
                 return f"{key}: {block}"
     return None
 
@@ -287,16 +284,16 @@ _SCRIPT_LINES = frozenset((
 
 def environments_of(changes: Iterable[Change]) -> set[tuple[int, str]]:
     """Return the directories, by root and path, that are virtual environments if a `pyvenv.cfg` is in them now."""
-    found = set()
+    directories = set()
     for change in changes:
         if change.change == DELETED or change.kind not in (FILE, SYMLINK):
             continue
         if change.kind == SYMLINK and change.before is not None:
-            found.add((change.root, change.path))
+            directories.add((change.root, change.path))
         environment, name = _place(change)
         if name:
-            found.add((change.root, environment))
-    return found
+            directories.add((change.root, environment))
+    return directories
 
 
 def _place(change: Change) -> tuple[str, str]:
@@ -374,7 +371,7 @@ def _starts_a_module(new: bytes, old: bytes, directory: str) -> bool:
     place, _, name = interpreter.rpartition("/")
     is_its_own = place == directory and _is_python(name)
     is_as_before = first == old.decode("utf-8", "replace").partition("\n")[0] and first != "#!/bin/sh"
-    return (is_its_own or is_as_before) and all(_is_script_line(line) for line in body)
+    return (is_its_own or is_as_before) and all(map(_is_script_line, body))
 
 
 def _is_script_line(line: str) -> bool:
@@ -382,10 +379,9 @@ def _is_script_line(line: str) -> bool:
     if text in _SCRIPT_LINES:
         return True
     if text.startswith("from ") and " import " in text:
-        module, _, name = text.removeprefix("from ").partition(" import ")
-        return _is_dotted(module) and _is_dotted(name)
-    return text.startswith("sys.exit(") and text.endswith("())") and _is_dotted(text[len("sys.exit(") : -len("())")])
-
-
-def _is_dotted(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))
+        dotted = text.removeprefix("from ").replace(" import ", ".", 1)
+    elif text.startswith("sys.exit(") and text.endswith("())"):
+        dotted = text.removeprefix("sys.exit(").removesuffix("())")
+    else:
+        return False
+    return all(part.isidentifier() for part in dotted.split("."))

@@ -1,7 +1,7 @@
-"""Git's own glob patterns for paths, branches and addresses, as its `wildmatch` reads them.
+"""Git's own glob patterns for paths, branches and addresses, as its `wildmatch` reads them, and `.gitignore` files.
 
-`*` and `?` stop at a slash, `**` between slashes does not. Takes time in proportion to pattern times text, whatever
-both are: a command can choose the text.
+`*` and `?` stop at a slash, `**` between slashes does not. Matching takes time in proportion to pattern times text,
+whatever both are: a command can choose the text.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
-    from collections.abc import Sequence
 
 _SLASH, _STAR, _BACKSLASH, _OPEN, _CLOSE = b"/*\\[]"
 _ANY = bytes(range(256))
@@ -45,7 +44,11 @@ def matches(pattern: str, text: str, *, ignores_case: bool = False) -> bool:
         tokens = _tokens(pattern.encode("utf-8", "surrogateescape"), ignores_case=ignores_case)
     except _Malformed:
         return False
-    entered = _entered(tokens)
+    # For each place those that one is at on coming there, before anything is taken.
+    entered: list[set[int]] = [{len(tokens)}]
+    for at in range(len(tokens) - 1, -1, -1):
+        repeated = entered[0] if tokens[at].repeats else set()
+        entered.insert(0, {at} | repeated | (entered[1] if tokens[at].skips_slash else set()))
     places = entered[0]
     for byte in data.lower() if ignores_case else data:
         after: set[int] = set()
@@ -58,19 +61,6 @@ def matches(pattern: str, text: str, *, ignores_case: bool = False) -> bool:
             return False
         places = after
     return len(tokens) in places
-
-
-def _entered(tokens: Sequence[_Token]) -> list[set[int]]:
-    """Return for each place those that one is at on coming there, before anything is taken."""
-    entered: list[set[int]] = [{len(tokens)}]
-    for at in range(len(tokens) - 1, -1, -1):
-        places = {at}
-        if tokens[at].repeats:
-            places |= entered[0]
-        if tokens[at].skips_slash:
-            places |= entered[1]
-        entered.insert(0, places)
-    return entered
 
 
 def _tokens(pattern: bytes, *, ignores_case: bool) -> list[_Token]:
@@ -216,9 +206,9 @@ class IgnoreRules:
         names: list[tuple[int, bool, str]] = []
         paths: list[tuple[int, bool, str]] = []
         for number, line in enumerate(text.split("\n")):
-            found = _pattern(line)
-            if found is not None and len(names) + len(paths) < _MOST_PATTERNS:
-                is_path, wanted, regex = found
+            pattern = _pattern(line)
+            if pattern is not None and len(names) + len(paths) < _MOST_PATTERNS:
+                is_path, wanted, regex = pattern
                 (paths if is_path else names).append((number, wanted, regex))
         self._names, self._paths = _Either(names), _Either(paths)
 
@@ -244,10 +234,10 @@ class _Either:
 
     def last(self, text: str) -> tuple[int, bool]:
         """Return the number of the last pattern that matches, or -1, and whether it wants the path after all."""
-        found = self._regex.fullmatch(text) if self._regex is not None else None
-        if found is None or found.lastindex is None:
+        match = self._regex.fullmatch(text) if self._regex is not None else None
+        if match is None or match.lastindex is None:
             return -1, False
-        return self._meanings[found.lastindex - 1]
+        return self._meanings[match.lastindex - 1]
 
 
 def _pattern(line: str) -> tuple[bool, bool, str] | None:

@@ -134,14 +134,11 @@ def network_question(
         setting = "hosts = [...], or names below one as *.example.org"
     return Question(
         what=NETWORK, text=f"Run command with network access: {command}?", command=command, directory=directory,
-        project=project, target=run, details=details, one_time_only=True, run=run, items=_hosts(details),
+        project=project, target=run, details=details, one_time_only=True, run=run,
+        items=() if details == (EVERY_HOST,) else tuple(map(_host, details)),
         ahead=f"what the configuration names needs no question: {setting}", about=digest_of(*roots),
         unaskable=unaskable,
     )  # fmt: skip
-
-
-def _hosts(hosts: tuple[str, ...]) -> tuple[Item, ...]:
-    return () if hosts == (EVERY_HOST,) else tuple(map(_host, hosts))
 
 
 def _host(text: str) -> Item:
@@ -194,9 +191,8 @@ def settled(question: Question, session: Mapping[Key, str], kept: Mapping[Key, s
     if question.one_time_only:
         return ASK
     for grants in (session, kept):
-        found = grants.get(question.key)
-        if found is not None:
-            return found
+        if (answer := grants.get(question.key)) is not None:
+            return answer
     return ASK
 
 
@@ -250,20 +246,15 @@ _UNKNOWN = 0, ("change that may run by itself", "changes that may run by themsel
 
 def held_digest(run: Run, changes: Sequence[c.Change]) -> str:
     """Identify held changes: those of this run, at these places, with these reasons and these versions of each."""
-    return digest_of(run.run, *(_identity(run, change) for change in changes))
-
-
-def _identity(run: Run, change: c.Change) -> str:
-    parts = (
-        run.roots[change.root], change.path, change.change, change.kind, change.verdict, change.reason,
-        " ".join(change.flags), _version(change.before), _version(change.after),
-    )  # fmt: skip
-    return "\0".join(parts)
-
-
-def _version(stamp: c.Stamp | None) -> str:
-    """Leave out how many names a file has: a person may give it another, and it is the same version."""
-    return "" if stamp is None else stamp.text().rpartition(" ")[0]
+    identities = []
+    for change in changes:
+        # Without how many names a file has: a person may give it another, and it is the same version.
+        before, after = (
+            "" if stamp is None else stamp.text().rpartition(" ")[0] for stamp in (change.before, change.after)
+        )
+        parts = (change.path, change.change, change.kind, change.verdict, change.reason, " ".join(change.flags))
+        identities.append("\0".join((run.roots[change.root], *parts, before, after)))
+    return digest_of(run.run, *identities)
 
 
 def held_item(run: Run, change: c.Change) -> Item:

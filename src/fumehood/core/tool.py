@@ -1,4 +1,4 @@
-"""The tool that a model is offered: its name, what it says of itself, and the schema of what it takes."""
+"""The tool that a model is offered, and what commands find in their sandbox, as a text for a model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from fumehood.core.report import NOTHING_RAN, line_of, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Mapping
 
 NAME = "run_command"
 TITLE = "Run a command in the hood"
@@ -57,15 +56,12 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         ),
     },
     "network": {
-        "type": "boolean",
-        "description": "Ask the user to let this one command use the network. Default: false.",
+        "type": "boolean", "description": "Ask the user to let this one command use the network. Default: false.",
     },
     "timeout": {
-        "type": "number",
-        "exclusiveMinimum": 0,
-        "description": "End the command after this many seconds.",
+        "type": "number", "exclusiveMinimum": 0, "description": "End the command after this many seconds.",
     },
-}
+}  # fmt: skip
 
 
 def schema() -> dict[str, Any]:
@@ -86,19 +82,13 @@ def definition(form: str, mark: str = "") -> dict[str, Any]:
         "ollama": {"type": "function", "function": function},
         "anthropic": {"name": NAME, "description": words, "input_schema": schema()},
         "mcp": {
-            "name": NAME,
-            "title": TITLE,
-            "description": words,
-            "inputSchema": schema(),
+            "name": NAME, "title": TITLE, "description": words, "inputSchema": schema(),
             "annotations": {
-                "title": TITLE,
-                "readOnlyHint": False,
-                "destructiveHint": True,
-                "idempotentHint": False,
+                "title": TITLE, "readOnlyHint": False, "destructiveHint": True, "idempotentHint": False,
                 "openWorldHint": True,
             },
         },
-    }[form]
+    }[form]  # fmt: skip
 
 
 # What commands find in their sandbox: the questions asked inside it, and the answers as a text for a model.
@@ -166,81 +156,74 @@ def script() -> str:
 
 
 def parsed(output: str) -> dict[str, Any]:
-    """Read what the script told."""
-    told: dict[str, Any] = {group: {} for group in GROUPS} | {"writable": [], "limits": {}}
+    """Return the facts that the script printed."""
+    facts: dict[str, Any] = {group: {} for group in GROUPS} | {"writable": [], "limits": {}}
     for line in output.splitlines():
         key, tab, value = line.partition("\t")
         if not tab:
             continue
         kind, _, name = key.partition(":")
         if kind == "writable":
-            told["writable"] += [value] if value not in told["writable"] else []
+            facts["writable"] += [value] if value not in facts["writable"] else []
         elif kind == "limit":
-            told["limits"][name] = int(value) if value.isdecimal() else None
+            facts["limits"][name] = int(value) if value.isdecimal() else None
         elif name:
-            found = _VERSION.search(value)
+            version = _VERSION.search(value)
             is_busybox = "busybox" in value.lower() or "not GNU" in value  # as its sed says
-            told[kind][name] = BUSYBOX if is_busybox else found[0] if found else ""
+            facts[kind][name] = BUSYBOX if is_busybox else version[0] if version else ""
         else:
-            told[key] = int(value) if key in ("uid", "cpus") and value.isdecimal() else value.strip()
-    return told
+            facts[key] = int(value) if key in ("uid", "cpus") and value.isdecimal() else value.strip()
+    return facts
 
 
-def as_text(told: Mapping[str, Any]) -> str:
+def as_text(facts: Mapping[str, Any]) -> str:
     """Write the facts for a system prompt."""
-    system = f"{told['os'] or 'Linux'}{' with musl' if told['libc'] == 'musl' else ''}"
+    user = "as root without privileges" if facts["uid"] == 0 else f"as user {facts['uid']}"
+    usual = {"runtimes": ("python3", "node"), "managers": ("pip", "npm"), "tools": ("git", "curl", "jq", "make")}
+    missing = [name for group, names in usual.items() for name in names if name not in facts[group]]
+    system = f"{facts['os'] or 'Linux'}{' with musl' if facts['libc'] == 'musl' else ''}"
     lines = [
-        f"Commands run in a sandbox, {_user(told)}: {system}, {told['machine']}, {told['cpus']} CPUs.",
-        f"They start in {told['cwd']}. What they can write: {_places(told)}.",
-        f"Shell: {_named(told, 'shells') or 'sh'}.",
-        f"Runtimes: {_named(told, 'runtimes') or 'none'}.",
-        f"Package managers: {_named(told, 'managers') or 'none'}.",
-        f"Tools: {_named(told, 'tools') or 'only what the shell has'}.",
-        f"Missing: {', '.join(_missing(told)) or 'none of the usual programs'}.",
-        f"Network: {told['network']}.",
-        f"Limits: {_limits(told)}.",
+        f"Commands run in a sandbox, {user}: {system}, {facts['machine']}, {facts['cpus']} CPUs.",
+        f"They start in {facts['cwd']}. What they can write: {_places(facts)}.",
+        f"Shell: {_named(facts, 'shells') or 'sh'}.",
+        f"Runtimes: {_named(facts, 'runtimes') or 'none'}.",
+        f"Package managers: {_named(facts, 'managers') or 'none'}.",
+        f"Tools: {_named(facts, 'tools') or 'only what the shell has'}.",
+        f"Missing: {', '.join(missing) or 'none of the usual programs'}.",
+        f"Network: {facts['network']}.",
+        f"Limits: {_limits(facts)}.",
     ]
-    if told.get("home_is_hidden"):
+    if facts.get("home_is_hidden"):
         lines.insert(
-            2, f"Of the home ({told['home']}) only tools are in sight: {told['home_has'] or 'none'}. "
+            2, f"Of the home ({facts['home']}) only tools are in sight: {facts['home_has'] or 'none'}. "
             "It can be written, and is thrown away with each command."
         )  # fmt: skip
-    if told["uid"] == 0 and told.get("ownership") in _OWNERS:
-        lines.insert(2, _OWNERS[told["ownership"]])
-    if told.get("tree"):
+    if facts["uid"] == 0 and facts.get("ownership") in _OWNERS:
+        lines.insert(2, _OWNERS[facts["ownership"]])
+    if facts.get("tree"):
         lines.insert(2, "`pip install` puts packages into /workspace/.packages, where Python finds them.")
     # A root that commands can write tells them what they please.
     return "\n".join(map(printable, lines))
 
 
-def _places(told: Mapping[str, Any]) -> str:
+def _places(facts: Mapping[str, Any]) -> str:
     notes = {
-        told["cwd"]: "the project; every change is recorded and can be undone",
-        _TMP: "empty at the start of each command" if told.get("fresh_tmp", True) else "kept",
+        facts["cwd"]: "the project; every change is recorded and can be undone",
+        _TMP: "empty at the start of each command" if facts.get("fresh_tmp", True) else "kept",
         "/": "packages that are installed there stay for this project",
         "/playground": "scratch space that is kept",
     }
-    covered = [] if "/" not in told["writable"] else ["/usr", "/etc", "/home"]
-    found = [place for place in told["writable"] if place not in covered]
-    return ", ".join(f"{place} ({notes[place]})" if place in notes else place for place in found) or "nothing"
+    covered = [] if "/" not in facts["writable"] else ["/usr", "/etc", "/home"]
+    places = [place for place in facts["writable"] if place not in covered]
+    return ", ".join(f"{place} ({notes[place]})" if place in notes else place for place in places) or "nothing"
 
 
-def _named(told: Mapping[str, Any], group: str) -> str:
+def _named(facts: Mapping[str, Any], group: str) -> str:
     names = {program: name for program, name, _ in GROUPS[group]}
-    return ", ".join(f"{names[program]} {version}".strip() for program, version in told[group].items())
+    return ", ".join(f"{names[program]} {version}".strip() for program, version in facts[group].items())
 
 
-def _missing(told: Mapping[str, Any]) -> Sequence[str]:
-    """Name what a model is likely to reach for in vain."""
-    usual = {"runtimes": ("python3", "node"), "managers": ("pip", "npm"), "tools": ("git", "curl", "jq", "make")}
-    return [name for group, names in usual.items() for name in names if name not in told[group]]
-
-
-def _user(told: Mapping[str, Any]) -> str:
-    return "as root without privileges" if told["uid"] == 0 else f"as user {told['uid']}"
-
-
-def _limits(told: Mapping[str, Any]) -> str:
-    amounts = {limits.TIME if name == "timeout" else name: value for name, value in told["policy_limits"].items()}
+def _limits(facts: Mapping[str, Any]) -> str:
+    amounts = {limits.TIME if name == "timeout" else name: value for name, value in facts["policy_limits"].items()}
     said = [_LIMIT_WORDS[name].format(limits.amount_told(name, amount)) for name, amount in amounts.items() if amount]
     return ", ".join(said) or "none set"
