@@ -11,9 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-
-# ---- Finding bubblewrap on this machine, and trying what each one can do here.
-
 ISOLATION = (
     *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
     *("--unshare-net", "--cap-drop", "ALL", "--die-with-parent", "--new-session"),
@@ -63,7 +60,7 @@ def passed_over(name: str) -> list[str]:
 
 
 def is_out_of_reach(path: str) -> bool:
-    """Tell whether a program lies where no command of any project can have put it."""
+    """Return True if a program lies where no command of any project can have put it."""
     folder = os.path.dirname(path)
     if folder in _OUT_OF_REACH or path.startswith(_STORES):
         return True
@@ -168,7 +165,7 @@ def first_that_overlays(
 
 
 def sandbox(bwrap: Bwrap, *, disable_userns: bool) -> list[str]:
-    """Give the beginning of a command line that isolates as every run does."""
+    """Return the beginning of a command line that isolates as every run does."""
     return [bwrap.path, *ISOLATION, *(["--disable-userns"] if disable_userns else [])]
 
 
@@ -253,7 +250,7 @@ class Layers:
         shutil.rmtree(self.base, ignore_errors=True)
 
     def exercise(self, at: str) -> list[str]:
-        """Give the command that changes the tree where it is mounted."""
+        """Return the command that changes the tree where it is mounted."""
         return ["/bin/sh", "-c", _EXERCISE, "sh", at]
 
     def missing(self, *, fuse: bool = False) -> str:
@@ -289,9 +286,9 @@ def _is_opaque(path: str, *, fuse: bool) -> bool:
     return any(f"{space}opaque" in names for space in spaces)
 
 
-# ---- Write down the sandbox of one run as bubblewrap's arguments.
+# Write down the sandbox of one run as bubblewrap's arguments.
 
 
-# ---- Files in memory, by which the launcher hands things to bubblewrap and to what that starts.
+# Files in memory, by which the launcher hands things to bubblewrap and to what that starts.
 
 

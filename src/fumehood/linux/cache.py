@@ -12,9 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-# ---- Small files in our cache directory: what was found out once and can be found out again.
-
 _OTHERS_WRITE = 0o022
 _LARGEST = 8 << 20
 _SUM = 8  # bytes in front that tell whether the rest is whole
@@ -72,7 +69,7 @@ def _sum(content: bytes) -> bytes:
     return b"%08x" % zlib.crc32(content)
 
 
-# ---- Look things up on the disk, and remember what was seen, so that it can be told whether an answer still holds.
+# Look things up on the disk, and remember what was seen, so that it can be told whether an answer still holds.
 #
 # Everything is bounded, and nothing is opened that could keep us waiting: a FIFO among programs, a loop of links.
 
@@ -85,7 +82,7 @@ _ABSENT = (0, 0)
 
 
 def is_current(watched: dict[str, tuple[int, int]]) -> bool:
-    """Tell whether everything that was looked up is as it was, and what was absent still is."""
+    """Return True if everything that was looked up is as it was, and what was absent still is."""
     for path, (time, inode) in watched.items():
         try:
             now = os.lstat(path)
@@ -117,7 +114,7 @@ class Lookup:
         self.watched[path] = (now.st_ctime_ns, now.st_ino)
 
     def exists(self, path: str) -> bool:
-        """Tell whether something is there, whatever it is."""
+        """Return True if something is there, whatever it is."""
         if path not in self.watched:
             try:
                 self.watched[path] = (0, os.lstat(path).st_ino)

@@ -9,8 +9,6 @@ import zlib
 from fumehood.linux import libc
 from fumehood.linux.mounts import memory
 
-# ---- Give bubblewrap the filter of system calls that the command starts under; compiled once, and kept.
-
 _programs: dict[tuple[bool, bool], bytes] = {}
 _CORE = f"{os.path.dirname(os.path.dirname(__file__))}/core"
 _SOURCES = (f"{_CORE}/syscalls.py", f"{_CORE}/bpf.py")
@@ -22,7 +20,7 @@ def machine() -> str:
 
 
 def is_known() -> bool:
-    """Tell whether there is a table of this machine's system calls."""
+    """Return True if there is a table of this machine's system calls."""
     from fumehood.core.syscalls import ARCHITECTURES
 
     return machine() in ARCHITECTURES
@@ -100,7 +98,7 @@ def _head(made_from: bytes, filter_: bytes) -> bytes:
     return made_from + b" %08x" % zlib.crc32(filter_)
 
 
-# ---- Landlock: writing confined by the kernel a second time, and abstract sockets of a network that is shared kept
+# Landlock: writing confined by the kernel a second time, and abstract sockets of a network that is shared kept
 # out.
 #
 # A command gets one ruleset, never two: any further one that does not grant it denies moving files to another
@@ -152,7 +150,7 @@ def guard() -> bytes:
 
 
 def is_scoped_by_launcher(*, network_shared: bool) -> bool:
-    """Tell whether the launcher itself must keep a command from the host's abstract sockets."""
+    """Return True if the launcher itself must keep a command from the host's abstract sockets."""
     return ruleset(version(), has_program=bool(guard()), network_shared=network_shared) == SCOPE
 
 
@@ -170,7 +168,7 @@ def _can_execute_memory() -> bool:
 
 
 def can_scope() -> bool:
-    """Tell whether this kernel can keep a process from abstract sockets."""
+    """Return True if this kernel can keep a process from abstract sockets."""
     return version() >= _SCOPES_SINCE
 
 
@@ -189,7 +187,7 @@ def forbid_outer_sockets() -> None:
     os.close(ruleset)
 
 
-# ---- The program that is the last step into the sandbox, compiled from tools/guard.c by tools/guard.
+# The program that is the last step into the sandbox, compiled from tools/guard.c by tools/guard.
 
 SOURCE = "320b6b1d5a8297ad3c618b463e273fcc3aea2c022a6fa950f4ea025edcd52dd0"
 COMPILER = "12.2.0"  # the version of gcc: another makes other bytes of the same source

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from fumehood.linux.capture import Stranger
     from fumehood.linux.host import Host
 
-
-# ---- A thorough look at this host for a person: each ability tried, what is missing, and the line to type.
-
 _CAP_SETFCAP = 31
 _OVERLAY_SINCE = (5, 11)
 _NO_LAYERS = ("overlay", "nfs", "cifs", "9p", "fuse", "vfat", "virtiofs", "eCryptfs")
@@ -69,11 +66,8 @@ def examine_roots(found: Host, wanted: str, roots: Sequence[str], failed_on: Seq
     return Ability(name=name, works=False, detail=detail, fix=_mended(strangers), needed="info")
 
 
-# --- lines to type ---
-
-
 def _mended(strangers: Sequence[Stranger]) -> str:
-    """Give the lines that let the kernel's overlay carry groups of ours, and make the rest one's own."""
+    """Return the lines that let the kernel's overlay carry groups of ours, and make the rest one's own."""
     me, ours = user_name(os.geteuid()), {*os.getgroups()}
     groups = sorted({each.group for each in strangers if each.user == os.geteuid()} & ours)
     others = [each for each in strangers if each.user != os.geteuid() or each.group not in ours]
@@ -85,12 +79,6 @@ def _mended(strangers: Sequence[Stranger]) -> str:
         paths = " ".join(shlex.quote(each.whole) for each in others)
         lines.append(as_root(f"chown -R {me}:{os.getegid()} {paths}"))
     return " && ".join(lines)
-
-
-# --- why no bubblewrap starts ---
-
-
-# --- the abilities ---
 
 
 def _named(each: bubblewrap.Bwrap) -> str:
@@ -241,7 +229,7 @@ def _surroundings(found: Host) -> list[Ability]:
     return [Ability(name=name, works=True, detail=detail, needed="info") for name, detail in around.items()]
 
 
-# ---- What protects a command here besides the sandbox itself: views, the filter, the guard, a control group.
+# What protects a command here besides the sandbox itself: views, the filter, the guard, a control group.
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
@@ -271,7 +259,7 @@ def in_force(found: Host) -> dict[str, Ability]:
 
 
 def views(found: Host) -> Ability:
-    """Tell whether the host is seen through read-only overlays."""
+    """Report whether the host is seen through read-only overlays."""
     name = "views of the host"
     if found.captures[:1] == (KERNEL,):
         return Ability(name=name, works=True, detail="in force: masked names are absent, and no socket is reached")
@@ -280,7 +268,7 @@ def views(found: Host) -> Ability:
 
 
 def filtering() -> Ability:
-    """Tell whether the filter of system calls is set."""
+    """Report whether the filter of system calls is set."""
     name = "filter of system calls"
     if not confine.is_known():
         detail = f"not in force: there is no table of calls for {confine.machine()}"
@@ -291,7 +279,7 @@ def filtering() -> Ability:
 
 
 def guarding() -> Ability:
-    """Tell whether writing is confined a second time, by Landlock."""
+    """Report whether writing is confined a second time, by Landlock."""
     name = "guard"
     if confine.guard():
         scopes = ", signals and abstract sockets" if confine.can_scope() else ""
@@ -331,7 +319,7 @@ def _seccomp() -> Ability:
 
 
 def _cgroups() -> Ability:
-    """Tell whether the kernel itself counts a run's memory and processes."""
+    """Report whether the kernel itself counts a run's memory and processes."""
     name = "cgroups"
     group = warden.delegated()
     if group is not None:

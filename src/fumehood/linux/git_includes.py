@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fumehood.core.gitconfig import Entry
 
 
-# ---- Follow a path by its text, name by name, as the kernel would: for whoever must know what lies on the way.
+# Following a path by its text, name by name, as the kernel would.
 
 _MOST_LINKS = 40  # on the way along one path: the kernel's own limit
 
@@ -68,7 +68,7 @@ def links_and_end(path: str) -> list[str]:
     return [*links, end]
 
 
-# ---- Read a person's settings files, and remember how each was: what is made of them holds while they stay so.
+# Read a person's settings files, and remember how each was: what is made of them holds while they stay so.
 
 LARGEST = 1 << 20
 
@@ -130,12 +130,12 @@ def identity_of(path: str) -> Identity:
 
 
 def is_unchanged(watched: Mapping[str, Identity]) -> bool:
-    """Tell whether every file is as it was."""
+    """Return True if every file is as it was."""
     return all(identity_of(path) == identity for path, identity in watched.items())
 
 
 def is_own_file(path: str, owner: int) -> bool:
-    """Tell whether a path is a regular file of that owner's, and not a link to one."""
+    """Return True if a path is a regular file of that owner's, and not a link to one."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):
@@ -152,13 +152,6 @@ def seen_at(path: str, directories: Sequence[str]) -> str | None:
         if is_in(place, directories):
             return os.path.join(place, *names)
     return None
-
-
-# ---- Read a person's git configuration as git does, with its includes and their conditions, without running git.
-#
-# Conditions ask for the project's git directory, its branch and its remotes. A command can write those, so what they
-# say only chooses among the person's own files. A file that commands can write is never read here: the include stays,
-# for the git that the command runs.
 
 INCLUDE = "include.path"
 _DEEPEST = 10  # files within files, as git has it
@@ -259,7 +252,7 @@ class Configuration:
         return conditions and section == "includeif" and name == "path" and self._holds(condition or "", path)
 
     def _holds(self, condition: str, path: str) -> bool:
-        """Tell whether a condition is true; one that git does not know never is."""
+        """Return True if a condition is true; one that git does not know never is."""
         kind, colon, pattern = condition.partition(":")
         ignores_case = kind.endswith("/i")
         if colon and kind.removesuffix("/i") == "gitdir":
@@ -273,7 +266,7 @@ class Configuration:
         return wanted != condition and any(matches(wanted, address) for address in self._remotes())
 
     def _names(self, pattern: str, path: str, places: Sequence[str], *, ignores_case: bool) -> bool:
-        """Tell whether a condition's pattern names one of some paths; `path` is the file that has the condition."""
+        """Return True if a condition's pattern names one of some paths; `path` is the file that has the condition."""
         if pattern.startswith("~"):
             pattern = expanded(pattern, os.path.realpath(self._home)) or pattern
         prefix = ""

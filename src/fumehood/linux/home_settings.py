@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fumehood.linux.git_includes import Identity
 
 
-# ---- Package managers' settings for a command that does not see the home: where they are, and what is shown of them.
-
 class SettingsFile(Value):
     """A file for the home that a command gets: its path there, and its text, "" where nothing is shown of it."""
 
@@ -95,7 +93,7 @@ def _whole(manager: str, *paths: str) -> Iterator[tuple[str, str]]:
             yield path, manager
 
 
-# ---- Git's settings for a command that does not see the home: one flat file, made from the person's own.
+# Git's settings for a command that does not see the home: one flat file, made from the person's own.
 #
 # Kept are settings of git itself whose values hold no secret and name nothing in the home that is out of sight. Another
 # program's section may hold anything, so it is left out. Signing is off: the keys are not in sight, and every commit
@@ -216,7 +214,7 @@ class _Judge:
         return key in _JUDGED_LATER or self._is_plain(section, name, value)
 
     def _is_plain(self, section: str, name: str, value: str | None) -> bool:
-        """Tell whether a value holds no secret, and runs or reads nothing of the home that is out of sight."""
+        """Return True if a value holds no secret, and runs or reads nothing of the home that is out of sight."""
         text = value or ""
         if section in _PEOPLE:
             return not may_hold_secret(text)
@@ -229,11 +227,11 @@ class _Judge:
         return not is_secret and self._is_in_sight(text)
 
     def _is_in_sight(self, text: str) -> bool:
-        """Tell whether a command sees what a text names of the home."""
+        """Return True if a command sees what a text names of the home."""
         return all(is_in(os.path.normpath(path), self._visible) for path in paths_below(text, self._homes))
 
     def is_own_directory(self, key: str, value: str | None) -> bool:
-        """Tell whether a setting is other than a directory that git may trust and the command does not see."""
+        """Return True if a setting is other than a directory that git may trust and the command does not see."""
         if key != "safe.directory" or not value or value in ("*", "."):
             return True
         path = (expanded(value, self._home) or value).rstrip("/")

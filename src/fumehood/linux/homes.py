@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
-# ---- Where tools live in a home, and how an installation looks: tables for `linux/hometools.py`, which reads the disk.
+# Where tools live in a home, and how an installation looks: tables for `linux/hometools.py`, which reads the disk.
 #
 # All of them name what may be shown. Only the last ones name secrets: those that lie inside of what is shown.
 
@@ -174,19 +174,14 @@ def relevant(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def is_private(name: str) -> bool:
-    """Tell whether a file of an installation is one for passwords, or for settings that may have some."""
+    """Return True if a file of an installation is one for passwords, or for settings that may have some."""
     return name in PRIVATE or name.startswith(PRIVATE_STARTS) or name.endswith(PRIVATE_ENDS)
 
 
 def sounds_private(name: str) -> bool:
-    """Tell whether a file of an installation may hold secrets, going by words in its name."""
+    """Return True if a file of an installation may hold secrets, going by words in its name."""
     lower = name.lower()
     return any(word in lower for word in PRIVATE_WORDS)
-
-
-# ---- Tell what in a home is an installation, what is somebody's work, and what is never shown.
-#
-# An installation is told by its looks, so that tools need not be known by name. Where that is not clear, it is not one.
 
 _MOST_SAMPLED = 50  # files that tell whether a directory holds programs
 _MOST_INSTALLATIONS = 1000  # looked into for secrets
@@ -249,7 +244,7 @@ class Homes:
                         yield real
 
     def _is_shared(self, path: str) -> bool:
-        """Tell whether so much lies in a directory that to hide it would hide the tools."""
+        """Return True if so much lies in a directory that to hide it would hide the tools."""
         return path in self._common or any(home.startswith(f"{path}/") for home in self._below_homes)
 
     def named(self, path: str) -> str:
@@ -258,18 +253,18 @@ class Homes:
         return f"~{path[len(home) :]}" if home else path
 
     def contain(self, path: str) -> bool:
-        """Tell whether a path lies in a home."""
+        """Return True if a path lies in a home."""
         return path.startswith(self._below_homes)
 
     def can_show(self, path: str) -> bool:
-        """Tell whether a path lies in a home, in no root, and nowhere that is masked."""
+        """Return True if a path lies in a home, in no root, and nowhere that is masked."""
         inner = f"{path}/"
         if not self.contain(path) or any(home.startswith(inner) for home in self._below_homes):
             return False
         return not inner.startswith(self._written) and not inner.startswith(self._hidden)
 
     def is_written(self, path: str) -> bool:
-        """Tell whether commands may have written there: in a root, or in somebody's work, the root of others."""
+        """Return True if commands may have written there: in a root, or in somebody's work, the root of others."""
         if f"{path}/".startswith(self._written):
             return True
         for home in self._below_homes:
@@ -283,7 +278,7 @@ class Homes:
         return False
 
     def is_installation(self, path: str) -> bool:
-        """Tell whether a directory is one tool with all its parts, and not somebody's settings, work or belongings."""
+        """Return True if a directory is one tool with all its parts, and no settings, work or belongings of a person."""
         if path not in self._installations:
             self._installations[path] = self._looks_installed(path)
         return self._installations[path]
@@ -302,7 +297,7 @@ class Homes:
         return not SIGNS.isdisjoint(names) and (_is_made(names) or _has_only_parts(names))
 
     def holds_programs(self, path: str) -> bool:
-        """Tell whether a directory is one for programs, going by its name or by most of what is in it."""
+        """Return True if a directory is one for programs, going by its name or by most of what is in it."""
         names = self.disk.listing(path)
         if not VERSIONED.isdisjoint(names) or os.path.dirname(path) in self._settings:
             return False
@@ -313,11 +308,11 @@ class Homes:
         return path not in self._common and len(executable) * 2 > len(files)
 
     def is_common(self, path: str) -> bool:
-        """Tell whether a directory is shared by too many."""
+        """Return True if a directory is shared by too many."""
         return path in self._common
 
     def has_python(self, prefix: str) -> bool:
-        """Tell whether a Python is installed there: by the file that Python itself knows its library by."""
+        """Return True if a Python is installed there: by the file that Python itself knows its library by."""
         programs = self.disk.listing(f"{prefix}/bin")
         libraries = [name for name in self.disk.listing(f"{prefix}/lib") if name.startswith(("python", "pypy"))]
         return any(name.startswith(("python", "pypy")) for name in programs) and any(
@@ -363,7 +358,7 @@ class Homes:
 
 
 def _is_made(names: Mapping[str, str]) -> bool:
-    """Tell whether a maker's licence or version is there."""
+    """Return True if a maker's licence or version is there."""
     files = [name for name, kind in names.items() if kind != "d"]
     return any(name in VERSIONS or name.startswith(LICENCES) for name in files)
 

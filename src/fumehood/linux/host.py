@@ -57,7 +57,7 @@ class Host(Value):
 
     @property
     def makes_namespaces(self) -> bool:
-        """Tell whether our own launcher can make namespaces here, and not bubblewrap alone."""
+        """Return True if our own launcher can make namespaces here, and not bubblewrap alone."""
         return self.privileged or "kernel" in self.captures
 
     @property
@@ -73,7 +73,7 @@ class Host(Value):
 
 
 def read(path: str) -> str:
-    """Give the text of a small file, or "" where it can't be had."""
+    """Return the text of a small file, or "" where it can't be had."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -87,24 +87,24 @@ def read(path: str) -> str:
 
 
 def may_mount() -> bool:
-    """Tell whether this process is root with the capability to mount."""
+    """Return True if this process is root with the capability to mount."""
     return os.geteuid() == 0 and has_capability(_CAP_SYS_ADMIN)
 
 
 def may_map_every_id() -> bool:
-    """Tell whether this process is a root that may give a new user namespace all the ids of its own."""
+    """Return True if this process is a root that may give a new user namespace all the ids of its own."""
     needed = (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)
     return os.geteuid() == 0 and all(has_capability(each) for each in needed)
 
 
 def has_capability(number: int) -> bool:
-    """Tell whether this process has a capability in effect."""
+    """Return True if this process has a capability in effect."""
     held = read("/proc/self/status").partition("CapEff:")[2].split()
     return bool(held) and bool(int(held[0], 16) >> number & 1)
 
 
 def in_flatpak() -> bool:
-    """Tell whether this process runs inside a Flatpak application."""
+    """Return True if this process runs inside a Flatpak application."""
     return bool(os.environ.get("FLATPAK_ID")) or os.path.exists("/.flatpak-info")
 
 
@@ -124,7 +124,7 @@ def container_name() -> str:
 
 
 def inside_bwrap() -> bool:
-    """Tell whether a bubblewrap is among this process's ancestors, as far as they can be seen."""
+    """Return True if a bubblewrap is among this process's ancestors, as far as they can be seen."""
     pid = str(os.getpid())
     while pid != "0":
         name, _, rest = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
@@ -145,7 +145,7 @@ def as_root(line: str) -> str:
 
 
 def install(package: str) -> str:
-    """Give the line that installs a package on this distribution."""
+    """Return the line that installs a package on this distribution."""
     for name in _distribution():
         if name == "nixos":
             return f"nix-env -iA nixos.{package}"
@@ -165,7 +165,7 @@ def _distribution() -> list[str]:
 
 
 def _set(setting: str, value: int) -> str:
-    """Give the line that sets a kernel setting, now and after the next boot."""
+    """Return the line that sets a kernel setting, now and after the next boot."""
     file = "/etc/sysctl.d/60-fumehood.conf"
     return f"echo {setting}={value} | {as_root(f'tee -a {file}')} && {as_root(f'sysctl -p {file}')}"
 

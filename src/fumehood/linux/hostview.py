@@ -107,12 +107,12 @@ class HostView(Value):
 
     @property
     def is_just_made(self) -> bool:
-        """Tell whether something it was read from changed just now: another change may bear the same time."""
+        """Return True if something it was read from changed just now: another change may bear the same time."""
         now = time.time_ns()
         return any(abs(now - changed) < _TICK_NS for changed, _ in self.watched.values())
 
     def holds(self) -> bool:
-        """Tell whether everything that it was read from is as it was."""
+        """Return True if everything that it was read from is as it was."""
         return is_current(self.watched) and all(_link(path) == to for path, to in self.links.items())
 
 
@@ -137,7 +137,7 @@ class HostViews:
         return view
 
     def _holds(self, view: HostView) -> bool:
-        """Tell whether a view is still right; links, of which there are many, are looked at once in a while."""
+        """Return True if a view is still right; links, of which there are many, are looked at once in a while."""
         now = time.monotonic()
         if now - self._links_seen < _AGAIN_S:
             return is_current(view.watched)

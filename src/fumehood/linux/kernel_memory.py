@@ -167,7 +167,7 @@ def _answers(asking: socket.socket, request: bytes) -> Iterator[bytes]:
 
 
 def _is_ours(init: int, name: str) -> bool:
-    """Tell whether a process is in the same namespace as this one."""
+    """Return True if a process is in the same namespace as this one."""
     return os.path.samestat(os.stat(f"/proc/{init}/ns/{name}"), os.stat(f"/proc/self/ns/{name}"))
 
 

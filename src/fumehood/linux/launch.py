@@ -108,7 +108,7 @@ class Ready(Value):
     look: int = 0
 
     def has(self, plan: Plan) -> bool:
-        """Tell whether the host is shown as a plan wants it."""
+        """Return True if the host is shown as a plan wants it."""
         return self.site is not None and self.look == plan.look and self.mounts == plan.shows_host
 
 
@@ -286,7 +286,7 @@ class Status:
 
     @property
     def is_bare(self) -> bool:
-        """Tell whether there is no sandbox, but a process that ends the command's when it is asked to."""
+        """Return True if there is no sandbox, but a process that ends the command's when it is asked to."""
         return b'"bare": ' in self._text
 
     @property

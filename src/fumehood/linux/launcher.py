@@ -71,7 +71,7 @@ class Launcher:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it can still be asked, by this process."""
+        """Return True if it can still be asked, by this process."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:

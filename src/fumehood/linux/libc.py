@@ -102,7 +102,7 @@ def born_ns(path: bytes) -> int:
 
 
 def is_overlay(path: bytes) -> bool:
-    """Tell whether a path is in an overlay."""
+    """Return True if a path is in an overlay."""
     told = ctypes.create_string_buffer(_STATX_SIZE)
     _check(_libc.statfs(path, told), path)
     return int.from_bytes(told.raw[0:4], "little") == _OVERLAY_MAGIC
@@ -121,7 +121,7 @@ def lower_limit(number: int, value: int, *, at_once: bool = False) -> None:
 
 
 def default_signals() -> None:
-    """Give the next program the signals it expects: Python ignores two of them, and some may be held."""
+    """Return the next program the signals it expects: Python ignores two of them, and some may be held."""
     for number in (_SIGPIPE, _SIGXFSZ):
         _libc.signal(number, None)
     _libc.pthread_sigmask(_SIG_SETMASK, (ctypes.c_ulong * 16)(), None)

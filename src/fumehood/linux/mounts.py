@@ -313,7 +313,7 @@ _KINDS: dict[str, Callable[..., Operation]] = {
 
 
 def is_bubblewraps(operation: Operation) -> bool:
-    """Tell whether only bubblewrap can do it: what lies in `/proc` is there when its first process is."""
+    """Return True if only bubblewrap can do it: what lies in `/proc` is there when its first process is."""
     return isinstance(operation, Proc) or operation.target.startswith(f"{PROC}/")
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-# ---- Mount overlays in the launcher's own namespace: over each root, in place, seen by nobody else.
-
 class Overlay(Value):
     """One root to be covered: what lies below (topmost first, the root itself last), and where writes go.
 
@@ -235,7 +233,7 @@ class Layer(Value):
         return (*self.below, self.root)
 
 
-# ---- A network namespace with nothing in it but a way out that we hold the other end of.
+# A network namespace with nothing in it but a way out that we hold the other end of.
 #
 # A listening socket belongs to the namespace it was made in, wherever its descriptor goes: it is made inside and
 # served outside, so no process of ours is inside.

@@ -55,7 +55,7 @@ def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
     return found
 
 
-# --- the key: everything an answer depends on ---
+# The key: everything an answer depends on.
 
 
 def _context(options: list[tuple[str, str]], fuse: str, state_dir: str) -> str:
@@ -108,7 +108,7 @@ def _device(state_dir: str) -> int:
         ) from exc
 
 
-# --- the file: blocks of key=value lines, one block a context, the newest first ---
+# The file: blocks of key=value lines, one block a context, the newest first.
 
 
 def _blocks(path: str) -> list[str]:
@@ -190,7 +190,7 @@ def _remember(cache_dir: str, path: str, blocks: list[str]) -> None:
         return
 
 
-# --- the trying, once a boot ---
+# The trying, once a boot.
 
 
 def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
@@ -327,8 +327,3 @@ def trial_child(kind: str, base: str, privileged: str, groups: str, *command: st
 def _run(argv: list[str]) -> int:
     pid = os.posix_spawnp(argv[0], argv, os.environ)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-# --- where we are ---
-
-

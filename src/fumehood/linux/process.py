@@ -84,9 +84,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-
-# ---- Stay with a running sandbox: carry its output, watch the clock, and end it when asked.
-
 _PIECE = 1 << 16
 _GRACE_S = 2.0
 _FIRST_LOOK_S = 0.03  # most commands have ended by then, and cost no look
@@ -337,7 +334,7 @@ class Exit(Value):
     home: int = -1
 
 
-# ---- Run a command without a sandbox: watched by a small process that ends all it started when it ends.
+# Run a command without a sandbox: watched by a small process that ends all it started when it ends.
 #
 # It tells of itself as bubblewrap does, so whoever attends a sandbox can attend this.
 

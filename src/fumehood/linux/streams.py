@@ -37,9 +37,6 @@ if TYPE_CHECKING:
             """Let the command know that this was all."""
             ...
 
-
-# ---- Keep a command's output in bounded memory: head and tail here, the whole in a file up to a limit.
-
 INLINE = 16 << 10  # bytes kept with the run's record; more than that goes to a file
 KEPT = 256 << 10  # bytes of head, and as many of tail, that stay in memory
 
@@ -102,7 +99,7 @@ class Stream:
 
     @property
     def is_cut(self) -> bool:
-        """Tell whether memory holds less than all."""
+        """Return True if memory holds less than all."""
         return self.size > KEPT + min(len(self._tail), KEPT)
 
     def kept(self) -> tuple[bytes, bytes]:
@@ -173,7 +170,7 @@ def decoding(tell: Callable[[str], None]) -> Sink:
     return sink
 
 
-# ---- A command's three standard descriptors, and the ends of them that stay with us.
+# A command's three standard descriptors, and the ends of them that stay with us.
 
 CLOSED, INHERITED, TYPED = "closed", "inherited", "typed"
 _PIECE = 1 << 16
@@ -203,14 +200,14 @@ class Stdio:
 
 
 def piped(wish: str | bytes, outputs: tuple[Stream, Stream]) -> Stdio:
-    """Give the command a pipe for each output, and the input that is wished for."""
+    """Return the command a pipe for each output, and the input that is wished for."""
     stdin, feed = _input(wish)
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     return Stdio((stdin, out_end, err_end), {out: outputs[0], err: outputs[1]}, feed)
 
 
 def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
-    """Give the command one terminal for all three."""
+    """Return the command one terminal for all three."""
     slave = terminal.slave
     master = os.dup(terminal.master)
     return Stdio((slave, slave, slave), {master: output}, Feed(os.dup(terminal.master), source=0))
@@ -276,7 +273,7 @@ class Feed:
         return data
 
 
-# ---- Lend a command our own standard input, without giving it the descriptor.
+# Lend a command our own standard input, without giving it the descriptor.
 #
 # Whoever holds a pipe's reading end can open it again for writing, and so could tell a shell that reads its script from
 # the same pipe what to do next, outside. So the command gets a pipe of its own. It holds one piece at a time, which is

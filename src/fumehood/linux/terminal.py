@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 
-# ---- Lend a person's terminal to a command, through a terminal of the command's own.
-#
-# The command never holds the person's: it could type into it, change its settings, and read on after the run.
-
 class Terminal:
     """A terminal for one command, as large as the person's and kept so; what is typed goes there as it is.
 
@@ -53,7 +49,7 @@ class Terminal:
         os.close(self.master)
 
     def restore(self) -> None:
-        """Give the person their terminal back."""
+        """Return the person their terminal back."""
         # In the background, where this would stop us, it is somebody else's at the moment.
         before = _signal.signal(_signal.SIGTTOU, _signal.SIG_IGN)
         try:
@@ -72,7 +68,7 @@ class Terminal:
             return  # one of the two is gone
 
 
-# ---- One question at a time on a terminal, whichever process asks it.
+# One question at a time on a terminal, whichever process asks it.
 #
 # Two that ask at once would share the keys, and a yes to one could reach the other. So whoever asks holds a lock on the
 # terminal's own device; one that dies lets go of it. `/dev/tty` is one file for all terminals, so the device behind it
@@ -148,7 +144,7 @@ def _opened(path: str, device: int) -> int | None:
     return None
 
 
-# ---- Requests to end a command that come to `fumehood run` as signals.
+# Requests to end a command that come to `fumehood run` as signals.
 #
 # Before the command starts they end Fumehood. From then on until its report is told they are only noted, and seen by
 # whoever attends the command: raised anywhere else, they would lose what it wrote, or its report.
@@ -220,7 +216,7 @@ class Signals:
 
 
 def is_at_terminal() -> bool:
-    """Tell whether what a person types at a terminal reaches this process, Ctrl-C too."""
+    """Return True if what a person types at a terminal reaches this process, Ctrl-C too."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

@@ -11,9 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-
-# ---- Count what the processes of a sandbox use, as /proc tells it.
-
 ENTRY = 1024  # bytes that an inode with its name takes, about, in memory as on a disk
 _BLOCK = 512
 _PIPE = 2 * os.sysconf("SC_PAGE_SIZE")  # where a user has 64 MiB of them, the kernel gives a pipe no more
@@ -131,7 +128,7 @@ class OpenFiles:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a round has begun and not ended."""
+        """Return True if a round has begun and not ended."""
         return self._walk is not None
 
     def look(self) -> None:
@@ -320,11 +317,3 @@ def _stat(directory: int | None, path: str) -> list[bytes]:
 def _kilobytes(text: bytes, key: bytes) -> int:
     number = text.partition(key)[2].split(None, 1)[:1]
     return int(number[0]) * 1024 if number else 0
-
-
-# ---- Count what the kernel keeps for a sandbox in no process's name: System V's memory, and what waits in sockets.
-#
-# The kernel tells of these only who is in the sandbox's namespaces. So a small process enters them once, opens the
-# lists there and hands the descriptors out: they stay with the namespaces that they were opened in.
-
-

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Blocked
     from fumehood.linux.kernel_memory import KernelMemory
 
-
-# ---- Resource limits that a sandbox's first process sets on itself, so that everything inside inherits them.
-
-
-# ---- A control group of a run's own, where this user may make one: there the kernel itself counts.
+# A control group of a run's own, where this user may make one: there the kernel itself counts.
 #
 # Processes are moved into it while they run, not started in it: a move waits for some ten milliseconds, which a short
 # command would have to wait for as well.
@@ -112,7 +108,7 @@ def delegated() -> str | None:
 
 
 def has_controllers() -> bool:
-    """Tell whether version 2 counts memory and processes at all; where version 1 does, it can't."""
+    """Return True if version 2 counts memory and processes at all; where version 1 does, it can't."""
     mount = _mount()
     return bool(mount) and set(_read(f"{mount}/cgroup.controllers").split()) >= _NEEDED
 
@@ -156,7 +152,7 @@ def _read(path: str) -> bytes:
         return b""
 
 
-# ---- Measure what a running command has written to its layers, without slowing it down.
+# Measure what a running command has written to its layers, without slowing it down.
 
 _BLOCK = 512
 _BUDGET_S = 0.01  # spent on a layer at one look; a large one takes several
@@ -286,7 +282,7 @@ def _entries(
             yield found.st_blocks * _BLOCK + ENTRY
 
 
-# ---- Watch what a running sandbox uses, where the kernel does not count it for us, and say when it is too much.
+# Watch what a running sandbox uses, where the kernel does not count it for us, and say when it is too much.
 #
 # A short run never meets the warden: it first looks when a command has run for a moment.
 

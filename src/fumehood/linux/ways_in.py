@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.danger_tables import Because
 
-
-# ---- Which places in the roots the host acts on by itself, because something of the person's leads there.
-#
-# Git's configuration (`git_ways`), a link whose name a tool acts on (`.claude -> cfg/claude`), a link in the home
-# (`~/.bashrc -> dotfiles/bashrc`), a script or a server that `.envrc`, `.husky` or an agent's settings name, a
-# directory of PATH. All of it is as it was before the run, which is the person's own or was applied; so links are
-# followed here, as those programs follow them.
-
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
 _MOST_AT_HOME = 200
 _LONGEST_PATH = 4096 - 256  # bytes, before a name: what is longer no program can open by its path
@@ -60,7 +52,7 @@ class Ways:
         return end
 
     def holds(self, path: str) -> bool:
-        """Tell whether a path lies in one of the roots."""
+        """Return True if a path lies in one of the roots."""
         return within(path, self.roots) is not None
 
 
@@ -222,7 +214,7 @@ def protect_search_path(ways: Ways, added: Sequence[str], path: str) -> None:
             ways.protected.add(place, because)
 
 
-# ---- What git on the host runs or obeys in the roots, found as git finds it, without running git.
+# What git on the host runs or obeys in the roots, found as git finds it, without running git.
 #
 # Every file of settings counts: the system's, the person's, the repository's, those of its main repository, of one
 # around the project or in it, and what they include. A condition of an include counts as met, because a command can
@@ -429,7 +421,7 @@ def _line(path: str) -> str:
     return "" if "\0" in line else line
 
 
-# ---- Tell whether the project had a repository where a command left something of one.
+# Tell whether the project had a repository where a command left something of one.
 
 # Each is told from the others' being there too: one that a run takes away must not make the next run's "new".
 _PARTS = ("HEAD", "config", "objects", "refs")
@@ -438,7 +430,7 @@ _ADDRESSES = ("remotes", "branches")
 
 
 def had_repository(live: Parents, root: str, path: str) -> bool:
-    """Tell whether the git directory that a path belongs to was there before; `live` is the project's own side.
+    """Return True if the git directory that a path belongs to was there before; `live` is the project's own side.
 
     So it was where files of another repository lie: one put among them takes them over.
     """
@@ -473,7 +465,7 @@ def _was_repository(live: Parents, root: str, directory: str) -> bool:
 
 
 def _belongs_elsewhere(live: Parents, root: str, directory: str) -> bool:
-    """Tell whether a directory without a `.git` had something in it that a repository further up has."""
+    """Return True if a directory without a `.git` had something in it that a repository further up has."""
     listing = open_below(live.top, directory, LISTING)
     try:
         if not os.listdir(listing):
