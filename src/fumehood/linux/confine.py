@@ -7,7 +7,7 @@ import os
 import zlib
 
 from fumehood.linux import libc
-from fumehood.linux.mounts import memory
+from fumehood.linux.bwrap import memory
 
 _programs: dict[tuple[bool, bool], bytes] = {}
 _CORE = f"{os.path.dirname(os.path.dirname(__file__))}/core"

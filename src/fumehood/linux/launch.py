@@ -8,8 +8,8 @@ import sys
 
 from fumehood.core.value import Value
 from fumehood.linux import confine, libc, namespaces, site
-from fumehood.linux.bwrap import BUNDLED
-from fumehood.linux.mounts import DATA_FD, FILTER_FD, GUARD_FD, provide
+from fumehood.linux.bwrap import BUNDLED, FILTER_FD, GUARD_FD, provide
+from fumehood.linux.mounts import DATA_FD
 from fumehood.linux.process import Exit
 from fumehood.linux.site import Site
 

@@ -11,10 +11,11 @@ from fumehood.core.questions import NETWORK
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused
+from fumehood.linux.bwrap import Spec, bubblewrap_arguments
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, guard, is_scoped_by_launcher
 from fumehood.linux.launch import Owner, Plan, owner_of, resource_limits, started
-from fumehood.linux.mounts import Spec, Text, bubblewrap_arguments, is_bubblewraps
+from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.linux.process import Attendance, Outcome

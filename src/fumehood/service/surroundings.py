@@ -13,9 +13,10 @@ from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.bwrap import TMP, check_tmp
 from fumehood.linux.capture import BWRAP, COPY, KERNEL
 from fumehood.linux.hostview import HostViews, Sight, kernel_masks, relevant_variables
-from fumehood.linux.mounts import TMP, Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, check_tmp, sealed
+from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
