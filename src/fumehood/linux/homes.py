@@ -278,7 +278,7 @@ class Homes:
         return False
 
     def is_installation(self, path: str) -> bool:
-        """Return True if a directory is one tool with all its parts, and no settings, work or belongings of a person."""
+        """Return True if a directory is one tool with all its parts, not a person's settings or work."""
         if path not in self._installations:
             self._installations[path] = self._looks_installed(path)
         return self._installations[path]

@@ -10,21 +10,21 @@ from fumehood.core.value import Value
 from fumehood.linux import confine, libc, namespaces, site
 from fumehood.linux.bwrap import BUNDLED, FILTER_FD, GUARD_FD, provide
 from fumehood.linux.mounts import DATA_FD
-from fumehood.linux.process import Exit
+from fumehood.linux.process import Exit, supervise
 from fumehood.linux.site import Site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
     from fumehood.core.policy import Limits
     from fumehood.linux.mounts import Operation
     from fumehood.linux.process import Running
 
-    Starter = Callable[["Plan", "Given"], Running]
     # Standard input, output and error; and the channel that listeners are handed out by, where there are any.
-    Given = tuple[int, int, int] | tuple[int, int, int, int]
+    Streams = Sequence[int]
+    Starter = Callable[["Plan", Streams], Running]
 
 _CPU, _FSIZE, _CORE, _NPROC, _NOFILE = 0, 1, 4, 6, 7  # the same on every architecture but MIPS, SPARC, Alpha
 _BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
@@ -37,12 +37,6 @@ SHOWING = "showing the host"
 NONE = b"n"
 _HANDED_OUT = b"!"
 _TRIES = 5  # a host that starts containers may mount several times in the same moment
-
-
-def given_of(descriptors: list[int]) -> Given:
-    """Take descriptors that were kept or sent for what they are."""
-    first, second, third, *channel = descriptors
-    return (first, second, third, channel[0]) if channel else (first, second, third)
 
 
 class Owner(Value):
@@ -77,7 +71,6 @@ class Plan(Value):
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
     bare: str = ""  # the directory of a command that has no sandbox around it
     filter: bytes = b""  # of system calls, for bubblewrap to read from FILTER_FD
-    guarded: bool = False  # the program that confines writing is at GUARD_FD
 
     @property
     def entered(self) -> bytes:
@@ -102,14 +95,9 @@ class Plan(Value):
 class Ready(Value):
     """What a process did ahead of being told what to become."""
 
-    entered: bytes
     site: Site | None = None
     mounts: tuple[Operation, ...] = ()
     look: int = 0
-
-    def has(self, plan: Plan) -> bool:
-        """Return True if the host is shown as a plan wants it."""
-        return self.site is not None and self.look == plan.look and self.mounts == plan.shows_host
 
 
 def made_ready(plan: Plan) -> Ready | None:
@@ -121,27 +109,32 @@ def made_ready(plan: Plan) -> Ready | None:
     except OSError:
         os._exit(125)
     if not plan.ahead:
-        return Ready(entered=plan.entered)
+        return Ready()
     try:
-        shown = Site(_owner_of(plan))
-        for operation in plan.shows_host:
-            operation.do(shown)
+        return Ready(site=_host_shown(plan), mounts=plan.shows_host, look=plan.look)
     except OSError:
         # The host is not as it was then; the next plan knows better.
         site.close()
-        return Ready(entered=plan.entered)
-    return Ready(entered=plan.entered, site=shown, mounts=plan.shows_host, look=plan.look)
+        return Ready()
 
 
-def _owner_of(plan: Plan) -> tuple[int, int] | None:
-    return None if plan.owner is None else (plan.owner.user, plan.owner.group)
+def _host_shown(plan: Plan, ready: Ready | None = None) -> Site:
+    """Return the tree in which the host is shown: as it was made ahead, or put together now."""
+    if ready is not None and ready.site is not None:
+        if (ready.look, ready.mounts) == (plan.look, plan.shows_host):
+            return ready.site
+        site.close()
+    shown = Site(None if plan.owner is None else (plan.owner.user, plan.owner.group))
+    for operation in plan.shows_host:
+        operation.do(shown)
+    return shown
 
 
-def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | None = None) -> NoReturn:
+def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready | None = None) -> NoReturn:
     """Turn this freshly forked process into the sandbox; what fails is told on `report`."""
     step = "preparing"
     try:
-        channel = _arrange_descriptors(given, status, report)
+        channel = _arrange_descriptors(streams, status, report)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
         for step in _steps(plan, channel, ready):  # noqa: B007 - told below, if it fails
@@ -150,22 +143,18 @@ def become(plan: Plan, given: Given, status: int, report: int, ready: Ready | No
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
         libc.default_signals()
         if plan.keeps_channel:
-            from fumehood.linux.namespaces import CHANNEL_FD
-
-            os.dup2(channel, CHANNEL_FD)
-            os.set_inheritable(CHANNEL_FD, True)  # it may have been there already
-            os.closerange(_REPORT_FD + 1, CHANNEL_FD)
-            os.closerange(CHANNEL_FD + 1, _HIGHEST_FD)
+            os.dup2(channel, namespaces.CHANNEL_FD)
+            os.set_inheritable(namespaces.CHANNEL_FD, True)  # it may have been there already
+            os.closerange(_REPORT_FD + 1, namespaces.CHANNEL_FD)
+            os.closerange(namespaces.CHANNEL_FD + 1, _HIGHEST_FD)
         else:
             os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
         if plan.bare:
-            from fumehood.linux.process import supervise
-
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
             provide(plan.filter, FILTER_FD)
-        if plan.guarded:
-            provide(confine.guard(), GUARD_FD, executable=True)
+        if guard := confine.guard():
+            provide(guard, GUARD_FD, executable=True)
         for number, text in enumerate(plan.texts):
             provide(text, DATA_FD + number)
         program = plan.arguments[0]
@@ -187,9 +176,9 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
     elif plan.listen:
         yield "making a network"
         namespaces.enter_network()
-    yield SHOWING
-    shown = _shown_host(plan, ready)
-    if shown is not None:
+    if plan.mounts:
+        yield SHOWING
+        shown = _host_shown(plan, ready)
         for operation in plan.mounts[plan.ahead :]:
             yield f"mounting {operation.target}"
             operation.do(shown)
@@ -200,15 +189,16 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
             yield f"keeping {plan.home}"
             _hand_out(shown.opened(plan.home))
     if plan.listen:
-        from fumehood.linux.namespaces import send_listeners
-
         yield "listening for the proxy"
-        send_listeners(channel, plan.listen, plan.resolvers)
+        namespaces.send_listeners(channel, plan.listen, plan.resolvers)
     yield "setting limits"
     set_limits(plan.limits, count_processes=plan.entered != NONE and not plan.privileged)
     if plan.owner is not None:
         yield f"becoming user {plan.owner.user}"
-        _turn_into(plan.owner)
+        user, group = plan.owner.user, plan.owner.group
+        os.setgroups(plan.owner.groups)
+        os.setresgid(group, group, group)
+        os.setresuid(user, user, user)
     if plan.scoped:
         yield "keeping abstract sockets out of reach"
         confine.forbid_outer_sockets()
@@ -229,34 +219,14 @@ def _used(directory: int) -> bytes:
     return b"%d %d" % (size.f_files - size.f_ffree, size.f_blocks - size.f_bfree)
 
 
-def _shown_host(plan: Plan, ready: Ready | None) -> Site | None:
-    """Put together what shows the host, unless that was done ahead."""
-    if not plan.mounts:
-        return None
-    if ready is not None and ready.has(plan):
-        return ready.site
-    if ready is not None and ready.site is not None:
-        site.close()
-    shown = Site(_owner_of(plan))
-    for operation in plan.shows_host:
-        operation.do(shown)
-    return shown
-
-
-def _turn_into(owner: Owner) -> None:
-    os.setgroups(owner.groups)
-    os.setresgid(owner.group, owner.group, owner.group)
-    os.setresuid(owner.user, owner.user, owner.user)
-
-
-def _arrange_descriptors(given: Given, status: int, report: int) -> int:
+def _arrange_descriptors(streams: Streams, status: int, report: int) -> int:
     """Put the few descriptors that are needed into their places; all others are closed before exec.
 
     One left open would reach into the sandbox: a directory among them is a way out. Returns the channel, if any.
     """
     # First out of the way of the places that are about to be taken.
-    channel = _above(given[3]) if len(given) > 3 else -1
-    spare = [_above(fd) for fd in (*given[:3], status, report)]
+    channel = _above(streams[3]) if len(streams) > 3 else -1
+    spare = [_above(fd) for fd in (*streams[:3], status, report)]
     for place, fd in enumerate(spare):
         os.dup2(fd, place, inheritable=place != _REPORT_FD)
     os.chdir("/")
@@ -295,10 +265,10 @@ class Status:
         return self._number(b'"exit-code": ')
 
     def _number(self, key: bytes) -> int | None:
-        _, found, rest = self._text.partition(key)
+        _, is_there, rest = self._text.partition(key)
         digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
         # Without what follows the digits, the number may still be coming in.
-        return int(digits) if found and digits and len(rest) > len(digits) else None
+        return int(digits) if is_there and digits and len(rest) > len(digits) else None
 
 
 class RunningSandbox:
@@ -410,7 +380,10 @@ class RunningSandbox:
             os.kill(self.process, _END)
         elif self._status.init is not None:
             os.kill(self.process, _KILL)
-            _end(self._status.init)
+            try:
+                os.kill(self._status.init, _KILL)
+            except ProcessLookupError:
+                return  # it has just ended
 
     def dismiss(self) -> None:
         """End a process that was never told what to become."""
@@ -432,21 +405,14 @@ class RunningSandbox:
             return
 
 
-def _end(process: int) -> None:
-    try:
-        os.kill(process, _KILL)
-    except ProcessLookupError:
-        return  # it has just ended
-
-
-def start(plan: Plan, given: Given) -> RunningSandbox:
+def start(plan: Plan, streams: Streams) -> RunningSandbox:
     """Fork a sandbox from this process, which must have one thread only and outlive it."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     status_read, status_write = os.pipe()
     report, report_end = report_pair()
     process = os.fork()
     if process == 0:
-        become(plan, given, status_write, report_end)
+        become(plan, streams, status_write, report_end)
     os.close(status_write)
     os.close(report_end)
     return RunningSandbox(process, status_read, report)
@@ -458,9 +424,9 @@ def report_pair() -> tuple[int, int]:
     return ours.detach(), theirs.detach()
 
 
-def started(start: Starter, plan: Plan, given: Given, look_again: Callable[[Plan], Plan]) -> Running:
+def started(start: Starter, plan: Plan, streams: Streams, look_again: Callable[[Plan], Plan]) -> Running:
     """Start a sandbox, once more where the host's mounts changed just then: what was looked over was no longer so."""
-    return Retried(start, plan, given, look_again) if plan.ahead else start(plan, given)
+    return Retried(start, plan, streams, look_again) if plan.ahead else start(plan, streams)
 
 
 class Retried:
@@ -469,14 +435,14 @@ class Retried:
     The command's descriptors are kept until it has ended: pipes that looked ended would be closed on our side.
     """
 
-    def __init__(self, start: Starter, plan: Plan, given: Given, look_again: Callable[[Plan], Plan]) -> None:
+    def __init__(self, start: Starter, plan: Plan, streams: Streams, look_again: Callable[[Plan], Plan]) -> None:
         self._start = start
         self._plan = plan
         self._look_again = look_again
         self._tries = _TRIES
-        self._kept = [os.dup(fd) for fd in given]
+        self._kept = [os.dup(fd) for fd in streams]
         try:
-            self._running = start(plan, given)
+            self._running = start(plan, streams)
         except BaseException:
             self._let_go()
             raise
@@ -494,7 +460,7 @@ class Retried:
         if self._tries and ended.status is None and ended.failure.startswith(SHOWING):
             try:
                 self._plan = self._look_again(self._plan)
-                self._running = self._start(self._plan, given_of(self._kept))
+                self._running = self._start(self._plan, self._kept)
             except BaseException:
                 self._let_go()
                 raise
@@ -525,15 +491,15 @@ def owner_of(project: str) -> Owner | None:
     """Return the person whose project root works on, or None where that is nobody else."""
     if os.geteuid() != 0:
         return None
-    found = os.stat(project)
-    if found.st_uid == 0:
+    status = os.stat(project)
+    if status.st_uid == 0:
         return None
     import pwd
 
     try:
-        entry = pwd.getpwuid(found.st_uid)
+        entry = pwd.getpwuid(status.st_uid)
     except KeyError:
-        return Owner(user=found.st_uid, group=found.st_gid)
+        return Owner(user=status.st_uid, group=status.st_gid)
     return Owner(user=entry.pw_uid, group=entry.pw_gid, groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 

@@ -22,7 +22,6 @@ from fumehood.linux import confine, launch, libc, mounts, process
 _KILL, _INTERRUPT, _WHO = b"k", b"i", b"w"
 _SIGKILL = 9
 _IDLE_MS = 60_000  # then what was mounted ahead is let go
-_BUSY_MS = 20  # after a launch, for which a fork on the other processor would be in the way
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -51,18 +50,19 @@ class Launcher:
                 cwd="/", start_new_session=True,
             )  # fmt: skip
 
-    def start(self, plan: launch.Plan, given: launch.Given) -> Remote:
+    def start(self, plan: launch.Plan, streams: launch.Streams) -> Remote:
         """Have a sandbox started; its events come on a channel of its own."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        shown = self._host
         # The same objects as last time, mostly: most of what a plan holds is then written down already.
-        if shown[0] != plan.shows_host:
-            shown = self._host = plan.shows_host, marshal.dumps(mounts.packed(plan.shows_host))
-        message = _packed(plan, shown[1])
+        if self._host[0] != plan.shows_host:
+            self._host = plan.shows_host, marshal.dumps(mounts.packed(plan.shows_host))
+        owner = None if plan.owner is None else plan.owner.fields()
+        own = mounts.packed(plan.mounts[plan.ahead :])
+        message = marshal.dumps((self._host[1], {**plan.fields(), "mounts": own, "owner": owner}))
         try:
             with self._lock, theirs:
                 self._socket.sendall(len(message).to_bytes(4, "big"))
-                socket.send_fds(self._socket, [plan.entered], [*given, theirs.fileno()])
+                socket.send_fds(self._socket, [plan.entered], [*streams, theirs.fileno()])
                 self._socket.sendall(message)
         except OSError as error:
             mine.close()
@@ -71,7 +71,7 @@ class Launcher:
 
     @property
     def is_alive(self) -> bool:
-        """Return True if it can still be asked, by this process."""
+        """Whether this process can still ask it."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
@@ -113,22 +113,20 @@ class Remote:
         """The first process inside; who asks too early gets the answer when it comes."""
         if self._init is None and not self._asked:
             self._asked = True
-            self._tell(_WHO)
+            self._send(_WHO)
         return self._init
 
     def kill(self) -> None:
         """End everything inside."""
-        self._tell(_KILL)
+        self._send(_KILL)
 
     def interrupt(self) -> None:
         """Send the command what Ctrl-C would."""
-        self._tell(_INTERRUPT)
+        self._send(_INTERRUPT)
 
-    def _tell(self, what: bytes) -> None:
-        try:
-            self._channel.send(what)
-        except OSError:
-            return  # it has just ended
+    def _send(self, request: bytes) -> None:
+        with suppress(OSError):  # it has just ended
+            self._channel.send(request)
 
 
 _shared: Launcher | None = None
@@ -145,32 +143,6 @@ def shared() -> Launcher:
         if _shared is None:
             _shared = Launcher()
         return _shared
-
-
-def _packed(plan: launch.Plan, host: bytes) -> bytes:
-    """Write a plan down, for the same interpreter at the other end; `host` are the mounts that show the host."""
-    owner = None if plan.owner is None else plan.owner.fields()
-    own = mounts.packed(plan.mounts[plan.ahead :])
-    return marshal.dumps((host, {**plan.fields(), "mounts": own, "owner": owner}))
-
-
-def _unpacked(message: bytes, last: tuple[bytes, tuple[mounts.Operation, ...]] = (b"", ())) -> launch.Plan:
-    """Read a plan; `last` is what showed the host last, as it was written down and as it is."""
-    host, fields = marshal.loads(message)  # noqa: S302 - our own
-    shown = last[1] if host == last[0] else mounts.unpacked(marshal.loads(host))  # noqa: S302 - our own
-    owner = fields["owner"]
-    fields["mounts"] = (*shown, *mounts.unpacked(fields["mounts"]))
-    fields["owner"] = None if owner is None else launch.Owner(**owner)
-    return launch.Plan(**fields)
-
-
-_REHEARSAL = _packed(
-    launch.Plan(
-        arguments=("x",) * 60, environment={f"NAME_{n}": "value" for n in range(40)},
-        mounts=(mounts.View(target="/", sources=("/",)),) * 5, limits=((0, 1),) * 5, filter=b"x" * 2000,
-    ),
-    marshal.dumps(()),
-)  # fmt: skip
 
 
 def serve(descriptor: int, program: int) -> None:
@@ -198,10 +170,20 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
     return data
 
 
-class _Spare:
-    """A process that was forked ahead and only waits to be told what to become: a fork takes a third of a launch.
+def _unpacked(message: bytes, last: tuple[bytes, tuple[mounts.Operation, ...]] = (b"", ())) -> launch.Plan:
+    """Read a plan; `last` is what showed the host last, as it was written down and as it is."""
+    host, fields = marshal.loads(message)  # noqa: S302 - our own
+    shown = last[1] if host == last[0] else mounts.unpacked(marshal.loads(host))  # noqa: S302 - our own
+    fields["mounts"] = (*shown, *mounts.unpacked(fields["mounts"]))
+    fields["owner"] = None if fields["owner"] is None else launch.Owner(**fields["owner"])
+    return launch.Plan(**fields)
 
-    It is in namespaces of its own already, with the host's views mounted, as the last launch was.
+
+class _Child:
+    """A process that waits to be told which sandbox to become.
+
+    One that is made like the last launch is in namespaces of its own already, with the host's views mounted: a spare,
+    which saves the next launch about a fifth of its time.
     """
 
     def __init__(self, like: bytes = b"", entered: bytes = launch.NONE) -> None:
@@ -209,44 +191,42 @@ class _Spare:
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         status, status_end = os.pipe()
         report, report_end = launch.report_pair()
-        self._told, waiting = socket.socketpair()
+        self._orders, waiting = socket.socketpair()
         process = os.fork()
         if process == 0:
-            self._told.close()
+            self._orders.close()
             _wait_and_become(waiting, status_end, report_end, like)
-        for fd in (status_end, report_end):
-            os.close(fd)
+        os.close(status_end)
+        os.close(report_end)
         waiting.close()
         self._sandbox = launch.RunningSandbox(process, status, report)
 
-    def become(self, message: bytes, given: list[int]) -> launch.RunningSandbox:
+    def become(self, message: bytes, streams: list[int]) -> launch.RunningSandbox:
         """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
-        try:
-            with self._told:
-                socket.send_fds(self._told, [len(message).to_bytes(4, "big")], given)
-                self._told.sendall(message)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
+        with suppress(BrokenPipeError, ConnectionResetError), self._orders:
+            socket.send_fds(self._orders, [len(message).to_bytes(4, "big")], streams)
+            self._orders.sendall(message)
         return self._sandbox
 
     def dismiss(self) -> None:
         """End it, unused."""
-        self._told.close()
+        self._orders.close()
         self._sandbox.dismiss()
 
 
 def _wait_and_become(waiting: socket.socket, status: int, report: int, like: bytes) -> NoReturn:
     libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
-    # Also a rehearsal: the pages of memory that this will write to are copied now, and not when somebody waits for it.
-    last = _unpacked(like or _REHEARSAL)
-    ready = launch.made_ready(last) if like else None
-    host = marshal.loads(like)[0] if like else b""  # noqa: S302 - our own
-    head, fds, _, _ = socket.recv_fds(waiting, 4, 4)
+    ready = None
+    last: tuple[bytes, tuple[mounts.Operation, ...]] = (b"", ())
+    if like:
+        plan = _unpacked(like)
+        ready = launch.made_ready(plan)
+        last = marshal.loads(like)[0], plan.shows_host  # noqa: S302 - our own
+    head, streams, _, _ = socket.recv_fds(waiting, 4, 4)
     message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
-    if message is None or len(fds) < 3:
+    if message is None or len(streams) < 3:
         os._exit(125)
-    plan = _unpacked(message, (host, last.shows_host))
-    launch.become(plan, launch.given_of(fds), status, report, ready)
+    launch.become(_unpacked(message, last), streams, status, report, ready)
 
 
 class _Service:
@@ -256,25 +236,24 @@ class _Service:
         self._control = control
         # A child that the program forked holds the other end of the socket too, so that its end tells nothing.
         self._program = program
-        self._poll = select.poll()
-        for fd in (control.fileno(), program):
-            self._poll.register(fd, select.POLLIN)
         self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(control.fileno(), select.POLLIN)
+        self._poll.register(program, select.POLLIN)
         self._poll.register(self._mounts, select.POLLPRI)
+        # By the descriptor that is polled: the sandbox's own, and that of the channel to whoever waits for it.
         self._sandboxes: dict[int, tuple[launch.RunningSandbox, socket.socket]] = {}
-        self._channels: dict[int, launch.RunningSandbox] = {}
-        self._spare: _Spare | None = _Spare()
+        self._channels: dict[int, tuple[launch.RunningSandbox, socket.socket]] = {}
+        self._spare: _Child | None = None
         self._last, self._entered = b"", launch.NONE
 
     def serve(self) -> None:
         """Answer until the program ends; then so does everything, since sandboxes die with their parent."""
         while True:
-            ready = self._poll.poll(self._patience_ms())
-            if self._mounts in dict(ready):
+            ready = self._poll.poll(None if self._spare is None else _IDLE_MS)
+            if not ready or self._mounts in dict(ready):
                 # What waits has the mounts of before; and it must not keep busy what somebody has just unmounted.
-                self._replace_spare()
-            elif not ready:
-                self._provide_spare() if self._spare is None else self._replace_spare()
+                self._drop_spare()
             for fd, _ in ready:
                 if fd == self._program or (fd == self._control.fileno() and not self._accept()):
                     return
@@ -283,8 +262,13 @@ class _Service:
                 elif fd in self._sandboxes:
                     self._advance(fd)
 
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.dismiss()
+            self._spare = None
+
     def _accept(self) -> bool:
-        """Start one sandbox; tell whether there is still a program to serve."""
+        """Start one sandbox; return False if there is no program to serve any more."""
         head = _exactly(self._control, 4)
         if head is None:
             return False
@@ -293,53 +277,30 @@ class _Service:
         if message is None or len(descriptors) < 4:
             return False
         channel = socket.socket(fileno=descriptors.pop())
-        if self._spare is None or self._spare.entered not in (launch.NONE, entered):
-            self._replace_spare()
-        assert self._spare is not None
-        sandbox = self._spare.become(message, descriptors)
+        if self._spare is not None and self._spare.entered != entered:
+            self._drop_spare()
+        sandbox = (self._spare or _Child()).become(message, descriptors)
         for fd in descriptors:
             os.close(fd)
         self._spare, self._last, self._entered = None, message, entered
-        self._follow(sandbox, channel)
-        self._channels[channel.fileno()] = sandbox
+        self._sandboxes[sandbox.fileno()] = self._channels[channel.fileno()] = sandbox, channel
+        self._poll.register(sandbox.fileno(), select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
         return True
 
-    def _patience_ms(self) -> int | None:
-        if self._spare is None:
-            return _BUSY_MS
-        return None if self._spare.entered == launch.NONE else _IDLE_MS
-
-    def _provide_spare(self) -> None:
-        """Have a process wait for the next launch, which is likely to be as the last one was."""
-        if self._spare is None:
-            self._spare = _Spare(self._last, self._entered)
-
-    def _replace_spare(self) -> None:
-        """Have one wait that did nothing ahead."""
-        if self._spare is not None:
-            self._spare.dismiss()
-        self._spare = _Spare()
-
-    def _follow(self, sandbox: launch.RunningSandbox, channel: socket.socket) -> None:
-        self._sandboxes[sandbox.fileno()] = sandbox, channel
-        self._poll.register(sandbox.fileno(), select.POLLIN)
-
     def _listen(self, fd: int) -> None:
         """The program says something of one sandbox, or has let go of it."""
-        sandbox = self._channels[fd]
-        channel = next(channel for _, channel in self._sandboxes.values() if channel.fileno() == fd)
-        said = channel.recv(1)
-        if said == _INTERRUPT:
+        sandbox, channel = self._channels[fd]
+        request = channel.recv(1)
+        if request == _INTERRUPT:
             sandbox.interrupt()
-            return
-        if said == _WHO:
+        elif request == _WHO:
             channel.send(marshal.dumps(sandbox.init() or 0))
-            return
-        sandbox.kill()
-        if not said:
-            self._poll.unregister(fd)
-            del self._channels[fd]
+        else:
+            sandbox.kill()
+            if not request:
+                self._poll.unregister(fd)
+                del self._channels[fd]
 
     def _advance(self, fd: int) -> None:
         sandbox, channel = self._sandboxes.pop(fd)
@@ -347,16 +308,19 @@ class _Service:
         ended = sandbox.advance()
         if ended is None:
             sandbox.hold()
-            self._follow(sandbox, channel)
+            self._sandboxes[sandbox.fileno()] = sandbox, channel
+            self._poll.register(sandbox.fileno(), select.POLLIN)
             return
         if channel.fileno() in self._channels:
             self._poll.unregister(channel.fileno())
             del self._channels[channel.fileno()]
-            told = marshal.dumps((ended.status, ended.failure))
+            event = marshal.dumps((ended.status, ended.failure))
             with suppress(BrokenPipeError):  # whoever waited for it has given up
-                socket.send_fds(channel, [told], [ended.home] if ended.home >= 0 else [])
+                socket.send_fds(channel, [event], [ended.home] if ended.home >= 0 else [])
         channel.close()
         if ended.home >= 0:
             os.close(ended.home)
         sandbox.release()
-        self._provide_spare()
+        if self._spare is None and self._entered != launch.NONE:
+            # The next launch is likely to be as the last one was.
+            self._spare = _Child(self._last, self._entered)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fumehood.core.questions import Question
     from fumehood.core.report import Run
     from fumehood.errors import FumehoodError
-    from fumehood.linux.launch import Given, Plan
+    from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
 
@@ -411,8 +411,8 @@ _REQUEST_OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _start(plan: Plan, given: Given) -> Running:
-    return launcher.shared().start(plan, given)
+def _start(plan: Plan, streams: Streams) -> Running:
+    return launcher.shared().start(plan, streams)
 
 
 def _hosts(network: bool | Sequence[str]) -> tuple[str, ...]:

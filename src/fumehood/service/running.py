@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fumehood.linux.bwrap import Bwrap
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.host import Host
-    from fumehood.linux.launch import Given, Starter
+    from fumehood.linux.launch import Starter, Streams
     from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Exit, Guard, Outcome, Running, Watched
@@ -212,7 +212,7 @@ class Execution:
             listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
             resolvers=() if access is None or listens_inside else access.resolvers,
             scoped=is_scoped_by_launcher(network_shared=access is not None and access.shares),
-            limits=resource_limits(self._limits), filter=refused, guarded=bool(guard()),
+            limits=resource_limits(self._limits), filter=refused,
         )  # fmt: skip
         return self._with_mounts(plan, seen)
 
@@ -333,9 +333,9 @@ class Execution:
                 watched.stop()
         return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
-    def _begun(self, plan: Plan, given: Given) -> Running:
+    def _begun(self, plan: Plan, streams: Streams) -> Running:
         # Where the host turns out to be another than was seen, it is looked over again.
-        return started(self._start, plan, given, lambda plan: self._with_mounts(plan, self._look_again()))
+        return started(self._start, plan, streams, lambda plan: self._with_mounts(plan, self._look_again()))
 
     def _guard(self, init: int) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
