@@ -224,51 +224,18 @@ def _arrange_descriptors(streams: Streams, status: int, report: int) -> int:
 
     One left open would reach into the sandbox: a directory among them is a way out. Returns the channel, if any.
     """
+
+    def above(fd: int) -> int:
+        while fd <= _REPORT_FD:
+            fd = os.dup(fd)
+        return fd
+
     # First out of the way of the places that are about to be taken.
-    channel = _above(streams[3]) if len(streams) > 3 else -1
-    spare = [_above(fd) for fd in (*streams[:3], status, report)]
-    for place, fd in enumerate(spare):
+    channel = above(streams[3]) if len(streams) > 3 else -1
+    for place, fd in enumerate([above(fd) for fd in (*streams[:3], status, report)]):
         os.dup2(fd, place, inheritable=place != _REPORT_FD)
     os.chdir("/")
     return channel
-
-
-def _above(fd: int) -> int:
-    while fd <= _REPORT_FD:
-        fd = os.dup(fd)
-    return fd
-
-
-class Status:
-    """What bubblewrap tells on its status descriptor, read as it comes."""
-
-    def __init__(self) -> None:
-        self._text = b""
-
-    def feed(self, data: bytes) -> None:
-        """Take in what was read."""
-        self._text += data
-
-    @property
-    def init(self) -> int | None:
-        """The process that is number one inside: when it is gone, everything inside is."""
-        return self._number(b'"child-pid": ')
-
-    @property
-    def is_bare(self) -> bool:
-        """Return True if there is no sandbox, but a process that ends the command's when it is asked to."""
-        return b'"bare": ' in self._text
-
-    @property
-    def exit_code(self) -> int | None:
-        """The command's own status; never told where the command did not run."""
-        return self._number(b'"exit-code": ')
-
-    def _number(self, key: bytes) -> int | None:
-        _, is_there, rest = self._text.partition(key)
-        digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
-        # Without what follows the digits, the number may still be coming in.
-        return int(digits) if is_there and digits and len(rest) > len(digits) else None
 
 
 class RunningSandbox:
@@ -282,7 +249,7 @@ class RunningSandbox:
         self.process = process
         self._reading = status
         self._report = report
-        self._status = Status()
+        self._text = b""  # what bubblewrap tells on its status descriptor
         self._ending = False
         self._killed = False
         self._signal = 0
@@ -297,17 +264,14 @@ class RunningSandbox:
         if not self._ending:
             data = os.read(self._reading, 4096)
             if data:
-                self._status.feed(data)
+                self._text += data
                 if self._killed:
                     self.kill()
                 return None
             self._signal = os.WTERMSIG(os.waitpid(self.process, 0)[1])
             self._ending = True
-        return self._reap_init()
-
-    def _reap_init(self) -> Exit | None:
-        """Reap the sandbox's first process, which falls to us when bubblewrap, killing it, is gone."""
-        init = self._status.init
+        # The sandbox's first process falls to us when bubblewrap, killing it, is gone.
+        init = self.init()
         if init is not None:
             try:
                 if os.waitpid(init, os.WNOHANG)[0] == 0:
@@ -323,7 +287,9 @@ class RunningSandbox:
         if self._signal and not report:
             # Not by us: by the kernel, for want of memory, or by a person.
             return Exit(status=128 + self._signal, home=home)
-        return Exit(status=None if report else self._status.exit_code, failure=report.partition("\0")[0], home=home)
+        # Bubblewrap tells the command's own status; never where the command did not run.
+        status = None if report else self._number(b'"exit-code": ')
+        return Exit(status=status, failure=report.partition("\0")[0], home=home)
 
     def _read_report(self) -> tuple[str, int]:
         """Return what failed before bubblewrap was started, and the home, if something was left in it."""
@@ -348,7 +314,7 @@ class RunningSandbox:
 
         Where they can't be kept, it does wait.
         """
-        init = self._status.init
+        init = self.init()
         if self._held or init is None:
             return
         for process in (self.process, init):
@@ -364,8 +330,14 @@ class RunningSandbox:
         self._held.clear()
 
     def init(self) -> int | None:
-        """The first process inside, as soon as it is known."""
-        return self._status.init
+        """The process that is number one inside, once it is known: when it is gone, everything inside is."""
+        return self._number(b'"child-pid": ')
+
+    def _number(self, key: bytes) -> int | None:
+        _, is_there, rest = self._text.partition(key)
+        digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
+        # Without what follows the digits, the number may still be coming in.
+        return int(digits) if is_there and digits and len(rest) > len(digits) else None
 
     def kill(self) -> None:
         """End everything inside at once.
@@ -376,12 +348,13 @@ class RunningSandbox:
         self._killed = True
         if self._ending:
             return
-        if self._status.is_bare:
+        init = self.init()
+        if b'"bare": ' in self._text:  # no sandbox, but a process that ends the command's when it is asked to
             os.kill(self.process, _END)
-        elif self._status.init is not None:
+        elif init is not None:
             os.kill(self.process, _KILL)
             try:
-                os.kill(self._status.init, _KILL)
+                os.kill(init, _KILL)
             except ProcessLookupError:
                 return  # it has just ended
 
@@ -394,7 +367,7 @@ class RunningSandbox:
 
     def interrupt(self) -> None:
         """Send the command what Ctrl-C would; where it has not begun yet, end it."""
-        init = self._status.init
+        init = self.init()
         if init is None:
             self.kill()
             return

@@ -13,8 +13,8 @@ from fumehood.linux import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Protocol
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn, Protocol
 
     from fumehood.core.report import Blocked
     from fumehood.linux.streams import Carrier, Stream
@@ -25,32 +25,24 @@ if TYPE_CHECKING:
 
         def fileno(self) -> int:
             """The descriptor to poll."""
-            ...
         def advance(self) -> Exit | None:
             """Take note; return how it ended."""
-            ...
         def init(self) -> int | None:
             """The first process inside, once it is known."""
-            ...
         def kill(self) -> None:
             """End everything inside."""
-            ...
         def interrupt(self) -> None:
             """Send what Ctrl-C would."""
-            ...
 
     class Watched(Protocol):
         """Something else to be read while the command runs."""
 
         def fileno(self) -> int:
             """The descriptor to poll."""
-            ...
         def drain(self) -> None:
             """Read what there is."""
-            ...
         def stop(self) -> None:
             """Read the rest and stop."""
-            ...
 
     class Guard(Protocol):
         """What looks now and then whether the command uses too much."""
@@ -58,11 +50,8 @@ if TYPE_CHECKING:
         due: float
         def look(self) -> Blocked | None:
             """Look once; return the limit that was reached."""
-            ...
         def close(self) -> Blocked | None:
             """Stop; return the limit that the kernel had to enforce."""
-            ...
-
 
     class QuestionsOpen(Protocol):
         """Questions to a person that the command waits for; while one is open, nothing is carried to and fro."""
@@ -71,18 +60,12 @@ if TYPE_CHECKING:
         @property
         def waited_s(self) -> float:
             """How long it has waited so far, which is not its own time."""
-            ...
         def fileno(self) -> int:
             """The descriptor to poll."""
-            ...
         def drain(self) -> None:
             """Take note of what was asked and answered."""
-            ...
         def close(self) -> None:
             """Ask nothing any more."""
-            ...
-    from collections.abc import Mapping
-    from typing import NoReturn
 
 _PIECE = 1 << 16
 _GRACE_S = 2.0
@@ -90,16 +73,6 @@ _FIRST_LOOK_S = 0.03  # most commands have ended by then, and cost no look
 _AGAIN_S = 0.01
 _LONGEST_WAIT_S = 3600.0  # poll takes no number of milliseconds that is larger than an int
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
-
-
-def _piece(fd: int) -> bytes:
-    """Read what there is of an output; a terminal that nobody holds any more gives an error, not an end."""
-    try:
-        return os.read(fd, _PIECE)
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return b""
 
 
 class Outcome(Value):
@@ -200,9 +173,8 @@ class Attendance:
         for each in (self._running, self._signals, self._asking):
             if each is not None:
                 poll.register(each.fileno(), _READABLE)
-        fed = -1
-        if not self._is_asking:
-            fed = self._register_carried(poll)
+        is_asking = self._asking is not None and self._asking.is_open
+        fed = -1 if is_asking else self._register_carried(poll)
         ready = {fd for fd, _ in poll.poll(self._patience_ms())}
         for fd in ready & self._outputs.keys():
             self._read(fd)
@@ -210,16 +182,15 @@ class Attendance:
             self._watched.drain()
         if self._feeding is not None and fed in ready and not self._feeding.advance():
             self._end_feeding()
-        self._listen(ready)
+        if self._signals is not None and self._signals.fileno() in ready:
+            for number in self._signals.drain():
+                self._heard.append(number)
+                self._give_way()
         if self._asking is not None and self._asking.fileno() in ready:
             self._asking.drain()
         if self._running.fileno() in ready:
             self._exit = self._running.advance()
         self._look_at_the_clock()
-
-    @property
-    def _is_asking(self) -> bool:
-        return self._asking is not None and self._asking.is_open
 
     def _register_carried(self, poll: select.poll) -> int:
         """Poll what is carried to and fro; returns the descriptor that input waits for.
@@ -243,13 +214,6 @@ class Attendance:
         if self._deadline is None or self._asking is None or self._interrupted:
             return self._deadline
         return None if self._asking.is_open else self._deadline + self._asking.waited_s
-
-    def _listen(self, ready: set[int]) -> None:
-        """Give way to every signal that came."""
-        if self._signals is not None and self._signals.fileno() in ready:
-            for number in self._signals.drain():
-                self._heard.append(number)
-                self._give_way()
 
     def _patience_ms(self) -> float | None:
         until = self._ends_at
@@ -292,8 +256,13 @@ class Attendance:
             self._running.kill()
 
     def _read(self, fd: int) -> bool:
-        """Read one piece of an output; tell whether there may be more."""
-        data = _piece(fd)
+        """Read one piece of an output; return False if there is no more."""
+        try:
+            data = os.read(fd, _PIECE)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""  # the end of a terminal that nobody holds any more
         if data:
             try:
                 self._outputs[fd].feed(data)
@@ -354,7 +323,16 @@ def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: s
     os.write(_STATUS_FD, b'{ "bare": true }\n')
     command = os.fork()
     if command == 0:
-        _become(arguments, environment)
+        try:
+            # A session of its own: no terminal to type into, and one group to interrupt.
+            os.setsid()
+            libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+            os.execve(arguments[0], arguments, environment)
+        except OSError as error:
+            os.write(2, f"{arguments[0]}: {error.strerror}\n".encode(errors="surrogateescape"))
+        finally:
+            os._exit(127)
     os.write(_STATUS_FD, f'{{ "child-pid": {command} }}\n'.encode())
     status = _waited(command)
     _end_all()
@@ -362,35 +340,14 @@ def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: s
     os._exit(0)
 
 
-def _become(arguments: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
-    try:
-        # A session of its own: no terminal to type into, and one group to interrupt.
-        os.setsid()
-        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
-        os.execve(arguments[0], arguments, environment)
-    except OSError as error:
-        os.write(2, f"{arguments[0]}: {error.strerror}\n".encode(errors="surrogateescape"))
-    finally:
-        os._exit(127)
-
-
 def _waited(command: int) -> int:
     """Wait until the command ends, or until we are asked to end it; return its status as a shell would."""
-    while True:
-        heard = signal.sigwait(_HEARD)
-        if heard == signal.SIGTERM:
-            return _KILLED
-        while True:
-            try:
-                ended, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return _KILLED  # can't be: the command itself was reaped before
-            if ended == 0:
-                break
-            if ended == command:
-                code = os.waitstatus_to_exitcode(status)
+    while signal.sigwait(_HEARD) != signal.SIGTERM:
+        while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            if ended[0] == command:
+                code = os.waitstatus_to_exitcode(ended[1])
                 return code if code >= 0 else 128 - code
+    return _KILLED
 
 
 def _end_all() -> None:
@@ -418,14 +375,10 @@ def _children() -> list[int]:
         with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as listing:
             return [int(number) for number in listing.read().split()]
     except FileNotFoundError:  # a kernel without this list
-        return [child for child in _processes() if _parent(child) == me]
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == me]
 
 
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _parent(process: int) -> int:
+def _parent(process: str) -> int:
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""Keep a command's output in bounded memory: head and tail here, the whole in a file up to a limit."""
+"""A command's standard streams: output kept in bounded memory and on disk, and input that is carried to it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fumehood.linux import confine
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    Sink = Callable[[bytes], None]
     from typing import Protocol
 
     from fumehood.linux.terminal import Terminal
+
+    Sink = Callable[[bytes], None]
 
     class Carrier(Protocol):
         """Whatever brings a command its input."""
@@ -27,16 +27,12 @@ if TYPE_CHECKING:
         @property
         def waits_for(self) -> tuple[int, int]:
             """The descriptor to poll next, and for what; below zero is none."""
-            ...
-
         def advance(self) -> bool:
-            """Carry one piece; tell whether there may be more."""
-            ...
-
+            """Carry one piece; return False if there is no more."""
         def close(self) -> None:
             """Let the command know that this was all."""
-            ...
 
+# Output: head and tail in memory, the whole in a file up to a limit.
 INLINE = 16 << 10  # bytes kept with the run's record; more than that goes to a file
 KEPT = 256 << 10  # bytes of head, and as many of tail, that stay in memory
 
@@ -180,14 +176,16 @@ _MEMORY = 1  # the device number of /dev/null and its like, which hold nothing o
 class Stdio:
     """What the command is given, what its output is read from, and what feeds it."""
 
-    def __init__(self, given: tuple[int, int, int], outputs: dict[int, Stream], feed: Carrier | None = None) -> None:
-        self.given = given
+    def __init__(
+        self, descriptors: tuple[int, int, int], outputs: dict[int, Stream], feed: Carrier | None = None
+    ) -> None:
+        self.descriptors = descriptors
         self.outputs = outputs
         self.feed = feed
 
     def started(self) -> None:
         """Close what is the command's own now; else its output would never end."""
-        for fd in dict.fromkeys(self.given):
+        for fd in dict.fromkeys(self.descriptors):
             if fd:  # inherited from whoever started us
                 os.close(fd)
 
@@ -208,15 +206,14 @@ def piped(wish: str | bytes, outputs: tuple[Stream, Stream]) -> Stdio:
 
 def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
     """Return the command one terminal for all three."""
-    slave = terminal.slave
-    master = os.dup(terminal.master)
-    return Stdio((slave, slave, slave), {master: output}, Feed(os.dup(terminal.master), source=0))
+    feed = Feed(os.dup(terminal.master), source=0)
+    return Stdio((terminal.slave,) * 3, {os.dup(terminal.master): output}, feed)
 
 
 def _input(wish: str | bytes) -> tuple[int, Carrier | None]:
     if wish == INHERITED:
-        found = os.fstat(0)
-        if found.st_mode & 0o170000 == 0o020000 and os.major(found.st_rdev) == _MEMORY:
+        status = os.fstat(0)
+        if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY:
             return 0, None
         return lent(0)
     if wish == CLOSED:
@@ -244,7 +241,7 @@ class Feed:
         return self._source, select.POLLIN
 
     def advance(self) -> bool:
-        """Carry one piece; tell whether there may be more."""
+        """Carry one piece; return False if there is no more."""
         if not self._data and self._source >= 0:
             self._data = self._typed()
         if self._data:
@@ -295,8 +292,7 @@ _libc.tee.restype = _libc.recv.restype = ctypes.c_ssize_t
 
 def lent(source: int) -> tuple[int, Carrier | None]:
     """Return what the command gets as its input in place of a descriptor of ours, and what feeds it, if anything."""
-    found = os.fstat(source)
-    kind = stat.S_IFMT(found.st_mode)
+    kind = stat.S_IFMT(os.fstat(source).st_mode)
     if kind == stat.S_IFCHR:
         reading, writing = os.pipe()
         return reading, Feed(writing, source=source)
@@ -309,7 +305,7 @@ def lent(source: int) -> tuple[int, Carrier | None]:
         except OSError:
             pass  # not ours to open: we were given it by somebody who may read it
         else:
-            return opened.given, opened
+            return opened.reading, opened
     lending = Lent(source, kind)
     return os.dup(lending.reading), lending
 
@@ -321,10 +317,10 @@ class Opened:
 
     def __init__(self, source: int) -> None:
         self._source = source
-        self.given = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
+        self.reading = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
         self._from = os.lseek(source, 0, os.SEEK_CUR)
-        os.lseek(self.given, self._from, os.SEEK_SET)
-        self._kept = os.dup(self.given)
+        os.lseek(self.reading, self._from, os.SEEK_SET)
+        self._kept = os.dup(self.reading)
 
     def advance(self) -> bool:
         """There is nothing to carry."""
@@ -355,7 +351,7 @@ class Lent:
         return (self._sink, select.POLLOUT) if self._shown else (self._source, select.POLLIN)
 
     def advance(self) -> bool:
-        """Take away what was read and show the next piece; tell whether there may be more."""
+        """Take away what was read and show the next piece; return False if there is no more."""
         for _ in range(_AT_ONCE):
             if self._shown:
                 self._take(self._shown)

@@ -314,7 +314,7 @@ class Execution:
             if wishes.watch is not None and self._capture.way != COPY:
                 watched = wishes.watch(self._capture.layers)
             try:
-                given = stdio.given
+                given = stdio.descriptors
                 running = self._begun(plan, given) if access is None else access.launched(self._begun, plan, given)
             except FumehoodError:
                 stdio.abandon()
