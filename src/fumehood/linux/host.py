@@ -113,9 +113,9 @@ def container_name() -> str:
     for path, name in (("/run/.containerenv", "podman"), ("/.dockerenv", "docker")):
         if os.path.exists(path):
             return name
-    told = (read("/run/systemd/container") or os.environ.get("container", "")).strip()  # noqa: SIM112
-    if told and told != "flatpak" and told.isascii() and told.isprintable():
-        return told
+    name = (read("/run/systemd/container") or os.environ.get("container", "")).strip()  # noqa: SIM112
+    if name and name != "flatpak" and name.isascii() and name.isprintable():
+        return name
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
     groups = read("/proc/1/cgroup")
@@ -185,35 +185,35 @@ def _let_bwrap_through() -> str:
     return " && ".join(as_root(line) for line in lines)
 
 
-def explain(complaints: list[str], found: Host) -> str:
+def explain(complaints: list[str], machine: Host) -> str:
     """Say in one sentence why no sandbox starts here, with the line that helps."""
-    reason, fix = diagnose(complaints, found)
+    reason, fix = diagnose(complaints, machine)
     return f"{reason}{FIX}{fix}" if fix else reason
 
 
-def diagnose(complaints: list[str], found: Host) -> tuple[str, str]:
+def diagnose(complaints: list[str], machine: Host) -> tuple[str, str]:
     """Trace what bubblewrap complained of to its cause: the cause, and the line that removes it."""
     said = complaints[-1] if complaints else ""
     chosen = os.environ.get("FUMEHOOD_BWRAP")
-    if found.flatpak:
+    if machine.flatpak:
         fix = "flatpak-spawn --host fumehood run -- COMMAND"
         return "inside Flatpak, which lets no program make a sandbox", fix
     if not said:
         return "bubblewrap is not installed", install("bubblewrap")
     if chosen and not said.startswith(f"{chosen}: "):
         return f"FUMEHOOD_BWRAP: {said}", "unset FUMEHOOD_BWRAP"
-    reason, fix = ("", install("bubblewrap")) if "not a working" in said else barrier(said, found)
+    reason, fix = ("", install("bubblewrap")) if "not a working" in said else barrier(said, machine)
     return f"{reason} ({said})" if reason else said, fix
 
 
-def barrier(said: str, found: Host) -> tuple[str, str]:
+def barrier(said: str, machine: Host) -> tuple[str, str]:
     """Name what keeps programs from making user namespaces here, and how it is lifted."""
-    causes = (_outer_bubblewrap(said, found), _powerless_root(found), _kernel_setting(found))
-    return next(filter(None, causes), None) or _outer_container(said, found) or ("", "")
+    causes = (_outer_bubblewrap(said, machine), _powerless_root(machine), _kernel_setting(machine))
+    return next(filter(None, causes), None) or _outer_container(said, machine) or ("", "")
 
 
-def _outer_bubblewrap(said: str, found: Host) -> tuple[str, str] | None:
-    if not found.nested:
+def _outer_bubblewrap(said: str, machine: Host) -> tuple[str, str] | None:
+    if not machine.nested:
         return None
     if "max_*_namespaces" in said or "No space left" in said:
         fix = "start the outer bwrap without --disable-userns"
@@ -226,17 +226,17 @@ def _outer_bubblewrap(said: str, found: Host) -> tuple[str, str] | None:
     return None
 
 
-def _powerless_root(found: Host) -> tuple[str, str] | None:
+def _powerless_root(machine: Host) -> tuple[str, str] | None:
     # Since Linux 5.12 it takes this capability to map user 0 into a new user namespace.
     if os.geteuid() or has_capability(_CAP_SETFCAP):
         return None
-    add = "start the outer bwrap with --cap-add CAP_SETFCAP" if found.nested else ""
-    if found.container in ("docker", "podman"):
-        add = f"{found.container} run --cap-add SETFCAP …"
+    add = "start the outer bwrap with --cap-add CAP_SETFCAP" if machine.nested else ""
+    if machine.container in ("docker", "podman"):
+        add = f"{machine.container} run --cap-add SETFCAP …"
     return "root without CAP_SETFCAP can't make a usable user namespace", add or "run as an ordinary user"
 
 
-def _kernel_setting(found: Host) -> tuple[str, str] | None:
+def _kernel_setting(machine: Host) -> tuple[str, str] | None:
     if not os.path.exists("/proc/self/ns/user"):
         return "this kernel was built without user namespaces (CONFIG_USER_NS)", ""
     if setting(LIMIT) == "0":
@@ -246,14 +246,14 @@ def _kernel_setting(found: Host) -> tuple[str, str] | None:
     if setting(RESTRICTED) == "1" and os.geteuid():
         # Once bwrap is let through, fuse-overlayfs or a newer bwrap captures: no need to drop the guard.
         reason = "AppArmor keeps ordinary programs from using user namespaces"
-        return reason, "" if found.bwrap else _let_bwrap_through()
+        return reason, "" if machine.bwrap else _let_bwrap_through()
     return None
 
 
-def _outer_container(said: str, found: Host) -> tuple[str, str] | None:
+def _outer_container(said: str, machine: Host) -> tuple[str, str] | None:
     if "Microsoft" in read("/proc/sys/kernel/osrelease"):  # version 2 says "microsoft"
         return "WSL 1 has no user namespaces", 'wsl.exe --set-version "$WSL_DISTRO_NAME" 2'
-    if found.container in _CONTAINER_FIXES or "mount proc" in said:
-        around = found.container or "container"
-        return f"the {around} around us forbids sandboxes inside", _CONTAINER_FIXES.get(found.container, "")
+    if machine.container in _CONTAINER_FIXES or "mount proc" in said:
+        around = machine.container or "container"
+        return f"the {around} around us forbids sandboxes inside", _CONTAINER_FIXES.get(machine.container, "")
     return None

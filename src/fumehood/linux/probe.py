@@ -7,8 +7,18 @@ import sys
 
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
+from fumehood.linux import cache
 from fumehood.linux.bwrap import Bwrap
-from fumehood.linux.host import Host, container_name, in_flatpak, inside_bwrap, may_map_every_id, may_mount, read
+from fumehood.linux.host import (
+    Host,
+    container_name,
+    explain,
+    in_flatpak,
+    inside_bwrap,
+    may_map_every_id,
+    may_mount,
+    read,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +42,7 @@ _CHILD = (
 
 
 def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
-    """Tell what this host can do, trying it out only where no earlier answer still holds.
+    """Return what this host can do, trying it out only where no earlier answer still holds.
 
     An answer holds for one boot, user, set of namespaces, privileges and system settings, these
     programs and the file system of `state_dir`. That nothing works is never remembered, so that a
@@ -42,32 +52,42 @@ def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
     fuse = "".join(bubblewrap.programs("fuse-overlayfs")[:1])
     key = _context(options, fuse, state_dir)
     path = f"{cache_dir}/probe-{os.getuid()}"
-    remembered = _blocks(path)
+    # With `sudo` the cache may lie in someone else's home: what others wrote is not an answer.
+    blocks = (cache.read_own(path) or b"").decode("ascii", "replace").split("\n\n")
     if not fresh:
-        for block in remembered:
-            if block.startswith(key) and (answer := _parsed(block, options, fuse)):
-                return answer
-    found = look(state_dir, options)
-    if found.bwrap:
+        for block in blocks:
+            try:
+                if block.startswith(key):
+                    return _parse(block, options, fuse)
+            except (KeyError, ValueError, IndexError):
+                continue  # cut short by a full disk
+    answer = look(state_dir, options)
+    if answer.bwrap:
         boot = key.partition(",")[0]
-        others = [b for b in remembered if b.startswith(boot) and not b.startswith(key)]
-        _remember(cache_dir, path, [key + _format(found, options), *others][:_KEPT_CONTEXTS])
-    return found
+        others = [block for block in blocks if block.startswith(boot) and not block.startswith(key)]
+        text = "\n\n".join([key + _format(answer, options), *others][:_KEPT_CONTEXTS])
+        try:
+            os.makedirs(cache_dir, mode=0o700, exist_ok=True)
+        except OSError:
+            return answer
+        cache.write_own(path, text.encode("ascii"))
+    return answer
 
 
-# The key: everything an answer depends on.
+# The file: blocks of key=value lines, the newest first. A key is everything that an answer depends on.
 
 
 def _context(options: list[tuple[str, str]], fuse: str, state_dir: str) -> str:
-    programs = [(origin, path, *_identity(path)) for origin, path in options]
+    # Capabilities, NoNewPrivs and Seccomp stand together; the lines after them change by themselves.
+    privileges = read("/proc/self/status").partition("\nCapInh:")[2].partition("\nCpus_allowed:")[0]
     parts = (
         read("/proc/sys/kernel/random/boot_id"),
         _FORMAT,
         *(os.getresuid(), os.getegid(), os.getgroups(), _identity(_SUBGID), _identity(_NEWGIDMAP)),
         *(_namespace(kind) for kind in ("user", "mnt", "pid")),
-        _privileges(),
+        (privileges, read("/proc/self/attr/current")),
         *(read(path) for path in _SYSCTLS),
-        programs,
+        [(origin, path, *_identity(path)) for origin, path in options],
         (fuse, *_identity(fuse)),
         _identity("/dev/fuse")[2:],
         _device(state_dir),
@@ -85,16 +105,10 @@ def _namespace(kind: str) -> str:
 
 def _identity(path: str) -> tuple[int, int, int]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return (0, 0, 0)
-    return (found.st_mtime_ns, found.st_size, found.st_mode)
-
-
-def _privileges() -> tuple[str, ...]:
-    # Capabilities, NoNewPrivs and Seccomp stand together; the lines after them change by themselves.
-    status = read("/proc/self/status").partition("\nCapInh:")[2].partition("\nCpus_allowed:")[0]
-    return (status, read("/proc/self/attr/current"))
+    return (status.st_mtime_ns, status.st_size, status.st_mode)
 
 
 def _device(state_dir: str) -> int:
@@ -108,60 +122,33 @@ def _device(state_dir: str) -> int:
         ) from exc
 
 
-# The file: blocks of key=value lines, one block a context, the newest first.
-
-
-def _blocks(path: str) -> list[str]:
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return []
-    try:
-        found = os.fstat(file)
-        # With `sudo` the cache may lie in someone else's home: what others wrote is not an answer.
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            return []
-        return os.read(file, 65536).decode("ascii", "replace").split("\n\n")
-    except OSError:
-        return []
-    finally:
-        os.close(file)
-
-
-def _format(found: Host, options: list[tuple[str, str]]) -> str:
+def _format(answer: Host, options: list[tuple[str, str]]) -> str:
     claims = ("privileged", "every_id", "flatpak", "nested", "disable_userns")
-    lines = [f"{name}={int(getattr(found, name))}" for name in claims]
-    lines += [f"captures={' '.join(found.captures)}", f"container={found.container}"]
-    lines += [f"groups={' '.join(map(str, found.groups))}"]
-    for name, value in (("bwrap", found.bwrap), ("overlay_bwrap", found.overlay_bwrap)):
+    lines = [f"{name}={int(getattr(answer, name))}" for name in claims]
+    lines += [f"captures={' '.join(answer.captures)}", f"container={answer.container}"]
+    lines += [f"groups={' '.join(map(str, answer.groups))}"]
+    for name, value in (("bwrap", answer.bwrap), ("overlay_bwrap", answer.overlay_bwrap)):
         if value:
             place = options.index((value.origin, value.path))
             lines.append(f"{name}={place} {'.'.join(str(part) for part in value.version)}")
-    lines += [f"no {capture}={reason}" for capture, reason in found.refusals]
+    lines += [f"no {capture}={reason}" for capture, reason in answer.refusals]
     return "\n".join(lines)
-
-
-def _parsed(block: str, options: list[tuple[str, str]], fuse: str) -> Host | None:
-    try:
-        return _parse(block, options, fuse)
-    except (KeyError, ValueError, IndexError):  # cut short by a full disk
-        return None
 
 
 def _parse(block: str, options: list[tuple[str, str]], fuse: str) -> Host:
     lines = [line.partition("=") for line in block.splitlines()]
-    given = {name: value for name, _, value in lines}
+    values = {name: value for name, _, value in lines}
     return Host(
-        bwrap=_parse_bwrap(given.get("bwrap", ""), options),
-        overlay_bwrap=_parse_bwrap(given.get("overlay_bwrap", ""), options),
-        captures=tuple(given["captures"].split()),
-        privileged=given["privileged"] == "1",
-        every_id=given["every_id"] == "1",
-        groups=tuple(map(int, given["groups"].split())),
-        flatpak=given["flatpak"] == "1",
-        nested=given["nested"] == "1",
-        disable_userns=given["disable_userns"] == "1",
-        container=given["container"],
+        bwrap=_parse_bwrap(values.get("bwrap", ""), options),
+        overlay_bwrap=_parse_bwrap(values.get("overlay_bwrap", ""), options),
+        captures=tuple(values["captures"].split()),
+        privileged=values["privileged"] == "1",
+        every_id=values["every_id"] == "1",
+        groups=tuple(map(int, values["groups"].split())),
+        flatpak=values["flatpak"] == "1",
+        nested=values["nested"] == "1",
+        disable_userns=values["disable_userns"] == "1",
+        container=values["container"],
         fuse_overlayfs=fuse,
         refusals=tuple((name[3:], value) for name, _, value in lines if name.startswith("no ")),
     )
@@ -176,20 +163,6 @@ def _parse_bwrap(text: str, options: list[tuple[str, str]]) -> Bwrap | None:
     return Bwrap(path=path, version=version, has_overlay=version >= bubblewrap.OVERLAY_SINCE, origin=origin)
 
 
-def _remember(cache_dir: str, path: str, blocks: list[str]) -> None:
-    beside = f"{path}.{os.getpid()}"
-    try:
-        os.makedirs(cache_dir, mode=0o700, exist_ok=True)
-        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.write(file, "\n\n".join(blocks).encode("ascii"))
-        finally:
-            os.close(file)
-        os.replace(beside, path)
-    except OSError:
-        return
-
-
 # The trying, once a boot.
 
 
@@ -197,15 +170,13 @@ def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
     """Try everything out with these candidates, whatever is remembered; remembers nothing itself."""
     _device(state_dir)
     fuse = "".join(bubblewrap.programs("fuse-overlayfs")[:1])
-    usable, complaints = bubblewrap.described(options)
-    bwrap, disable_userns = bubblewrap.first_that_starts(usable, complaints)
-    found = Host(flatpak=in_flatpak(), container=container_name(), nested=inside_bwrap(), fuse_overlayfs=fuse)
+    working, complaints = bubblewrap.usable(options)
+    bwrap, disable_userns = bubblewrap.first_that_starts(working, complaints)
+    answer = Host(flatpak=in_flatpak(), container=container_name(), nested=inside_bwrap(), fuse_overlayfs=fuse)
     if not bwrap:
-        from fumehood.linux.host import explain
-
-        return found.replace(why=explain(complaints, found))
-    found = found.replace(bwrap=bwrap, disable_userns=disable_userns)
-    overlay_bwrap, no_bwrap = bubblewrap.first_that_overlays([bwrap, *usable], state_dir, disable_userns)
+        return answer.replace(why=explain(complaints, answer))
+    answer = answer.replace(bwrap=bwrap, disable_userns=disable_userns)
+    overlay_bwrap, no_bwrap = bubblewrap.first_that_overlays([bwrap, *working], state_dir, disable_userns)
     sandbox = bubblewrap.sandbox(bwrap, disable_userns=disable_userns)
     privileged = may_mount() and not try_kernel_overlay(state_dir, True, sandbox)
     refusals = {
@@ -213,18 +184,17 @@ def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
         "bwrap": no_bwrap,
         "fuse": try_fuse(fuse, state_dir, privileged, sandbox),
     }
-    return found.replace(
+    return answer.replace(
         overlay_bwrap=overlay_bwrap,
         privileged=privileged,
         every_id=privileged or may_map_every_id(),
         groups=() if refusals["kernel"] or os.geteuid() == 0 else mapped_groups(),
         captures=tuple(name for name in CAPTURES if not refusals.get(name)),
-        refusals=tuple((name, _one_line(reason)) for name, reason in refusals.items() if reason),
+        refusals=tuple(
+            (name, " ".join(reason.encode("ascii", "backslashreplace").decode("ascii").split()))
+            for name, reason in refusals.items() if reason
+        ),
     )
-
-
-def _one_line(reason: str) -> str:
-    return " ".join(reason.encode("ascii", "backslashreplace").decode("ascii").split())
 
 
 def try_kernel_overlay(scratch_dir: str, privileged: bool, sandbox: list[str] | None = None) -> str:
@@ -252,8 +222,8 @@ def try_fuse(program: str, scratch_dir: str, privileged: bool, sandbox: list[str
 
 
 def _unmount(merged: str) -> list[str]:
-    known = [*bubblewrap.programs("fusermount3"), *bubblewrap.programs("fusermount"), "/bin/false"]
-    return [known[0], "-u", "-z", merged]
+    unmounters = [*bubblewrap.programs("fusermount3"), *bubblewrap.programs("fusermount"), "/bin/false"]
+    return [unmounters[0], "-u", "-z", merged]
 
 
 def try_user_namespace() -> str:
