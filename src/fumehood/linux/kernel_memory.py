@@ -1,4 +1,8 @@
-"""Count what the kernel keeps for a sandbox in no process's name: System V's memory, and what waits in sockets."""
+"""Count what the kernel keeps for a sandbox in no process's name: System V's memory, and what waits in sockets.
+
+The kernel tells of these only who is in the sandbox's namespaces. So a small process enters them once, opens the lists
+there and hands the descriptors out: they stay with the namespaces that they were opened in.
+"""
 
 from __future__ import annotations
 
@@ -145,12 +149,12 @@ def _memory(numbers: bytes) -> int:
 
 
 def _attributes(answer: bytes, at: int) -> dict[int, bytes]:
-    found = {}
+    attributes = {}
     while at + 4 <= len(answer):
         length, kind = struct.unpack_from("=HH", answer, at)
-        found[kind] = answer[at + 4 : at + length]
+        attributes[kind] = answer[at + 4 : at + length]
         at += max(4, length + 3 & ~3)
-    return found
+    return attributes
 
 
 def _answers(asking: socket.socket, request: bytes) -> Iterator[bytes]:

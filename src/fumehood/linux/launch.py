@@ -175,7 +175,7 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
         namespaces.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
     elif plan.listen:
         yield "making a network"
-        namespaces.enter_network()
+        libc.unshare(libc.CLONE_NEWNET)
     if plan.mounts:
         yield SHOWING
         shown = _host_shown(plan, ready)

@@ -1,4 +1,4 @@
-"""Mount overlays in the launcher's own namespace: over each root, in place, seen by nobody else."""
+"""Namespaces of our own: entering them, what is mounted there, and a network with no way out but ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fumehood.linux import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-
     import socket
     from collections.abc import Callable, Sequence
 
@@ -33,25 +32,18 @@ class Overlay(Value):
 def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[int, ...] = ()) -> None:
     """Move this process into a mount namespace of its own, and a user namespace where it has no privilege.
 
-    On request, into an empty network namespace too.
-
     Ids are mapped to themselves, so that everything keeps its owner: all that there are for a root that may do so;
     else one's own, and `groups`, for which newgidmap must have the system's leave. The kernel's overlay can't change
     what belongs to an id without a mapping.
     """
     more = libc.CLONE_NEWNS | (libc.CLONE_NEWNET if network else 0)
-    if privileged:
-        libc.unshare(more)
-    else:
-        _enter_user_namespace(more, groups)
-    libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
-
-
-def _enter_user_namespace(more: int, groups: tuple[int, ...]) -> None:
     user, group = os.getuid(), os.getgid()
     own = {"uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
-    missing = tuple(own)
-    if user == 0:
+    missing: Sequence[str] = tuple(own)
+    if privileged:
+        libc.unshare(more)
+        missing = ()
+    elif user == 0:
         missing = _unshared_while(libc.CLONE_NEWUSER | more, _map_every_id)
     elif groups:
         missing = _unshared_while(libc.CLONE_NEWUSER | more, lambda process: _map_groups(process, (group, *groups)))
@@ -61,9 +53,10 @@ def _enter_user_namespace(more: int, groups: tuple[int, ...]) -> None:
         _write("/proc/self/setgroups", "deny")
     for name in missing:
         _write(f"/proc/self/{name}", own[name])
+    libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
 
 
-def _unshared_while(flags: int, map_ids: Callable[[int], tuple[str, ...]]) -> tuple[str, ...]:
+def _unshared_while(flags: int, map_ids: Callable[[int], Sequence[str]]) -> Sequence[str]:
     """Enter namespaces while a child that stays outside maps ids into them; return the maps that it left out.
 
     Once inside, a process may map nothing but itself.
@@ -94,10 +87,10 @@ def _unshared_while(flags: int, map_ids: Callable[[int], tuple[str, ...]]) -> tu
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code:
         raise OSError(code, os.strerror(code), "mapping ids")
-    return tuple(missing)
+    return missing
 
 
-def _map_every_id(process: int) -> tuple[str, ...]:
+def _map_every_id(process: int) -> Sequence[str]:
     """Map all ids of this namespace into that of a process; return the maps that the kernel refused."""
     refused = []
     for name in ("uid_map", "gid_map"):
@@ -107,10 +100,10 @@ def _map_every_id(process: int) -> tuple[str, ...]:
             _write(f"/proc/{process}/{name}", "\n".join(f"{first} {first} {count}" for first, _, count in ranges))
         except PermissionError:
             refused.append(name)
-    return tuple(refused)
+    return refused
 
 
-def _map_groups(process: int, groups: tuple[int, ...]) -> tuple[str, ...]:
+def _map_groups(process: int, groups: Sequence[int]) -> Sequence[str]:
     """Have newgidmap map groups into the namespace of a process; its user is left to be mapped by itself."""
     from fumehood.linux.bwrap import programs
 
@@ -135,11 +128,6 @@ def _write(path: str, text: str) -> None:
         os.close(file)
 
 
-def enter_network() -> None:
-    """Move this process, which is in namespaces of its own already, into an empty network namespace too."""
-    libc.unshare(libc.CLONE_NEWNET)
-
-
 def mount(overlay: Overlay) -> None:
     """Cover a root with an overlay of itself.
 
@@ -161,12 +149,7 @@ def _named(path: str) -> str:
 def mounts_inside(root: str) -> list[str]:
     """Return the mount points that lie below a directory: an overlay of it would not show them."""
     prefix = os.fsencode(root).rstrip(b"/") + b"/"
-    return sorted({os.fsdecode(point) for point in _mounts.points() if point.startswith(prefix)})
-
-
-def mount_table() -> list[tuple[bytes, str]]:
-    """Return every mount point with the kind of its file system; the same list as long as nothing changes."""
-    return _mounts.table()
+    return sorted({os.fsdecode(point) for point, _ in mount_table() if point.startswith(prefix)})
 
 
 class _MountTable:
@@ -178,41 +161,29 @@ class _MountTable:
         self._entries: list[tuple[bytes, str]] = []
         self._lock = _thread.allocate_lock()
 
-    def points(self) -> list[bytes]:
-        """Return every mount point of this process's namespace."""
-        return [point for point, _ in self.table()]
-
-    def table(self) -> list[tuple[bytes, str]]:
-        """Return every mount point of this process's namespace with the kind of its file system."""
+    def __call__(self) -> list[tuple[bytes, str]]:
+        """Return every mount point with the kind of its file system; the same list as long as nothing changes."""
         with self._lock:
             if self._process != os.getpid():
                 # A child of the one who opened it, or the first use.
                 self._process, self._table = os.getpid(), os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-                self._read()
-            elif self._has_changed():
-                self._read()
+                self._entries = []
+            poll = select.poll()
+            poll.register(self._table, select.POLLERR | select.POLLPRI)
+            if poll.poll(0) or not self._entries:
+                with open("/proc/self/mountinfo", "rb") as table:
+                    self._entries = [
+                        (_unescaped(line.split(b" ", 5)[4]), line.rpartition(b" - ")[2].split(b" ", 1)[0].decode())
+                        for line in table
+                    ]
             return self._entries
 
-    def _has_changed(self) -> bool:
-        poll = select.poll()
-        poll.register(self._table, select.POLLERR | select.POLLPRI)
-        return bool(poll.poll(0))
 
-    def _read(self) -> None:
-        with open("/proc/self/mountinfo", "rb") as table:
-            self._entries = [
-                (_unescaped(line.split(b" ", 5)[4]), line.rpartition(b" - ")[2].split(b" ", 1)[0].decode())
-                for line in table
-            ]
-
-
-_mounts = _MountTable()
+mount_table = _MountTable()
 
 
 def _unescaped(point: bytes) -> bytes:
     """Undo the octal escapes that the kernel writes for white space and backslashes."""
-    if b"\\" not in point:
-        return point
     for escape, byte in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
         point = point.replace(escape, byte)
     return point
@@ -253,7 +224,6 @@ def send_listeners(channel: int, places: Sequence[tuple[str, int]], resolvers: S
     import socket
 
     _bring_up_loopback()
-    _send_at_once()
     everywhere = {port for address, port in places if address == _ANY}
     made = [_listening(address, port, is_shared=port in everywhere) for address, port in places]
     if resolvers:
@@ -279,16 +249,11 @@ def _bring_up_loopback() -> None:
         name = b"lo".ljust(16, b"\0")
         flags = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, name + bytes(24)), 16)[0]
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, name + struct.pack("H", flags | _UP) + bytes(22))
-
-
-def _send_at_once() -> None:
-    """Let what commands send over this namespace's loopback wait for no timer, as with BBR it would."""
     try:
-        setting = os.open("/proc/sys/net/ipv4/tcp_congestion_control", os.O_WRONLY)
+        # What commands send over it must wait for no timer, as with BBR it would.
+        _write("/proc/sys/net/ipv4/tcp_congestion_control", "reno")
     except OSError:
         return  # read-only, as in a container: what is sent is then as slow as the host's own over loopback
-    os.write(setting, b"reno")
-    os.close(setting)
 
 
 def _add_address(number: int, address: str, mask: str) -> None:
@@ -319,7 +284,7 @@ def _listening(address: str, port: int, *, is_shared: bool) -> socket.socket:
 
 def loopback_listeners() -> tuple[tuple[str, int], ...]:
     """Return the loopback addresses and ports at which programs of this machine listen now."""
-    found: dict[tuple[str, int], None] = {}
+    places: dict[tuple[str, int], None] = {}
     for table, meant in _TABLES:
         try:
             with open(table) as file:
@@ -329,10 +294,10 @@ def loopback_listeners() -> tuple[tuple[str, int], ...]:
                     if state != _LISTENING:
                         break  # listeners come first, and there may be very many connections
                     address, _, port = local.partition(":")
-                    found |= dict.fromkeys((each, int(port, 16)) for each in meant.get(address, ()))
+                    places |= dict.fromkeys((each, int(port, 16)) for each in meant.get(address, ()))
         except FileNotFoundError:
             continue  # a kernel without IPv6
-    return tuple(found)
+    return tuple(places)
 
 
 def _as_listed(*words: bytes) -> str:
@@ -382,7 +347,7 @@ CHANNEL_FD = 7
 
 
 def from_inside(places: Sequence[tuple[str, int]], command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a command that hands out listeners by CHANNEL_FD and then becomes the given one."""
+    """Return a command that hands out listeners by CHANNEL_FD and then becomes this one."""
     # The interpreter itself: a virtual environment's may lie where commands see nothing.
     python = os.path.realpath(sys.executable)
     listed = [f"{address}:{port}" for address, port in places]

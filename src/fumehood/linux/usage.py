@@ -116,7 +116,10 @@ class OpenFiles:
     def __init__(self, processes: Processes, tmpfs: TmpfsUse) -> None:
         self._processes = processes
         self._tmpfs = tmpfs
-        self.device = _device_of_memory()
+        # The device on which the kernel has files in memory that were never given a name.
+        made = os.memfd_create("fumehood", os.MFD_CLOEXEC)
+        self.device = os.fstat(made).st_dev
+        os.close(made)
         self._walk: Iterator[tuple[int | None, str, str]] | None = None
         self._begin()
 
@@ -174,17 +177,30 @@ class TmpfsUse:
     def __init__(self, init: int) -> None:
         # What the host has mounted too is not the sandbox's alone. What is written there is measured as a layer.
         outside = {device for device, _, _ in _tmpfs_mounts("self")}
-        found = {
-            device: path for device, path, is_writable in _tmpfs_mounts(init) if is_writable and device not in outside
-        }
-        places = {device: f"/proc/{init}/root{path}" for device, path in found.items()}
-        # Another may lie over it: for a moment of bubblewrap's start, two things are `/`.
-        self._places = [place for device, place in places.items() if _device(place) == device]
-        self.devices = frozenset(found)
+        places = {
+            device: f"/proc/{init}/root{path}"
+            for device, path, is_writable in _tmpfs_mounts(init) if is_writable and device not in outside
+        }  # fmt: skip
+        self.devices = frozenset(places)
+        self._places = []
+        for device, place in places.items():
+            try:
+                # Another may lie over it: for a moment of bubblewrap's start, two things are `/`.
+                if os.stat(place).st_dev == device:
+                    self._places.append(place)
+            except OSError:
+                continue
 
     def used(self) -> int:
         """Count what is in them: blocks, and an entry for each file, which may have none."""
-        return sum(map(_used, self._places))
+        size = 0
+        for place in self._places:
+            try:
+                disk = os.statvfs(place)
+            except OSError:
+                continue  # gone with the sandbox
+            size += (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * ENTRY
+        return size
 
 
 def _tmpfs_mounts(process: int | str) -> Iterator[tuple[int, str, bool]]:
@@ -194,21 +210,6 @@ def _tmpfs_mounts(process: int | str) -> Iterator[tuple[int, str, bool]]:
             major, _, minor = fields[2].partition(b":")
             path = os.fsdecode(fields[4].decode("unicode_escape").encode("latin-1"))
             yield os.makedev(int(major), int(minor)), path, b"rw" in fields[5].split(b",")
-
-
-def _device(path: str) -> int:
-    try:
-        return os.stat(path).st_dev
-    except OSError:
-        return 0
-
-
-def _used(path: str) -> int:
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return 0  # gone with the sandbox
-    return (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * ENTRY
 
 
 class Machine:
@@ -246,37 +247,28 @@ def descendants(init: int) -> list[int]:
             fields = _stat(None, f"/proc/{name}/stat")
             if fields:
                 parents[int(name)] = int(fields[1])
-    found = [init] if init in parents else []
-    for each in found:
-        found += [pid for pid, parent in parents.items() if parent == each]
-    return found
+    family = [init] if init in parents else []
+    for each in family:
+        family += [pid for pid, parent in parents.items() if parent == each]
+    return family
 
 
 def _inside_of(init: int) -> int | None:
     """Open the sandbox's own /proc; a bubblewrap with the set-uid bit does not let us."""
     try:
-        found = os.open(f"/proc/{init}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        inside = os.open(f"/proc/{init}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
         return None
     except (FileNotFoundError, ProcessLookupError):
         raise NotYet from None
     try:
         # Before bubblewrap has changed its root, this is the host's, with all that runs there.
-        if os.path.samestat(os.stat("1/ns/pid", dir_fd=found), os.stat(f"/proc/{init}/ns/pid")):
-            return found
+        if os.path.samestat(os.stat("1/ns/pid", dir_fd=inside), os.stat(f"/proc/{init}/ns/pid")):
+            return inside
     except OSError:
         pass
-    os.close(found)
+    os.close(inside)
     raise NotYet
-
-
-def _device_of_memory() -> int:
-    """Return the device on which the kernel has files in memory that were never given a name."""
-    made = os.memfd_create("fumehood", os.MFD_CLOEXEC)
-    try:
-        return os.fstat(made).st_dev
-    finally:
-        os.close(made)
 
 
 def _listed(directory: int | None, path: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""Resource limits that a sandbox's first process sets on itself, so that everything inside inherits them."""
+"""Watch what a running sandbox uses, where the kernel does not count it for us, and say when it is too much.
+
+A short run never meets the warden: it first looks when a command has run for a moment.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +50,15 @@ class Cgroup:
         made = cls(f"{parent}/{_PREFIX}{init}")
         try:
             os.mkdir(made._path)
-            made.limit(memory, tasks)
-            made.take(lambda: processes(init))
+            made._limit(memory, tasks)
+            made._take(lambda: processes(init))
         except OSError:
             # Who may write here is hard to tell beforehand. What is watched is watched in any case.
             made.remove()
             return None
         return made
 
-    def limit(self, memory: int, tasks: int) -> None:
+    def _limit(self, memory: int, tasks: int) -> None:
         """Set the limits; what reaches the memory's is ended as a whole."""
         self._write("memory.oom.group", b"1")
         self._write("memory.max", b"%d" % memory)
@@ -63,7 +66,7 @@ class Cgroup:
             self._write("memory.swap.max", b"0")
         self._write("pids.max", b"%d" % tasks if tasks else b"max")
 
-    def take(self, processes: Callable[[], Sequence[int]]) -> None:
+    def _take(self, processes: Callable[[], Sequence[int]]) -> None:
         """Move processes here, and those that they forked meanwhile."""
         taken: set[int] = set()
         for _ in range(_ROUNDS):
@@ -101,10 +104,12 @@ class Cgroup:
 
 def delegated() -> str | None:
     """Return the nearest group above this process in which we may make one that counts memory and processes."""
-    found = next(_above(), None)
-    if found is not None:
-        _sweep(found)
-    return found
+    group = next(_above(), None)
+    if group is not None:
+        for name in os.listdir(group):
+            if name.startswith(_PREFIX):
+                Cgroup(f"{group}/{name}").remove()  # was left behind; one that is in use can't be removed
+    return group
 
 
 def has_controllers() -> bool:
@@ -135,13 +140,6 @@ def _mount() -> str:
         if kind == b"cgroup2":
             return os.fsdecode(where)
     return ""
-
-
-def _sweep(parent: str) -> None:
-    """Remove groups that were left behind; one that is in use can't be removed."""
-    for name in os.listdir(parent):
-        if name.startswith(_PREFIX):
-            Cgroup(f"{parent}/{name}").remove()
 
 
 def _read(path: str) -> bytes:
@@ -264,27 +262,21 @@ class Room:
                 parents.close()
 
 
-def _entries(
-    directory: int, here: str, waiting: list[str], linked: set[tuple[int, int]]
-) -> Iterator[int]:
+def _entries(directory: int, here: str, waiting: list[str], linked: set[tuple[int, int]]) -> Iterator[int]:
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 waiting.append(f"{here}/{entry.name}" if here else entry.name)
-            elif found.st_nlink > 1 and (found.st_dev, found.st_ino) in linked:
-                continue
-            elif found.st_nlink > 1:
-                linked.add((found.st_dev, found.st_ino))
-            yield found.st_blocks * _BLOCK + ENTRY
+            elif status.st_nlink > 1:
+                if (status.st_dev, status.st_ino) in linked:
+                    continue
+                linked.add((status.st_dev, status.st_ino))
+            yield status.st_blocks * _BLOCK + ENTRY
 
-
-# Watch what a running sandbox uses, where the kernel does not count it for us, and say when it is too much.
-#
-# A short run never meets the warden: it first looks when a command has run for a moment.
 
 __all__ = ["NotYet", "Warden"]
 
@@ -315,12 +307,12 @@ class Warden:
         """Look once, and return the limit that was reached."""
         began = time.monotonic()
         self._is_open_known = False
-        found = self._use() or self._room.look(self._unlinked)
+        reached = self._use() or self._room.look(self._unlinked)
         if self._open.is_busy:
             self._opened()
         ended = time.monotonic()
         self.due = ended + min(max(_PACE_S, _SHARE * (ended - began)), _SLOWEST_S)
-        return found
+        return reached
 
     def close(self) -> Blocked | None:
         """Stop watching when all inside is gone; return the limit by which the kernel ended it, if it did."""
@@ -330,22 +322,22 @@ class Warden:
             self._kernel.close()
         if self._cgroup is None:
             return None
-        found = self._cgroup.reached()
+        reached = self._cgroup.reached()
         self._cgroup.remove()
-        return None if found is None else self._told(found)
+        return None if reached is None else self._hit(reached)
 
-    def _told(self, name: str) -> Blocked:
+    def _hit(self, name: str) -> Blocked:
         amount = {limits.MEMORY: self._memory, limits.PROCESSES: self._limits.processes, limits.CPU: self._limits.cpu}
         return limits.hit(name, amount[name])
 
     def _use(self) -> Blocked | None:
         used = self._processes.tally()
         if self._cgroup is not None and (reached := self._cgroup.reached()) is not None:
-            return self._told(reached)
+            return self._hit(reached)
         if self._limits.processes and used.tasks >= self._limits.processes:
-            return self._told(limits.PROCESSES)
+            return self._hit(limits.PROCESSES)
         if self._limits.cpu and used.ticks / _TICKS >= self._limits.cpu:
-            return self._told(limits.CPU)
+            return self._hit(limits.CPU)
         return self._memory_reached(used.pages * _PAGE)
 
     def _memory_reached(self, resident: int) -> Blocked | None:
@@ -373,7 +365,7 @@ class Warden:
         if own + besides + max(files, mapped) < self._memory <= own + besides + files + mapped:
             files += self._processes.only_mapped(opened.device, opened.memory)
         # Most files that are mapped are among those that were counted.
-        return self._told(limits.MEMORY) if own + besides + max(files, mapped) >= self._memory else None
+        return self._hit(limits.MEMORY) if own + besides + max(files, mapped) >= self._memory else None
 
     def _kernels(self, sockets: set[int]) -> tuple[int, int]:
         """Count what the kernel keeps in no process's name: System V's segments, and all else."""
