@@ -55,8 +55,7 @@ class Site:
 
     def root(self) -> None:
         """Have the root be a directory of this tmpfs, and a mount of its own to be sealed by itself."""
-        libc.mount(ROOT.encode(), ROOT.encode(), None, libc.MS_BIND, None)
-        self._covered("/")
+        self._mount(ROOT, "/", None, libc.MS_BIND)
 
     def folder(self, target: str, mode: int = 0o755) -> None:
         """Have a directory there."""
@@ -87,7 +86,7 @@ class Site:
         self._belongs(folder, name)
 
     def device(self, like: str, target: str) -> bool:
-        """Make a device node, if whoever launches may; tell whether it is there now."""
+        """Make a device node; return False if whoever launches may not."""
         original = os.stat(like)
         folder, name = self._around(target)
         try:
@@ -110,32 +109,32 @@ class Site:
 
     def mount(self, source: str, target: str, kind: str, flags: int, options: str) -> None:
         """Mount a file system, on a directory that is made where it is missing."""
-        place = self._place(target, is_directory=True)
+        self._mount(source, target, kind.encode(), flags, os.fsencode(options))
+
+    def _mount(
+        self, source: str, target: str, kind: bytes | None, flags: int, options: bytes | None = None, *,
+        is_directory: bool = True,
+    ) -> None:  # fmt: skip
+        place = self._place(target, is_directory=is_directory)
         try:
-            name = f"/proc/self/fd/{place}".encode()
-            libc.mount(source.encode(), name, kind.encode(), flags, os.fsencode(options))
+            libc.mount(source.encode(), f"/proc/self/fd/{place}".encode(), kind, flags, options)
         except OSError as error:
             raise OSError(error.errno, error.strerror, target) from error
         finally:
             os.close(place)
-        self._covered(target)
+        # Directories that something was just mounted over are no longer those that were opened before.
+        below = f"{target.rstrip('/')}/"
+        for path in [path for path in self._folders if f"{path}/".startswith(below)]:
+            os.close(self._folders.pop(path)[0])
 
     def bind(self, source: str, target: str, flags: int) -> None:
         """Show a file or directory of the host at a place, with these restrictions."""
-        from_ = os.open(source, os.O_PATH | os.O_CLOEXEC)
+        original = os.open(source, os.O_PATH | os.O_CLOEXEC)
         try:
-            is_directory = stat.S_ISDIR(os.fstat(from_).st_mode)
-            place = self._place(target, is_directory=is_directory)
-            try:
-                here, there = f"/proc/self/fd/{from_}".encode(), f"/proc/self/fd/{place}".encode()
-                libc.mount(here, there, None, libc.MS_BIND, None)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, target) from error
-            finally:
-                os.close(place)
+            is_directory = stat.S_ISDIR(os.fstat(original).st_mode)
+            self._mount(f"/proc/self/fd/{original}", target, None, libc.MS_BIND, is_directory=is_directory)
         finally:
-            os.close(from_)
-        self._covered(target)
+            os.close(original)
         self.restrict(target, flags)
 
     def restrict(self, target: str, flags: int) -> None:
@@ -144,8 +143,8 @@ class Site:
         try:
             name = f"/proc/self/fd/{place}"
             has = os.statvfs(name).f_flag
-            for told, flag in _LOCKED:
-                flags |= flag if has & told else 0
+            for bit, flag in _LOCKED:
+                flags |= flag if has & bit else 0
             libc.mount(b"none", name.encode(), None, libc.MS_BIND | libc.MS_REMOUNT | flags, None)
         except OSError as error:
             raise OSError(error.errno, error.strerror, target) from error
@@ -211,19 +210,13 @@ class Site:
         Where something is to be made in it, it must be one of our own.
         """
         above, _, name = target.rpartition("/")
-        known = self._folders.get(above)
-        if known is None:
+        if above not in self._folders:
             folder = self._place(above or "/", is_directory=True)
-            known = self._folders[above] = folder, os.fstat(folder).st_dev in self._own
-        if is_made and not known[1]:
+            self._folders[above] = folder, os.fstat(folder).st_dev in self._own
+        folder, is_own = self._folders[above]
+        if is_made and not is_own:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), target)
-        return known[0], name
-
-    def _covered(self, target: str) -> None:
-        """Forget directories that something was just mounted over."""
-        below = f"{target.rstrip('/')}/"
-        for path in [path for path in self._folders if f"{path}/".startswith(below)]:
-            os.close(self._folders.pop(path)[0])
+        return folder, name
 
     def _belongs(self, folder: int, name: str) -> None:
         """Give what was made to whom the directory around it belongs."""

@@ -1,7 +1,4 @@
-"""Lend a person's terminal to a command, through a terminal of the command's own.
-
-The command never holds the person's: it could type into it, change its settings, and read on after the run.
-"""
+"""A person's terminal: lending it to a command, taking turns to ask on it, and the signals that come from it."""
 
 from __future__ import annotations
 
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
 class Terminal:
     """A terminal for one command, as large as the person's and kept so; what is typed goes there as it is.
 
+    The command never holds the person's: it could type into it, change its settings, and read on after the run.
     Use it as a context: the person's terminal is raw for that time, and afterwards as it was, whatever happened.
     """
 
@@ -77,7 +75,6 @@ class Terminal:
 
 _TIOCGDEV = 0x80045432  # <asm-generic/ioctls.h>: the real device, also behind /dev/tty
 _LOOK_MS = 50
-_OPEN = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class TerminalTurn:
@@ -114,34 +111,19 @@ def _lock_file(tty: int, locks: str) -> int:
     """Open what is locked for a terminal."""
     (number,) = struct.unpack("I", fcntl.ioctl(tty, _TIOCGDEV, bytes(4)))
     major, minor = (number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)
-    device = os.makedev(major, minor)
-    for path in _names(major, minor):
-        found = _opened(path, device)
-        if found is not None:
-            return found
+    try:
+        path = "/dev/" + os.path.basename(os.readlink(f"/sys/dev/char/{major}:{minor}"))
+    except OSError:
+        path = f"/dev/pts/{minor}"  # those of windows are not in /sys
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if os.fstat(file).st_rdev == os.makedev(major, minor):
+            return file
+        os.close(file)
+    except OSError:
+        pass  # not ours to open
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(f"{locks}/terminal-{major}-{minor}", flags, 0o600)
-
-
-def _names(major: int, minor: int) -> list[str]:
-    """Return where a terminal's device may lie; those of windows are not in /sys."""
-    try:
-        named = os.path.basename(os.readlink(f"/sys/dev/char/{major}:{minor}"))
-    except OSError:
-        return [f"/dev/pts/{minor}"]
-    return [f"/dev/{named}"]
-
-
-def _opened(path: str, device: int) -> int | None:
-    """Open a terminal by its name, if that is the right device."""
-    try:
-        file = os.open(path, _OPEN)
-    except OSError:
-        return None
-    if os.fstat(file).st_rdev == device:
-        return file
-    os.close(file)
-    return None
 
 
 # Requests to end a command that come to `fumehood run` as signals.
@@ -151,7 +133,6 @@ def _opened(path: str, device: int) -> int | None:
 
 NAMES = {_signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP"}
 INTERRUPT: int = _signal.SIGINT
-
 
 _when_resumed: list[Callable[[], object]] = []
 
