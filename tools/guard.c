@@ -4,7 +4,7 @@
  *
  * Landlock forbids mounting, so that it can't be set before bubblewrap has done its work, and after that there is no
  * Python to call it: hence this program of a few system calls, without a C library, that is handed to bubblewrap in
- * memory. tools/guard compiles it into src/fumehood/linux/confine.py.
+ * memory. tools/guard compiles it into src/fumehood/linux/guards.py.
  */
 
 typedef unsigned long word;

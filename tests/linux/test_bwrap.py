@@ -108,7 +108,7 @@ def test_a_bundled_one_that_lost_its_x_bit_gets_it_back(
 
 def test_versions_are_asked_of_the_programs_themselves() -> None:
     assert (0, 11) <= bwrap.version_of(bundled()) < (0, 12)
-    assert bwrap.known("bundled", bundled()).has_overlay
+    assert bwrap.described("bundled", bundled()).has_overlay
 
 
 @pytest.mark.parametrize("path", ["/bin/false", "/bin/echo", "/nonexistent/bwrap", "/etc/passwd", "bwrap"])
@@ -121,12 +121,12 @@ def test_what_is_no_bubblewrap_is_refused_by_name(path: str) -> None:
 @pytest.mark.namespaces
 @pytest.mark.parametrize("disable_userns", [True, False])
 def test_a_sandbox_starts_with_the_flags_of_every_run(disable_userns: bool) -> None:
-    assert bwrap.try_start(bwrap.known("bundled", bundled()), disable_userns=disable_userns) == ""
+    assert bwrap.try_start(bwrap.described("bundled", bundled()), disable_userns=disable_userns) == ""
 
 
 @pytest.mark.namespaces
 def test_bubblewraps_own_overlay_captures_and_leaves_nothing(test_directory: Path) -> None:
-    each = bwrap.known("bundled", bundled())
+    each = bwrap.described("bundled", bundled())
     assert bwrap.try_own_overlay(each, str(test_directory), disable_userns=True) == ""
     assert list(test_directory.iterdir()) == []
 
@@ -134,7 +134,7 @@ def test_bubblewraps_own_overlay_captures_and_leaves_nothing(test_directory: Pat
 @pytest.mark.namespaces
 def test_a_bubblewrap_without_overlay_is_told_apart_by_trying(test_directory: Path) -> None:
     need(os.path.exists(SYSTEM), f"there is no {SYSTEM}")
-    each = bwrap.known("system", SYSTEM)
+    each = bwrap.described("system", SYSTEM)
     if each.has_overlay:
         pytest.skip("the system's bubblewrap has --overlay")
     reason = bwrap.try_own_overlay(each, str(test_directory), disable_userns=True)
@@ -150,8 +150,8 @@ def test_a_bubblewrap_without_overlay_is_told_apart_by_trying(test_directory: Pa
 def test_one_that_can_keep_namespaces_out_is_preferred(tmp_path: Path) -> None:
     # An older one: it knows everything but --disable-userns.
     script = f'#!/bin/sh\ncase "$*" in --version) echo bubblewrap 0.7.0;; *) exec {bundled()} "$@";; esac\n'
-    older = bwrap.known("system", planted(tmp_path, script))
-    newer = bwrap.known("bundled", bundled())
+    older = bwrap.described("system", planted(tmp_path, script))
+    newer = bwrap.described("bundled", bundled())
     assert bwrap.first_that_starts([older, newer], []) == (newer, True)
     assert bwrap.first_that_starts([older], []) == (older, False)
 

@@ -14,8 +14,8 @@ from conftest import need
 from fumehood.core.network import FULL, Network
 from fumehood.errors import Unavailable
 from fumehood.linux import confine, doctor
-from fumehood.linux.confine import COMPILER, GUARDS, SOURCE
-from fumehood.linux.mounts import provide
+from fumehood.linux.bwrap import provide
+from fumehood.linux.guards import COMPILER, GUARDS, SOURCE
 from fumehood.service.network import Access
 from patience import LONG_S
 

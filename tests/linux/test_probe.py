@@ -253,7 +253,7 @@ def test_a_changed_bubblewrap_makes_the_answer_void(
     mine.write_text(f'#!/bin/sh\nexec {bundled} "$@"\n')
     mine.chmod(0o755)
     monkeypatch.setenv("FUMEHOOD_BWRAP", str(mine))
-    assert look().bwrap == bwrap.known("chosen", str(mine))
+    assert look().bwrap == bwrap.described("chosen", str(mine))
     tries.clear()
     os.utime(mine, ns=(1, 1))
     look()

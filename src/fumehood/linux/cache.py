@@ -6,8 +6,6 @@ import os
 import stat
 import zlib
 
-from fumehood.linux.nofollow import open_below, open_top
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -222,6 +220,8 @@ class Lookup:
 
     def settings(self, folder: str, name: str) -> str:
         """Return what a small file in a directory says; a link is not followed, for a command may have put it there."""
+        from fumehood.linux.nofollow import open_below, open_top  # not loaded where a small file is read
+
         path = f"{folder}/{name}"
         if not stat.S_ISREG(self.mode(path)):
             return ""
