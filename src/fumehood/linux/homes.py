@@ -1,4 +1,4 @@
-"""Tell what in a home is an installation, what is somebody's work, and what is never shown.
+"""What in a home is an installation, what is somebody's work, and what is never shown.
 
 An installation is told by its looks, so that tools need not be known by name. Where that is not clear, it is not one.
 """
@@ -173,16 +173,6 @@ def relevant(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, environment[name]) for name in _VARIABLES if environment.get(name))
 
 
-def is_private(name: str) -> bool:
-    """Return True if a file of an installation is one for passwords, or for settings that may have some."""
-    return name in PRIVATE or name.startswith(PRIVATE_STARTS) or name.endswith(PRIVATE_ENDS)
-
-
-def sounds_private(name: str) -> bool:
-    """Return True if a file of an installation may hold secrets, going by words in its name."""
-    lower = name.lower()
-    return any(word in lower for word in PRIVATE_WORDS)
-
 _MOST_SAMPLED = 50  # files that tell whether a directory holds programs
 _MOST_INSTALLATIONS = 1000  # looked into for secrets
 _DEEPEST = 4  # of collections of installations
@@ -200,8 +190,8 @@ class Homes:
         self._environment = environment
         self._written = tuple(f"{place}/" for place in written)
         self._settings = {*self._places([".config"]), *self._named_by("XDG_CONFIG_HOME")}
-        self._common = set(self._places(COMMON))
-        self._common.update(place for _, variable in MOVABLE for place in self._named_by(variable))
+        self.common = set(self._places(COMMON))  # shared by too many to be shown whole
+        self.common.update(place for _, variable in MOVABLE for place in self._named_by(variable))
         moved = {place for name in MOVED_SECRETS for place in self._named_by(name)}
         self.moved_secrets = {place for place in moved if not self._is_shared(place)}
         self._hidden = tuple(f"{place}/" for place in (*hidden, *self._masked_by_name(), *self.moved_secrets))
@@ -245,7 +235,7 @@ class Homes:
 
     def _is_shared(self, path: str) -> bool:
         """Return True if so much lies in a directory that to hide it would hide the tools."""
-        return path in self._common or any(home.startswith(f"{path}/") for home in self._below_homes)
+        return path in self.common or any(home.startswith(f"{path}/") for home in self._below_homes)
 
     def named(self, path: str) -> str:
         """Return a path as people write it."""
@@ -284,7 +274,7 @@ class Homes:
         return self._installations[path]
 
     def _looks_installed(self, path: str) -> bool:
-        if path in self._common or os.path.dirname(path) in self._settings or not self.can_show(path):
+        if path in self.common or os.path.dirname(path) in self._settings or not self.can_show(path):
             return False
         names = self.disk.listing(path)
         is_manager = not MANAGERS.isdisjoint(names)
@@ -294,7 +284,11 @@ class Homes:
             return False
         if CONDA in names or (is_manager and "/." in self.named(path)):
             return True
-        return not SIGNS.isdisjoint(names) and (_is_made(names) or _has_only_parts(names))
+        # A maker's licence or version is there, or nothing but parts of an installation.
+        files = [name for name, kind in names.items() if kind != "d"]
+        is_made = any(name in VERSIONS or name.startswith(LICENCES) for name in files)
+        has_only_parts = all(name in PARTS or name.startswith(".") for name in names)
+        return not SIGNS.isdisjoint(names) and (is_made or has_only_parts)
 
     def holds_programs(self, path: str) -> bool:
         """Return True if a directory is one for programs, going by its name or by most of what is in it."""
@@ -305,11 +299,7 @@ class Homes:
             return True
         files = [name for name, kind in sorted(names.items()) if kind == "f"][:_MOST_SAMPLED]
         executable = [name for name in files if self.disk.mode(f"{path}/{name}") & 0o111]
-        return path not in self._common and len(executable) * 2 > len(files)
-
-    def is_common(self, path: str) -> bool:
-        """Return True if a directory is shared by too many."""
-        return path in self._common
+        return path not in self.common and len(executable) * 2 > len(files)
 
     def has_python(self, prefix: str) -> bool:
         """Return True if a Python is installed there: by the file that Python itself knows its library by."""
@@ -347,21 +337,12 @@ class Homes:
     def _secrets_of(self, path: str, names: Mapping[str, str]) -> Iterator[str]:
         for folder in (path, *(f"{path}/{part}" for part in ("conf", "etc") if part in names)):
             for name, kind in self.disk.listing(folder).items():
-                if kind != "d" and self._is_secret(f"{folder}/{name}", name):
+                if kind == "d":
+                    continue
+                is_private = name in PRIVATE or name.startswith(PRIVATE_STARTS) or name.endswith(PRIVATE_ENDS)
+                if not is_private and any(word in name.lower() for word in PRIVATE_WORDS):
+                    is_private = not self.disk.mode(f"{folder}/{name}") & 0o111  # `secret-tool` is a program
+                if is_private:
                     yield f"{folder}/{name}"
         if "pyvenv.cfg" in names or CONDA in names:
             yield from (f"{path}/{hook}" for hook in HOOKS if self.disk.exists(f"{path}/{hook}"))
-
-    def _is_secret(self, path: str, name: str) -> bool:
-        # `secret-tool` is a program.
-        return is_private(name) or (sounds_private(name) and not self.disk.mode(path) & 0o111)
-
-
-def _is_made(names: Mapping[str, str]) -> bool:
-    """Return True if a maker's licence or version is there."""
-    files = [name for name, kind in names.items() if kind != "d"]
-    return any(name in VERSIONS or name.startswith(LICENCES) for name in files)
-
-
-def _has_only_parts(names: Iterable[str]) -> bool:
-    return all(name in PARTS or name.startswith(".") for name in names)

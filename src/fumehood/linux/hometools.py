@@ -32,7 +32,7 @@ class InSight(Value):
     """What of the homes is shown, each with the reason, in words for people.
 
     `folders` are real paths of directories, or of single files. `links` are made again: path, target, reason.
-    `masked` lies inside of the folders and must be hidden there. The answer holds while `lookup.is_current(watched)`.
+    `masked` lies inside of the folders and must be hidden there. The answer holds while `cache.is_current(watched)`.
     """
 
     folders: tuple[tuple[str, str], ...]
@@ -93,18 +93,15 @@ class _Search:
                     self._add(real, name)
         for name in homes.LIBRARIES:
             for path in self.homes.values(name):
-                self._show_library(path, name)
+                real = self._follow(path, name)
+                above, _, last = real.rpartition("/")
+                if real and self.homes.is_installation(above):
+                    self._add(above, name)
+                elif last in homes.LIBRARY_NAMES and not self.homes.is_written(real):
+                    self._show_part(real, name)
         for name in homes.SINGLE_PROGRAMS:
             for path in self.homes.values(name):
                 self._show_program(path, name)
-
-    def _show_library(self, path: str, why: str) -> None:
-        real = self._follow(path, why)
-        above, _, name = real.rpartition("/")
-        if real and self.homes.is_installation(above):
-            self._add(above, why)
-        elif name in homes.LIBRARY_NAMES and not self.homes.is_written(real):
-            self._show_part(real, why)
 
     def show_tool_homes(self, home: str) -> None:
         """Show the usual places of tools, or where variables say that they are; and settings without secrets."""
@@ -153,22 +150,14 @@ class _Search:
 
     def show_bases(self, root: str) -> None:
         """Show the Pythons that virtual environments in a root are based on."""
-        for place in (root, *self._environments_in(root)):
-            self._show_base(place)
-
-    def _environments_in(self, root: str) -> list[str]:
-        """Return the virtual environments in a root, at their usual places.
-
-        The root itself is not listed: every file that a command makes there would cost another search.
-        """
+        # Those at their usual places: to list the root would cost another search for every file that is made there.
         folders = [f"{root}/{name}" for name in _USUAL_ENVIRONMENTS]
         for name in _OF_TASKS:
-            folders += [f"{root}/{name}/{inner}" for inner in self._folders_in(f"{root}/{name}")]
-        return [folder for folder in folders[:_MOST_FOLDERS] if self._disk.exists(f"{folder}/pyvenv.cfg")]
-
-    def _folders_in(self, path: str) -> Sequence[str]:
-        names = sorted(self._disk.listing(path).items())
-        return [name for name, kind in names if kind == "d" and name not in _NOT_LOOKED_INTO][:_MOST_FOLDERS]
+            names = sorted(self._disk.listing(f"{root}/{name}").items())
+            inner = [each for each, kind in names if kind == "d" and each not in _NOT_LOOKED_INTO]
+            folders += [f"{root}/{name}/{each}" for each in inner[:_MOST_FOLDERS]]
+        for folder in (root, *folders[:_MOST_FOLDERS]):
+            self._show_base(folder)
 
     def show_programs(self, path: str, why: str) -> None:
         """Show a directory of programs, with the installation it belongs to and what its programs need."""
@@ -196,16 +185,6 @@ class _Search:
         if not self.homes.is_written(real):
             self._lead_on(real, with_interpreters=is_alone)
 
-    def _show_folder_alone(self, real: str, why: str) -> None:
-        """Show a directory whole if it holds programs, else the programs in it one by one."""
-        if self.homes.holds_programs(real):
-            self._add(real, why)
-        elif not self.homes.is_common(real):
-            files = [name for name, kind in sorted(self._disk.listing(real).items()) if kind == "f"]
-            for name in files:
-                if self._singles_left and _is_program(self._disk.head(f"{real}/{name}")):
-                    self._add_single(f"{real}/{name}", why)
-
     def _lead_on(self, folder: str, *, with_interpreters: bool) -> None:
         """Follow the links in a directory of programs, and the first lines where there is no installation around."""
         for name, kind in sorted(self._disk.listing(folder).items()):
@@ -213,6 +192,16 @@ class _Search:
                 self._show_program(f"{folder}/{name}", f"program {name}")
             elif kind == "f" and with_interpreters:
                 self._show_interpreter(self._disk.head(f"{folder}/{name}"), name)
+
+    def _show_folder_alone(self, real: str, why: str) -> None:
+        """Show a directory whole if it holds programs, else the programs in it one by one."""
+        if self.homes.holds_programs(real):
+            self._add(real, why)
+        elif real not in self.homes.common:
+            files = [name for name, kind in sorted(self._disk.listing(real).items()) if kind == "f"]
+            for name in files:
+                if self._singles_left and _is_program(self._disk.head(f"{real}/{name}")):
+                    self._add_single(f"{real}/{name}", why)
 
     def _show_program(self, path: str, why: str) -> None:
         """Show what one program needs: its directory of programs, or its installation, or the file alone."""
@@ -289,7 +278,7 @@ class _Search:
             self._singles_left -= 1
 
     def _add(self, path: str, why: str) -> bool:
-        """Show a directory or a file; tell whether it is in sight now."""
+        """Show a directory or a file; return False if it can't be shown."""
         if f"{path}/".startswith(self._prefixes):
             return True
         if len(self._folders) >= _MOST_SHOWN or not self.homes.can_show(path):

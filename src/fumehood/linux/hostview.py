@@ -50,13 +50,16 @@ _SYS = (
 )  # fmt: skip
 # Links that programs are found through on some systems.
 _RUN = ("/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/shm")
-
-
 # Variables that say where settings are.
 _SETTINGS = (
     "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "PIP_CONFIG_FILE", "UV_CONFIG_FILE", "UV_NO_CONFIG", "GOENV",
     "npm_config_userconfig", "NPM_CONFIG_USERCONFIG", "YARN_RC_FILENAME", "CARGO_HOME",
 )  # fmt: skip
+_TICK_NS = 50_000_000  # file times may be coarser than this only on old kernels
+_AGAIN_S = 1.0
+_NEVER = (1, 1)  # in place of a time and an inode: no file has these
+_FOR_CAPABILITIES = frozenset({"kcore", "kmsg"})  # nobody opens these without
+_KERNEL_FOLDERS = ("/proc", "/proc/tty", "/proc/driver", "/proc/fs", "/proc/bus", "/proc/sysvipc")
 
 
 def relevant_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -65,12 +68,7 @@ def relevant_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str],
 
     environment = dict(environment)  # the process's own is slow to ask
     settings = {name: environment[name] for name in _SETTINGS if environment.get(name)}
-    return tuple({**dict(relevant(environment)), **settings}.items())
-
-
-_TICK_NS = 50_000_000  # file times may be coarser than this only on old kernels
-_AGAIN_S = 1.0
-_NEVER = (1, 1)  # in place of a time and an inode: no file has these
+    return tuple((dict(relevant(environment)) | settings).items())
 
 
 class Sight(Value):
@@ -128,18 +126,18 @@ class HostViews:
     def of(self, sight: Sight) -> HostView:
         """Return how the host is shown."""
         table = mount_table()
-        remembered = self._remembered.get(sight)
-        if remembered is None or remembered[0] is not table or not self._holds(remembered[1]):
-            remembered = self._remembered[sight] = table, self._looked_over(sight)
-        view = remembered[1]
+        seen, view = self._remembered.get(sight, (None, None))
+        if view is None or seen is not table or not self._holds(view):
+            view = self._looked_over(sight)
         if view.is_just_made:
-            del self._remembered[sight]
+            self._remembered.pop(sight, None)
+        else:
+            self._remembered[sight] = table, view
         return view
 
     def _holds(self, view: HostView) -> bool:
-        """Return True if a view is still right; links, of which there are many, are looked at once in a while."""
         now = time.monotonic()
-        if now - self._links_seen < _AGAIN_S:
+        if now - self._links_seen < _AGAIN_S:  # links, of which there are many, are looked at once in a while
             return is_current(view.watched)
         self._links_seen = now
         return view.holds()
@@ -172,12 +170,12 @@ class HostViews:
 
 def look_over(sight: Sight, written: Sequence[str] = ()) -> HostView:
     """Look the host over, whatever is remembered; `written` are places besides the roots that commands write."""
-    work = _Survey(sight, written)
-    for entry in work.listed("/"):
-        work.place(f"/{entry.name}", entry)
+    survey = _Survey(sight, written)
+    for entry in survey.listed("/"):
+        survey.place(f"/{entry.name}", entry)
     if sight.is_home_hidden:
-        work.furnish_homes()
-    return work.finished()
+        survey.furnish_homes()
+    return survey.finished()
 
 
 def _link(path: str) -> str:
@@ -203,7 +201,11 @@ class _Survey:
         self._links: dict[str, str] = {}
         self._mounts = {os.fsdecode(point): kind for point, kind in mount_table()}
         self._shown = tuple(path for path in sight.shown if os.path.exists(path))
-        self._hidden_homes = self._found_homes() if sight.is_home_hidden else ()
+        self._hidden_homes: tuple[str, ...] = ()
+        if sight.is_home_hidden:
+            # Those that are there and not in a root, those inside of others last.
+            homes = [home for home in sight.homes if home != "/" and os.path.isdir(home)]
+            self._hidden_homes = tuple(sorted((home for home in homes if not is_in(home, sight.points)), key=len))
         self._kept = (*sight.homes, *sight.points, *self._shown, *sight.added)
         self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
         self._operations: list[Operation] = []
@@ -227,8 +229,6 @@ class _Survey:
         for each in dict.fromkeys((path, os.path.realpath(real))):
             self.watched[each] = _identity(each, lists=not os.path.isdir(each)) if is_as_read else _NEVER
 
-    # --- what is hidden ---
-
     def _other_homes(self) -> list[str]:
         """Find the homes of people, from 1000 on, that are not in the directories known to hold homes."""
         self._watch("/etc/passwd")
@@ -250,7 +250,12 @@ class _Survey:
                 folders[folder] = self._real_folder(folder)
             above = folders[folder]
             if not os.path.isdir(above):
-                paths.add(self._first_missing(above))
+                # The first part of the way that does not exist: what is made there later is hidden with it.
+                missing = above
+                while not os.path.isdir(os.path.dirname(missing)):
+                    missing = os.path.dirname(missing)
+                self._watch(missing, lists=False)
+                paths.add(missing)
                 continue
             real = f"{above.rstrip('/')}/{name}"
             if self._leads(real):
@@ -274,22 +279,6 @@ class _Survey:
             self._links[path] = _link(path)
         return self._links[path]
 
-    def _first_missing(self, folder: str) -> str:
-        """Return the first part of a path that does not exist: what is made there later is hidden with it."""
-        missing = folder
-        while not os.path.isdir(os.path.dirname(missing)):
-            missing = os.path.dirname(missing)
-        self._watch(missing, lists=False)
-        return missing
-
-    # --- the homes ---
-
-    def _found_homes(self) -> tuple[str, ...]:
-        """Return the homes that are there and no root's own, those inside of others last."""
-        homes = [home for home in self._sight.homes if home != "/" and os.path.isdir(home)]
-        roots = self._sight.points
-        return tuple(sorted((home for home in homes if not is_in(home, roots)), key=len))
-
     def furnish_homes(self) -> None:
         """Put an empty home in the place of each, with the tools in it and settings that hold no secret."""
         for home in self._hidden_homes:
@@ -312,7 +301,13 @@ class _Survey:
         for path, why in tools.folders:
             self._show(path, why)
         for path in self._sight.added:
-            self._show_added(path)
+            real = os.path.realpath(path)
+            self._watch(path, lists=False)
+            # Never what is masked by name.
+            if os.path.exists(real) and not is_in(real, self._hidden) and self._is_unseen(real):
+                self._show(real, "you show it")
+                if real != path and not os.path.islink(os.path.dirname(path)):
+                    self._add(Link(target=path, to=real, why="you show it"))
         self._add_settings(tools)
 
     def _show(self, path: str, why: str) -> None:
@@ -323,16 +318,6 @@ class _Survey:
             self._directory(path, why)
         else:
             self._add(Bind(target=path, source=path, why=why))
-
-    def _show_added(self, path: str) -> None:
-        """Show what a person added; never what is masked by name."""
-        real = os.path.realpath(path)
-        self._watch(path, lists=False)
-        if not os.path.exists(real) or is_in(real, self._hidden) or not self._is_unseen(real):
-            return
-        self._show(real, "you show it")
-        if real != path and not os.path.islink(os.path.dirname(path)):
-            self._add(Link(target=path, to=real, why="you show it"))
 
     def _add_settings(self, tools: InSight) -> None:
         """Write the settings of git and of package managers into the home, less what is secret in them."""
@@ -348,7 +333,11 @@ class _Survey:
             in_sight=(*roots, *(path for path, _ in tools.folders)),
         )  # fmt: skip
         packages = package_settings(home, variables, roots)
-        texts = {NAME: git.text, **dict(git.files), **self._profiles(variables.get("PATH", ""))}
+        texts = {NAME: git.text, **dict(git.files)}
+        path = variables.get("PATH", "")
+        if any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
+            # What a login shell reads last: the system's files set PATH anew, without the tools of the home.
+            texts[".profile"] = texts[".zprofile"] = f"PATH={quoted(path, always=True)}\nexport PATH\n"
         texts |= {each.path: each.text for each in packages.files}
         for path, identity in (*git.watched.items(), *packages.watched.items()):
             self._watch_file(path, is_as_read=identity_of(path) == identity)
@@ -358,15 +347,6 @@ class _Survey:
                 self._hidden |= {target}  # it would be shown as it is, with what is secret in it
             elif text:
                 self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
-
-    def _profiles(self, path: str) -> dict[str, str]:
-        """Return what a login shell reads last: the system's files set PATH anew, without the tools of the home."""
-        if not any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
-            return {}
-        text = f"PATH={quoted(path, always=True)}\nexport PATH\n"
-        return {".profile": text, ".zprofile": text}
-
-    # --- what is shown ---
 
     def place(self, path: str, entry: os.DirEntry[str]) -> None:
         """Decide on one entry of a directory that is made anew."""
@@ -380,20 +360,16 @@ class _Survey:
         elif entry.is_dir():
             self._directory(path)
         elif entry.is_file() and os.access(path, os.R_OK):
-            self._file(path, entry)
+            if entry.stat().st_size > _SMALL:
+                self._add(Bind(target=path, source=path))
+                return
+            self._watch(path)
+            with open(path, "rb") as file:  # a copy costs no mount in every run
+                mode = stat.S_IMODE(entry.stat().st_mode) & 0o755
+                self._add(Text(target=path, content=file.read(), mode=mode))
 
     def _add(self, operation: Operation) -> None:
         self._operations.append(operation)
-
-    def _file(self, path: str, entry: os.DirEntry[str]) -> None:
-        """Show a file: a small one as a copy, which costs no mount in every run."""
-        there = entry.stat()
-        if there.st_size <= _SMALL:
-            self._watch(path)
-            with open(path, "rb") as file:
-                self._add(Text(target=path, content=file.read(), mode=stat.S_IMODE(there.st_mode) & 0o755))
-        else:
-            self._add(Bind(target=path, source=path))
 
     def _directory(self, path: str, why: str = "") -> None:
         kind = self._mounts.get(path, "")
@@ -409,8 +385,14 @@ class _Survey:
             self._add(Folder(target=path))
             for entry in self.listed(path):
                 self.place(f"{path}/{entry.name}", entry)
+        elif not self.listed(path):
+            self._add(Folder(target=path))
         else:
-            self._view(path, why)
+            self._add(View(target=path, sources=(path,), why=why))
+            # Another file system inside is not seen through the view, and gets one of its own.
+            for point in sorted(self._mounts):
+                if is_below(point, path) and not is_in(point, self._hidden) and not is_in(point, UNSEEN):
+                    self._inner(point)
 
     def _way_to_kept(self, path: str) -> None:
         """Make a directory anew, with only those entries that lead to what is needed."""
@@ -421,16 +403,6 @@ class _Survey:
                 self.place(child, entry)
             elif self._leads_to_kept(child) and not entry.is_symlink():
                 self._way_to_kept(child)
-
-    def _view(self, path: str, why: str) -> None:
-        if not self.listed(path):
-            self._add(Folder(target=path))
-            return
-        self._add(View(target=path, sources=(path,), why=why))
-        # Another file system inside is not seen through the view, and gets one of its own.
-        for point in sorted(self._mounts):
-            if is_below(point, path) and not is_in(point, self._hidden) and not is_in(point, UNSEEN):
-                self._inner(point)
 
     def _inner(self, point: str) -> None:
         kind = self._mounts[point]
@@ -445,13 +417,16 @@ class _Survey:
         else:
             self._add(Bind(target=point, source=point))
 
-    # --- the whole ---
-
     def finished(self) -> HostView:
         """Hide what is masked in each view, and add what every command has."""
         operations = self._with_masks()
         operations += [Link(target=path, to=os.readlink(path)) for path in _RUN if os.path.islink(path)]
-        operations += _machine()
+        for path in _SYS:
+            try:
+                with open(path, "rb") as file:
+                    operations.append(Text(target=path, content=file.read(4096), mode=0o444))
+            except OSError:
+                continue
         return HostView(
             operations=(Tmpfs(target="/", is_sealed=True), *operations, Devices(target="/dev")),
             inside=inside(sorted(self._hidden), self._sight.points), watched=self.watched, links=self._links,
@@ -476,7 +451,12 @@ class _Survey:
             if isinstance(each, View) else each
             for each in self._operations
         ]  # fmt: skip
-        return [*operations, *opened, *(self._unmasked(path) for path in self._shown if self._is_unseen(path))]
+        unmasked: list[Operation] = [
+            View(target=path, sources=(path,), why="you unmasked it") if os.path.isdir(path)
+            else Bind(target=path, source=path, why="you unmasked it")
+            for path in self._shown if self._is_unseen(path)
+        ]  # fmt: skip
+        return [*operations, *opened, *unmasked]
 
     def _missing_points(self, views: list[str]) -> dict[str, list[str]]:
         """Find, for each view, the places in it that something is mounted on and that the host lacks."""
@@ -497,11 +477,6 @@ class _Survey:
         is_others = is_in(path, HOMES) and not is_in(path, self._sight.homes)
         return is_others or any(is_in(path, places) for places in (self._hidden, UNSEEN, self._hidden_homes))
 
-    def _unmasked(self, path: str) -> Operation:
-        if os.path.isdir(path):
-            return View(target=path, sources=(path,), why="you unmasked it")
-        return Bind(target=path, source=path, why="you unmasked it")
-
     def _leads_to_kept(self, path: str) -> bool:
         return any(one == path or is_below(one, path) for one in self._kept)
 
@@ -513,36 +488,18 @@ def _is_remote(kind: str) -> bool:
     return kind in _REMOTE or (kind.startswith("fuse") and kind not in _SOCKETLESS)
 
 
-def _machine() -> list[Operation]:
-    """Return the few files that describe the machine."""
-    operations: list[Operation] = []
-    for path in _SYS:
-        try:
-            with open(path, "rb") as file:
-                operations.append(Text(target=path, content=file.read(4096), mode=0o444))
-        except OSError:
-            continue
-    return operations
-
-
 def kernel_masks(*, as_root: bool) -> tuple[Operation, ...]:
     """Return what is hidden in `/proc`: to root, whatever the kernel keeps from everybody else.
 
     Others can't read it, and root in the sandbox could only because these files are root's.
     """
     closed = [path for path, _ in PROC if os.access(path, os.R_OK)]
-    if as_root:
-        closed += _kept_from_others("/proc")
-        for folder in _KERNEL_FOLDERS:
-            closed += _kept_from_others(folder)
+    for folder in _KERNEL_FOLDERS if as_root else ():
+        closed += _kept_from_others(folder)
     return tuple(
         Mask(target=path, is_directory=os.path.isdir(path), why="the kernel keeps it to root")
         for path in dict.fromkeys(closed)
     )
-
-
-_FOR_CAPABILITIES = frozenset({"kcore", "kmsg"})  # nobody opens these without
-_KERNEL_FOLDERS = ("/proc/tty", "/proc/driver", "/proc/fs", "/proc/bus", "/proc/sysvipc")
 
 
 def _kept_from_others(folder: str) -> list[str]:
