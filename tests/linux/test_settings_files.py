@@ -1,11 +1,10 @@
 """Reading settings files: where a path leads, and which file is nobody else's."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from fumehood.linux.git_includes import Unreadable, Watch, is_own_file, is_unchanged, seen_at
+from fumehood.linux.git_includes import Unreadable, Watch, is_unchanged, seen_at
 
 
 @pytest.mark.parametrize(
@@ -35,16 +34,6 @@ def test_where_a_path_comes_into_a_directory(path: str, seen: str | None, tmp_pa
     (top / "circle").symlink_to("circle")
     found = seen_at(str(tmp_path / path), [str(top / "work")])
     assert found == (None if seen is None else str(tmp_path / seen))
-
-
-def test_only_a_persons_own_regular_file_is_their_own(tmp_path: Path) -> None:
-    own, link = tmp_path / "own", tmp_path / "link"
-    own.touch(mode=0o600)
-    link.symlink_to("own")
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    assert is_own_file(str(own), os.geteuid())
-    assert not is_own_file(str(own), os.geteuid() + 1)
-    assert not any(is_own_file(str(tmp_path / name), os.geteuid()) for name in ("link", "pipe", "gone", ".", "\0"))
 
 
 def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    Identity = tuple[int, int] | None
-
     from fumehood.core.gitconfig import Entry
+
+    Identity = tuple[int, int] | None
 
 
 # Following a path by its text, name by name, as the kernel would.
@@ -134,15 +134,6 @@ def is_unchanged(watched: Mapping[str, Identity]) -> bool:
     return all(identity_of(path) == identity for path, identity in watched.items())
 
 
-def is_own_file(path: str, owner: int) -> bool:
-    """Return True if a path is a regular file of that owner's, and not a link to one."""
-    try:
-        status = os.lstat(path)
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_uid == owner
-
-
 def seen_at(path: str, directories: Sequence[str]) -> str | None:
     """Return where a path comes into one of some directories, by itself or by a link on its way, or None.
 
@@ -235,30 +226,22 @@ class Configuration:
         for key, value in entries:
             if not key.startswith("include"):
                 result.append((key, value))
-            elif value is not None and self._is_included(key, path, conditions=conditions):
-                result += self._included(value, path, around, conditions=conditions)
+                continue
+            section, condition, name = split_key(key)
+            is_met = conditions and section == "includeif" and name == "path" and self._holds(condition or "", path)
+            target = expanded(value, self._home) if value is not None and (key == INCLUDE or is_met) else None
+            if target:
+                included = os.path.join(os.path.dirname(path), target)
+                result += self._file(included, around, conditions=conditions)
         return result
-
-    def _included(self, value: str, path: str, around: tuple[str, ...], *, conditions: bool) -> list[Entry]:
-        target = expanded(value, self._home)
-        if not target:
-            return []
-        return self._file(os.path.join(os.path.dirname(path), target), around, conditions=conditions)
-
-    def _is_included(self, key: str, path: str, *, conditions: bool) -> bool:
-        if key == INCLUDE:
-            return True
-        section, condition, name = split_key(key)
-        return conditions and section == "includeif" and name == "path" and self._holds(condition or "", path)
 
     def _holds(self, condition: str, path: str) -> bool:
         """Return True if a condition is true; one that git does not know never is."""
         kind, colon, pattern = condition.partition(":")
         ignores_case = kind.endswith("/i")
-        if colon and kind.removesuffix("/i") == "gitdir":
-            return self._names(pattern, path, self._repository.directories(), ignores_case=ignores_case)
-        if colon and kind.removesuffix("/i") == "worktree":
-            return self._names(pattern, path, self._repository.work_trees(), ignores_case=ignores_case)
+        places = {"gitdir": self._repository.directories, "worktree": self._repository.work_trees}
+        if colon and kind.removesuffix("/i") in places:
+            return self._names(pattern, path, places[kind.removesuffix("/i")](), ignores_case=ignores_case)
         if colon and kind == "onbranch":
             branch = self._repository.branch()
             return branch is not None and matches(_whole_directory(pattern), branch)

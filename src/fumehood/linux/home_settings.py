@@ -1,4 +1,4 @@
-"""Package managers' settings for a command that does not see the home: where they are, and what is shown of them."""
+"""Settings of package managers and of git for a command that does not see the home, less what is secret in them."""
 
 from __future__ import annotations
 
@@ -45,26 +45,20 @@ def package_settings(home: str, environment: Mapping[str, str], writable: Sequen
     homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
     ours = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
     files: list[SettingsFile] = []
+    dropped: tuple[str, ...]
     for path, manager in dict(_places(home, environment, watch)).items():
         if watch.look(path) is None or not is_in(path, (home,)) or is_in(path, ours):
             continue
-        text, dropped = _shown(manager, path, homes, ours, watch)
+        text, dropped = "", ("all of it: it lies where commands can write",)
+        if seen_at(path, ours) is None:
+            try:
+                data = watch.read(path)
+                text, dropped = shown_of(manager, data, homes) if data is not None else ("", ())
+            except (Malformed, Unreadable) as error:
+                dropped = (f"all of it: {error}",)
         name = os.path.relpath(path, home)
         files.append(SettingsFile(path=name, text=text, why=f"addresses and options of {manager}", dropped=dropped))
     return PackageSettings(files=tuple(files), watched=watch.identities)
-
-
-def _shown(
-    manager: str, path: str, homes: Sequence[str], writable: Sequence[str], watch: Watch
-) -> tuple[str, tuple[str, ...]]:
-    """Return what is shown of one file, and what of it is not."""
-    if seen_at(path, writable) is not None:
-        return "", ("all of it: it lies where commands can write",)
-    try:
-        data = watch.read(path)
-        return shown_of(manager, data, homes) if data is not None else ("", ())
-    except (Malformed, Unreadable) as error:
-        return "", (f"all of it: {error}",)
 
 
 def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator[tuple[str, str]]:
@@ -224,10 +218,8 @@ class _Judge:
             return text.lower() in _OFF
         is_address = section in ("url", "remote") or name.endswith(("url", "uri"))
         is_secret = may_hold_secret(text) if is_address else announces_secret(text)
-        return not is_secret and self._is_in_sight(text)
-
-    def _is_in_sight(self, text: str) -> bool:
-        """Return True if a command sees what a text names of the home."""
+        if is_secret:
+            return False
         return all(is_in(os.path.normpath(path), self._visible) for path in paths_below(text, self._homes))
 
     def is_own_directory(self, key: str, value: str | None) -> bool:
@@ -274,10 +266,8 @@ def _written(entry: Entry) -> str:
     key, value = entry
     section, subsection, name = split_key(key)
     inner = "" if subsection is None else ' "' + subsection.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"[{section}{inner}]\n\t{name}" + ("\n" if value is None else f" = {_quoted(value)}\n")
-
-
-def _quoted(value: str) -> str:
+    if value is None:
+        return f"[{section}{inner}]\n\t{name}\n"
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t"), ("\b", "\\b")):
         value = value.replace(plain, escaped)
-    return f'"{value}"'
+    return f'[{section}{inner}]\n\t{name} = "{value}"\n'

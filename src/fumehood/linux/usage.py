@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.value import Value
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -22,14 +20,6 @@ class NotYet(Exception):
     """The sandbox is still being set up."""
 
 
-class Tally(Value):
-    """What is quickly counted of all processes; pages are those in memory, a file's on disk too."""
-
-    tasks: int
-    pages: int
-    ticks: int
-
-
 class Processes:
     """The processes of one sandbox; `init` is the first."""
 
@@ -42,8 +32,8 @@ class Processes:
         if self._inside is not None:
             os.close(self._inside)
 
-    def tally(self) -> Tally:
-        """Add up threads, resident pages and clock ticks of all that lives, and ticks of what it waited for."""
+    def tally(self) -> tuple[int, int, int]:
+        """Return threads, resident pages (of files too) and clock ticks of all that lives and of what it waited for."""
         tasks = pages = ticks = 0
         for directory, name in self._all():
             fields = _stat(directory, f"{name}/stat")
@@ -51,7 +41,7 @@ class Processes:
                 tasks += int(fields[17])
                 pages += int(fields[21])
                 ticks += sum(map(int, fields[11:15]))
-        return Tally(tasks=tasks, pages=pages, ticks=ticks)
+        return tasks, pages, ticks
 
     def tables_and_swapped(self) -> tuple[int, int]:
         """Count the tables of pages, which may be large where the pages are not, and what was swapped out."""

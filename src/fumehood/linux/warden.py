@@ -13,7 +13,7 @@ from fumehood.core import limits
 from fumehood.core.limits import MEMORY, PROCESSES
 from fumehood.linux.launch import memory_limit
 from fumehood.linux.nofollow import Parents, open_top
-from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
+from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ class Cgroup:
         made = cls(f"{parent}/{_PREFIX}{init}")
         try:
             os.mkdir(made._path)
-            made._limit(memory, tasks)
-            made._take(lambda: processes(init))
+            made.limit(memory, tasks)
+            made.take(lambda: processes(init))
         except OSError:
             # Who may write here is hard to tell beforehand. What is watched is watched in any case.
             made.remove()
             return None
         return made
 
-    def _limit(self, memory: int, tasks: int) -> None:
+    def limit(self, memory: int, tasks: int) -> None:
         """Set the limits; what reaches the memory's is ended as a whole."""
         self._write("memory.oom.group", b"1")
         self._write("memory.max", b"%d" % memory)
@@ -66,7 +66,7 @@ class Cgroup:
             self._write("memory.swap.max", b"0")
         self._write("pids.max", b"%d" % tasks if tasks else b"max")
 
-    def _take(self, processes: Callable[[], Sequence[int]]) -> None:
+    def take(self, processes: Callable[[], Sequence[int]]) -> None:
         """Move processes here, and those that they forked meanwhile."""
         taken: set[int] = set()
         for _ in range(_ROUNDS):
@@ -98,7 +98,7 @@ class Cgroup:
             file.write(text)
 
     def _count(self, name: str, key: bytes) -> int:
-        words = _read(f"{self._path}/{name}").split()
+        words = read(None, f"{self._path}/{name}").split()
         return int(words[words.index(key) + 1]) if key in words else 0
 
 
@@ -115,13 +115,13 @@ def delegated() -> str | None:
 def has_controllers() -> bool:
     """Return True if version 2 counts memory and processes at all; where version 1 does, it can't."""
     mount = _mount()
-    return bool(mount) and set(_read(f"{mount}/cgroup.controllers").split()) >= _NEEDED
+    return bool(mount) and set(read(None, f"{mount}/cgroup.controllers").split()) >= _NEEDED
 
 
 def _above() -> Iterator[str]:
     """Yield every group that would do, the nearest first."""
     mount = _mount()
-    own = next((line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith(b"0::")), b"")
+    own = next((line[3:] for line in read(None, "/proc/self/cgroup").splitlines() if line.startswith(b"0::")), b"")
     if not mount or not own.startswith(b"/") or b"/.." in own:
         return
     path = os.fsdecode(own)
@@ -129,25 +129,17 @@ def _above() -> Iterator[str]:
         # A group that has processes of its own can't have others below it that count, but for the topmost.
         path = os.path.dirname(path)
         group = f"{mount}{path}".rstrip("/")
-        counted = set(_read(f"{group}/cgroup.subtree_control").split())
+        counted = set(read(None, f"{group}/cgroup.subtree_control").split())
         if counted >= _NEEDED and os.access(group, os.W_OK) and os.access(f"{group}/cgroup.procs", os.W_OK):
             yield group
 
 
 def _mount() -> str:
-    for line in _read("/proc/self/mounts").splitlines():
+    for line in read(None, "/proc/self/mounts").splitlines():
         _, where, kind, *_ = line.split()
         if kind == b"cgroup2":
             return os.fsdecode(where)
     return ""
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 # Measure what a running command has written to its layers, without slowing it down.
@@ -331,14 +323,14 @@ class Warden:
         return limits.hit(name, amount[name])
 
     def _use(self) -> Blocked | None:
-        used = self._processes.tally()
+        tasks, pages, ticks = self._processes.tally()
         if self._cgroup is not None and (reached := self._cgroup.reached()) is not None:
             return self._hit(reached)
-        if self._limits.processes and used.tasks >= self._limits.processes:
+        if self._limits.processes and tasks >= self._limits.processes:
             return self._hit(limits.PROCESSES)
-        if self._limits.cpu and used.ticks / _TICKS >= self._limits.cpu:
+        if self._limits.cpu and ticks / _TICKS >= self._limits.cpu:
             return self._hit(limits.CPU)
-        return self._memory_reached(used.pages * _PAGE)
+        return self._memory_reached(pages * _PAGE)
 
     def _memory_reached(self, resident: int) -> Blocked | None:
         """Find out step by step whether all has too much memory; most runs need the first step alone.

@@ -109,8 +109,8 @@ def _entries_below(parents: Parents, path: str) -> Iterator[os.DirEntry[str]]:
     if directory is None:
         return
     try:
-        with os.scandir(directory) as found:
-            yield from found
+        with os.scandir(directory) as inside:
+            yield from inside
     finally:
         os.close(directory)  # not before: an entry may be looked at through it
 
@@ -118,8 +118,8 @@ def _entries_below(parents: Parents, path: str) -> Iterator[os.DirEntry[str]]:
 def entries(directory: str) -> list[os.DirEntry[str]]:
     """Return what a directory holds; nothing where this user can't read it."""
     try:
-        with os.scandir(directory) as found:
-            return list(found)
+        with os.scandir(directory) as inside:
+            return list(inside)
     except OSError:
         return []
 
@@ -172,10 +172,10 @@ def protect_what_files_name(ways: Ways, tree: ProjectTree, root: str, home: str)
 def text_of(path: str) -> str:
     """Return what a file holds; nothing where it can't be read, or is too long for settings."""
     try:
-        found = content(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+        data = content(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
     except (OSError, ValueError, Unreadable):
         return ""
-    return (found or b"").decode("utf-8", "surrogateescape")
+    return (data or b"").decode("utf-8", "surrogateescape")
 
 
 def protect_home(ways: Ways, home: str) -> None:
@@ -260,7 +260,10 @@ def protect_what_git_runs(
     What holds for every repository counts in those that a run has touched: its paths are found from their tops.
     """
     own = [each for home in homes for each in _persons_settings(ways, home, environment)]
-    around = [above for root in ways.roots for above in _upward(root)]
+    around = []
+    for root in ways.roots:
+        parts = root.rstrip("/").split("/")
+        around += ["/".join(parts[:end]) or "/" for end in range(len(parts), 0, -1)]
     for top in dict.fromkeys((*tops, *around)):
         is_around = top in around
         repository = repository_at(top)
@@ -298,17 +301,12 @@ def _protect_one(ways: Ways, repository: GitDirectory, persons: Sequence[Setting
     else:
         hooks.append(default)
     for directory in dict.fromkeys(hooks):
-        _protect_hooks(ways, directory)
-        _protect_each_hook(ways, directory, bases, home)
-
-
-def _protect_hooks(ways: Ways, directory: str) -> None:
-    because = ("git-hook", f"git runs its hooks from {shown(directory)}, which leads here")
-    real = ways.lead("/", directory, because, whole=True)
-    if real in ways.roots:
+        because = ("git-hook", f"git runs its hooks from {shown(directory)}, which leads here")
+        real = ways.lead("/", directory, because, whole=True)
         # Hooks beside the project's own files: only what git itself runs is one.
-        for name in HOOKS:
+        for name in HOOKS if real in ways.roots else ():
             ways.lead(real, name, because)
+        _protect_each_hook(ways, directory, bases, home)
 
 
 def _protect_each_hook(ways: Ways, directory: str, bases: Sequence[str], home: str) -> None:
@@ -326,14 +324,6 @@ def _protect_each_hook(ways: Ways, directory: str, bases: Sequence[str], home: s
 def _joined(base: str, setting: Setting) -> str | None:
     text = expanded(setting.value, setting.home)
     return os.path.join(base, text) if text else None
-
-
-def _upward(directory: str) -> Iterator[str]:
-    while True:
-        yield directory
-        if directory == "/":
-            return
-        directory = os.path.dirname(directory)
 
 
 def repository_at(top: str) -> GitDirectory | None:
@@ -354,16 +344,16 @@ def repository_at(top: str) -> GitDirectory | None:
 
 def _submodules(common: str, within: str = "modules", depth: int = 4) -> list[GitDirectory]:
     """Return the git directories of submodules: their names may have slashes, and they have submodules too."""
-    found: list[GitDirectory] = []
+    submodules: list[GitDirectory] = []
     for entry in entries(f"{common}/{within}") if depth else ():
         if not entry.is_dir(follow_symlinks=False):
             continue
         if os.path.exists(f"{entry.path}/HEAD"):
-            found.append(GitDirectory(directory=entry.path, common=entry.path, top=entry.path))
-            found += _submodules(entry.path, depth=depth - 1)
+            submodules.append(GitDirectory(directory=entry.path, common=entry.path, top=entry.path))
+            submodules += _submodules(entry.path, depth=depth - 1)
         else:
-            found += _submodules(common, f"{within}/{entry.name}", depth - 1)
-    return found
+            submodules += _submodules(common, f"{within}/{entry.name}", depth - 1)
+    return submodules
 
 
 def _persons_settings(ways: Ways, home: str, environment: Mapping[str, str]) -> Iterator[Setting]:
@@ -372,7 +362,12 @@ def _persons_settings(ways: Ways, home: str, environment: Mapping[str, str]) -> 
     files = [f"{home}/.gitconfig", f"{home}/.config/git/config"]
     files += [f"{config_home}/git/config"] if config_home.startswith("/") else []
     files += [path for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM") if (path := environment.get(name, ""))]
-    files += ["/etc/gitconfig", *_beside_git(environment.get("PATH", ""))]
+    files.append("/etc/gitconfig")
+    for directory in environment.get("PATH", "").split(":"):
+        # Where each git of the person's looks for the system's configuration.
+        program = f"{directory}/git"
+        if directory.startswith("/") and os.path.exists(program):
+            files.append(f"{os.path.dirname(os.path.dirname(os.path.realpath(program)))}/etc/gitconfig")
     for path in dict.fromkeys(files):
         for root in ways.roots if not path.startswith("/") else ("",):
             yield from _settings(ways, os.path.join(root, path), home)
@@ -383,14 +378,6 @@ def _persons_settings(ways: Ways, home: str, environment: Mapping[str, str]) -> 
     for number in range(min(int(count), 1000) if count.isdecimal() else 0):
         key = environment.get(f"GIT_CONFIG_KEY_{number}", "")
         yield from _kept(key, environment.get(f"GIT_CONFIG_VALUE_{number}"), "the environment", home)
-
-
-def _beside_git(path: str) -> Iterator[str]:
-    """Yield where each git of the person's looks for the system's configuration."""
-    for directory in path.split(":"):
-        program = f"{directory}/git"
-        if directory.startswith("/") and os.path.exists(program):
-            yield f"{os.path.dirname(os.path.dirname(os.path.realpath(program)))}/etc/gitconfig"
 
 
 def _settings(ways: Ways, path: str, home: str, around: tuple[str, ...] = ()) -> Iterator[Setting]:
@@ -421,8 +408,7 @@ def _line(path: str) -> str:
     return "" if "\0" in line else line
 
 
-# Tell whether the project had a repository where a command left something of one.
-
+# Whether the project had a repository where a command left something of one.
 # Each is told from the others' being there too: one that a run takes away must not make the next run's "new".
 _PARTS = ("HEAD", "config", "objects", "refs")
 _CONFIGS = ("config", "config.worktree")
@@ -434,21 +420,16 @@ def had_repository(live: Parents, root: str, path: str) -> bool:
 
     So it was where files of another repository lie: one put among them takes them over.
     """
-    return any(_was_repository(live, root, directory) for directory in _directories(path))
-
-
-def _directories(path: str) -> Iterator[str]:
-    """Yield each directory that may be the git directory of a `.git`, a configuration or an old-style remote."""
     parts = path.split("/")
-    if is_dot_git(parts[-1].lower()):
-        yield path
-    if parts[-1].lower() in _CONFIGS:
-        yield "/".join(parts[:-1])
-        if [part.lower() for part in parts[-3:-2]] == ["worktrees"]:
-            yield "/".join(parts[:-3])  # a work tree, new or not, is of the repository that it lies in
-    for at, part in enumerate(parts[:-1]):
-        if part.lower() in _ADDRESSES:
-            yield "/".join(parts[:at])
+    lower = [part.lower() for part in parts]
+    # Each directory that may be the git directory of a `.git`, a configuration or an old-style remote.
+    directories = [path] if is_dot_git(lower[-1]) else []
+    if lower[-1] in _CONFIGS:
+        directories.append("/".join(parts[:-1]))
+        if lower[-3:-2] == ["worktrees"]:
+            directories.append("/".join(parts[:-3]))  # a work tree, new or not, is of the repository that it lies in
+    directories += ["/".join(parts[:at]) for at, part in enumerate(lower[:-1]) if part in _ADDRESSES]
+    return any(_was_repository(live, root, directory) for directory in directories)
 
 
 def _was_repository(live: Parents, root: str, directory: str) -> bool:
