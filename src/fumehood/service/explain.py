@@ -6,20 +6,22 @@ import hashlib
 import json
 import os
 import secrets
+from contextlib import contextmanager
 from typing import Any
 
 from fumehood.core.limits import amount_told
 from fumehood.core.network import FULL, NONE, decided
 from fumehood.core.policy import HIDDEN
-from fumehood.core.request import checked, shown
+from fumehood.core.request import arguments, checked, shown
 from fumehood.core.tool import parsed, script
 from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux import capture as capturing
 from fumehood.linux.launch import memory_limit, owner_of
 from fumehood.linux.mounts import Seal
+from fumehood.linux.streams import INLINE, Stream
 from fumehood.service import layers as layering
 from fumehood.service.owners import failed_on
-from fumehood.service.running import Execution
+from fumehood.service.running import Execution, Wishes
 from fumehood.service.surroundings import HOST, around
 from fumehood.store.places import new_id
 
@@ -27,13 +29,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fumehood.core.policy import Policy
     from fumehood.core.request import Request
     from fumehood.service.sandbox import Hood
     from fumehood.service.surroundings import World
 
-
-# ---- Tell what a command would see and what it may do, without running it.
 
 _WAYS = {
     capturing.KERNEL: "an overlay that the launcher mounts",
@@ -47,49 +46,71 @@ OWNERS = {True: "not changed: giving a file to somebody else does nothing", Fals
 def explained(hood: Hood, request: Request) -> dict[str, Any]:
     """Return everything that decides how a request would run; nothing is run, and nothing is kept."""
     hood, request = hood.profiled(request)
-    able = hood.host()
-    if able.why_bare:
-        raise Unavailable(f"there is no sandbox here: {able.why_bare}", hint="fumehood doctor says what is missing")
-    places, project = hood.store.places, hood.project
-    with layering.Claim(places, new_id()) as claim:
-        claim.take()
-        world = hood.world(request, claim.run)
-        choice = capturing.choose(able, hood.policy.capture, project.roots, failed_on(places, project))
-        way = choice.way
-        try:
-            layers = layering.make(places, claim.run, project.roots, way)
-            execution = Execution(able, capturing.Capture(way, layers, world.targets), hood.start, hood.policy.limits)
-            with world.entered(way) as world:
-                seen = execution.would_see(world, hood.surroundings)
-        finally:
-            if world.scratch is not None:
-                world.scratch.remove()
-            layering.drop(places, claim.run)
+    host = hood.host()
+    if host.why_bare:
+        raise Unavailable(f"there is no sandbox here: {host.why_bare}", hint="fumehood doctor says what is missing")
+    project = hood.project
+    choice = capturing.choose(host, hood.policy.capture, project.roots, failed_on(hood.store.places, project))
+    name = new_id()
+    world = hood.world(request, name)
+    with _unrecorded(hood, name, choice, world) as (execution, world):
+        seen = execution.would_see(world)
     network = decided(request.network, request.hosts, hood.policy)
     owner = owner_of(project.path)
+    limits = hood.policy.limits.fields()
+    limits |= {"memory": memory_limit(hood.policy.limits), "time": hood.policy.timeout or 0}
     return {
         "command": request.title or shown(checked(request.command)), "project": project.path,
         "cwd": world.starting(request.cwd, project.path), "shell": world.shell,
-        "capture": way, "capture_by": choice.why or _WAYS[way], "network": network.mode, "hosts": list(network.hosts),
-        "user": None if owner is None else owner.user,
-        "owners": OWNERS[world.pretends_owners(execution.user(owner))],
+        "capture": choice.way, "capture_by": choice.why or _WAYS[choice.way],
+        "network": network.mode, "hosts": list(network.hosts), "user": None if owner is None else owner.user,
+        "owners": OWNERS[world.pretends_owners(execution.user)],
         "mounts": [
             {"path": each.target, "what": each.describe(), "why": each.why, "writable": each.is_writable}
             for each in {each.target: each for each in seen.mounts if not isinstance(each, Seal)}.values()
         ],
         "environment": {"kept": sorted(world.environment), "dropped": sorted(world.dropped)},
-        "limits": _limits(hood.policy),
+        "limits": {name: amount_told(name, amount) if amount else "no limit" for name, amount in limits.items()},
     }  # fmt: skip
 
 
-def _limits(policy: Policy) -> dict[str, str]:
-    limits = {**policy.limits.fields(), "memory": memory_limit(policy.limits), "time": policy.timeout or 0}
-    return {name: amount_told(name, amount) if amount else "no limit" for name, amount in limits.items()}
+def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
+    """Return what a script of our own prints in the sandbox; it is not recorded, and changes nothing."""
+    places, project, policy = hood.store.places, hood.project, hood.policy
+    world = around(places, policy, root or policy.root, project.roots, owner_of(project.path), project.id)
+    choice = capturing.choose(hood.host(), policy.capture, project.roots)
+    name = new_id()
+    out, err = (Stream(each, places.output(name, each), INLINE) for each in ("stdout", "stderr"))
+    try:
+        with _unrecorded(hood, name, choice, world) as (execution, world):
+            line = arguments(script, world.shell)
+            execution.run(line, world, world.cwd(project.path), (out, err), timeout, Wishes())
+    finally:
+        for stream in (out, err):
+            if stream.path:
+                os.unlink(stream.path)
+    return out.text()
 
 
-# ---- Tell what commands find in their sandbox, by asking inside it; the answer is kept for as long as it holds.
+@contextmanager
+def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -> Iterator[tuple[Execution, World]]:
+    """Have layers for a command that no record will tell of; they are dropped at the end."""
+    places, roots = hood.store.places, hood.project.roots
+    with layering.Claim(places, name) as claim:
+        claim.take()
+        try:
+            layers = layering.make(places, name, roots, choice.way)
+            capture = capturing.Capture(choice.way, layers, world.targets, choice.groups)
+            with world.entered(choice.way) as entered:
+                yield Execution(hood.host(), capture, hood.start, hood.policy.limits, hood.surroundings), entered
+        finally:
+            if world.scratch is not None:
+                world.scratch.remove()
+            layering.drop(places, name)
 
-_FORMAT = 3
+
+# What commands find in their sandbox is asked inside it; the answer is kept for as long as it holds.
+_FORMAT = 4
 _PATIENCE_S = 60.0
 _MOST_KEPT = 50
 
@@ -101,75 +122,60 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> dict[str
     world = around(store.places, policy, root, hood.project.roots, owner_of(hood.project.path), hood.project.id)
     folder = f"{store.places.cache}/capabilities"
     path = f"{folder}/{_key(world, hood)}.json"
-    told = None if fresh else _remembered(path)
-    if told is None:
-        told = parsed(hood.look_inside(script(), root, _PATIENCE_S))
-        if "machine" not in told:
+    answer = None if fresh else _remembered(path)
+    if answer is None:
+        answer = parsed(look_inside(hood, script(), root, _PATIENCE_S))
+        if "machine" not in answer:
             raise FumehoodError("the sandbox did not describe itself", hint="fumehood run -- true shows what is wrong")
-        _remember(folder, path, told)
-    name = world.base or (root if world.tree is not None else HOST)
-    is_hidden = world.tree is None and policy.home == HIDDEN
-    return {**told, "root": name, "tree": world.tree is not None, "home_is_hidden": is_hidden, **_by_policy(policy)}
-
-
-def _by_policy(policy: Policy) -> dict[str, Any]:
-    """Return what the policy says: it may change without the sandbox's changing."""
+        _remember(folder, path, answer)
+    network = "the whole network of this machine"
+    if policy.network != FULL:
+        network = f"only {', '.join(policy.hosts)}" if policy.hosts else "none"
+        if policy.network != NONE:
+            network += "; a person is asked for more hosts when a command needs them"
     limits = {**policy.limits.fields(), "timeout": policy.timeout}
-    return {"network": _network(policy), "policy_limits": {name: value for name, value in limits.items() if value}}
-
-
-def _network(policy: Policy) -> str:
-    if policy.network == FULL:
-        return "the whole network of this machine"
-    hosts = f"only {', '.join(policy.hosts)}" if policy.hosts else "none"
-    return hosts if policy.network == NONE else f"{hosts}; a person is asked for more hosts when a command needs them"
+    return {
+        **answer, "root": world.base or (root if world.tree is not None else HOST), "tree": world.tree is not None,
+        "home_is_hidden": world.tree is None and policy.home == HIDDEN,
+        # By the policy, which may change without the sandbox's changing.
+        "network": network, "policy_limits": {name: value for name, value in limits.items() if value},
+    }  # fmt: skip
 
 
 def _key(world: World, hood: Hood) -> str:
-    """Return a name that changes when the answer would."""
+    """Return a name that changes when the answer would: also with the directories that programs lie in."""
+    folders = world.environment.get("PATH", "").split(":")
+    if world.tree is not None:
+        below = ("bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin", "lib/apk/db")
+        tops = [world.tree.path, *([f"{world.layer}/upper"] if world.layer else [])]
+        folders = [world.tree.path, *(f"{top}/{each}" for top in tops for each in below)]
     parts = [_FORMAT, os.geteuid(), hood.policy.capture, *hood.project.roots, world.layer, world.skills]
     parts += [world.playground is not None, world.ownership, hood.policy.home, hood.policy.show]
-    parts += _identities(world)
+    for folder in folders:
+        try:
+            status = os.stat(folder, follow_symlinks=False)
+            parts.append((folder, status.st_ino, status.st_mtime_ns))
+        except OSError:
+            parts.append((folder, 0, 0))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def _identities(world: World) -> Iterator[object]:
-    """Yield when the directories changed that programs lie in."""
-    folders = ("bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin", "lib/apk/db")
-    if world.tree is None:
-        path = world.environment.get("PATH", "")
-        yield from ((folder, _changed(folder)) for folder in path.split(":"))
-        return
-    yield world.tree.path, _changed(world.tree.path)
-    for top in (world.tree.path, f"{world.layer}/upper" if world.layer else ""):
-        if top:
-            yield from ((folder, _changed(f"{top}/{folder}")) for folder in folders)
-
-
-def _changed(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return 0, 0
-    return found.st_ino, found.st_mtime_ns
 
 
 def _remembered(path: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding="utf-8") as file:
-            told = json.load(file)
+            answer = json.load(file)
     except (OSError, ValueError):
         return None  # not asked yet, or cut short by a full disk
-    return told if isinstance(told, dict) and "machine" in told else None
+    return answer if isinstance(answer, dict) and "machine" in answer else None
 
 
-def _remember(folder: str, path: str, told: dict[str, Any]) -> None:
+def _remember(folder: str, path: str, answer: dict[str, Any]) -> None:
     """Keep an answer; a cache that can't be written only costs time."""
     beside = f"{path}.{secrets.token_hex(4)}"
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with open(beside, "w", encoding="utf-8") as file:
-            json.dump(told, file)
+            json.dump(answer, file)
         os.replace(beside, path)
         kept = sorted(os.scandir(folder), key=lambda entry: entry.stat().st_mtime_ns)
         for entry in kept[:-_MOST_KEPT]:

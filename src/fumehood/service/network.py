@@ -18,9 +18,10 @@ from fumehood.service.permission import Decision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from fumehood.core.network import Connection, Network
+    from fumehood.core.report import Run
     from fumehood.linux.launch import Plan, Starter
     from fumehood.linux.process import Running
     from fumehood.proxy.server import Proxy
@@ -166,7 +167,6 @@ class Access:
         self.network = network
         self.asking = asking
         self.resolvers = resolvers if network.is_proxied else ()
-        self.connections: tuple[Connection, ...] = ()
         self._proxy: Proxy | None = None
         self._listen: tuple[tuple[str, int], ...] = ()
         if network.is_proxied:
@@ -213,14 +213,14 @@ class Access:
         """Tell whether the command shares the host's network."""
         return self.network.mode == n.FULL
 
-    def launched(self, start: Starter, plan: Plan, given: tuple[int, int, int]) -> Running:
+    def launched(self, start: Starter, plan: Plan, streams: tuple[int, int, int]) -> Running:
         """Start a sandbox, and serve what it asks for once its listeners come."""
         if self._proxy is None:
-            return start(plan, given)
+            return start(plan, streams)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                running = start(plan, (*given, theirs.fileno()))
+                running = start(plan, (*streams, theirs.fileno()))
             except BaseException:
                 ours.close()
                 raise
@@ -228,15 +228,18 @@ class Access:
         self._proxy.start(ours)
         return running
 
-    def stop(self) -> None:
-        """The command has ended: close what is still asked, end the proxy, and keep what it saw."""
+    def stop(self, run: Run) -> None:
+        """The command has ended: close what is still asked, end the proxy, and note in the run what it saw."""
         if self.asking is not None:
             self.asking.close()
         if self._proxy is not None:
-            self.connections = self._proxy.stop()
+            run.connections = self._proxy.stop()
             self._proxy = None
+        run.blocked = _blocked(run.connections, run.started_at)
         if self.asking is not None:
             self.asking.finish()
+            if self.asking.granted:
+                run.network, run.hosts = n.HOSTS, (*self.network.hosts, *self.asking.granted)
 
 
 def resolvers_of(world: World) -> tuple[str, ...]:
@@ -253,18 +256,18 @@ def resolvers_of(world: World) -> tuple[str, ...]:
         return n.resolvers("")
 
 
-def blocked(connections: tuple[Connection, ...], started_at: float) -> tuple[Blocked, ...]:
+def _blocked(connections: Sequence[Connection], started_at: float) -> tuple[Blocked, ...]:
     """Tell what was refused, when, and what to do about it."""
     from fumehood.core.hosts import shown
 
-    found: dict[str, Blocked] = {}
+    refused: dict[str, Blocked] = {}
     for each in connections:
         if each.allowed:
             continue
         name = shown(each.host, each.port) if each.port else each.host
         after = f"{max(0.0, each.started_at - started_at):.1f} s after the start: {each.reason}"
-        found.setdefault(name, Blocked(what="network", detail=name, hint=f"{after}; {_advice(each, name)}"))
-    listed = tuple(found.values())
+        refused.setdefault(name, Blocked(what="network", detail=name, hint=f"{after}; {_advice(each, name)}"))
+    listed = tuple(refused.values())
     if len(listed) > _MOST_BLOCKED:
         rest = len(listed) - _MOST_BLOCKED
         more = Blocked(what="network", detail=f"{rest} more", hint="fumehood show --json RUN lists every connection")

@@ -30,17 +30,13 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.linux.capture import Capture
     from fumehood.linux.launch import Owner
-    from fumehood.linux.layer import Stack
     from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
     from fumehood.rootfs.layer import RootLayer
-    from fumehood.rootfs.tree import InUse, RootTree
+    from fumehood.rootfs.tree import RootTree
     from fumehood.service.scratch import Scratch
     from fumehood.service.session import Seat
     from fumehood.store.places import Places
-
-
-# ---- What surrounds a command: the host's own system, or a root tree with the project at /workspace.
 
 HOST, ALPINE = "host", "alpine"
 _OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
@@ -75,7 +71,7 @@ class World(Value):
         return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
 
     def pretends_owners(self, user: int) -> bool:
-        """Say whether giving a file to another owner does nothing and succeeds: only for who is root inside."""
+        """Return True if giving a file to another owner does nothing and succeeds: only for who is root inside."""
         is_root_inside = user == 0 or (self.tree is not None and self.tree.is_writable)
         return is_root_inside and self.ownership == PRETEND
 
@@ -125,16 +121,14 @@ class Entered:
     def __init__(self, world: World, way: str) -> None:
         self._world = world
         self._way = way
-        self._tree: InUse | None = None
+        self._tree: root_tree.InUse | None = None
         self._layer: RootLayer | None = None
 
     def __enter__(self) -> World:
         world = self._world
         if world.tree is None:
             return world
-        from fumehood.rootfs.tree import InUse
-
-        self._tree = InUse(world.tree.path)
+        self._tree = root_tree.InUse(world.tree.path)
         if not world.layer:
             return world
         try:
@@ -163,12 +157,9 @@ class Entered:
         upper, work = (taken.upper, taken.work) if taken.writable else ("", "")
         lowers = (tree.path,) if taken.writable else (taken.upper, tree.path)
         tree = tree.replace(lowers=lowers, upper=upper, work=work, guarded=root_tree.MOUNT_POINTS)
-        return world.replace(tree=tree, blocked=() if taken.writable else (_BUSY,))
-
-
-_BUSY = Blocked(
-    what="write", detail="the root layer", hint="another command of this project is writing it; / was read-only"
-)
+        hint = "another command of this project is writing it; / was read-only"
+        busy = Blocked(what="write", detail="the root layer", hint=hint)
+        return world.replace(tree=tree, blocked=() if taken.writable else (busy,))
 
 
 def around(
@@ -191,9 +182,9 @@ def around(
         if owner is not None:
             environment |= home_of(owner)
         base = environment.get("HOME") or home()
-        found = playground(places, base, roots, makes_points=makes_points) if is_shown else None
+        shown = playground(places, base, roots, makes_points=makes_points) if is_shown else None
         return World(
-            environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=found,
+            environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
             ownership=policy.ownership,
         )
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
@@ -203,11 +194,11 @@ def around(
         if not os.path.isdir(source):
             raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
     environment = {**root_tree.ENVIRONMENT, **dict(policy.environment.set)}
-    found = Playground(source=made(places), target=root_tree.PLAYGROUND) if is_shown else None
+    shown = Playground(source=made(places), target=root_tree.PLAYGROUND) if is_shown else None
     return World(
         environment=environment, home=home() if owner is None else home_of(owner)["HOME"],
         tree=tree, targets=root_tree.targets(roots), skills=skills, base=base, layer=layer,
-        playground=found, ownership=policy.ownership,
+        playground=shown, ownership=policy.ownership,
     )  # fmt: skip
 
 
@@ -224,32 +215,23 @@ def home_of(owner: Owner) -> dict[str, str]:
 
 def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
     """Find a tree and its name; where the project has a layer, the tree that it lies over."""
-    from fumehood.rootfs.tree import collection, find, tree_at
-
     if "/" in root:
         path = os.path.realpath(root)
         if path == "/":
             raise BadRequest("/ is the host's own root", hint="--root host")
-        return tree_at(path), ""
-    at = collection(places.data)
-    pinned = _pinned(layer)
+        return root_tree.tree_at(path), ""
+    pinned = ""
+    if layer:
+        from fumehood.rootfs.layer import RootLayer
+
+        pinned = RootLayer(layer).base
     if pinned and root not in (ALPINE, pinned):
         raise BadRequest(
             f"this project's root layer lies over {pinned}, not over {root}", hint="fumehood workspace reset drops it"
         )
-    found = find(at, pinned or root)
-    return tree_at(found.path), found.name
+    installed = root_tree.find(root_tree.collection(places.data), pinned or root)
+    return root_tree.tree_at(installed.path), installed.name
 
-
-def _pinned(layer: str) -> str:
-    if not layer:
-        return ""
-    from fumehood.rootfs.layer import RootLayer
-
-    return RootLayer(layer).base
-
-
-# ---- Everything that a project's commands see, as one list of mounts: the host or a root tree, then what is their own.
 
 class Seen(Value):
     """All that a command sees; the first `ahead` mounts show the host, by the look at it that has this number."""
@@ -261,7 +243,7 @@ class Seen(Value):
     home: str = ""  # a home that is thrown away at the end
 
     def hides(self, path: str) -> bool:
-        """Tell whether a path of the host is out of sight because the home is."""
+        """Return True if a path of the host is out of sight because the home is."""
         around = max((each for each in self.mounts if is_in(path, (each.target,))), key=lambda each: len(each.target))
         return isinstance(around, (Tmpfs, Folder)) and os.path.lexists(path)
 
@@ -284,10 +266,9 @@ class Surroundings:
         """Where what can be made again is kept."""
         return self._places.cache
 
-    def again(self) -> Surroundings:
-        """Look the host over again: what was thought to be there is not."""
+    def look_again(self) -> None:
+        """Have the host looked over again: what was thought to be there is not."""
         self._views.forget()
-        return self
 
     def seen(
         self, world: World, capture: Capture, user: int, seat: Seat | None, *, by_launcher: bool, privileged: bool,
@@ -310,7 +291,9 @@ class Surroundings:
         else:
             is_cut = is_cut and self._can_cut(world, world.tree, capture)
             base = [*world.tree.mounts(is_cut=is_cut), Devices(target="/dev")]
-            masked = inside(self._existing(homes, roots, as_root=user == 0), roots)
+            linked = [path for root in roots for path in self._links_in(root)]
+            paths = (*self.masks(homes, as_root=user == 0).hidden, *linked)
+            masked = inside(sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}), roots)
         scratch = world.scratch
         tmp = (seat.tmp if seat else "") or (scratch.tmp if scratch else "")
         base += [] if tmp else [Tmpfs(target=TMP, mode=0o1777)]
@@ -321,20 +304,24 @@ class Surroundings:
             *_shelves(world, capture),
             *(() if world.playground is None else (world.playground.mount(),)),
             *capture.mounts,
-            *self._masks_in_roots(capture, masked),
+            *(masks_in_roots(capture, self._in_roots, masked) if self._in_roots or masked else ()),
             *(seat.mounts if seat else ()),
             *_sourced(world.source, home),
             *(world.names() if shares_network else ()),
-            *(_skill(source, target, is_cut=is_cut) for source, target in world.skills),
+            *(
+                View(target=target, sources=(os.path.realpath(source),), why="a skill") if is_cut
+                else Bind(target=target, source=source, why="a skill")
+                for source, target in world.skills
+            ),
             Console(target="/dev/console"),
-        ]
+        ]  # fmt: skip
         if tmp:
             check_tmp(tuple(own))  # nothing else is mounted in there
-        kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel_masks(as_root=user == 0))
+        if (user == 0) not in self._kernel:
+            self._kernel[user == 0] = kernel_masks(as_root=user == 0)
+        kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel[user == 0])
         mounts = sealed([*base, *kernel, *own])
         return Seen(mounts=tuple(mounts), ahead=ahead, look=look, is_cut=is_cut, home=home)
-
-    # --- the host ---
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
         """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
@@ -379,21 +366,14 @@ class Surroundings:
         return sight
 
     def _are_locked(self) -> bool:
-        """Tell whether the mounts here belong to another user namespace than ours, which locks them together."""
+        """Return True if the mounts here belong to another user namespace than ours, which locks them together."""
         if self._is_locked is None:
             with open("/proc/self/uid_map", "rb") as file:
                 self._is_locked = file.read().split() != [b"0", b"0", b"%d" % (2**32 - 1)]
         return self._is_locked
 
-    def _kernel_masks(self, *, as_root: bool) -> tuple[Operation, ...]:
-        if as_root not in self._kernel:
-            self._kernel[as_root] = kernel_masks(as_root=as_root)
-        return self._kernel[as_root]
-
-    # --- a root tree ---
-
     def _can_cut(self, world: World, tree: RootTree, capture: Capture) -> bool:
-        """Tell whether a tree and its skills can be shown through views, which cut the sockets in them."""
+        """Return True if a tree and its skills can be shown through views, which cut the sockets in them."""
         shown = [os.path.realpath(source) for source, _ in world.skills]
         if not tree.lowers:  # a layer of the project's own is an overlay already
             shown.append(tree.path)
@@ -402,23 +382,9 @@ class Surroundings:
             mounts_inside(path) or any(is_below(layer.root, path) for layer in capture.layers) for path in shown
         )
 
-    def _existing(self, homes: Sequence[str], roots: Sequence[str], *, as_root: bool) -> list[str]:
-        """Return what is masked and exists, where it really lies, in order."""
-        hidden = self.masks(homes, as_root=as_root).hidden
-        linked = [path for root in roots for path in self._links_in(root)]
-        return sorted({os.path.realpath(path) for path in (*hidden, *linked) if os.path.exists(path)})
-
-    # --- the roots ---
-
     def _links_in(self, root: str) -> list[str]:
         """Return what a person masked in a root and is a link there."""
         return [path for name in self._in_roots if os.path.islink(path := f"{root}/{name}")]
-
-    def _masks_in_roots(self, capture: Capture, masked: Sequence[str]) -> list[Operation]:
-        """Return what hides masked things in the roots; most have nothing to hide."""
-        if not self._in_roots and not masked:
-            return []
-        return masks_in_roots(capture, self._in_roots, masked)
 
 
 def _sourced(path: str, home: str) -> list[Operation]:
@@ -427,12 +393,6 @@ def _sourced(path: str, home: str) -> list[Operation]:
     if not home or not is_below(real, home) or not os.path.isfile(real):
         return []
     return [Bind(target=real, source=real, why="the shell reads it first")]
-
-
-def _skill(source: str, target: str, *, is_cut: bool) -> Operation:
-    if is_cut:
-        return View(target=target, sources=(os.path.realpath(source),), why="a skill")
-    return Bind(target=target, source=source, why="a skill")
 
 
 def _shelves(world: World, capture: Capture) -> list[Operation]:
@@ -449,13 +409,12 @@ def _shelves(world: World, capture: Capture) -> list[Operation]:
     return [Tmpfs(target=path, is_sealed=True) for path in shelves]
 
 
-# ---- What is masked inside the roots: hidden by mounts over what is there, since the command may write around it.
-
 def masks_in_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]) -> list[Operation]:
     """Return what hides masked things in the roots.
 
-    `names` are masked below every root, `inside` are masked paths of the host that lie in a root. Behind a link, what
-    it leads to is hidden, not the link: a command could have planted that.
+    They are hidden by mounts over what is there, since the command may write around it. `names` are masked below every
+    root, `inside` are masked paths of the host that lie in a root. Behind a link, what it leads to is hidden, not the
+    link: a command could have planted that.
     """
     hiding: list[Operation] = []
     held: dict[str, Operation] = {}
@@ -464,16 +423,14 @@ def masks_in_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]
         for name, is_directory in _there(layer, dict.fromkeys((*names, *below))):
             hiding.append(Mask(target=f"{target}/{name}", is_directory=is_directory, why="masked"))
             if capture.way == COPY:
-                for each in _way(name):
-                    source = f"{layer.merged}/{each}"
-                    held[source] = Bind(target=f"{target}/{each}", source=source, is_writable=True, why="held in place")
+                # The directories above it too: one that is no mount point could be renamed, with what it hides.
+                parts = name.split("/")
+                for above in ("/".join(parts[:length]) for length in range(1, len(parts))):
+                    source = f"{layer.merged}/{above}"
+                    held[source] = Bind(
+                        target=f"{target}/{above}", source=source, is_writable=True, why="held in place"
+                    )
     return [*held.values(), *hiding]
-
-
-def _way(name: str) -> list[str]:
-    """Return the directories above a path: one that is no mount point could be renamed, with what it hides."""
-    parts = name.split("/")[:-1]
-    return ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
 def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
@@ -481,6 +438,8 @@ def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
 
     Bubblewrap would follow one, out of the sandbox, to make a mount point.
     """
+    from contextlib import closing
+
     from fumehood.linux.layer import Stack
 
     tops = [open_top(path) for path in layer.lowers]
@@ -488,26 +447,16 @@ def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
     seen = []
     try:
         for name in names:
-            mode = _mode(stack, name)
-            if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-                seen.append((name, stat.S_ISDIR(mode)))
+            above, _, last = name.rpartition("/")
+            try:
+                with closing(stack.reach(above)) as directory:
+                    status, _ = directory.look(last)
+            except OSError:
+                continue
+            if status is not None and (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+                seen.append((name, stat.S_ISDIR(status.st_mode)))
     finally:
         stack.restore()
         for top in tops:
             os.close(top)
     return seen
-
-
-def _mode(stack: Stack, name: str) -> int:
-    above, _, last = name.rpartition("/")
-    try:
-        directory = stack.reach(above)
-    except OSError:
-        return 0
-    try:
-        seen, _ = directory.look(last)
-    except OSError:
-        return 0
-    finally:
-        directory.close()
-    return 0 if seen is None else seen.st_mode

@@ -209,6 +209,7 @@ class _Wizard:
         import tempfile
 
         from fumehood.linux.launch import start
+        from fumehood.service.explain import look_inside
         from fumehood.service.sandbox import Hood
 
         self._title("4. A first command")
@@ -216,7 +217,7 @@ class _Wizard:
         policy = policy_for(store.places, ())
         with tempfile.TemporaryDirectory(dir=_room(), prefix="fumehood-setup-") as folder:
             hood = Hood(store, store.projects.open(folder, register=False), policy, start)
-            said = hood.look_inside("echo it works in $(uname -s) as uid $(id -u)", policy.root, 60.0)
+            said = look_inside(hood, "echo it works in $(uname -s) as uid $(id -u)", policy.root, 60.0)
         if not said.startswith("it works"):
             raise FumehoodError("a first command did not run", hint="fumehood doctor")
         self._say(f"  {printable(said.strip())}")
