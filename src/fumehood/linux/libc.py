@@ -158,3 +158,16 @@ class InterruptsHeld:
         self.let_in()
         if self._collects:
             gc.enable()
+
+
+class Closing:
+    """A descriptor for the time of a `with` block, which gets its number."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._fd)

@@ -12,6 +12,7 @@ from typing import Self
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, remove_tree, set_mode
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
@@ -245,23 +246,17 @@ def _make_mount_points(tree: int) -> None:
             os.chmod(name, 0o1777 if name == "tmp" else 0o755, dir_fd=tree)
     if look(tree, "etc") is None:
         os.mkdir("etc", 0o755, dir_fd=tree)
-    folder = open_below(tree, "etc")
-    try:
+    with Closing(open_below(tree, "etc")) as folder:
         found = look(folder, "resolv.conf")
         if found is None or not stat.S_ISREG(found.st_mode):
             remove_tree(folder, "resolv.conf")
             os.close(os.open("resolv.conf", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))
-    finally:
-        os.close(folder)
 
 
 def _write_mark(tree: int, text: str) -> None:
     remove_tree(tree, VERSION_FILE)
-    file = os.open(VERSION_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=tree)
-    try:
+    with Closing(os.open(VERSION_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=tree)) as file:
         os.write(file, text.encode())
-    finally:
-        os.close(file)
 
 
 class _Alone:
@@ -297,11 +292,8 @@ class _Alone:
 
 
 def _remove(at: str, name: str) -> None:
-    above = open_top(at)
-    try:
+    with Closing(open_top(at)) as above:
         remove_tree(above, name)
-    finally:
-        os.close(above)
 
 
 class _Building:
@@ -373,8 +365,7 @@ def packages_of(tier: int) -> tuple[str, ...]:
 
 def point_at(tree: str, mirror: str, version: str, keys: Sequence[str]) -> None:
     """Tell a tree's package manager where packages come from, and whose signatures it may trust."""
-    top = open_top(tree)
-    try:
+    with Closing(open_top(tree)) as top:
         if mirror.rstrip("/") != MIRROR:
             _write(top, "etc/apk", "repositories", _moved(_read(top, "etc/apk/repositories"), mirror, version))
         for key in keys:
@@ -384,19 +375,14 @@ def point_at(tree: str, mirror: str, version: str, keys: Sequence[str]) -> None:
             except OSError as error:
                 raise FumehoodError(f"the key {key} can't be read: {error.strerror}", hint="--key FILE") from error
             _write(top, "etc/apk/keys", os.path.basename(key), content)
-    finally:
-        os.close(top)
 
 
 def put_command(tree: str) -> None:
     """Let `apk add` work for commands as it does for us, without an option; a tree without apk stays as it is."""
-    top = open_top(tree)
-    try:
+    with Closing(open_top(tree)) as top:
         manager = next((path for path in _MANAGERS if is_program(top, path)), None)
         if manager is not None and not is_program(top, "/usr/local/sbin/apk"):
             _write(top, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
-    finally:
-        os.close(top)
 
 
 def _moved(repositories: str, mirror: str, version: str) -> bytes:
@@ -424,17 +410,11 @@ def _read(top: int, path: str) -> str:
 def _write(top: int, folder: str, name: str, content: bytes, mode: int = 0o644) -> None:
     """Put a small file into the tree, in place of whatever is there."""
     _make_folder(top, folder)
-    above = open_below(top, folder)
-    try:
+    with Closing(open_below(top, folder)) as above:
         remove_tree(above, name)
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=above)
-        try:
+        with Closing(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=above)) as file:
             os.write(file, content)
             os.fchmod(file, mode)
-        finally:
-            os.close(file)
-    finally:
-        os.close(above)
 
 
 def _make_folder(top: int, path: str) -> None:
@@ -504,11 +484,8 @@ def _network(environment: Mapping[str, str], proxy: str) -> dict[str, str]:
 
 
 def _manager(tree: str) -> str:
-    top = open_top(tree)
-    try:
+    with Closing(open_top(tree)) as top:
         found = next((path for path in _MANAGERS if is_program(top, path)), None)
-    finally:
-        os.close(top)
     if found is None:
         raise FumehoodError("the tree has no apk", hint="packages can only be added to an Alpine tree")
     return found

@@ -12,6 +12,7 @@ import stat
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, remove_tree, set_mode
 from fumehood.rootfs.tree import MOUNT_POINTS
@@ -94,33 +95,24 @@ class RootLayer:
         try:
             os.rename(beside, self.at)
         except OSError:
-            above = open_top(os.path.dirname(beside))
-            try:
+            with Closing(open_top(os.path.dirname(beside))) as above:
                 remove_tree(above, os.path.basename(beside))
-            finally:
-                os.close(above)
             if not os.path.isdir(self.at):
                 raise
 
     def _check(self) -> None:
         """Refuse a layer in which something else stands where we mount: bubblewrap would follow a link."""
-        upper = open_top(f"{self.at}/{UPPER}")
-        try:
+        with Closing(open_top(f"{self.at}/{UPPER}")) as upper:
             for name in ("dev", "proc", "tmp", "etc", *(point[1:] for point in MOUNT_POINTS)):
                 found = look(upper, name)
                 if found is not None and not stat.S_ISDIR(found.st_mode):
                     raise BadRequest(f"/{name} was replaced in this workspace's root layer", hint=_HINT)
-        finally:
-            os.close(upper)
 
     def _freshen(self) -> None:
         """Make the work directory anew: a volatile mount leaves a mark there, and can't be repeated over it."""
-        top = open_top(self.at)
-        try:
+        with Closing(open_top(self.at)) as top:
             remove_tree(top, WORK)
             os.mkdir(WORK, 0o700, dir_fd=top)
-        finally:
-            os.close(top)
 
     def drop(self) -> bool:
         """Remove the layer; tell whether there was one."""
@@ -132,11 +124,8 @@ class RootLayer:
             return False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            above = open_top(os.path.dirname(self.at))
-            try:
+            with Closing(open_top(os.path.dirname(self.at))) as above:
                 remove_tree(above, os.path.basename(self.at))
-            finally:
-                os.close(above)
         except BlockingIOError as error:
             raise BadRequest("a command is running over this root layer", hint="wait for it, or end it") from error
         finally:
@@ -161,11 +150,8 @@ _MOST = 1 << 16
 
 def bound_names(tree: str) -> tuple[Bind, ...]:
     """Return what is mounted for it in a tree: only on plain files, since bubblewrap would follow a link."""
-    top = open_top(tree)
-    try:
+    with Closing(open_top(tree)) as top:
         found = [name for name in (RESOLVER, HOSTS) if os.path.isfile(f"/{name}") and has_plain_file(top, name)]
-    finally:
-        os.close(top)
     return tuple(Bind(source=os.path.realpath(f"/{name}"), target=f"/{name}") for name in found)
 
 
@@ -199,25 +185,16 @@ def write_names(upper: str) -> None:
     except OSError:
         return  # the host has none
     folder, _, name = RESOLVER.rpartition("/")
-    top = open_top(upper)
-    try:
+    with Closing(open_top(upper)) as top:
         if look(top, folder) is None:
             make_parents(top, folder)
             made = open_below(top, folder)
             set_mode(made, 0o755)
             os.close(made)
-        above = open_below(top, folder)
-        try:
+        with Closing(open_below(top, folder)) as above:
             remove_tree(above, name)
-            target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=above)
-            try:
+            with Closing(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=above)) as target:
                 os.write(target, content)
-            finally:
-                os.close(target)
-        finally:
-            os.close(above)
-    finally:
-        os.close(top)
 
 
 def has_plain_file(top: int, path: str) -> bool:

@@ -8,6 +8,7 @@ import stat
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
+from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Folder, Layered, Link, Operation, Tmpfs, View
 from fumehood.linux.nofollow import LISTING, look, open_top
 
@@ -180,11 +181,8 @@ def _is_plain_directory(top: int, name: str) -> bool:
 
 def _entries(top: int) -> tuple[tuple[str, str], ...]:
     """List what lies at the top, less what is made fresh; a link comes with its target."""
-    listing = os.open(".", LISTING | os.O_CLOEXEC, dir_fd=top)
-    try:
+    with Closing(os.open(".", LISTING | os.O_CLOEXEC, dir_fd=top)) as listing:
         names = sorted(os.listdir(listing))
-    finally:
-        os.close(listing)
     found = []
     for name in names:
         entry = look(top, name)

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, look, open_below, remove_tree, split
 from fumehood.rootfs.download import ARCHITECTURES
 
@@ -99,15 +100,12 @@ class Unpacking:
         source = archive.extractfile(member)
         if source is None:
             raise tarfile.ReadError(f"{name} has no content")
-        file = os.open(name, _TARGET, 0o600, dir_fd=above)
-        try:
+        with Closing(os.open(name, _TARGET, 0o600, dir_fd=above)) as file:
             self._pour(source, file)
             os.fchmod(file, member.mode & 0o777 | 0o600)
             # Python trusts compiled code only where the source's time is what it was.
             time = min(max(member.mtime, 0), _LATEST)
             os.utime(file, (time, time))
-        finally:
-            os.close(file)
 
     def _pour(self, source: IO[bytes], file: int) -> None:
         while data := source.read(_PIECE):
@@ -120,16 +118,13 @@ class Unpacking:
     def _link(self, member: tarfile.TarInfo, above: int, name: str, path: str) -> None:
         """Make a hard link to something that was unpacked before."""
         parent, source = split(checked_path(member.linkname))
-        folder = self._open(parent, path)
-        try:
+        with Closing(self._open(parent, path)) as folder:
             found = look(folder, source)
             if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
                 raise Hostile(
                     f"the tarball links {path!r} to {member.linkname!r}, which is not a file in it", hint=_HINT
                 )
             os.link(source, name, src_dir_fd=folder, dst_dir_fd=above, follow_symlinks=False)
-        finally:
-            os.close(folder)
 
     def _directory(self, parent: str, path: str) -> int:
         """Return the directory of a member, made where it is missing; the last one is kept open."""
@@ -143,12 +138,9 @@ class Unpacking:
             return open_below(self._top, parent)
         except FileNotFoundError:
             above, name = split(parent)
-            folder = self._open(above, path)
-            try:
+            with Closing(self._open(above, path)) as folder:
                 os.mkdir(name, 0o700, dir_fd=folder)
                 os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103 - as directories of a system are
-            finally:
-                os.close(folder)
             return open_below(self._top, parent)
         except NotADirectoryError as error:
             raise Hostile(

@@ -7,6 +7,7 @@ import os
 from fumehood.core.questions import root_question
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, open_top, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service import layers as layering
@@ -143,11 +144,8 @@ def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
     """Remove a workspace with everything in it; its runs stay in the history."""
     project = store.projects.open(workspace.path)
     with store.alone(project.id):
-        folder = open_top(workspace.path)
-        try:
+        with Closing(open_top(workspace.path)) as folder:
             inside = entries(folder)
-        finally:
-            os.close(folder)
         if inside and not sure:
             count = "1 entry" if len(inside) == 1 else f"{len(inside)} entries"
             raise BadRequest(
@@ -155,11 +153,8 @@ def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
                 hint=f"fumehood workspace remove {workspace.name} --yes",
             )
         reset(store, project)
-        above = open_top(store.places.workspaces)
-        try:
+        with Closing(open_top(store.places.workspaces)) as above:
             remove_tree(above, workspace.name)
-        finally:
-            os.close(above)
         store.workspaces.forget(workspace.name)
 
 

@@ -14,6 +14,7 @@ from fumehood.core.masks import HOMES, UNSEEN
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import BWRAP, KERNEL
+from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Layered
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
@@ -218,11 +219,8 @@ class Scratch:
     def remove(self) -> None:
         """Remove what is not kept, and let others use the rest."""
         for path in self._ours:
-            above = open_top(os.path.dirname(path))
-            try:
+            with Closing(open_top(os.path.dirname(path))) as above:
                 remove_tree(above, os.path.basename(path))
-            finally:
-                os.close(above)
         for fd in self._held:
             os.close(fd)
         self._forget()
@@ -356,11 +354,8 @@ def size(places: Places) -> int:
 
     if not is_there(places):
         return 0
-    directory = open_top(_path(places))
-    try:
+    with Closing(open_top(_path(places))) as directory:
         return sum(space_of(directory, name) for name in entries(directory))
-    finally:
-        os.close(directory)
 
 
 def emptied(places: Places) -> int:
