@@ -1,4 +1,7 @@
-"""Fetch files over HTTP: with progress, going on where a cut download stopped, checked before anybody uses them."""
+"""Fetch files over HTTP: with progress, going on where a cut download stopped, checked before anybody uses them.
+
+Also which Alpine there is to install: the machine's name for its architecture, and the mirror's list of releases.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Progress = Callable[[int, int], None]
-
-
-# ---- Fetch files over HTTP: with progress, going on where a cut download stopped, checked before anybody uses them.
 
 _TIMEOUT_S = 30.0
 _PIECE = 1 << 18
@@ -58,11 +58,11 @@ class Fetcher:
         """
         os.makedirs(folder, mode=0o700, exist_ok=True)
         whole, part = f"{folder}/{sha256}", f"{folder}/{sha256}.part"
-        if os.path.exists(whole) and _checksum(whole) == sha256:
+        if os.path.exists(whole) and checksum(whole) == sha256:
             return whole
         resumed = os.path.exists(part)
         self._bring(url, part)
-        if _checksum(part) != sha256:
+        if checksum(part) != sha256:
             os.unlink(part)
             if not resumed:
                 raise DownloadFailed(
@@ -91,7 +91,7 @@ class Fetcher:
                 raise _failed(url, reason, got)
 
     def _go_on(self, url: str, part: str, have: int) -> bool:
-        """Ask for what is missing and append it; tell whether the file is whole now."""
+        """Ask for what is missing and append it; returns True if the file is whole now."""
         headers = {"Range": f"bytes={have}-"} if have else {}
         try:
             response = self._open(url, headers)
@@ -105,24 +105,22 @@ class Fetcher:
                 return False
             raise
         with response:
-            start = have if response.status == http.client.PARTIAL_CONTENT and _start(response) == have else 0
+            is_rest = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            start = have if response.status == http.client.PARTIAL_CONTENT and is_rest else 0
             total = start + int(response.headers.get("Content-Length") or 0)
             if total > _LARGEST:
                 raise DownloadFailed(f"{url} is too large: {total >> 20} MiB", hint="is it the right file?")
             with open(part, "r+b" if start else "wb") as file:
                 file.seek(start)
-                done = self._pour(response, file, start, total)
+                done = start
+                while data := response.read(_PIECE):
+                    file.write(data)
+                    done += len(data)
+                    if done > _LARGEST:
+                        raise DownloadFailed("the download does not end", hint="is it the right address?")
+                    if self._on_progress is not None:
+                        self._on_progress(done, total)
         return bool(total > start and done == total) or (not response.headers.get("Content-Length") and done > 0)
-
-    def _pour(self, response: Any, file: Any, done: int, total: int) -> int:
-        while data := response.read(_PIECE):
-            file.write(data)
-            done += len(data)
-            if done > _LARGEST:
-                raise DownloadFailed("the download does not end", hint="is it the right address?")
-            if self._on_progress is not None:
-                self._on_progress(done, total)
-        return done
 
     def _open(self, url: str, headers: dict[str, str]) -> Any:
         if not url.startswith(("http://", "https://")):
@@ -149,12 +147,8 @@ def _opener(proxy: str) -> urllib.request.OpenerDirector:
     return opener
 
 
-def _start(response: Any) -> int:
-    said = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return int(said[1]) if said else -1
-
-
-def _checksum(path: str) -> str:
+def checksum(path: str) -> str:
+    """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -171,20 +165,13 @@ def _failed(url: str, error: Exception | None, got: int = 0) -> DownloadFailed:
     return DownloadFailed(f"cannot fetch {url}: {why}{kept}", hint=hint)
 
 
-# ---- Which Alpine there is to install: the machine's name for its architecture, and the mirror's list of releases.
-
 MIRROR = "https://dl-cdn.alpinelinux.org/alpine"
 LATEST = "latest-stable"
 FLAVOR = "alpine-minirootfs"
 # What the kernel calls a machine, and what Alpine calls it.
 ARCHITECTURES = {
-    "x86_64": "x86_64",
-    "aarch64": "aarch64",
-    "arm64": "aarch64",
-    "armv7l": "armv7",
-    "i686": "x86",
-    "i386": "x86",
-}
+    "x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "armv7l": "armv7", "i686": "x86", "i386": "x86",
+}  # fmt: skip
 _LIST_LIMIT = 1 << 20
 _VERSION = re.compile(r"\d+(\.\d+)*([._a-z0-9]*)?")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.tar\.(gz|xz|bz2)")
@@ -241,10 +228,10 @@ def exactly(fetcher: Fetcher, mirror: str, arch: str, version: str) -> Release:
 
 def checksum_beside(fetcher: Fetcher, url: str) -> str:
     """Read the checksum that a mirror keeps beside a file."""
-    said = fetcher.content(f"{url}.sha256", 4096).decode("ascii", "replace").split()
-    if not said or not _SHA256.fullmatch(said[0].lower()):
+    words = fetcher.content(f"{url}.sha256", 4096).decode("ascii", "replace").lower().split()
+    if not words or not _SHA256.fullmatch(words[0]):
         raise FumehoodError(f"{url}.sha256 holds no checksum", hint="give it yourself: --sha256 …")
-    return said[0].lower()
+    return words[0]
 
 
 def listed(content: bytes, url: str, base: str) -> Release:
@@ -258,13 +245,9 @@ def listed(content: bytes, url: str, base: str) -> Release:
         raise _odd(url, "it is not YAML") from error
     if not isinstance(entries, list):
         raise _odd(url, "it is not a list of releases")
-    found = [each for each in entries if isinstance(each, dict) and each.get("flavor") == FLAVOR]
-    if not found:
+    entry = next((each for each in entries if isinstance(each, dict) and each.get("flavor") == FLAVOR), None)
+    if entry is None:
         raise _odd(url, f"it lists no {FLAVOR}")
-    return _release(found[0], url, base)
-
-
-def _release(entry: dict[str, Any], url: str, base: str) -> Release:
     version, file, sha256, size = (str(entry.get(name, "")) for name in ("version", "file", "sha256", "size"))
     sha256 = sha256.lower()
     for name, value, shape in (("version", version, _VERSION), ("file", file, _FILE), ("sha256", sha256, _SHA256)):

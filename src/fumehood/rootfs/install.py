@@ -1,4 +1,9 @@
-"""Install a root tree: built apart, renamed into place when it is whole, by one process at a time."""
+"""Install a root tree: built apart, renamed into place when it is whole, by one process at a time.
+
+Packages are installed by the tree's own package manager: `apk add` in bubblewrap, with the tree writable and network
+on. It runs as a root that has no capability and owns nothing but the tree: the person's own user, under another
+number. Package scripts then work as they expect, and reach nothing else.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +28,12 @@ from fumehood.rootfs.unpack import is_image, unpack, unpack_image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from fumehood.linux.host import Host
     from fumehood.rootfs.download import Release
 
     Tell = Callable[[str], None]
-    from collections.abc import Callable, Mapping, Sequence
-
-
-
-# ---- Install a root tree: built apart, renamed into place when it is whole, by one process at a time.
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
@@ -68,10 +68,15 @@ class Installer:
         """Install what was ordered, unless it is here; `alpine` then means the latest release installed."""
         _check(order)
         with _Alone(self._at, self._tell):
+            if order.source:
+                return self._from_file(order)
             present = self._present(order)
             if present is not None:
                 return present
-            return self._from_file(order) if order.source else self._release(order, self._offered(order))
+            arch = download.architecture(self._machine)
+            if order.version:
+                return self._release(order, download.exactly(self._fetcher, order.mirror, arch, order.version))
+            return self._release(order, download.latest(self._fetcher, order.mirror, arch))
 
     def newer(self, mirror: str) -> Release | None:
         """Ask the mirror for a newer version than the one in use; None where there is none."""
@@ -89,53 +94,46 @@ class Installer:
 
     def remove(self, name: str) -> None:
         """Remove a tree that no command is running in."""
-        found = root_tree.find(self._at, name)
+        tree = root_tree.find(self._at, name)
         with _Alone(self._at, self._tell):
-            tree = os.open(found.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if root_tree.current(self._at) == found.name:
+            with Closing(os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
+                try:
+                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise BadRequest(f"a command is running in {tree.name}", hint="wait for it, or end it") from error
+                if root_tree.current(self._at) == tree.name:
                     os.unlink(f"{self._at}/{CURRENT}")
                 gone = f"{_OLD}{secrets.token_hex(4)}"
-                os.rename(found.path, f"{self._at}/{gone}")
-            except BlockingIOError as error:
-                raise BadRequest(f"a command is running in {found.name}", hint="wait for it, or end it") from error
-            finally:
-                os.close(tree)
+                os.rename(tree.path, f"{self._at}/{gone}")
             _remove(self._at, gone)
 
     def _present(self, order: Order) -> Installed | None:
         """Return what is installed already and answers the order; asks nobody."""
-        if order.source:
-            return None
-        wanted = [f"{order.name or f'alpine-{order.version}'}{_suffix(order.tier)}"] if order.version else []
-        if not order.version:
-            used = root_tree.current(self._at)
-            wanted = [used] if used and tier_of(f"{self._at}/{used}") >= order.tier else []
-        found = next((name for name in wanted if root_tree.is_ready(f"{self._at}/{name}")), None)
-        if found is None:
-            return None
         if order.version:
-            root_tree.switch(self._at, found)
-        return root_tree.find(self._at, found)
+            return self._switched(f"{order.name or f'alpine-{order.version}'}{_suffix(order.tier)}")
+        used = root_tree.current(self._at)
+        if not used or tier_of(f"{self._at}/{used}") < order.tier or not root_tree.is_ready(f"{self._at}/{used}"):
+            return None
+        return root_tree.find(self._at, used)
 
-    def _offered(self, order: Order) -> Release:
-        arch = download.architecture(self._machine)
-        if order.version:
-            return download.exactly(self._fetcher, order.mirror, arch, order.version)
-        return download.latest(self._fetcher, order.mirror, arch)
+    def _switched(self, name: str) -> Installed | None:
+        """Let `alpine` mean the tree of a name, if it is here."""
+        if not root_tree.is_ready(f"{self._at}/{name}"):
+            return None
+        root_tree.switch(self._at, name)
+        return root_tree.find(self._at, name)
 
     def _release(self, order: Order, release: Release) -> Installed:
         name = f"{order.name or f'alpine-{release.version}'}{_suffix(order.tier)}"
-        if root_tree.is_ready(f"{self._at}/{name}"):
-            root_tree.switch(self._at, name)
-            return root_tree.find(self._at, name)
+        present = self._switched(name)
+        if present is not None:
+            return present
         self._tell(f"downloading Alpine {release.version} for {self._machine}")
         tarball = self._fetcher.file(release.url, self._downloads, release.sha256)
         with _Building(self._at) as building:
             self._tell("unpacking")
             unpack(tarball, building.tree)
-            self._finish(building, order, release.version, order.tier)
+            self._finish(building, order, release.version)
             os.unlink(tarball)
             building.settle(name)
         root_tree.switch(self._at, name)
@@ -148,8 +146,10 @@ class Installer:
             sha256 = order.sha256 or download.checksum_beside(self._fetcher, order.source)
             self._tell(f"downloading {order.source}")
             tarball = self._fetcher.file(order.source, self._downloads, sha256)
-        elif order.sha256:
-            _compare(tarball, order.sha256)
+        elif order.sha256 and download.checksum(tarball) != order.sha256:
+            raise FumehoodError(
+                f"{tarball} is not what it should be: its SHA-256 is wrong", hint="nothing was installed"
+            )
         with _Building(self._at) as building:
             self._tell("unpacking")
             if is_image(tarball):
@@ -159,24 +159,25 @@ class Installer:
             alpine = _alpine_release(building.tree)
             name = order.name or _name_for(order.source, alpine)
             name += _suffix(order.tier) if name == f"alpine-{alpine}" else ""
-            self._finish(building, order, alpine or "image", order.tier)
+            self._finish(building, order, alpine or "image")
             building.settle(name)
         if alpine and (name.startswith("alpine-") or not root_tree.current(self._at)):
             root_tree.switch(self._at, name)
         return root_tree.find(self._at, name)
 
-    def _finish(self, building: _Building, order: Order, version: str, tier: int) -> None:
+    def _finish(self, building: _Building, order: Order, version: str) -> None:
         """Make a tree ready to run in: mount points, packages, and last the mark that it is whole."""
+        tier = order.tier
         _make_mount_points(building.tree)
         if not root_tree.has_shell(building.path):
             raise FumehoodError("what was unpacked is not a root tree: it has no /bin/sh", hint="nothing was installed")
         if tier:
             self._tell(f"installing packages: {' '.join(packages_of(tier))}")
-            point_at(building.path, order.mirror, version, order.keys)
-            add(self._host, building.path, packages_of(tier), order.proxy, self._tell)
+            _point_at(building.tree, order.mirror, version, order.keys)
+            _add(self._host, building, packages_of(tier), order.proxy, self._tell)
             _make_mount_points(building.tree)  # scripts may have moved one
-        put_command(building.path)
-        _write_mark(building.tree, f"{version}\ntier {tier}\n")
+        _put_command(building.tree)
+        _write(building.tree, "", VERSION_FILE, f"{version}\ntier {tier}\n".encode())
 
 
 def _check(order: Order) -> None:
@@ -188,14 +189,6 @@ def _check(order: Order) -> None:
         raise BadRequest(f"there is no file {order.source}", hint="--from takes a tarball, or its web address")
     if order.sha256 and not re.fullmatch(r"[0-9a-f]{64}", order.sha256):
         raise BadRequest(f"{order.sha256!r} is not a SHA-256", hint="64 hexadecimal digits")
-
-
-def _compare(path: str, sha256: str) -> None:
-    import hashlib
-
-    with open(path, "rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise FumehoodError(f"{path} is not what it should be: its SHA-256 is wrong", hint="nothing was installed")
 
 
 def _suffix(tier: int) -> str:
@@ -223,40 +216,25 @@ def _name_for(source: str, alpine: str) -> str:
 
 def _alpine_release(tree: int) -> str:
     """Return the Alpine version that a tree says it is, or ""."""
-    try:
-        file = open_below(tree, "etc/alpine-release", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        said = os.read(file, 256).decode("ascii", "replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
-    return said if re.fullmatch(r"[0-9][0-9A-Za-z._]*", said) else ""
+    release = _read(tree, "etc/alpine-release")[:256].strip()
+    return release if re.fullmatch(r"[0-9][0-9A-Za-z._]*", release) else ""
 
 
 def _make_mount_points(tree: int) -> None:
     """Make what things are mounted on: plain directories, and a plain file for the resolver's configuration."""
     for name in _FOLDERS:
-        found = look(tree, name)
-        if found is None or not stat.S_ISDIR(found.st_mode):
+        status = look(tree, name)
+        if status is None or not stat.S_ISDIR(status.st_mode):
             remove_tree(tree, name)
             os.mkdir(name, 0o700, dir_fd=tree)
             os.chmod(name, 0o1777 if name == "tmp" else 0o755, dir_fd=tree)
     if look(tree, "etc") is None:
         os.mkdir("etc", 0o755, dir_fd=tree)
     with Closing(open_below(tree, "etc")) as folder:
-        found = look(folder, "resolv.conf")
-        if found is None or not stat.S_ISREG(found.st_mode):
+        status = look(folder, "resolv.conf")
+        if status is None or not stat.S_ISREG(status.st_mode):
             remove_tree(folder, "resolv.conf")
             os.close(os.open("resolv.conf", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))
-
-
-def _write_mark(tree: int, text: str) -> None:
-    remove_tree(tree, VERSION_FILE)
-    with Closing(os.open(VERSION_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=tree)) as file:
-        os.write(file, text.encode())
 
 
 class _Alone:
@@ -325,12 +303,6 @@ class _Building:
         _remove(self._at, self._name)
 
 
-# ---- Let a tree's own package manager install packages: `apk add` in bubblewrap, with the tree writable and network
-# on.
-#
-# It runs as a root that has no capability and owns nothing but the tree: the person's own user, under another
-# number. Package scripts then work as they expect, and reach nothing else.
-
 TIERS = {
     1: ("bash", "python3", "py3-pip", "coreutils", "grep", "sed"),
     2: ("findutils", "curl", "wget", "git", "tar", "unzip", "jq", "gawk", "nodejs", "npm"),
@@ -344,8 +316,6 @@ _ISOLATION = (
 _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
 # Variables that tell a program how to reach the network.
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-
-
 _COMMAND = """#!/bin/sh
 # Everything in this tree belongs to one user, so apk must not give files to others: it would fail where they should.
 for word in "$@"; do
@@ -363,106 +333,98 @@ def packages_of(tier: int) -> tuple[str, ...]:
     return tuple(name for number in sorted(TIERS) if number <= tier for name in TIERS[number])
 
 
-def point_at(tree: str, mirror: str, version: str, keys: Sequence[str]) -> None:
+def _point_at(tree: int, mirror: str, version: str, keys: Sequence[str]) -> None:
     """Tell a tree's package manager where packages come from, and whose signatures it may trust."""
-    with Closing(open_top(tree)) as top:
-        if mirror.rstrip("/") != MIRROR:
-            _write(top, "etc/apk", "repositories", _moved(_read(top, "etc/apk/repositories"), mirror, version))
-        for key in keys:
-            try:
-                with open(key, "rb") as file:
-                    content = file.read(1 << 16)
-            except OSError as error:
-                raise FumehoodError(f"the key {key} can't be read: {error.strerror}", hint="--key FILE") from error
-            _write(top, "etc/apk/keys", os.path.basename(key), content)
+    mirror = mirror.rstrip("/")
+    if mirror != MIRROR:
+        # Lines that name Alpine's own server name the mirror; a tree that names none gets the usual two.
+        lines = _read(tree, "etc/apk/repositories").splitlines()
+        lines = [line.replace(MIRROR, mirror).replace(MIRROR.replace("https:", "http:"), mirror) for line in lines]
+        if not any(line.strip() and not line.lstrip().startswith("#") for line in lines):
+            lines += [f"{mirror}/{branch_of(version)}/{part}" for part in _PARTS]
+        _write(tree, "etc/apk", "repositories", "".join(f"{line}\n" for line in lines).encode())
+    for key in keys:
+        try:
+            with open(key, "rb") as file:
+                content = file.read(1 << 16)
+        except OSError as error:
+            raise FumehoodError(f"the key {key} can't be read: {error.strerror}", hint="--key FILE") from error
+        _write(tree, "etc/apk/keys", os.path.basename(key), content)
 
 
-def put_command(tree: str) -> None:
+def _put_command(tree: int) -> None:
     """Let `apk add` work for commands as it does for us, without an option; a tree without apk stays as it is."""
-    with Closing(open_top(tree)) as top:
-        manager = next((path for path in _MANAGERS if is_program(top, path)), None)
-        if manager is not None and not is_program(top, "/usr/local/sbin/apk"):
-            _write(top, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
+    manager = _manager(tree)
+    if manager is not None and not is_program(tree, "/usr/local/sbin/apk"):
+        _write(tree, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
 
 
-def _moved(repositories: str, mirror: str, version: str) -> bytes:
-    """Let lines that name Alpine's own server name a mirror; a tree that names none gets the usual two."""
-    lines = [line.replace(MIRROR, mirror.rstrip("/")) for line in repositories.splitlines()]
-    lines = [line.replace(MIRROR.replace("https:", "http:"), mirror.rstrip("/")) for line in lines]
-    if not any(line.strip() and not line.lstrip().startswith("#") for line in lines):
-        lines += [f"{mirror.rstrip('/')}/{branch_of(version)}/{part}" for part in _PARTS]
-    return "".join(f"{line}\n" for line in lines).encode()
+def _manager(tree: int) -> str | None:
+    return next((path for path in _MANAGERS if is_program(tree, path)), None)
 
 
 def _read(top: int, path: str) -> str:
     try:
-        file = open_below(top, path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        return os.read(file, 1 << 16).decode(errors="replace")
+        with Closing(open_below(top, path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            return os.read(file, 1 << 16).decode(errors="replace")
     except OSError:
         return ""  # no plain file
-    finally:
-        os.close(file)
 
 
 def _write(top: int, folder: str, name: str, content: bytes, mode: int = 0o644) -> None:
-    """Put a small file into the tree, in place of whatever is there."""
-    _make_folder(top, folder)
-    with Closing(open_below(top, folder)) as above:
-        remove_tree(above, name)
-        with Closing(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=above)) as file:
-            os.write(file, content)
-            os.fchmod(file, mode)
-
-
-def _make_folder(top: int, path: str) -> None:
-    """Make a directory that everybody may enter, with those above it, where they are missing."""
-    parts = path.split("/")
-    for end in range(1, len(parts) + 1):
-        here = "/".join(parts[:end])
+    """Put a small file into the tree, in place of whatever is there; its directory is made where it is missing."""
+    parts = folder.split("/") if folder else []
+    for here in ("/".join(parts[:length]) for length in range(1, len(parts) + 1)):
         try:
             os.close(open_below(top, here))
         except FileNotFoundError:
             make_parents(top, here)
-            made = open_below(top, here)
-            set_mode(made, 0o755)
-            os.close(made)
+            with Closing(open_below(top, here)) as made:
+                set_mode(made, 0o755)
+    with Closing(open_below(top, folder)) as above:
+        remove_tree(above, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with Closing(os.open(name, flags, 0o644, dir_fd=above)) as file:
+            os.write(file, content)
+            os.fchmod(file, mode)
 
 
-def add(host: Host, tree: str, packages: Sequence[str], proxy: str, tell: Tell) -> None:
+def _add(host: Host, building: _Building, packages: Sequence[str], proxy: str, tell: Tell) -> None:
     """Install packages into a tree; what the package manager says is passed on line by line."""
     if host.bwrap is None:
         raise Unavailable(f"packages can't be installed here: {host.why}", hint="fumehood doctor")
-    command = [host.bwrap.path, *_arguments(host, tree, proxy), "--", _manager(tree), "add", "--no-cache", "--no-chown"]
-    said: list[str] = []
+    manager = _manager(building.tree)
+    if manager is None:
+        raise FumehoodError("the tree has no apk", hint="packages can only be added to an Alpine tree")
+    command = [host.bwrap.path, *_arguments(host, building.path, proxy), "--"]
+    command += [manager, "add", "--no-cache", "--no-chown", *packages]
+    lines: list[str] = []
     with subprocess.Popen(
-        [*command, *packages], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         cwd="/", encoding="utf-8", errors="replace",
     ) as process:  # fmt: skip
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                said = [*said[-50:], line.rstrip()]
+                lines = [*lines[-50:], line.rstrip()]
                 tell(line.rstrip())
         except BaseException:
             process.kill()
             raise
     if process.returncode:
         raise FumehoodError(
-            f"apk could not add packages: {_complaint(said) or f'exit status {process.returncode}'}",
+            f"apk could not add packages: {_complaint(lines) or f'exit status {process.returncode}'}",
             hint="nothing was installed; see rootfs.mirror, rootfs.proxy, and --key for a mirror that signs by itself",
         )
 
 
-def _complaint(said: Sequence[str]) -> str:
+def _complaint(lines: Sequence[str]) -> str:
     """Pick what tells the reason: what could not be fetched, then what failed for it."""
-    warnings = [line for line in said if line.startswith("WARNING: ")]
-    errors = [place for place, line in enumerate(said) if line.startswith(("ERROR: ", "bwrap: "))]
-    told = said[errors[0] : errors[0] + 2] if errors else said[-1:]
-    lines = [line.strip(" :").removeprefix("WARNING: ").removeprefix("ERROR: ") for line in [*warnings[:1], *told]]
-    return "; ".join(lines)
+    warnings = [line for line in lines if line.startswith("WARNING: ")]
+    errors = [place for place, line in enumerate(lines) if line.startswith(("ERROR: ", "bwrap: "))]
+    failures = lines[errors[0] : errors[0] + 2] if errors else lines[-1:]
+    reasons = [*warnings[:1], *failures]
+    return "; ".join(line.strip(" :").removeprefix("WARNING: ").removeprefix("ERROR: ") for line in reasons)
 
 
 def _arguments(host: Host, tree: str, proxy: str) -> list[str]:
@@ -471,21 +433,12 @@ def _arguments(host: Host, tree: str, proxy: str) -> list[str]:
     for bind in bound_names(tree):
         arguments += bind.arguments([])
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TMPDIR": _TMP, "LANG": "C.UTF-8"}
+    for name in _PROXIES:
+        if proxy and name.lower() != "no_proxy":
+            environment[name] = proxy
+        elif not proxy and os.environ.get(name):
+            environment[name] = os.environ[name]
     arguments.append("--clearenv")
-    for name, value in {**environment, **_network(os.environ, proxy)}.items():
+    for name, value in environment.items():
         arguments += ["--setenv", name, value]
     return [*arguments, "--chdir", "/"]
-
-
-def _network(environment: Mapping[str, str], proxy: str) -> dict[str, str]:
-    if proxy:
-        return {"http_proxy": proxy, "https_proxy": proxy, "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
-    return {name: environment[name] for name in _PROXIES if environment.get(name)}
-
-
-def _manager(tree: str) -> str:
-    with Closing(open_top(tree)) as top:
-        found = next((path for path in _MANAGERS if is_program(top, path)), None)
-    if found is None:
-        raise FumehoodError("the tree has no apk", hint="packages can only be added to an Alpine tree")
-    return found

@@ -1,7 +1,8 @@
 """A layer of a project's own over a shared root tree, kept between commands: what they install there stays theirs.
 
 It lies over one tree for good: `base` names it. One command at a time may write it; others meanwhile see it as
-it is, read-only.
+it is, read-only. A command that shares the host's network finds hosts by name: by the host's resolver, in the tree's
+own place.
 """
 
 from __future__ import annotations
@@ -21,14 +22,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-# ---- A layer of a project's own over a shared root tree, kept between commands: what they install there stays theirs.
-#
-# It lies over one tree for good: `base` names it. One command at a time may write it; others meanwhile see it as
-# it is, read-only.
-
 BASE, UPPER, WORK = "base", "upper", "work"
+RESOLVER, HOSTS = "etc/resolv.conf", "etc/hosts"
 _LONGEST = 4096
+_MOST = 1 << 16
 _HINT = "fumehood workspace reset drops what was installed, and begins anew"
 
 
@@ -68,9 +65,17 @@ class RootLayer:
                 writable = True
             except BlockingIOError:
                 writable = False
-            self._check()
+            # Bubblewrap would follow a link that stands where we mount.
+            with Closing(open_top(f"{self.at}/{UPPER}")) as top:
+                for name in ("dev", "proc", "tmp", "etc", *(point[1:] for point in MOUNT_POINTS)):
+                    status = look(top, name)
+                    if status is not None and not stat.S_ISDIR(status.st_mode):
+                        raise BadRequest(f"/{name} was replaced in this workspace's root layer", hint=_HINT)
             if writable:
-                self._freshen()
+                # Anew: a volatile mount leaves a mark in the work directory, and can't be repeated over it.
+                with Closing(open_top(self.at)) as top:
+                    remove_tree(top, WORK)
+                    os.mkdir(WORK, 0o700, dir_fd=top)
         except OSError as error:
             raise FumehoodError(f"the root layer {self.at} can't be used: {error.strerror}", hint=_HINT) from error
         return Taken(upper=f"{self.at}/{UPPER}", work=f"{self.at}/{WORK}", writable=writable)
@@ -100,22 +105,8 @@ class RootLayer:
             if not os.path.isdir(self.at):
                 raise
 
-    def _check(self) -> None:
-        """Refuse a layer in which something else stands where we mount: bubblewrap would follow a link."""
-        with Closing(open_top(f"{self.at}/{UPPER}")) as upper:
-            for name in ("dev", "proc", "tmp", "etc", *(point[1:] for point in MOUNT_POINTS)):
-                found = look(upper, name)
-                if found is not None and not stat.S_ISDIR(found.st_mode):
-                    raise BadRequest(f"/{name} was replaced in this workspace's root layer", hint=_HINT)
-
-    def _freshen(self) -> None:
-        """Make the work directory anew: a volatile mount leaves a mark there, and can't be repeated over it."""
-        with Closing(open_top(self.at)) as top:
-            remove_tree(top, WORK)
-            os.mkdir(WORK, 0o700, dir_fd=top)
-
     def drop(self) -> bool:
-        """Remove the layer; tell whether there was one."""
+        """Remove the layer; returns False if there was none."""
         import fcntl
 
         try:
@@ -136,44 +127,38 @@ class RootLayer:
 def pins(layers: str, name: str) -> list[str]:
     """Return the layers in a directory that lie over the tree of this name."""
     try:
-        found = sorted(os.listdir(layers))
+        names = sorted(os.listdir(layers))
     except FileNotFoundError:
         return []
-    return [each for each in found if RootLayer(f"{layers}/{each}").base == name]
-
-
-# ---- Let a command that shares the host's network find hosts by name: the host's resolver, in the tree's own place.
-
-RESOLVER, HOSTS = "etc/resolv.conf", "etc/hosts"
-_MOST = 1 << 16
+    return [each for each in names if RootLayer(f"{layers}/{each}").base == name]
 
 
 def bound_names(tree: str) -> tuple[Bind, ...]:
-    """Return what is mounted for it in a tree: only on plain files, since bubblewrap would follow a link."""
+    """Return what is mounted in a tree to find names: only on plain files, since bubblewrap would follow a link."""
+    names = []
     with Closing(open_top(tree)) as top:
-        found = [name for name in (RESOLVER, HOSTS) if os.path.isfile(f"/{name}") and has_plain_file(top, name)]
-    return tuple(Bind(source=os.path.realpath(f"/{name}"), target=f"/{name}") for name in found)
+        for name in (RESOLVER, HOSTS):
+            if os.path.isfile(f"/{name}"):
+                try:
+                    with Closing(open_below(top, os.path.dirname(name))) as folder:
+                        status = look(folder, os.path.basename(name))
+                except OSError:
+                    continue
+                if status is not None and stat.S_ISREG(status.st_mode):
+                    names.append(name)
+    return tuple(Bind(source=os.path.realpath(f"/{name}"), target=f"/{name}") for name in names)
 
 
 def told_names(trees: Sequence[str]) -> str:
     """Return the resolver's configuration that a command sees: the first of these trees that has one decides."""
     for tree in trees:
         try:
-            top = open_top(tree)
+            with Closing(open_top(tree)) as top, Closing(
+                open_below(top, RESOLVER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            ) as file:  # fmt: skip
+                return os.read(file, _MOST).decode(errors="replace")
         except OSError:
-            continue
-        try:
-            file = open_below(top, RESOLVER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue  # none, or a link, which is not followed for a command's sake
-        finally:
-            os.close(top)
-        try:
-            return os.read(file, _MOST).decode(errors="replace")
-        except OSError:
-            continue  # no file
-        finally:
-            os.close(file)
+            continue  # none, no file, or a link, which is not followed for a command's sake
     return ""
 
 
@@ -188,23 +173,10 @@ def write_names(upper: str) -> None:
     with Closing(open_top(upper)) as top:
         if look(top, folder) is None:
             make_parents(top, folder)
-            made = open_below(top, folder)
-            set_mode(made, 0o755)
-            os.close(made)
+            with Closing(open_below(top, folder)) as made:
+                set_mode(made, 0o755)
         with Closing(open_below(top, folder)) as above:
             remove_tree(above, name)
-            with Closing(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=above)) as target:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with Closing(os.open(name, flags, 0o644, dir_fd=above)) as target:
                 os.write(target, content)
-
-
-def has_plain_file(top: int, path: str) -> bool:
-    """Tell whether a tree has a file at a path, with no link on the way."""
-    try:
-        folder = open_below(top, os.path.dirname(path))
-    except OSError:
-        return False
-    try:
-        found = look(folder, os.path.basename(path))
-    finally:
-        os.close(folder)
-    return found is not None and stat.S_ISREG(found.st_mode)
