@@ -1,4 +1,8 @@
-"""Look into a root tree without leaving it: whatever links it holds are followed as a command in it would."""
+"""Root trees: where things appear to a command whose `/` is one, what lies in one, and which are installed.
+
+The project is at /workspace, and the rest beside it. A tree is looked into without leaving it: whatever links it holds
+are followed as a command in it would.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-
-# ---- Where things appear to a command whose `/` is a root tree: the project at /workspace, and the rest beside it.
-
 WORKSPACE, ROOTS, SKILLS, PLAYGROUND = "/workspace", "/roots", "/skills", "/playground"
 MOUNT_POINTS = (WORKSPACE, ROOTS, SKILLS, PLAYGROUND)
+ALPINE, CURRENT = "alpine", "current"
+VERSION_FILE = ".alpine-version"
+_LONGEST = 256
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+_MADE = frozenset({"dev", "proc", "tmp"})  # fresh ones come in their place
+_NEEDED = ("dev", "proc", "tmp", *(point[1:] for point in MOUNT_POINTS))
 _PACKAGES = f"{WORKSPACE}/.packages"
 _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
 
@@ -45,17 +52,15 @@ ENVIRONMENT = {
 
 def targets(roots: Sequence[str]) -> dict[str, str]:
     """Say where each root appears: the project first, at /workspace, the others by name under /roots."""
-    found = {roots[0]: WORKSPACE}
+    places = {roots[0]: WORKSPACE}
     for root in roots[1:]:
-        name = root.rpartition("/")[2]
-        taken = set(found.values())
+        place = first = f"{ROOTS}/{root.rpartition('/')[2]}"
         number = 1
-        place = f"{ROOTS}/{name}"
-        while place in taken:
+        while place in places.values():
             number += 1
-            place = f"{ROOTS}/{name}-{number}"
-        found[root] = place
-    return found
+            place = f"{first}-{number}"
+        places[root] = place
+    return places
 
 
 def inside(path: str, places: Mapping[str, str]) -> str:
@@ -74,25 +79,20 @@ def outside(path: str, places: Mapping[str, str]) -> str:
     return path
 
 
-def skills(given: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
+def skills(settings: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
     """Return each skill's directory and where it appears: /skills/<name>, its own unless one is given."""
-    found: dict[str, str] = {}
-    for each in given:
+    sources: dict[str, str] = {}
+    for each in settings:
         source = str(each["path"]).rstrip("/")
         name = str(each.get("name") or source.rpartition("/")[2])
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise BadRequest(f"a skill can't be called {name!r}", hint="a skill's name is one word of a path")
-        if name in found:
+        if name in sources:
             raise BadRequest(f"two skills are called {name}", hint='give one of them another: name = "…"')
-        found[name] = source
-    return tuple((source, f"{SKILLS}/{name}") for name, source in found.items())
+        sources[name] = source
+    return tuple((source, f"{SKILLS}/{name}") for name, source in sources.items())
 
 
-# ---- Look into a root tree without leaving it: whatever links it holds are followed as a command in it would.
-
-_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-_MADE = frozenset({"dev", "proc", "tmp"})  # fresh ones come in their place
-_NEEDED = ("dev", "proc", "tmp", *(point[1:] for point in MOUNT_POINTS))
 
 
 class RootTree(Value):
@@ -128,13 +128,13 @@ class RootTree(Value):
             return [View(target="/", sources=self.lowers)]
         if not self.entries:
             return [_shown(self.path, "/", is_cut=is_cut)]
-        operations: list[Operation] = [Tmpfs(target="/", is_sealed=True), Folder(target="/proc")]
-        for name, to in self.entries:
-            if name in _MADE:
-                continue
-            path = f"{self.path}/{name}"
-            operations.append(Link(target=f"/{name}", to=to) if to else _shown(path, f"/{name}", is_cut=is_cut))
-        return operations
+        return [
+            Tmpfs(target="/", is_sealed=True), Folder(target="/proc"),
+            *(
+                Link(target=f"/{name}", to=to) if to else _shown(f"{self.path}/{name}", f"/{name}", is_cut=is_cut)
+                for name, to in self.entries if name not in _MADE
+            ),
+        ]  # fmt: skip
 
 
 def _shown(source: str, target: str, *, is_cut: bool) -> Operation:
@@ -155,51 +155,39 @@ def tree_at(path: str) -> RootTree:
         shell = next((each for each in _SHELLS if is_program(top, each)), None)
         if shell is None:
             raise BadRequest(f"{path} is not a root tree: it has no /bin/sh", hint="name an unpacked root directory")
-        whole = all(_is_plain_directory(top, name) for name in _NEEDED)
+        points = [look(top, name) for name in _NEEDED]
+        whole = all(status is not None and stat.S_ISDIR(status.st_mode) for status in points)
         return RootTree(path=path, shell=shell, entries=() if whole else _entries(top))
     finally:
         os.close(top)
 
 
 def is_program(top: int, path: str) -> bool:
-    """Tell whether a command in the tree could start a program."""
+    """Return True if a command in the tree could start a program."""
     try:
-        file = libc.openat2(top, os.fsencode(path.lstrip("/")), os.O_PATH, libc.RESOLVE_IN_ROOT)
+        with Closing(libc.openat2(top, os.fsencode(path.lstrip("/")), os.O_PATH, libc.RESOLVE_IN_ROOT)) as file:
+            mode = os.fstat(file).st_mode
     except OSError:
         return False
-    try:
-        mode = os.fstat(file).st_mode
-        return stat.S_ISREG(mode) and bool(mode & 0o111)
-    finally:
-        os.close(file)
-
-
-def _is_plain_directory(top: int, name: str) -> bool:
-    found = look(top, name)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    return stat.S_ISREG(mode) and bool(mode & 0o111)
 
 
 def _entries(top: int) -> tuple[tuple[str, str], ...]:
     """List what lies at the top, less what is made fresh; a link comes with its target."""
     with Closing(os.open(".", LISTING | os.O_CLOEXEC, dir_fd=top)) as listing:
         names = sorted(os.listdir(listing))
-    found = []
+    entries = []
     for name in names:
         entry = look(top, name)
         if entry is None or f"/{name}" in MOUNT_POINTS:
             continue
         if stat.S_ISLNK(entry.st_mode):
-            found.append((name, os.readlink(name, dir_fd=top)))
+            entries.append((name, os.readlink(name, dir_fd=top)))
         elif stat.S_ISDIR(entry.st_mode) or stat.S_ISREG(entry.st_mode):
-            found.append((name, ""))
-    return tuple(found)
+            entries.append((name, ""))
+    return tuple(entries)
 
 
-# ---- Which root trees are installed here: a local question, asked before every command that runs in one.
-
-ALPINE, CURRENT = "alpine", "current"
-VERSION_FILE = ".alpine-version"
-_LONGEST = 256
 
 
 class Installed(Value):
@@ -212,39 +200,32 @@ class Installed(Value):
 
 def collection(data: str, environment: Mapping[str, str] | None = None) -> str:
     """Return the directory that holds root trees; FUMEHOOD_ROOTFS_DIR may name another."""
-    given = (os.environ if environment is None else environment).get("FUMEHOOD_ROOTFS_DIR", "")
-    return given.rstrip("/") if given.startswith("/") else f"{data}/rootfs"
+    directory = (os.environ if environment is None else environment).get("FUMEHOOD_ROOTFS_DIR", "")
+    return directory.rstrip("/") if directory.startswith("/") else f"{data}/rootfs"
 
 
 def is_ready(path: str) -> bool:
-    """Tell whether a whole root tree lies at a path; asks nobody, so it works offline."""
+    """Return True if a whole root tree lies at a path; asks nobody, so it works offline."""
     return bool(version_of(path)) and has_shell(path)
 
 
 def version_of(path: str) -> str:
     """Return the version that a tree was marked with when it was whole, or "" where there is no such mark."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        file = os.open(f"{path}/{VERSION_FILE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with Closing(os.open(f"{path}/{VERSION_FILE}", flags)) as file:
+            return os.read(file, _LONGEST).decode("ascii", "replace").partition("\n")[0].strip()
     except OSError:
         return ""
-    try:
-        return os.read(file, _LONGEST).decode("ascii", "replace").partition("\n")[0].strip()
-    except OSError:
-        return ""  # a directory
-    finally:
-        os.close(file)
 
 
 def has_shell(path: str) -> bool:
-    """Tell whether a command could be started in a tree."""
+    """Return True if a command could be started in a tree."""
     try:
-        top = open_top(path)
+        with Closing(open_top(path)) as top:
+            return is_program(top, "/bin/sh")
     except OSError:
         return False
-    try:
-        return is_program(top, "/bin/sh")
-    finally:
-        os.close(top)
 
 
 def installed(at: str) -> list[Installed]:
@@ -255,8 +236,8 @@ def installed(at: str) -> list[Installed]:
         names = sorted(os.listdir(at))
     except OSError:
         return []
-    found = [f"{at}/{name}" for name in names if not name.startswith(".") and name != CURRENT]
-    return [_described(path) for path in found if is_ready(path)]
+    paths = [f"{at}/{name}" for name in names if not name.startswith(".") and name != CURRENT]
+    return [_described(path) for path in paths if is_ready(path)]
 
 
 def _described(path: str) -> Installed:

@@ -1,7 +1,8 @@
 """Unpack a tarball that nobody vouches for: nothing is written outside the target, whatever names it holds.
 
 Everything is reached from the target's descriptor without following a link. Owners, set-uid bits, devices and
-extended attributes are not taken over: a tree has one owner, and the sandbox makes its own devices.
+extended attributes are not taken over: a tree has one owner, and the sandbox makes its own devices. Image archives,
+as `docker save`, `podman save` or `skopeo copy` write them, have layers with their whiteouts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import tarfile
 import zlib
 from typing import IO, Any
 
-from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, look, open_below, remove_tree, split
@@ -25,19 +25,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-
-# ---- Unpack a tarball that nobody vouches for: nothing is written outside the target, whatever names it holds.
-#
-# Everything is reached from the target's descriptor without following a link. Owners, set-uid bits, devices and
-# extended attributes are not taken over: a tree has one owner, and the sandbox makes its own devices.
-
 _MOST_BYTES = 64 << 30
 _MOST_ENTRIES = 4_000_000
 _DEEPEST = 200
 _LATEST = 1 << 33
 _PIECE = 1 << 20
 _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ELOOP = 40
+_HINT = "nothing was installed; get the file from where you trust it"
 DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError)
+
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_LARGEST_DOCUMENT = 8 << 20
+# What image builders call the architectures that Alpine has names of its own for.
+_GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "armv7": "arm", "x86": "386"}
+_BLOBS = "blobs/sha256"
+_ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 class Hostile(FumehoodError):
@@ -71,13 +74,18 @@ class Unpacking:
             raise Hostile("the tarball has too many entries", hint="is it a root file system?")
         parent, name = split(path)
         above = self._directory(parent, path)
-        found = look(above, name)
+        present = look(above, name)
         if member.isdir():
-            self._make_directory(above, name, found, member.mode)
+            if present is not None and not stat.S_ISDIR(present.st_mode):
+                os.unlink(name, dir_fd=above)
+                present = None
+            if present is None:
+                os.mkdir(name, 0o700, dir_fd=above)
+            os.chmod(name, member.mode & 0o1777 | 0o700, dir_fd=above)
             return
         if not (member.isreg() or member.issym() or member.islnk()):
             return  # a device, or a pipe: the sandbox has its own
-        if found is not None:
+        if present is not None:
             self._leave()
             above = self._directory(parent, path)
             remove_tree(above, name)
@@ -88,39 +96,28 @@ class Unpacking:
         else:
             self._file(archive, member, above, name)
 
-    def _make_directory(self, above: int, name: str, found: os.stat_result | None, mode: int) -> None:
-        if found is not None and not stat.S_ISDIR(found.st_mode):
-            os.unlink(name, dir_fd=above)
-            found = None
-        if found is None:
-            os.mkdir(name, 0o700, dir_fd=above)
-        os.chmod(name, mode & 0o1777 | 0o700, dir_fd=above)
-
     def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, above: int, name: str) -> None:
         source = archive.extractfile(member)
         if source is None:
             raise tarfile.ReadError(f"{name} has no content")
         with Closing(os.open(name, _TARGET, 0o600, dir_fd=above)) as file:
-            self._pour(source, file)
+            while data := source.read(_PIECE):
+                self._bytes += len(data)
+                if self._bytes > _MOST_BYTES:
+                    raise Hostile("the tarball unpacks to too much", hint="is it a root file system?")
+                while data:
+                    data = data[os.write(file, data) :]
             os.fchmod(file, member.mode & 0o777 | 0o600)
             # Python trusts compiled code only where the source's time is what it was.
             time = min(max(member.mtime, 0), _LATEST)
             os.utime(file, (time, time))
 
-    def _pour(self, source: IO[bytes], file: int) -> None:
-        while data := source.read(_PIECE):
-            self._bytes += len(data)
-            if self._bytes > _MOST_BYTES:
-                raise Hostile("the tarball unpacks to too much", hint="is it a root file system?")
-            while data:
-                data = data[os.write(file, data) :]
-
     def _link(self, member: tarfile.TarInfo, above: int, name: str, path: str) -> None:
         """Make a hard link to something that was unpacked before."""
         parent, source = split(checked_path(member.linkname))
         with Closing(self._open(parent, path)) as folder:
-            found = look(folder, source)
-            if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+            status = look(folder, source)
+            if status is None or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
                 raise Hostile(
                     f"the tarball links {path!r} to {member.linkname!r}, which is not a file in it", hint=_HINT
                 )
@@ -155,10 +152,6 @@ class Unpacking:
         if self._parent is not None:
             os.close(self._parent[1])
             self._parent = None
-
-
-_ELOOP = 40
-_HINT = "nothing was installed; get the file from where you trust it"
 
 
 def members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
@@ -206,24 +199,8 @@ def damaged(source: str, error: Exception) -> FumehoodError:
     return FumehoodError(f"{source} can't be unpacked: {error}", hint="nothing was installed; is it whole?")
 
 
-# ---- Unpack an image archive, as `docker save`, `podman save` or `skopeo copy` write it: layers with their whiteouts.
-
-_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
-_LARGEST_DOCUMENT = 8 << 20
-# What image builders call the architectures that Alpine has names of its own for.
-_GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "armv7": "arm", "x86": "386"}
-_ZSTD = b"\x28\xb5\x2f\xfd"
-
-
-class _ImageLayer(Value):
-    """One layer's place in the archive, with its checksum where the image tells one."""
-
-    name: str
-    sha256: str = ""
-
-
 def is_image(source: str) -> bool:
-    """Tell whether a tarball is an image archive, and not a root file system itself."""
+    """Return True if a tarball is an image archive, and not a root file system itself."""
     try:
         with tarfile.open(source, "r:*") as archive:
             for member in archive:
@@ -243,20 +220,16 @@ def unpack_image(source: str, target: int, machine: str) -> None:
         with tarfile.open(source, "r:*") as archive:
             image = _Image(archive, source)
             unpacking = Unpacking(target)
-            for layer in image.layers(machine):
-                with image.opened(layer) as stream:
-                    _apply(stream, unpacking, target)
+            for name, sha256 in image.layers(machine):
+                with image.layer(name, sha256) as stream:
+                    # A layer first takes away, then adds, so that it never hides its own entries.
+                    with tarfile.open(fileobj=stream, mode="r:*") as layer:
+                        _take_away(layer, target)
+                    stream.seek(0)
+                    with tarfile.open(fileobj=stream, mode="r:*") as layer:
+                        unpacking.all_of(layer, skip=_WHITEOUT)
     except DAMAGE as error:
         raise damaged(source, error) from error
-
-
-def _apply(stream: IO[bytes], unpacking: Unpacking, target: int) -> None:
-    """Lay one layer over what is there: it first takes away, then adds, so that it never hides its own entries."""
-    with tarfile.open(fileobj=stream, mode="r:*") as layer:
-        _take_away(layer, target)
-    stream.seek(0)
-    with tarfile.open(fileobj=stream, mode="r:*") as layer:
-        unpacking.all_of(layer, skip=_WHITEOUT)
 
 
 def _take_away(layer: tarfile.TarFile, target: int) -> None:
@@ -286,26 +259,28 @@ class _Image:
         self._source = source
         self._members = {checked_path(member.name): member for member in archive if member.isreg() or member.issym()}
 
-    def layers(self, machine: str) -> list[_ImageLayer]:
-        """Return the layers, the lowest first."""
+    def layers(self, machine: str) -> list[tuple[str, str]]:
+        """Return the names of the layers, the lowest first, each with its checksum where the image tells one."""
         if "index.json" in self._members and "oci-layout" in self._members:
             architecture = _GO_NAMES.get(ARCHITECTURES.get(machine, ""), machine)
             manifest = self._manifest(self._document("index.json"), architecture)
-            return [_ImageLayer(name=_blob(each), sha256=_hash(each)) for each in _list(manifest, "layers")]
+            return [(f"{_BLOBS}/{_hash(each)}", _hash(each)) for each in _list(manifest, "layers")]
         images = self._document("manifest.json")
         if not isinstance(images, list) or len(images) != 1 or not isinstance(images[0], dict):
             raise self._odd("it must hold exactly one image")
-        return [_ImageLayer(name=checked_path(str(name))) for name in _list(images[0], "Layers")]
+        return [(checked_path(str(name)), "") for name in _list(images[0], "Layers")]
 
     def _manifest(self, index: Any, architecture: str, depth: int = 0) -> dict[str, Any]:
         """Find the image for an architecture; an index may name another one."""
-        offered = _list(index, "manifests")
-        fitting = _most_fitting([each for each in offered if _fits(each, architecture)])
+        fitting = [each for each in _list(index, "manifests") if _fits(each, architecture)]
+        # Less other variants of an architecture: of ARM, those that are not the seventh.
+        fitting = [each for each in fitting if _platform(each).get("variant", "") in ("", "v7", "v8")] or fitting
         if not fitting or depth > 4:
             raise self._odd(f"it has no image for {architecture}")
         if len({_hash(each) for each in fitting}) > 1:
             raise self._odd(f"it has {len(fitting)} images for {architecture}; save the one you mean alone")
-        chosen = self._document(_blob(fitting[0]), _hash(fitting[0]))
+        sha256 = _hash(fitting[0])
+        chosen = self._document(f"{_BLOBS}/{sha256}", sha256)
         if isinstance(chosen, dict) and "manifests" in chosen:
             return self._manifest(chosen, architecture, depth + 1)
         if not isinstance(chosen, dict):
@@ -322,26 +297,25 @@ class _Image:
         except ValueError as error:
             raise self._odd(f"{name} is not JSON") from error
 
-    def opened(self, layer: _ImageLayer) -> IO[bytes]:
+    def layer(self, name: str, sha256: str) -> IO[bytes]:
         """Open a layer, its checksum compared first."""
-        file = self._stream(layer.name)
-        beginning = file.read(4)
-        if beginning == _ZSTD:
+        file = self._stream(name)
+        if file.read(4) == _ZSTD:
             raise self._odd("its layers are compressed with zstd; save it with gzip, or uncompressed")
         file.seek(0)
-        if layer.sha256:
+        if sha256:
             digest = hashlib.sha256()
             while data := file.read(1 << 20):
                 digest.update(data)
-            if digest.hexdigest() != layer.sha256:
-                raise self._odd(f"the layer {layer.name} is not what its name says")
+            if digest.hexdigest() != sha256:
+                raise self._odd(f"the layer {name} is not what its name says")
             file.seek(0)
         return file
 
     def _stream(self, name: str) -> IO[bytes]:
         member = self._members.get(name)
         if member is not None and member.issym():  # docker's older archives name a shared layer once
-            member = self._members.get(_joined(name, member.linkname))
+            member = self._members.get(os.path.normpath(os.path.join(os.path.dirname(name), member.linkname)))
         file = None if member is None else self._archive.extractfile(member)
         if file is None:
             raise self._odd(f"{name} is missing in it")
@@ -351,44 +325,32 @@ class _Image:
         return FumehoodError(f"{self._source} can't be used: {why}", hint="nothing was installed")
 
 
-def _joined(name: str, target: str) -> str:
-    return os.path.normpath(os.path.join(os.path.dirname(name), target))
-
-
 def _fits(entry: Any, architecture: str) -> bool:
-    """Tell whether an index's entry is for this machine; one that says nothing is."""
-    platform = entry.get("platform") if isinstance(entry, dict) else None
-    if not isinstance(platform, dict):
-        return isinstance(entry, dict)
-    return platform.get("os", "linux") == "linux" and platform.get("architecture") == architecture
+    """Return True if an index's entry is for this machine; one that says nothing is."""
+    if not isinstance(entry, dict):
+        return False
+    platform = _platform(entry)
+    return not isinstance(entry.get("platform"), dict) or (
+        platform.get("os", "linux") == "linux" and platform.get("architecture") == architecture
+    )
 
 
-def _most_fitting(entries: list[Any]) -> list[Any]:
-    """Leave out other variants of an architecture: of ARM, those that are not the seventh."""
-    variants = [each for each in entries if _variant(each) in ("", "v7", "v8")]
-    return variants or entries
-
-
-def _variant(entry: Any) -> str:
+def _platform(entry: dict[str, Any]) -> dict[str, Any]:
     platform = entry.get("platform")
-    return str(platform.get("variant", "")) if isinstance(platform, dict) else ""
+    return platform if isinstance(platform, dict) else {}
 
 
 def _list(table: Any, name: str) -> Sequence[Any]:
-    found = table.get(name) if isinstance(table, dict) else None
-    if not isinstance(found, list) or not found:
+    values = table.get(name) if isinstance(table, dict) else None
+    if not isinstance(values, list) or not values:
         raise FumehoodError(f"the image has no {name}", hint="nothing was installed")
-    return found
+    return values
 
 
 def _hash(entry: Any) -> str:
     """Return the checksum that an entry names its blob by."""
-    said = str(entry.get("digest", "")) if isinstance(entry, dict) else ""
-    kind, _, digest = said.partition(":")
+    name = str(entry.get("digest", "")) if isinstance(entry, dict) else ""
+    kind, _, digest = name.partition(":")
     if kind != "sha256" or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-        raise FumehoodError(f"the image names a blob {said[:80]!r}", hint="only sha256 digests are known")
+        raise FumehoodError(f"the image names a blob {name[:80]!r}", hint="only sha256 digests are known")
     return digest
-
-
-def _blob(entry: Any) -> str:
-    return f"blobs/sha256/{_hash(entry)}"
