@@ -1,4 +1,4 @@
-"""What is told when a run reaches one of its limits, or could not write (`core/policy.py` has the limits themselves)."""
+"""What is told when a run reaches one of its limits, or could not write (`core/policy.py` has the limits)."""
 
 from __future__ import annotations
 

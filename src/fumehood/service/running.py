@@ -296,7 +296,8 @@ def attend(
             if wishes.watch is not None:
                 watched = wishes.watch(layers)
             try:
-                running = start(plan, stdio.descriptors) if access is None else access.launched(start, plan, stdio.descriptors)
+                streams = stdio.descriptors
+                running = start(plan, streams) if access is None else access.launched(start, plan, streams)
             except FumehoodError:
                 stdio.abandon()
                 raise
