@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,27 @@ def test_imports_only_point_upward() -> None:
             if ORDER.index(layer(imported)) > ORDER.index(importer):
                 wrong.append(f"{path.relative_to(CHECKOUT)}:{line}: imports {imported}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_imports_form_a_circle() -> None:
+    # Late and type-only ones count. What `_WHERE` in faces/cli/commands.py loads by name is not seen here: the table
+    # knows the commands, and the commands know what is in that module.
+    imports = {name_of(path): {imported for _, imported in imports_of(path)} for path in MODULES}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(CHECKOUT)}:{node.lineno}")
+    # Called as Harbor and mini-swe-agent call theirs: a user of one never meets the other.
+    places.pop("FumehoodEnvironment")
+    assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
 def test_no_file_is_longer_than_one_sitting() -> None:

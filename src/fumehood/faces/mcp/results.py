@@ -43,7 +43,7 @@ class Answer(BaseModel):
     notices: list[str] = Field([], description="What the user should know: tell them. Each comes once.")
 
 
-class ReportedChange(BaseModel):
+class ListedChange(BaseModel, title="ReportedChange"):  # the title is what clients see
     """One path's difference."""
 
     path: str
@@ -81,14 +81,14 @@ class Report(Answer):
     output_truncated: bool = Field(
         False, description="Whether some of it is left out: read_output has all that is kept."
     )
-    changes: list[ReportedChange] = []
+    changes: list[ListedChange] = []
     changes_left_out: int = Field(0, description="How many more there are that are not listed.")
     left_out: dict[str, int] = Field({}, description="These, counted by kind.")
     blocked: list[ReportedBlock] = []
     session: str = ""
 
 
-class Difference(Answer):
+class DiffText(Answer, title="Difference"):
     """What a run changed, line by line."""
 
     run: str

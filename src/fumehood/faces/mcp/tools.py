@@ -215,7 +215,7 @@ async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResu
 
 
 @answering_in_words
-async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, r.Difference]:
+async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, r.DiffText]:
     """Show what a run changed, line by line."""
     sandbox = where.holding(run)
     past = sandbox.find(run)
