@@ -31,7 +31,7 @@ _WHERE = {
     "settle.add_review": "review",
     "files.add_commands": "files restore scan",
     "doctor.add_commands": "doctor clean",
-    "serving.add_commands": "mcp",
+    "main.add_mcp": "mcp",
     "permit.add_commands": "roots grants playground",
     "files.add_projects": "projects",
     "rootfs.add_commands": "rootfs",
@@ -58,6 +58,7 @@ class Context:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.as_json: bool = getattr(options, "json", False)
+        self._only_session: str | None = getattr(options, "only_session", None)
         self.store = OpenedStore(face=CLI)
         tell_notices(self.store)
 
@@ -74,10 +75,6 @@ class Context:
         project = self.store.projects.open(path, register=False)
         tell_notices(self.store)
         return project
-
-    @property
-    def _only_session(self) -> str | None:
-        return getattr(self.options, "only_session", None)
 
     @property
     def reach(self) -> Reach:
@@ -99,10 +96,10 @@ class Context:
         """The project that a run belongs to."""
         return self.store.projects.open(run.project)
 
-    def say(self, told: object, show: Callable[[], None]) -> int:
+    def say(self, answer: object, show: Callable[[], object]) -> int:
         """Print an object where --json asks for it, else show it to a person."""
         if self.as_json:
-            sys.stdout.write(json.dumps(told) + "\n")
+            sys.stdout.write(json.dumps(answer) + "\n")
         else:
             show()
         return 0
@@ -113,7 +110,8 @@ def main(arguments: Sequence[str]) -> int:
     name = next((word for word in arguments if not word.startswith("-")), "")
     parser, names = _parser(name)
     if name and name not in names:
-        raise BadRequest(f"there is no command {name}", hint=_instead(name, names))
+        otherwise = f"to run it in the hood: fumehood run -- {name} …; fumehood --help lists the commands"
+        raise BadRequest(f"there is no command {name}", hint=meant(name, names) or otherwise)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         program = f"fumehood {name}".strip()
@@ -121,36 +119,26 @@ def main(arguments: Sequence[str]) -> int:
     if not hasattr(options, "act"):
         parser.print_help()
         return 0
-    narrowed = _for_model(options)
+    session = getattr(options, "only_session", None)
+    narrowed = None
+    if session is not None or getattr(options, "only_project", False):
+        # Only the hook limits a command to an agent's own runs: its model reads what is printed.
+        from fumehood.store.places import session_mark, state_directory
+
+        sys.stdout = narrowed = ModelText(sys.stdout, session_mark(state_directory(), session or ""))
     try:
         result: int = options.act(options)
     except FumehoodError as error:
         if not options.json:
             raise
         # Whoever asked for an object gets one.
-        told = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        sys.stdout.write(json.dumps(told) + "\n")
+        failure = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        sys.stdout.write(json.dumps(failure) + "\n")
         return error.exit_code
     finally:
         if narrowed is not None:
             narrowed.close()
     return result
-
-
-def _instead(name: str, names: Iterable[str]) -> str:
-    """Say what may have been meant by a word that is no command of ours."""
-    return meant(name, names) or f"to run it in the hood: fumehood run -- {name} …; fumehood --help lists the commands"
-
-
-def _for_model(options: argparse.Namespace) -> ModelText | None:
-    """Let what an agent asks for be read by its model: only the hook limits a command to an agent's own runs."""
-    session = getattr(options, "only_session", None)
-    if session is None and not getattr(options, "only_project", False):
-        return None
-    from fumehood.store.places import session_mark, state_directory
-
-    sys.stdout = narrowed = ModelText(sys.stdout, session_mark(state_directory(), session or ""))
-    return narrowed
 
 
 class _Parser(argparse.ArgumentParser):
@@ -216,9 +204,7 @@ def add_run(command: argparse.ArgumentParser, *, default: str | None = None) -> 
 
 def add_reach(command: argparse.ArgumentParser) -> None:
     """Let a command be limited to some runs, as the hook limits what an agent asks for."""
-    command.add_argument(
-        "--only-session", metavar="NAME", help="see this session's runs only"
-    )
+    command.add_argument("--only-session", metavar="NAME", help="see this session's runs only")
     command.add_argument("--only-project", action="store_true", help="see this project's runs only")
 
 

@@ -1,13 +1,14 @@
-"""Let through to a person's terminal what shows text, and nothing that makes the terminal act."""
+"""Let through to a person's terminal what shows text, and nothing that makes the terminal act.
+
+A terminal that is sent the right bytes writes to the clipboard, answers as if the person typed, prints, moves its
+window, or reads a file by name (kitty's graphics). So what may pass is listed here, and the rest is dropped; so are
+the characters that turn the direction of text round, and with it what a line seems to say.
+"""
 
 from __future__ import annotations
 
 import codecs
 import re
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TOKEN = re.compile(
     r"(?P<text>[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+)"
@@ -51,10 +52,11 @@ class Filter:
         """Return what of this piece may be shown."""
         if not self._waiting and not self._split and not data.translate(None, _HARMLESS):
             return data
-        text = self._decode(data)
+        text = self._waiting + self._decode(data)
         # A character may be cut as well.
         self._split = not data[-1:].isascii()
-        return self._filtered(self._waiting + text).encode("utf-8", "replace")
+        self._waiting = ""
+        return "".join(map(self._kept, _TOKEN.finditer(text))).encode("utf-8", "replace")
 
     def close(self) -> bytes:
         """Return what puts the terminal back to where it was, as far as the command changed it."""
@@ -66,22 +68,25 @@ class Filter:
         self._modes.clear()
         return f"{modes}{shown}{letters}{colour}".encode()
 
-    def _filtered(self, text: str) -> str:
-        self._waiting = ""
-        return "".join(kept for token in _TOKEN.finditer(text) if (kept := self._kept(token)))
-
     def _kept(self, token: re.Match[str]) -> str:
-        kind = token.lastgroup
-        whole = token.group()
-        if kind in ("text", "plain"):
-            return whole
+        """Return a token if it may pass, else nothing."""
+        kind, whole = token.lastgroup, token.group()
+        passes = kind in ("text", "plain")
         if kind == "unfinished":
             self._waiting = whole if len(whole) < _LONGEST else ""
-            return ""
-        judged = _BY_KIND.get(kind or "")
-        return whole if judged is not None and judged(self, token) else ""
+        elif kind == "final":
+            passes = self._is_harmless(token)
+        elif kind == "command":
+            passes = self._screen and token["command"].partition(";")[0] in _SCREEN_COMMANDS
+        elif kind == "escape":
+            passes = self._screen and whole[1:] in _SCREEN_ESCAPES
+            self._shifted = self._shifted or (passes and whole[1:] in ("(0", ")0"))
+        elif kind == "other":
+            passes = self._screen and whole in _SHIFTS
+            self._shifted = self._shifted or passes
+        return whole if passes else ""
 
-    def _sequence(self, token: re.Match[str]) -> bool:
+    def _is_harmless(self, token: re.Match[str]) -> bool:
         parameters, between, final = token.group("parameters", "between", "final")
         if final == "m" and not between and _COLOUR.issuperset(parameters):
             self._coloured = parameters.strip("0;") != ""
@@ -91,36 +96,7 @@ class Filter:
         if not self._screen or (f"{between}{final}" if between else "") not in _SCREEN_BETWEEN:
             return False
         if final in "hl" and parameters.startswith("?"):
-            self._note_modes(parameters[1:].split(";"), on=final == "h")
+            for mode in parameters[1:].split(";"):
+                # The cursor is shown where nobody says otherwise.
+                (self._modes.add if (final == "h") != (mode == "25") else self._modes.discard)(mode)
         return bool(between) or final in _SCREEN_FINALS
-
-    def _note_modes(self, modes: list[str], *, on: bool) -> None:
-        for mode in modes:
-            # The cursor is shown where nobody says otherwise.
-            if on != (mode == "25"):
-                self._modes.add(mode)
-            else:
-                self._modes.discard(mode)
-
-    def _command(self, token: re.Match[str]) -> bool:
-        return self._screen and token.group("command").partition(";")[0] in _SCREEN_COMMANDS
-
-    def _escape(self, token: re.Match[str]) -> bool:
-        asked = token.group()[1:]
-        passes = self._screen and asked in _SCREEN_ESCAPES
-        self._shifted = self._shifted or (passes and asked in ("(0", ")0"))
-        return passes
-
-    def _other(self, token: re.Match[str]) -> bool:
-        if token.group() in _SHIFTS and self._screen:
-            self._shifted = True
-            return True
-        return False
-
-
-_BY_KIND: dict[str, Callable[[Filter, re.Match[str]], bool]] = {
-    "final": Filter._sequence,
-    "command": Filter._command,
-    "escape": Filter._escape,
-    "other": Filter._other,
-}

@@ -22,7 +22,9 @@ _SIGNS = {"added": "+", "updated": "~", "removed": "-", "cancelled": "!"}
 
 
 class LiveLine:
-    """The line, which makes way for the command's own output."""
+    """The line, which makes way for the command's own output; it is read as a watch on the layers."""
+
+    _watched: Watched
 
     def __init__(self) -> None:
         self._is_shown = False
@@ -32,14 +34,32 @@ class LiveLine:
 
     def watch(self, layers: Sequence[Layer]) -> Watched:
         """Start telling."""
-        return _Clearing(watcher(self._tell)(layers), self._clear)
+        self._watched = watcher(self._tell)(layers)
+        self.fileno = self._watched.fileno
+        self.drain = self._watched.drain
+        return self
+
+    def stop(self) -> None:
+        """Read the rest and stop, and leave no line behind."""
+        self._watched.stop()
+        self._clear()
+
+    def around(self, sink: Sink) -> Callable[[bytes], None]:
+        """Return a sink that clears the line before the command's output."""
+
+        def clearing(data: bytes) -> None:
+            if data:
+                self._clear()
+                self._at_line_start = data.endswith(b"\n")
+            sink(data)
+
+        return clearing
 
     def _tell(self, what: str, path: str) -> None:
         self._count += 1
-        if not self._at_line_start:
-            return  # the command is in the middle of a line of its own
         now = time.monotonic()
-        if now < self._next:
+        # In the middle of one of the command's own lines, nothing is written.
+        if not self._at_line_start or now < self._next:
             return
         self._next = now + _PAUSE_S
         width = max((os.get_terminal_size(2).columns or 80) - 16, 8)
@@ -53,37 +73,3 @@ class LiveLine:
         if self._is_shown:
             os.write(2, b"\r\033[K")
             self._is_shown = False
-
-    def around(self, sink: Sink) -> Callable[[bytes], None]:
-        """Return a sink that clears the line before the command's output."""
-
-        def clearing(data: bytes) -> None:
-            if not data:
-                sink(data)
-                return
-            self._clear()
-            self._at_line_start = data.endswith(b"\n")
-            sink(data)
-
-        return clearing
-
-
-class _Clearing:
-    """A watch that leaves no line behind."""
-
-    def __init__(self, watched: Watched, clear: Callable[[], None]) -> None:
-        self._watched = watched
-        self._clear = clear
-
-    def fileno(self) -> int:
-        """The descriptor to poll."""
-        return self._watched.fileno()
-
-    def drain(self) -> None:
-        """Read what happened."""
-        self._watched.drain()
-
-    def stop(self) -> None:
-        """Stop, and clear the line."""
-        self._watched.stop()
-        self._clear()

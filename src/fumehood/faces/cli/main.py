@@ -1,4 +1,7 @@
-"""The command `fumehood`: find the subcommand, run it, turn errors into one line and an exit code."""
+"""The command `fumehood`: find the subcommand, run it, turn errors into one line and an exit code.
+
+`fumehood mcp` is here too: a client waits for it, so it loads no other command.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ import gc
 import os
 import sys
 
-from fumehood.errors import FumehoodError, plain_error
-from fumehood.faces.cli.output import guarded, tell_error
+from fumehood.errors import BadRequest, FumehoodError, Unavailable, plain_error
+from fumehood.faces.cli.output import guarded, tell_error, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-_QUICK = ("run", "shell", "hook", "mcp")
+    from fumehood.faces.cli.commands import Add
+
+_MCP_EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
+_MCP_EXTRA = ("mcp", "mcp_types", "pydantic", "anyio")  # packages that the extra `mcp` brings
 
 
 def command() -> NoReturn:
@@ -34,11 +41,14 @@ def command() -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     _open_standard_descriptors()
-    _print_whatever_the_locale()
+    # A character that the terminal's encoding lacks becomes an escape, and no sequence acts on a terminal.
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     try:
-        code = _dispatch(given)
+        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         # Here and not when Python ends, where a closed pipe becomes a message and another exit code.
         sys.stdout.flush()
     except FumehoodError as error:
@@ -54,66 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("\nERROR: interrupted\n")
         return 130
     except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
-        return _told(error)
+        if os.environ.get("FUMEHOOD_DEBUG"):
+            import traceback
+
+            traceback.print_exception(error)
+        plain = plain_error(error)
+        try:
+            tell_error(plain)
+        except OSError:
+            return plain.exit_code  # there is no place left to say it
+        return plain.exit_code
     return code
-
-
-def _told(error: Exception) -> int:
-    if os.environ.get("FUMEHOOD_DEBUG"):
-        import traceback
-
-        traceback.print_exception(error)
-    plain = plain_error(error)
-    try:
-        tell_error(plain)
-    except OSError:
-        return plain.exit_code  # there is no place left to say it
-    return plain.exit_code
-
-
-def _dispatch(given: list[str]) -> int:
-    name = given[0] if given else ""
-    if name == "--version":
-        from fumehood import __version__
-
-        sys.stdout.write(f"fumehood {__version__}\n")
-        return 0
-    loaded = _loaded(name)
-    # Not before everything is imported: what is there now stays to the end, and is not looked through each time.
-    gc.freeze()
-    gc.enable()
-    return loaded(given[1:] if name in _QUICK else given)
-
-
-def _loaded(name: str) -> Callable[[list[str]], int]:
-    """Import a command. Some run before everything an agent does: they load as little as they can."""
-    if name == "run":
-        from fumehood.faces.cli import run
-
-        return run.main
-    if name == "shell":
-        from fumehood.faces.cli import run
-
-        return run.shell
-    if name == "hook":
-        from fumehood.faces.cli import hook
-
-        return hook.main
-    if name == "mcp":
-        from fumehood.faces.cli import serving
-
-        return serving.main
-    from fumehood.faces.cli import commands
-
-    return commands.main
-
-
-def _print_whatever_the_locale() -> None:
-    """Write a character that the terminal's encoding lacks as an escape, and let no sequence act on a terminal."""
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
 
 
 def _open_standard_descriptors() -> None:
@@ -124,3 +85,69 @@ def _open_standard_descriptors() -> None:
     # Python found nothing to open there.
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _dispatch(words: list[str]) -> int:
+    """Run a command. Some run before everything an agent does: they load as little as they can."""
+    name, rest = (words[0], words[1:]) if words else ("", [])
+    act: Callable[[list[str]], int]
+    if name == "--version":
+        from fumehood import __version__
+
+        sys.stdout.write(f"fumehood {__version__}\n")
+        return 0
+    if name in ("run", "shell"):
+        from fumehood.faces.cli import run
+
+        act = run.main if name == "run" else run.shell
+    elif name == "hook":
+        from fumehood.faces.cli import hook
+
+        act = hook.main
+    elif name == "mcp" and not set(rest) & {"-h", "--help"}:
+        act = _mcp
+    else:
+        from fumehood.faces.cli import commands
+
+        act, rest = commands.main, words
+    # Not before everything is imported: what is there now stays to the end, and is not looked through each time.
+    gc.freeze()
+    gc.enable()
+    return act(rest)
+
+
+def add_mcp(add: Add) -> None:
+    """Make the command `mcp` known to the help."""
+    about = "serve agents that speak MCP, on standard input and output"
+    _add_mcp_options(add("mcp", about, lambda _context: 0, _MCP_EXAMPLES))
+
+
+def _add_mcp_options(parser: argparse.ArgumentParser) -> None:
+    port = "serve HTTP on 127.0.0.1 instead; 0 takes a free port"
+    parser.add_argument("--http", type=whole_number(0, 65535), metavar="PORT", help=port)
+    parser.add_argument("--session", metavar="NAME", help="the session that its runs belong to (default: a new one)")
+    parser.add_argument("--own-tmp", action="store_true", help="give this session a /tmp that its runs share")
+
+
+def _mcp(arguments: Sequence[str]) -> int:
+    import argparse
+
+    parser = argparse.ArgumentParser("fumehood mcp", exit_on_error=False)
+    parser.add_argument("--project", metavar="DIR")
+    _add_mcp_options(parser)
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise BadRequest(str(error).removeprefix("argument "), hint="fumehood mcp --help") from error
+    if unknown:
+        raise BadRequest(f"there is no option {unknown[0]}", hint="fumehood mcp --help")
+    try:
+        from fumehood.faces.mcp.server import serve
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _MCP_EXTRA:
+            raise
+        raise Unavailable(
+            f"the MCP server needs a package that is not here: {error.name}",
+            hint="in a checkout of Fumehood: pip install '.[mcp]'",
+        ) from error
+    return serve(options.project, options.session, options.http, own_tmp=options.own_tmp)

@@ -1,4 +1,8 @@
-"""What every command of the command line shares: where it stands, how it reads a word, how it says what failed."""
+"""What every command of the command line shares: reading a word, saying what failed, colours, and where output goes.
+
+A pipe or file gets every byte of a command's output, a terminal only what shows text (escapes.py), a model nothing
+that is invisible.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ if TYPE_CHECKING:
     from fumehood.linux.streams import Sink
     from fumehood.service.store import Store
 
+_CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 
-# ---- What every command of the command line shares: where it stands, how it reads a word, how it says what failed.
 
 def here() -> str:
     """The current directory."""
@@ -66,15 +70,8 @@ def tell_notices(store: Store) -> None:
 
 def tell_error(error: FumehoodError) -> None:
     """Say what failed and what to do next, on standard error."""
-    lines = [f"ERROR: {printable(error.message)}"]
-    if error.hint:
-        lines.append(f"hint: {printable(error.hint)}")
-    sys.stderr.write("\n".join(lines) + "\n")
-
-
-# ---- Colour on terminals that want it.
-
-_CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36", "dim": "2", "bold": "1"}
+    hint = f"hint: {printable(error.hint)}\n" if error.hint else ""
+    sys.stderr.write(f"ERROR: {printable(error.message)}\n{hint}")
 
 
 class Paint:
@@ -87,15 +84,6 @@ class Paint:
         """Return the text in a colour, where there is colour."""
         return f"\033[{_CODES[colour]}m{text}\033[0m" if self.on else text
 
-
-# ---- Let through to a person's terminal what shows text, and nothing that makes the terminal act.
-#
-# A terminal that is sent the right bytes writes to the clipboard, answers as if the person typed, prints, moves its
-# window, or reads a file by name (kitty's graphics). So what may pass is listed here, and the rest is dropped; so are
-# the characters that turn the direction of text round, and with it what a line seems to say.
-
-
-# ---- Where a command's output goes: a pipe or file gets every byte, a terminal only what shows text.
 
 def sink_to(fd: int, *, screen: bool = False) -> Sink:
     """Return what takes a command's output to one of our own descriptors; an empty piece is the end.
@@ -209,8 +197,4 @@ class ModelText:
 def guarded(stream: Any) -> Any:
     """Return a stream that is safe to write names to."""
     return GuardedText(stream) if stream.isatty() else stream
-
-
-# ---- One line on the terminal that tells what a running command is writing.
-
 
