@@ -1,4 +1,4 @@
-"""`fumehood run`: parse by hand, because this starts before every command an agent runs."""
+"""`fumehood run` and `fumehood shell`: parsed by hand, because this starts before every command an agent runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.network import FULL, NONE
-from fumehood.core.report import printable
+from fumehood.core.report import line_of, printable, refusal
 from fumehood.core.request import Request, quoted, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
 
-
-# ---- `fumehood run`: parse by hand, because this starts before every command an agent runs.
 
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
 
@@ -77,11 +75,26 @@ examples:
   fumehood run --timeout 60 --json -- 'pytest -x | tail -20'
 """
 
+SHELL_HELP = """usage: fumehood shell [OPTIONS]
+
+Open a shell in the hood, on a terminal of its own. What you write in it, and what its commands write, is captured as
+one run. It is judged and applied when you leave the shell (exit, or Ctrl-D), and can be undone.
+
+The options are those of `fumehood run`, except --json. There is no time limit.
+
+examples:
+  fumehood shell
+  fumehood shell --hold
+  fumehood shell --root alpine --discard
+"""
+
 # --brief and --keep-cwd are the hook's: what an agent must know and no more; a link to where the command ended.
 _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty", "--explain"}
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
 _VALUES |= {"--session", "--shell", "--source", "--keep-cwd"}
 _OF_THE_HOOK = {"--brief", "--keep-cwd"}
+_NO_TIME_LIMIT = "300000000"
+_WIDE = 34
 
 
 class Options:
@@ -140,58 +153,55 @@ def main(arguments: Sequence[str], title: str = "") -> int:
     # Known even where the options make no sense.
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     signals = Signals(may_be_typed="--brief" not in ours)  # whoever is at an agent's terminal talks to the agent
-    code, tidy = _told(arguments, signals, title, as_json="--json" in ours)
+    as_json = "--json" in ours
+    options, brief = Options(), None
     try:
-        signals.interrupt_again()
-        cleaned = tidy()
-        if cleaned:
-            sys.stderr.write(f"fumehood: {cleaned}\n")
-        signals.note()
-    except KeyboardInterrupt:
-        return code  # there is another time for that
-    return code
-
-
-def _told(arguments: Sequence[str], signals: Signals, title: str, *, as_json: bool) -> tuple[int, Callable[[], str]]:
-    """Run a command, and tell what it changed; returns the exit code, and what is left to be done."""
-    options: Options | None = Options()
-    brief: Brief | None = None
-    try:
-        options = parse(arguments)
-        if options is None:
+        parsed = parse(arguments)
+        if parsed is None:
             sys.stdout.write(HELP)
-            return 0, _nothing
-        options.title = title
+            return 0
+        options, options.title = parsed, title
         as_json = "--json" in options.flags
         if "--explain" in options.flags:
             _explain(options, as_json)
-            return 0, _nothing
-        brief = _brief(options)
+            return 0
+        brief = Brief(options.last("--session") or "") if "--brief" in options.flags else None
         run, tidy = _run(options, as_json, brief, signals)
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is told in the form that was asked for
-        return _told_error(error, options or Options(), brief, as_json=as_json), _nothing
-    if as_json:
+        code = _tell_error(error, options, brief, as_json=as_json)
+        signals.note()
+        return code
+    _tell(run, options, brief)
+    try:
+        signals.interrupt_again()
+        cleaned = tidy()
+        if brief is not None:
+            brief.tell_notices(cleaned.splitlines())
+        elif cleaned and "--quiet" not in options.flags:
+            sys.stderr.write(f"fumehood: {cleaned}\n")
+        signals.note()
+    except KeyboardInterrupt:
+        pass  # there is another time for that
+    return run.exit_code if run.exit_code is not None else 125
+
+
+def _tell(run: Run, options: Options, brief: Brief | None) -> None:
+    if "--json" in options.flags:
         _print_object(run.as_dict())
+    elif not (run.found or run.blocked or run.timed_out or not run.sandboxed):
+        pass  # the output says it all
     elif brief is not None:
         brief.tell(run)
     elif "--quiet" not in options.flags:
-        _tell_changes(run)
+        from fumehood.faces.cli.look import tell_run
+
+        tell_run(run)
     sys.stdout.flush()
-    is_quiet = "--quiet" in options.flags
-    return (run.exit_code if run.exit_code is not None else 125), lambda: _unread(tidy(), brief, is_quiet=is_quiet)
 
 
-def _unread(cleaned: str, brief: Brief | None, *, is_quiet: bool) -> str:
-    """Return what cleaning removed, for a person at the command line; an agent is told here."""
-    if brief is not None:
-        brief.tell_notices(cleaned.splitlines())
-    return "" if is_quiet or brief is not None else cleaned
-
-
-def _told_error(error: Exception, options: Options, brief: Brief | None, *, as_json: bool) -> int:
-    """Tell why nothing ran, or what went wrong, to whoever reads it."""
+def _tell_error(error: Exception, options: Options, brief: Brief | None, *, as_json: bool) -> int:
     plain = plain_error(error)
     is_shown_whole = plain is not error and bool(os.environ.get("FUMEHOOD_DEBUG"))
     if is_shown_whole or not (as_json or brief):
@@ -201,17 +211,6 @@ def _told_error(error: Exception, options: Options, brief: Brief | None, *, as_j
     elif brief is not None:
         brief.tell_error(plain)
     return plain.exit_code
-
-
-def _brief(options: Options) -> Brief | None:
-    if "--brief" not in options.flags:
-        return None
-    return Brief(options.last("--session") or "")
-
-
-def _nothing() -> str:
-    """For those who leave nothing to be done."""
-    return ""
 
 
 def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
@@ -229,36 +228,17 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _explain(options: Options, as_json: bool) -> None:
-    """Show what the command would see."""
-    from fumehood.service.explain import explained
+def _print_object(report: dict[str, object]) -> None:
+    import json
 
-    store = OpenedStore(face=CLI)
-    project = store.projects.open(_project(store, options, ""))
-    policy = store.policy_of(project)
-    answer = explained(Hood(store, project, policy, start), _request(options, project, policy))
-    if as_json:
-        _print_object(answer)
-    else:
-        tell_explained(answer)
-
-
-def _request(options: Options, project: Project, policy: Policy) -> Request:
-    asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
-    return Request(
-        command=options.asked, title=options.title, cwd=_directory(options, project), mode=policy.mode(asked),
-        timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
-        session=options.last("--session") or "", own_tmp="--own-tmp" in options.flags,
-        shell=_shell(options.last("--shell")), source=_source(options.last("--source") or ""),
-        network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
-    )  # fmt: skip
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 def _run(
     options: Options, as_json: bool, brief: Brief | None, signals: Signals
 ) -> tuple[Run, Callable[[], str]]:
     """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
-    store = OpenedStore(face=HOOK if "--brief" in options.flags else CLI)
+    store = OpenedStore(face=CLI if brief is None else HOOK)
     project = store.projects.open(_project(store, options, options.last("--session") or ""))
     if brief is None:
         tell_notices(store)
@@ -268,13 +248,30 @@ def _run(
     policy = store.policy_of(project)
     request = _request(options, project, policy)
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
-    asks = () if "--brief" in options.flags else _asks
-    permissions = Permissions(store.grants, asks, patience_s=policy.ask_timeout)
-    run = Hood(store, project, policy, start, permissions).run(
-        request, _wishes(options, as_json, brief).replace(signals=signals)
-    )
-    _keep_cwd(options.last("--keep-cwd"), request.cwd, run.ended_in)
+    permissions = Permissions(store.grants, _asks if brief is None else (), patience_s=policy.ask_timeout)
+    wishes = _wishes(options, as_json, brief).replace(signals=signals)
+    run = Hood(store, project, policy, start, permissions).run(request, wishes)
+    link = options.last("--keep-cwd")
+    if link and run.ended_in and run.ended_in != request.cwd:
+        from fumehood.service.session import leave_link
+
+        # For the shell that called us to follow.
+        leave_link(link, run.ended_in)
     return run, lambda: upkeep(store, project.id, policy.clean)
+
+
+def _request(options: Options, project: Project, policy: Policy) -> Request:
+    asked = HOLD if "--hold" in options.flags else DISCARD if "--discard" in options.flags else None
+    shell = options.last("--shell") or ""
+    if "--shell" in options.values and not (shell.startswith("/") and os.access(shell, os.X_OK)):
+        raise BadRequest(f"{shell} is not a shell", hint="--shell takes the whole path of a program")
+    return Request(
+        command=options.asked, title=options.title, cwd=_directory(options, project), mode=policy.mode(asked),
+        timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
+        session=options.last("--session") or "", own_tmp="--own-tmp" in options.flags,
+        shell=shell, source=_source(options.last("--source") or ""),
+        network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
+    )  # fmt: skip
 
 
 def _asks() -> Sequence[Ask]:
@@ -302,12 +299,6 @@ def _project(store: Store, options: Options, session: str) -> str:
     return store.projects.holding(here())
 
 
-def _shell(asked: str | None) -> str:
-    if asked is not None and not (asked.startswith("/") and os.access(asked, os.X_OK)):
-        raise BadRequest(f"{asked} is not a shell", hint="--shell takes the whole path of a program")
-    return asked or ""
-
-
 def _source(asked: str) -> str:
     """Return the file that is meant: of several that begin the same, the newest, if there is one yet."""
     if not asked.endswith("*"):
@@ -318,18 +309,10 @@ def _source(asked: str) -> str:
     folder, _, start = asked[:-1].rpartition("/")
     try:
         with os.scandir(folder) as entries:
-            found = [(entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.startswith(start)]
+            files = [(entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.startswith(start)]
     except FileNotFoundError:
         return ""
-    return max(found)[1] if found else ""
-
-
-def _keep_cwd(link: str | None, began_in: str, ended_in: str) -> None:
-    """Leave a link to where the command ended, for the shell that called us to follow."""
-    if link and ended_in and ended_in != began_in:
-        from fumehood.service.session import leave_link
-
-        leave_link(link, ended_in)
+    return max(files)[1] if files else ""
 
 
 def _directory(options: Options, project: Project) -> str:
@@ -359,7 +342,11 @@ def _seconds(text: str | None) -> float | None:
 def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     """Pass output on as it comes, byte for byte; on a terminal, show what is being written."""
     if "--tty" in options.flags:
-        return _on_terminal()
+        if not (os.isatty(0) and os.isatty(1)):
+            raise BadRequest("--tty needs a terminal", hint="leave it out where input or output is not one")
+        from fumehood.linux.terminal import Terminal
+
+        return Wishes(terminal=Terminal(), on_stdout=sink_to(1, screen=True))
     # The command never gets the person's terminal itself: it could type into it.
     typed = os.isatty(0)
     if as_json:
@@ -376,45 +363,6 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     return Wishes(stdin=stdin, on_stdout=out, on_stderr=err, watch=live.watch)
 
 
-def _on_terminal() -> Wishes:
-    if not (os.isatty(0) and os.isatty(1)):
-        raise BadRequest("--tty needs a terminal", hint="leave it out where input or output is not one")
-    from fumehood.linux.terminal import Terminal
-
-    return Wishes(terminal=Terminal(), on_stdout=sink_to(1, screen=True))
-
-
-def _tell_changes(run: Run) -> None:
-    if not run.found and not run.blocked and not run.timed_out and run.sandboxed:
-        return
-    from fumehood.faces.cli.look import tell_run
-
-    tell_run(run)
-
-
-def _print_object(told: dict[str, object]) -> None:
-    import json
-
-    sys.stdout.write(json.dumps(told) + "\n")
-
-
-# ---- `fumehood shell`: an interactive shell in the hood, captured as one run.
-
-SHELL_HELP = """usage: fumehood shell [OPTIONS]
-
-Open a shell in the hood, on a terminal of its own. What you write in it, and what its commands write, is captured as
-one run. It is judged and applied when you leave the shell (exit, or Ctrl-D), and can be undone.
-
-The options are those of `fumehood run`, except --json. There is no time limit.
-
-examples:
-  fumehood shell
-  fumehood shell --hold
-  fumehood shell --root alpine --discard
-"""
-_NO_TIME_LIMIT = "300000000"
-
-
 def shell(arguments: Sequence[str]) -> int:
     """Open a shell; returns its exit code."""
     options = parse(arguments)
@@ -423,75 +371,70 @@ def shell(arguments: Sequence[str]) -> int:
         return 0
     if options.command:
         raise BadRequest("shell takes no command", hint="fumehood run --tty -- COMMAND")
-    given = [word for word in arguments if word != "--"]
+    words = [word for word in arguments if word != "--"]
     limit = [] if "--timeout" in options.values else ["--timeout", _NO_TIME_LIMIT]
     if "--quiet" not in options.flags:
         sys.stderr.write("fumehood: this shell is in the hood; what it writes is judged when you leave it\n")
         sys.stderr.flush()
-    return main(["--tty", *limit, *given, "--", _line()], title="fumehood shell")
-
-
-def _line() -> str:
-    """Start the person's own shell, or where the command's system lacks it, any."""
+    # The person's own shell, or where the command's system lacks it, any.
     own = quoted(os.environ.get("SHELL") or "sh")
-    return f"command -v {own} >/dev/null && exec {own} -i; exec sh -i"
-
-
-# ---- `run --brief`, which the hook writes: an agent's client gets the command's output, and then what we must add.
-#
-# The client's model reads both in one text, from two streams that the client puts together as it likes. So each line
-# of ours begins with the mark of the conversation, which the hook tells the model; and nothing that a command prints
-# holds it, or anything invisible.
-
-_STDERR = 2
+    line = f"command -v {own} >/dev/null && exec {own} -i; exec sh -i"
+    return main(["--tty", *limit, *words, "--", line], title="fumehood shell")
 
 
 class Brief:
-    """One command's two outputs, on the way to an agent."""
+    """The two outputs of `run --brief`, which the hook writes: the command's own, and then what we must add.
+
+    The client's model reads both in one text, from two streams that the client puts together as it likes. So each
+    line of ours begins with the mark of the conversation, which the hook tells the model; and nothing that a command
+    prints holds it, or anything invisible.
+    """
 
     def __init__(self, session: str) -> None:
         self.mark = session_mark(state_directory(), session)
-        self._to_model = [ToModel(fd, self.mark) for fd in (1, _STDERR) if not os.isatty(fd)]
+        self._to_model = [ToModel(fd, self.mark) for fd in (1, 2) if not os.isatty(fd)]
 
     def sink(self, fd: int) -> Sink:
         """Return what takes one output."""
         return next((each for each in self._to_model if each.fd == fd), None) or sink_to(fd)
 
     def tell(self, run: Run) -> None:
-        """Write what the agent can't know from the command itself, if there is anything."""
-        if run.found or run.blocked or run.timed_out or not run.sandboxed:
-            from fumehood.core.report import line_of
-            from fumehood.faces.cli.look import agent_lines
+        """Write what the agent can't know from the command itself."""
+        from fumehood.faces.cli.look import agent_lines
 
-            self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run)])
+        self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run)])
 
     def tell_notices(self, notices: Sequence[str]) -> None:
         """Write what the person should know once."""
         if notices:
-            from fumehood.core.report import line_of, printable
-
             self._write([f"{line_of(self.mark)} note for the user: {printable(each)}" for each in notices])
 
     def tell_error(self, error: FumehoodError) -> None:
         """Write why nothing ran."""
-        from fumehood.core.report import refusal
-
         self._write([refusal(error, self.mark)])
 
     def _write(self, lines: Sequence[str]) -> None:
         before = "\n" if lines and any(each.is_in_line for each in self._to_model) else ""
         text = before + "".join(f"{line}\n" for line in lines)
-        sink_to(_STDERR)(text.encode(errors="backslashreplace"))
+        sink_to(2)(text.encode(errors="backslashreplace"))
 
 
-# ---- `fumehood run --explain`: show what a command would see, without running it.
+def _explain(options: Options, as_json: bool) -> None:
+    """Show what the command would see, and what else decides how it would run."""
+    from fumehood.service import explain
 
-_WIDE = 34
-colour = Paint(1)
+    store = OpenedStore(face=CLI)
+    project = store.projects.open(_project(store, options, ""))
+    policy = store.policy_of(project)
+    explained = explain.explained(Hood(store, project, policy, start), _request(options, project, policy))
+    if as_json:
+        _print_object(explained)
+    else:
+        _tell_explained(explained)
 
 
-def tell_explained(explained: dict[str, Any]) -> None:
-    """Print what decides how a command would run."""
+def _tell_explained(explained: dict[str, Any]) -> None:
+    colour = Paint(1)
     lines = [f"{printable(explained['command'])} would run like this; nothing was run", ""]
     hosts = f": {', '.join(explained['hosts'])}" if explained["hosts"] else ""
     for name, value in (
