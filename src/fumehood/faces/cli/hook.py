@@ -22,12 +22,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
+HELP = """usage: fumehood hook [--client claude|codex|gemini] [--ask] [OPTIONS]
 
+The pre-tool hook of Claude Code, Codex and Gemini CLI. It reads a tool call from standard input and answers with the
+same call, with its command rewritten to run in the hood. A tool that runs something in a way that is not understood is
+denied; a tool that runs nothing is left alone. `fumehood setup CLIENT` writes the hook into the client's settings.
 
-# ---- What an agent's tool call would run, told by the shape of its input and by its name.
-#
-# A tool that is understood has its command rewritten. One that would run something in a way that is not understood is
-# refused. What can't run anything is let alone.
+options:
+  --client NAME      claude, codex or gemini (default: recognised by the input)
+  --ask              let the client ask for approval as it did before; without it, commands need none
+  --session NAME     the session that the commands belong to (default: the client's own)
+  --allow-tool NAME  let this tool run outside of the hood instead of denying it; NAME* stands for all that begin so
+  --hold, --discard, --network, --own-tmp, --project DIR, --allow-host HOST, --root ROOT, --timeout SECONDS
+                     as for fumehood run
+
+exit code: 0, or 2 where the command must not run
+
+examples, as the command of a hook in a client's settings:
+  fumehood hook --client claude || exit 2
+  fumehood hook --client claude --ask --allow-host pypi.org || exit 2
+and to see what it answers:
+  echo '{"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}' | fumehood hook
+"""
 
 CLAUDE, CODEX, GEMINI = "claude", "codex", "gemini"
 SERVER = "fumehood"
@@ -67,155 +83,6 @@ _LOOK_ENDS = frozenset({"output", "status", "history", "log", "logs"})
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _LONGEST_SHOWN = 80
-
-
-class Command(Value):
-    """The command in a tool's input: its field, its text, and what a shell in it reads, where it is a list."""
-
-    field: str
-    text: str
-    is_list: bool = False
-    script: str = ""
-
-    def replaced(self, tool_input: dict[str, Any], line: str) -> dict[str, Any]:
-        """Return the tool's input with another line in the command's place, every other field as it was."""
-        # The shell too: the list may have named a file of the project.
-        return {**tool_input, self.field: ["/bin/sh", "-c", line] if self.is_list else line}
-
-
-def command_of(call: dict[str, Any], client: str, allowed: Sequence[str] = ()) -> Command | None:
-    """Return the command that a tool call would run, None where it runs nothing, or refuse what is not understood.
-
-    `allowed` are tools that a person lets run outside of the hood: names, or their beginnings with a `*`.
-    """
-    name, tool_input = call["tool_name"], call.get("tool_input")
-    if name in _SHELLS:
-        return _understood(name, tool_input)
-    if name in _HARMLESS.get(client, ()) or _is_ours(call, client):
-        return None
-    if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in allowed):
-        return None
-    why = _why_it_runs(name, tool_input)
-    if why:
-        shown = ascii(name)[1:-1][:_LONGEST_SHOWN]
-        raise BadRequest(
-            f"the tool {shown} would run something outside of the hood: {why}",
-            hint=f"use {_INSTEAD[client]} instead; a person can let this tool run by adding --allow-tool {shown}"
-            " to the hook's command in the client's settings",
-        )
-    return None
-
-
-def _understood(name: str, tool_input: object) -> Command:
-    """Return the command of a tool that we know, or say why it can't be rewritten."""
-    given = tool_input if isinstance(tool_input, dict) else {}
-    fields = [field for field in _COMMANDS if given.get(field)]
-    if not fields:
-        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
-    field = fields[0]
-    # Another shell, or variables that a shell acts on, would count before our line does.
-    for key, value in given.items():
-        is_around = not _SURROUNDINGS.isdisjoint(_words(key)) and _has_text(value)
-        if key != field and (is_around or any(_run_fields({key: value}))):
-            name = ascii(key)[:_LONGEST_SHOWN]
-            raise BadRequest(f"{name} can't be rewritten to run in the hood", hint="leave it out")
-    command = given[field]
-    if isinstance(command, str) and command.strip():
-        return Command(field=field, text=command)
-    is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)
-    if name not in _TAKE_WORDS or not is_list or not command[0].strip():
-        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
-    is_script = len(command) == 3 and command[0] in _SHELL_NAMES and command[1] in ("-c", "-lc")
-    text = " ".join(map(quoted, command))
-    return Command(field=field, text=text, is_list=True, script=command[2] if is_script else "")
-
-
-def _is_ours(call: dict[str, Any], client: str) -> bool:
-    """Tell whether this is a tool of our own server, in the spelling of each client."""
-    name, context = call["tool_name"], call.get("mcp_context")
-    if client == GEMINI and isinstance(context, dict):
-        return context.get("server_name") == SERVER and context.get("tool_name") in OWN_TOOLS
-    starts = (f"mcp_{SERVER}_", f"{SERVER}__") if client == GEMINI else (f"mcp__{SERVER}__",)
-    return any(name.startswith(start) and name[len(start) :] in OWN_TOOLS for start in starts)
-
-
-def _why_it_runs(name: str, tool_input: object) -> str:
-    """Say what tells that a tool would run something; empty where nothing does."""
-    if isinstance(tool_input, str) and tool_input.strip():
-        return "its input is plain text"
-    field = next(_run_fields(tool_input), None)
-    if field is not None:
-        return f"its input has {ascii(field)[:_LONGEST_SHOWN]}"
-    words = _words(name.rpartition("__")[2])
-    only_looks = bool(words) and (words[0] in _LOOK_VERBS or words[-1] in _LOOK_ENDS)
-    if words and not only_looks and (words[0] in _RUN_VERBS or not _RUN_NAMES.isdisjoint(words)):
-        return "its name says so"
-    return ""
-
-
-def _run_fields(value: object) -> Iterator[str]:
-    """Yield the fields, at any depth, that hold what is run."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if _is_run_field(key) and _has_text(inner):
-                yield key
-            yield from _run_fields(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _run_fields(inner)
-
-
-def _is_run_field(key: str) -> bool:
-    words = _words(key)
-    if not words or words[-1] in _ABOUT:
-        return False
-    if not _RUN_FIELDS.isdisjoint(words):
-        return True
-    if words[0] == "code":
-        return len(words) == 1 or words[1] in _OF_CODE
-    return words[-1] == "code" and words[-2] in _LANGUAGES
-
-
-def _has_text(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_text, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_text, value))
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _words(name: str) -> list[str]:
-    """Return the words of a name, however it is written: shellCommand, shell_command, SHELL-COMMAND."""
-    return [word.lower() for word in _WORD.findall(name)]
-
-
-# ---- `fumehood hook`: an agent's shell command is rewritten, before it runs, to run in the hood.
-#
-# Starts before every command of an agent, so it loads nothing but `json`. Whatever goes wrong here must forbid the
-# command: clients take any exit status but 2 for "go on".
-
-HELP = """usage: fumehood hook [--client claude|codex|gemini] [--ask] [OPTIONS]
-
-The pre-tool hook of Claude Code, Codex and Gemini CLI. It reads a tool call from standard input and answers with the
-same call, with its command rewritten to run in the hood. A tool that runs something in a way that is not understood is
-denied; a tool that runs nothing is left alone. `fumehood setup CLIENT` writes the hook into the client's settings.
-
-options:
-  --client NAME      claude, codex or gemini (default: recognised by the input)
-  --ask              let the client ask for approval as it did before; without it, commands need none
-  --session NAME     the session that the commands belong to (default: the client's own)
-  --allow-tool NAME  let this tool run outside of the hood instead of denying it; NAME* stands for all that begin so
-  --hold, --discard, --network, --own-tmp, --project DIR, --allow-host HOST, --root ROOT, --timeout SECONDS
-                     as for fumehood run
-
-exit code: 0, or 2 where the command must not run
-
-examples, as the command of a hook in a client's settings:
-  fumehood hook --client claude || exit 2
-  fumehood hook --client claude --ask --allow-host pypi.org || exit 2
-and to see what it answers:
-  echo '{"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}' | fumehood hook
-"""
 
 _EVENTS = {"PreToolUse": (CLAUDE, CODEX), "BeforeTool": (GEMINI,)}
 _FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
@@ -275,15 +142,15 @@ def parse(arguments: Sequence[str]) -> HookOptions:
         elif name in _VALUES | _ASKED:
             if not equals and not waiting:
                 raise BadRequest(f"{name} needs a value", hint="fumehood hook --help")
-            given = value if equals else waiting.pop(0)
+            value = value if equals else waiting.pop(0)
             if name == "--client":
-                options.client = given
+                options.client = value
             elif name == "--session":
-                options.session = given
+                options.session = value
             elif name == "--allow-tool":
-                options.allowed_tools.append(given)
+                options.allowed_tools.append(value)
             else:
-                options.passed_on += (name, given)
+                options.passed_on += (name, value)
         else:
             raise BadRequest(f"there is no option {word}", hint="fumehood hook --help")
     if options.client not in ("", CLAUDE, CODEX, GEMINI):
@@ -291,12 +158,12 @@ def parse(arguments: Sequence[str]) -> HookOptions:
     return options
 
 
-def answered(given: bytes, options: HookOptions) -> str:
+def answered(data: bytes, options: HookOptions) -> str:
     """Return the answer to a tool call: nothing where no command is run."""
     import json
 
     try:
-        call = json.loads(given)
+        call = json.loads(data)
     except ValueError as error:
         raise BadRequest(f"the hook's input is not JSON: {error}", hint="the command was not run") from error
     if not isinstance(call, dict) or not isinstance(call.get("tool_name"), str):
@@ -306,15 +173,21 @@ def answered(given: bytes, options: HookOptions) -> str:
         command = command_of(call, client, options.allowed_tools)
         if command is None:
             return ""
-        told = _rewritten(command, call, client, options)
+        tool_input = _rewritten(command, call, client, options)
     except BadRequest as error:
-        return json.dumps(_denial(client, f"{error.message}. {error.hint}")) + "\n"
-    permission = _permission(client, told, options)
+        reason = f"{error.message}. {error.hint}"
+        denial: dict[str, Any] = {"permissionDecision": "deny", "permissionDecisionReason": reason}
+        denial = {"hookSpecificOutput": {"hookEventName": "PreToolUse", **denial}}
+        return json.dumps({"decision": "deny", "reason": reason} if client == GEMINI else denial) + "\n"
+    answer: dict[str, Any] = {"hookEventName": "BeforeTool", "tool_input": tool_input}
     if client != GEMINI:
+        answer = {"hookEventName": "PreToolUse", "permissionDecision": "ask" if options.leaves_asking else "allow"}
+        if client == CLAUDE:
+            answer["permissionDecisionReason"] = "runs in Fumehood: isolated, captured, undoable"
+        answer["updatedInput"] = tool_input
         # What sets our words apart from a command's, for its model; Gemini CLI passes nothing on before a tool.
-        mark = session_mark(state_directory(), _session(client, call, options))
-        permission["hookSpecificOutput"]["additionalContext"] = told_ahead(mark)
-    return json.dumps(permission) + "\n"
+        answer["additionalContext"] = told_ahead(session_mark(state_directory(), _session(client, call, options)))
+    return json.dumps({"hookSpecificOutput": answer}) + "\n"
 
 
 def _client(call: dict[str, Any], options: HookOptions) -> str:
@@ -343,7 +216,8 @@ def _rewritten(command: Command, call: dict[str, Any], client: str, options: Hoo
     line = rewrite(text, client, call, options)
     if len(line.encode()) > _LONGEST:
         raise BadRequest("the command is too long to be rewritten", hint="write it to a script and run that")
-    return command.replaced(call["tool_input"], line)
+    # The shell too: the list may have named a file of the project.
+    return {**call["tool_input"], command.field: ["/bin/sh", "-c", line] if command.is_list else line}
 
 
 def rewrite(command: str, client: str, call: dict[str, Any], options: HookOptions) -> str:
@@ -353,7 +227,13 @@ def rewrite(command: str, client: str, call: dict[str, Any], options: HookOption
         inner, around = _unwrapped(command, ours)
         if inner is not None and (around or command == _wrapped(inner, ours, client, call, options)):
             command = inner
-    looking = _looking(command.strip(), ours, _reach(client, call, options))
+    # What keeps an agent to its own runs: its session's, else its project's.
+    session = _session(client, call, options)
+    words = ["--only-session", session] if session else ["--only-project"]
+    if "--project" in options.passed_on:
+        at = len(options.passed_on) - options.passed_on[::-1].index("--project")
+        words += ["--project", options.passed_on[at]]
+    looking = _looking(command.strip(), ours, " ".join(map(quoted, words)))
     return looking or _wrapped(command, ours, client, call, options)
 
 
@@ -367,13 +247,20 @@ def _session(client: str, call: dict[str, Any], options: HookOptions) -> str:
 
 def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options: HookOptions) -> str:
     session = _session(client, call, options)
-    keeps_cwd = client == CLAUDE and session and not _is_background(call)
-    shell = _shell()
+    is_background = call["tool_name"] == "Monitor" or bool(call["tool_input"].get("run_in_background"))
+    # The shell that the client itself would use, as far as that is known.
+    shells = (os.environ.get("SHELL", ""), "/bin/bash", "/usr/bin/bash")
+    usable = (each for each in shells if each.rpartition("/")[2] in ("bash", "zsh") and os.access(each, os.X_OK))
+    shell = next(usable, "/bin/sh")
     words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
     words += ["--session", session] if session else []
-    words += ["--source", _snapshot(shell)] if client == CLAUDE and shell != "/bin/sh" else []
+    if client == CLAUDE and shell != "/bin/sh":
+        # Claude Code keeps the functions and aliases of the person's shell there. The newest is looked for when the
+        # command starts: for a session's first one there is none yet.
+        folder = os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude")
+        words += ["--source", f"{folder}/shell-snapshots/snapshot-{shell.rpartition('/')[2]}-*"]
     after = ""
-    if keeps_cwd:
+    if client == CLAUDE and session and not is_background:
         # Claude Code's shell stays where a command left it; a link says where that is, whatever its name.
         link = f"{state_directory()}/sessions/{session}/{_name('at', call.get('tool_use_id'))}"
         words += ["--keep-cwd", link]
@@ -386,8 +273,8 @@ def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
 
     An agent may have copied one, or write a line that merely begins so: that is a command like any other.
     """
-    head, found, rest = command.partition(" -- '")
-    if not found or not head.startswith(f"{ours} run --brief "):
+    head, separator, rest = command.partition(" -- '")
+    if not separator or not head.startswith(f"{ours} run --brief "):
         return None, False
     inner, _, after = f"{rest} ".replace("'\"'\"'", "\0").partition("'")
     inner, after = inner.replace("\0", "'"), after[:-1]
@@ -395,16 +282,6 @@ def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
     link = after.removeprefix(begin).removesuffix(end)
     is_plain = _RUN_BY_SHELLS.isdisjoint(head[len(ours) :]) and _RUN_BY_SHELLS.isdisjoint(link)
     return inner, is_plain and after in ("", begin + link + end)
-
-
-def _reach(client: str, call: dict[str, Any], options: HookOptions) -> str:
-    """Return the options that keep what an agent asks for to its own runs: its session's, else its project's."""
-    session = _session(client, call, options)
-    words = ["--only-session", session] if session else ["--only-project"]
-    if "--project" in options.passed_on:
-        at = len(options.passed_on) - options.passed_on[::-1].index("--project")
-        words += ["--project", options.passed_on[at]]
-    return " ".join(map(quoted, words))
 
 
 def _looking(command: str, ours: str, reach: str) -> str:
@@ -434,30 +311,9 @@ def own_command() -> list[str]:
         return [sys.executable, "-P", "-m", "fumehood"]
     if os.access(started, os.X_OK):
         return [started]
-    given = sys.orig_argv
-    options = given[1 : given.index(sys.argv[0])] if sys.argv[0] in given else []
+    words = sys.orig_argv
+    options = words[1 : words.index(sys.argv[0])] if sys.argv[0] in words else []
     return [sys.executable, *options, started]
-
-
-def _shell() -> str:
-    """Return the shell that the client itself would use, as far as that is known."""
-    for shell in (os.environ.get("SHELL", ""), "/bin/bash", "/usr/bin/bash"):
-        if shell.rpartition("/")[2] in ("bash", "zsh") and os.access(shell, os.X_OK):
-            return shell
-    return "/bin/sh"
-
-
-def _snapshot(shell: str) -> str:
-    """Return where Claude Code keeps the functions and aliases of the person's shell.
-
-    The newest is looked for when the command starts: for a session's first one there is none yet.
-    """
-    folder = os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude")
-    return f"{folder}/shell-snapshots/snapshot-{shell.rpartition('/')[2]}-*"
-
-
-def _is_background(call: dict[str, Any]) -> bool:
-    return call["tool_name"] == "Monitor" or bool(call["tool_input"].get("run_in_background"))
 
 
 def _name(kind: str, identity: object) -> str:
@@ -477,17 +333,119 @@ def _name(kind: str, identity: object) -> str:
     return f"{kind}-{kept[:40]}:{sha256(identity.encode(errors='surrogatepass')).hexdigest()[:40]}"
 
 
-def _permission(client: str, told: dict[str, Any], options: HookOptions) -> dict[str, Any]:
-    if client == GEMINI:
-        return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": told}}
-    decision = {"permissionDecision": "ask" if options.leaves_asking else "allow"}
-    if client == CLAUDE:
-        decision["permissionDecisionReason"] = "runs in Fumehood: isolated, captured, undoable"
-    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **decision, "updatedInput": told}}
+# What a tool call would run is told by the shape of its input and by its name. A tool that is understood has its
+# command rewritten, one that would run something in a way that is not understood is refused, the rest is left alone.
 
 
-def _denial(client: str, reason: str) -> dict[str, Any]:
-    if client == GEMINI:
-        return {"decision": "deny", "reason": reason}
-    told = {"permissionDecision": "deny", "permissionDecisionReason": reason}
-    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **told}}
+class Command(Value):
+    """The command in a tool's input: its field, its text, and what a shell in it reads, where it is a list."""
+
+    field: str
+    text: str
+    is_list: bool = False
+    script: str = ""
+
+
+def command_of(call: dict[str, Any], client: str, allowed: Sequence[str] = ()) -> Command | None:
+    """Return the command that a tool call would run, None where it runs nothing, or refuse what is not understood.
+
+    `allowed` are tools that a person lets run outside of the hood: names, or their beginnings with a `*`.
+    """
+    name, tool_input = call["tool_name"], call.get("tool_input")
+    if name in _SHELLS:
+        return _understood(name, tool_input)
+    if name in _HARMLESS.get(client, ()) or _is_ours(call, client):
+        return None
+    if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in allowed):
+        return None
+    why = _why_it_runs(name, tool_input)
+    if why:
+        shown = ascii(name)[1:-1][:_LONGEST_SHOWN]
+        raise BadRequest(
+            f"the tool {shown} would run something outside of the hood: {why}",
+            hint=f"use {_INSTEAD[client]} instead; a person can let this tool run by adding --allow-tool {shown}"
+            " to the hook's command in the client's settings",
+        )
+    return None
+
+
+def _understood(name: str, tool_input: object) -> Command:
+    """Return the command of a tool that we know, or say why it can't be rewritten."""
+    fields = tool_input if isinstance(tool_input, dict) else {}
+    field = next((field for field in _COMMANDS if fields.get(field)), None)
+    if field is None:
+        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
+    # Another shell, or variables that a shell acts on, would count before our line does.
+    for key, value in fields.items():
+        is_around = not _SURROUNDINGS.isdisjoint(_words(key)) and _has_text(value)
+        if key != field and (is_around or any(_run_fields({key: value}))):
+            shown = ascii(key)[:_LONGEST_SHOWN]
+            raise BadRequest(f"{shown} can't be rewritten to run in the hood", hint="leave it out")
+    command = fields[field]
+    if isinstance(command, str) and command.strip():
+        return Command(field=field, text=command)
+    is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)
+    if name not in _TAKE_WORDS or not is_list or not command[0].strip():
+        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
+    is_script = len(command) == 3 and command[0] in _SHELL_NAMES and command[1] in ("-c", "-lc")
+    text = " ".join(map(quoted, command))
+    return Command(field=field, text=text, is_list=True, script=command[2] if is_script else "")
+
+
+def _is_ours(call: dict[str, Any], client: str) -> bool:
+    """Return True for a tool of our own server, in the spelling of each client."""
+    name, context = call["tool_name"], call.get("mcp_context")
+    if client == GEMINI and isinstance(context, dict):
+        return context.get("server_name") == SERVER and context.get("tool_name") in OWN_TOOLS
+    starts = (f"mcp_{SERVER}_", f"{SERVER}__") if client == GEMINI else (f"mcp__{SERVER}__",)
+    return any(name.startswith(start) and name[len(start) :] in OWN_TOOLS for start in starts)
+
+
+def _why_it_runs(name: str, tool_input: object) -> str:
+    """Say what tells that a tool would run something; empty where nothing does."""
+    if isinstance(tool_input, str) and tool_input.strip():
+        return "its input is plain text"
+    field = next(_run_fields(tool_input), None)
+    if field is not None:
+        return f"its input has {ascii(field)[:_LONGEST_SHOWN]}"
+    words = _words(name.rpartition("__")[2])
+    only_looks = bool(words) and (words[0] in _LOOK_VERBS or words[-1] in _LOOK_ENDS)
+    if words and not only_looks and (words[0] in _RUN_VERBS or not _RUN_NAMES.isdisjoint(words)):
+        return "its name says so"
+    return ""
+
+
+def _run_fields(value: object) -> Iterator[str]:
+    """Yield the fields, at any depth, that hold what is run."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if _is_run_field(key) and _has_text(inner):
+                yield key
+            yield from _run_fields(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _run_fields(inner)
+
+
+def _is_run_field(key: str) -> bool:
+    words = _words(key)
+    if not words or words[-1] in _ABOUT:
+        return False
+    if not _RUN_FIELDS.isdisjoint(words):
+        return True
+    if words[0] == "code":
+        return len(words) == 1 or words[1] in _OF_CODE
+    return words[-1] == "code" and words[-2] in _LANGUAGES
+
+
+def _has_text(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_text, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_text, value))
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name, however it is written: shellCommand, shell_command, SHELL-COMMAND."""
+    return [word.lower() for word in _WORD.findall(name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 
 from fumehood.core import questions
@@ -11,8 +12,6 @@ from fumehood.linux.terminal import hear_resuming, tell_when_resumed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fumehood.linux.terminal import TerminalTurn
     from fumehood.service.ask import Ask, Asked
 
@@ -91,9 +90,11 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
             while answer is None:
                 # Once more after Ctrl-Z and fg: the shell had the terminal, and the question is out of sight.
                 with Keys(tty):
-                    _forget(resumed)
+                    # What the pipe told of is behind us.
+                    while select.select([resumed], [], [], 0)[0]:
+                        os.read(resumed, 4096)
                     left = max(0.0, deadline - time.monotonic())
-                    _write(tty, told(asked.question, left, columns(tty)))
+                    _write(tty, prompt_text(asked.question, left, columns(tty)))
                     answer = _answer(tty, closed, resumed, asked.question)
             # Whoever reads this has the terminal back as it was.
             _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
@@ -116,7 +117,7 @@ def columns(tty: int) -> int:
     return wide - 1 if wide else WIDTH
 
 
-def told(question: questions.Question, seconds: float, width: int = WIDTH) -> str:
+def prompt_text(question: questions.Question, seconds: float, width: int = WIDTH) -> str:
     """Write a question with the keys that answer it."""
     keys = [f"[{key}] {said}" for answer, (key, said) in _KEYS.items() if answer in question.options]
     left = round(seconds, None if seconds > _EXACT_S else 1)
@@ -124,18 +125,8 @@ def told(question: questions.Question, seconds: float, width: int = WIDTH) -> st
     return "\n".join(["", *questions.question_lines(question, width, "fumehood: "), last]) + "\n>"
 
 
-def _forget(resumed: int) -> None:
-    """Empty the pipe that tells of going on: what it told of is behind us."""
-    try:
-        os.read(resumed, 4096)
-    except BlockingIOError:
-        return  # there was nothing in it
-
-
 def _answer(tty: int, closed: int, resumed: int, question: questions.Question) -> str | None:
     """Wait for a key that means something; "" once it is settled otherwise, None where it is to be asked again."""
-    import select
-
     poll = select.poll()
     for fd in (tty, closed, resumed):
         poll.register(fd, select.POLLIN | select.POLLHUP)
@@ -170,19 +161,18 @@ class Keys:
 
     def __init__(self, tty: int) -> None:
         self._tty = tty
-        self._restore: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
         import termios
 
-        before = termios.tcgetattr(self._tty)
+        self._before = termios.tcgetattr(self._tty)
         now = termios.tcgetattr(self._tty)
         now[1] |= termios.OPOST | termios.ONLCR
         now[3] &= ~(termios.ICANON | termios.ECHO)
         now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
         termios.tcsetattr(self._tty, termios.TCSAFLUSH, now)
-        self._restore = lambda: termios.tcsetattr(self._tty, termios.TCSADRAIN, before)
 
     def __exit__(self, *_error: object) -> None:
-        if self._restore is not None:
-            self._restore()
+        import termios
+
+        termios.tcsetattr(self._tty, termios.TCSADRAIN, self._before)

@@ -27,24 +27,44 @@ if TYPE_CHECKING:
 
     from fumehood.faces.cli.commands import Add, Context
     from fumehood.linux.doctor import Ability
-    from fumehood.linux.host import Host
 
-
-# ---- `fumehood setup`: a short wizard that gets a machine ready; with a client's name, connects that client.
-#
-# Every question has a default, and `--yes` takes them all.
-
+_NAME = "fumehood"
+# Each of the three clients takes it so. The hook itself decides which tools run something: a list of names here would
+# leave out whatever a client calls its next one.
+_EVERY_TOOL = "*"
 _EXAMPLES = """  fumehood setup
   fumehood setup --yes --root alpine --agent mcp
   fumehood setup claude"""
 CLIENT_NAMES = ("claude", "codex", "gemini", "cursor", "vscode")
 _AGENTS = (*CLIENT_NAMES, "mcp", "python", "none")
+_SERVER_ONLY = ("cursor", "vscode")
 _INSTALLERS = ("apt ", "apt-get ", "dnf ", "pacman ", "apk ", "zypper ")
 _MCP = """  {"mcpServers": {"fumehood": {"command": "fumehood", "args": ["mcp"]}}}"""
 _PYTHON = """  from fumehood import Sandbox
 
   sandbox = Sandbox("my-project")
   print(sandbox.run("make test").for_model())"""
+
+_CODEX_BLOCK = f"""\
+[[hooks.PreToolUse]]
+matcher = "{_EVERY_TOOL}"
+
+[[hooks.PreToolUse.hooks]]
+type = "command"
+"""
+# As it was written by any version of us, for other tools.
+_ANY_CODEX_BLOCK = re.compile(
+    r'^\[\[hooks\.PreToolUse\]\]\nmatcher = "[^"\n]*"\n\n'
+    r'\[\[hooks\.PreToolUse\.hooks\]\]\ntype = "command"\ncommand = .*(?:\n|\Z)',
+    re.MULTILINE,
+)
+_CODEX_HOOK = (
+    "Codex skips a hook until you trust it, and says little: start codex, type /hooks, review and trust it",
+    'Codex\'s own sandbox must let Fumehood work: once the hook is trusted, set sandbox_mode = "danger-full-access"',
+)
+_CODEX_SERVER = ("`required = true` makes Codex refuse to start without the server, instead of going on without it",)
+_NO_HOOK = "it gets the server, not a hook: tell it to use run_command instead of its own terminal"
+_RESTART = ("restart the client, so that it reads its settings",)
 
 
 def add_commands(add: Add) -> None:
@@ -71,11 +91,7 @@ def _setup(context: Context) -> int:
     wizard.make_playground()
     wizard.try_it()
     wizard.show_snippet()
-    return context.say(wizard.told, lambda: None)
-
-
-def _connect(context: Context, client: str) -> int:
-    return connect(context, client)
+    return context.say(wizard.answer, lambda: None)
 
 
 class _Wizard:
@@ -85,7 +101,7 @@ class _Wizard:
         self._context = context
         self._options = context.options
         self._paint = paint()
-        self.told: dict[str, object] = {}
+        self.answer: dict[str, object] = {}
         if not self._options.yes and not (os.isatty(0) and os.isatty(1)):
             raise BadRequest("there is nobody to ask", hint="fumehood setup --yes takes every default")
 
@@ -116,24 +132,21 @@ class _Wizard:
     def check_host(self) -> None:
         """See that commands can be sandboxed here, and offer to install what is missing."""
         self._title("1. This machine")
-        found, abilities = self._examined()
-        missing = [ability for ability in abilities if ability.needed == "required" and not ability.works]
-        if not found.captures or missing:
-            self._offer(missing)
-            found, abilities = self._examined()
-        if not found.captures:
-            raise FumehoodError(f"commands can't be sandboxed here: {found.why}", hint="fumehood doctor tells more")
-        assert found.bwrap is not None
-        version = ".".join(str(part) for part in found.bwrap.version)
-        self._say(f"  commands can be sandboxed: bubblewrap {version}, writes captured by {found.captures[0]}")
-        self.told["capture"] = found.captures[0]
-
-    def _examined(self) -> tuple[Host, list[Ability]]:
         from fumehood.linux import doctor, probe
 
         places = self._context.store.places
-        found = probe.host(places.cache, places.state, fresh=True)
-        return found, doctor.examine(places.state, found)
+        host = probe.host(places.cache, places.state, fresh=True)
+        abilities = doctor.examine(places.state, host)
+        missing = [ability for ability in abilities if ability.needed == "required" and not ability.works]
+        if not host.captures or missing:
+            self._offer(missing)
+            host = probe.host(places.cache, places.state, fresh=True)
+        if not host.captures:
+            raise FumehoodError(f"commands can't be sandboxed here: {host.why}", hint="fumehood doctor tells more")
+        assert host.bwrap is not None
+        version = ".".join(str(part) for part in host.bwrap.version)
+        self._say(f"  commands can be sandboxed: bubblewrap {version}, writes captured by {host.captures[0]}")
+        self.answer["capture"] = host.captures[0]
 
     def _offer(self, missing: list[Ability]) -> None:
         """Offer to install what is missing; what no package mends is only told."""
@@ -169,7 +182,7 @@ class _Wizard:
             self._say(f"  {root} is the default now: {printable(path)}")
         else:
             self._say(f"  {root} is the default")
-        self.told["root"] = root
+        self.answer["root"] = root
 
     def _install(self) -> bool:
         """Install an Alpine root where there is none; tell whether there is one then."""
@@ -192,7 +205,7 @@ class _Wizard:
             self._say(f"  it could not be installed: {printable(error.message)}\n  later: fumehood rootfs install")
             return False
         self._say(f"  {tree.name} is installed")
-        self.told["rootfs"] = tree.name
+        self.answer["rootfs"] = tree.name
         return True
 
     def make_playground(self) -> None:
@@ -202,7 +215,7 @@ class _Wizard:
         self._title("3. The playground")
         path = made(self._context.store.places)
         self._say(f"  agents may write {printable(path)} too, outside of every project")
-        self.told["playground"] = path
+        self.answer["playground"] = path
 
     def try_it(self) -> None:
         """Run a command, as an agent would."""
@@ -215,7 +228,9 @@ class _Wizard:
         self._title("4. A first command")
         store = self._context.store
         policy = policy_for(store.places, ())
-        with tempfile.TemporaryDirectory(dir=_room(), prefix="fumehood-setup-") as folder:
+        # Not in /tmp, which a command does not see, if possible.
+        room = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None  # noqa: S108
+        with tempfile.TemporaryDirectory(dir=room, prefix="fumehood-setup-") as folder:
             hood = Hood(store, store.projects.open(folder, register=False), policy, start)
             said = look_inside(hood, "echo it works in $(uname -s) as uid $(id -u)", policy.root, 60.0)
         if not said.startswith("it works"):
@@ -226,7 +241,7 @@ class _Wizard:
         """Show how the person's agent comes to use it."""
         self._title("5. Your agent")
         agent = self._options.agent or self._ask("  which one?", _AGENTS, "none")
-        self.told["agent"] = agent
+        self.answer["agent"] = agent
         if agent in CLIENT_NAMES:
             self._say(f"  the same later: fumehood setup {agent}\n")
             if not self._context.as_json:
@@ -241,20 +256,7 @@ class _Wizard:
             self._say("  fumehood run -- 'make test'")
 
 
-def _room() -> str:
-    """Return where a directory for a trial can be made: not in /tmp, which a command does not see, if possible."""
-    import tempfile
-
-    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()  # noqa: S108
-
-
-# ---- `fumehood setup CLIENT`: write the hook or the server into a client's own configuration.
-
-_NAME = "fumehood"
-# Each of the three clients takes it so. The hook itself decides which tools run something: a list of names here would
-# leave out whatever a client calls its next one.
-EVERY_TOOL = "*"
-_SERVER_ONLY = ("cursor", "vscode")
+# `fumehood setup CLIENT`: write the hook or the server into a client's own configuration.
 
 
 class SettingsChange(Value):
@@ -269,12 +271,12 @@ class SettingsChange(Value):
     notes: tuple[str, ...] = ()
 
 
-def connect(context: Context, client: str) -> int:
+def _connect(context: Context, client: str) -> int:
     """Show what would change, then change it: a backup is kept, and doing it again changes nothing."""
     options = context.options
     if client not in CLIENTS:
         raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
-    change = CLIENTS[client](installed_command(), options.mcp)
+    change = CLIENTS[client](_installed_command(), options.mcp)
     path = os.path.realpath(change.path)
     before = _read(path)
     try:
@@ -288,41 +290,23 @@ def connect(context: Context, client: str) -> int:
     difference = "".join(
         difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{path} (now)", f"{path} (then)")
     )
-    told: dict[str, Any] = {"client": client, "path": path, "changed": False, "diff": difference, "backup": None,
-                            "notes": [] if options.remove else list(change.notes)}  # fmt: skip
+    answer: dict[str, Any] = {"client": client, "path": path, "changed": False, "diff": difference, "backup": None,
+                              "notes": [] if options.remove else list(change.notes)}  # fmt: skip
     if options.print:
-        told["text"] = after
-        return context.say(told, lambda: _show(after))
+        return context.say({**answer, "text": after}, lambda: sys.stdout.write(after))
     if not context.as_json:
         sys.stdout.write(difference or f"{path}: nothing to change\n")
-    if difference and _agreed(context):
+    if difference and _is_agreed(context):
         if options.mcp or client in _SERVER_ONLY:
             _get_server_ready()
-        told["backup"] = _write(path, before, after)
-        told["changed"] = True
-    return context.say(told, lambda: _tell(told))
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-
-
-def _agreed(context: Context) -> bool:
-    if context.options.yes:
-        return True
-    if not (os.isatty(0) and os.isatty(1)):
-        raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
-    sys.stdout.write("write this? [Y/n] ")
-    sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
-
-
-def _tell(told: dict[str, Any]) -> None:
-    if told["changed"]:
-        backup = f"; what was there: {told['backup']}" if told["backup"] else ""
-        sys.stdout.write(f"written: {told['path']}{backup}\n")
-    for note in told["notes"]:
-        sys.stdout.write(f"note: {note}\n")
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            answer["backup"] = replace(path, before, after)
+        except OSError as error:
+            hint = "--print shows what to add"
+            raise FumehoodError(f"{path} can't be written: {error.strerror}", hint=hint) from error
+        answer["changed"] = True
+    return context.say(answer, lambda: _tell(answer))
 
 
 def _read(path: str) -> str:
@@ -335,13 +319,22 @@ def _read(path: str) -> str:
         raise BadRequest(f"{path} can't be read: {error}", hint="--print shows what to add by hand") from error
 
 
-def _write(path: str, before: str, after: str) -> str | None:
-    """Replace a client's file; returns where what was there is kept."""
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        return replace(path, before, after)
-    except OSError as error:
-        raise FumehoodError(f"{path} can't be written: {error.strerror}", hint="--print shows what to add") from error
+def _is_agreed(context: Context) -> bool:
+    if context.options.yes:
+        return True
+    if not (os.isatty(0) and os.isatty(1)):
+        raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
+    sys.stdout.write("write this? [Y/n] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    if answer["changed"]:
+        backup = f"; what was there: {answer['backup']}" if answer["backup"] else ""
+        sys.stdout.write(f"written: {answer['path']}{backup}\n")
+    for note in answer["notes"]:
+        sys.stdout.write(f"note: {note}\n")
 
 
 def _means(path: str, text: str) -> Any:
@@ -350,7 +343,7 @@ def _means(path: str, text: str) -> Any:
     return jsonc.parse(text).plain() if text.strip() else {}
 
 
-def installed_command() -> list[str]:
+def _installed_command() -> list[str]:
     """Return how this program is started by somebody else, from anywhere."""
     started = os.path.abspath(sys.argv[0])
     if os.path.basename(started) == "launch.py":
@@ -365,10 +358,9 @@ def installed_command() -> list[str]:
 
 def _get_server_ready() -> None:
     """Have a checkout install what the server needs: a client would not wait for that."""
-    import subprocess
     from importlib.util import find_spec
 
-    command = [*installed_command(), "mcp", "--help"]
+    command = [*_installed_command(), "mcp", "--help"]
     if find_spec("mcp") is None and subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
         raise FumehoodError("the MCP server can't be started here", hint=" ".join(map(quoted, command)))
 
@@ -393,15 +385,15 @@ def _added_options(settings: Any) -> str:
     """Return what a person added to the command of our hook, such as `--ask`: it must not be lost."""
     for event in ("PreToolUse", "BeforeTool"):
         for group, index, _ in _hook_places(settings, event):
-            found = _OURS.search(_at(settings, ["hooks", event])[group]["hooks"][index]["command"])
-            if found is not None:
-                return found["options"]
+            ours = _OURS.search(_at(settings, ["hooks", event])[group]["hooks"][index]["command"])
+            if ours is not None:
+                return ours["options"]
     return ""
 
 
 def _server(command: list[str], **more: Any) -> dict[str, Any]:
-    told = {**more, "command": command[0], "args": [*command[1:], "mcp"]}
-    return told | ({"env": _own_places()} if _own_places() else {})
+    server = {**more, "command": command[0], "args": [*command[1:], "mcp"]}
+    return server | ({"env": _own_places()} if _own_places() else {})
 
 
 def _own_places() -> dict[str, str]:
@@ -414,8 +406,8 @@ def _json_hook(path: str, event: str, hook: dict[str, Any], notes: tuple[str, ..
     keys = ["hooks", event]
 
     def remove(text: str) -> str:
-        while text.strip() and (found := _hook_places(jsonc.parse(text).plain(), event)):
-            group, index, is_alone = found[0]
+        while text.strip() and (places := _hook_places(jsonc.parse(text).plain(), event)):
+            group, index, is_alone = places[0]
             text = jsonc.without(text, [*keys, group] if is_alone else [*keys, group, "hooks", index])
         for depth in (2, 1):
             if text.strip() and _at(jsonc.parse(text).plain(), keys[:depth]) in ([], {}):
@@ -424,7 +416,7 @@ def _json_hook(path: str, event: str, hook: dict[str, Any], notes: tuple[str, ..
 
     def edit(text: str, options: str) -> str:
         entry = {**hook, "command": _with_options(hook["command"], options)}
-        return jsonc.with_item(text or "{}\n", keys, {"matcher": EVERY_TOOL, "hooks": [entry]})
+        return jsonc.with_item(text or "{}\n", keys, {"matcher": _EVERY_TOOL, "hooks": [entry]})
 
     return SettingsChange(path=path, edit=edit, remove=remove, notes=notes)
 
@@ -438,14 +430,13 @@ def _at(value: Any, keys: list[str]) -> Any:
 def _hook_places(settings: Any, event: str) -> list[tuple[int, int, bool]]:
     """Find our hooks: the group, the place in it, and whether we are alone in it."""
     groups = _at(settings, ["hooks", event])
-    found = []
+    places = []
     for number, group in enumerate(groups if isinstance(groups, list) else ()):
-        given = group.get("hooks") if isinstance(group, dict) else None
-        hooks = given if isinstance(given, list) else []
-        for index, hook in enumerate(hooks):
-            if isinstance(hook, dict) and _is_ours(hook.get("command")):
-                found.append((number, index, len(hooks) == 1))
-    return found
+        hooks = _at(group, ["hooks"])
+        for index, hook in enumerate(hooks if isinstance(hooks, list) else ()):
+            if _is_ours(_at(hook, ["command"])):
+                places.append((number, index, len(hooks) == 1))
+    return places
 
 
 def _json_server(path: str, key: str, server: dict[str, Any], notes: tuple[str, ...]) -> SettingsChange:
@@ -473,13 +464,12 @@ def _toml(text: str) -> Any:
 
 def _codex(command: list[str], mcp: bool) -> SettingsChange:
     path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
+    added = ""
     if mcp:
         words = ", ".join(map(_toml_text, [*command[1:], "mcp"]))
         added = f"[mcp_servers.{_NAME}]\ncommand = {_toml_text(command[0])}\nargs = [{words}]\nrequired = true\n"
         places = ", ".join(f"{name} = {_toml_text(value)}" for name, value in _own_places().items())
         added += f"env = {{ {places} }}\n" if places else ""
-    else:
-        added = ""
 
     def edit(text: str, options: str) -> str:
         gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
@@ -525,27 +515,6 @@ def _without_hook(text: str) -> str:
     return text
 
 
-_CODEX_BLOCK = f"""\
-[[hooks.PreToolUse]]
-matcher = "{EVERY_TOOL}"
-
-[[hooks.PreToolUse.hooks]]
-type = "command"
-"""
-# As it was written by any version of us, for other tools.
-_ANY_CODEX_BLOCK = re.compile(
-    r'^\[\[hooks\.PreToolUse\]\]\nmatcher = "[^"\n]*"\n\n'
-    r'\[\[hooks\.PreToolUse\.hooks\]\]\ntype = "command"\ncommand = .*(?:\n|\Z)',
-    re.MULTILINE,
-)
-_CODEX_HOOK = (
-    "Codex skips a hook until you trust it, and says little: start codex, type /hooks, review and trust it",
-    'Codex\'s own sandbox must let Fumehood work: once the hook is trusted, set sandbox_mode = "danger-full-access"',
-)
-_CODEX_SERVER = ("`required = true` makes Codex refuse to start without the server, instead of going on without it",)
-_RESTART = ("restart the client, so that it reads its settings",)
-
-
 def _claude(command: list[str], mcp: bool) -> SettingsChange:
     if mcp:
         # Where Claude Code itself keeps servers that hold for every project.
@@ -565,16 +534,12 @@ def _gemini(command: list[str], mcp: bool) -> SettingsChange:
 
 
 def _cursor(command: list[str], _mcp: bool) -> SettingsChange:
-    notes = ("it gets the server, not a hook: tell it to use run_command instead of its own terminal",)
-    return _json_server(f"{home()}/.cursor/mcp.json", "mcpServers", _server(command), notes)
+    return _json_server(f"{home()}/.cursor/mcp.json", "mcpServers", _server(command), (_NO_HOOK,))
 
 
 def _vscode(command: list[str], _mcp: bool) -> SettingsChange:
     folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
-    notes = (
-        "VS Code asks whether to trust the server when it starts first",
-        "it gets the server, not a hook: tell it to use run_command instead of its own terminal",
-    )
+    notes = ("VS Code asks whether to trust the server when it starts first", _NO_HOOK)
     return _json_server(f"{folder}/Code/User/mcp.json", "servers", _server(command, type="stdio"), notes)
 
 
