@@ -1,4 +1,4 @@
-"""`fumehood doctor`: what this machine can do for a sandbox, what is missing, and the line to type."""
+"""Commands that keep house: `doctor` says what this machine can do and lacks, `clean` removes what is old."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 from fumehood.core.report import printable
 from fumehood.errors import BadConfiguration, BadRequest, NoRoom
 from fumehood.faces.cli.commands import Context, paint
-from fumehood.faces.cli.output import whole_number
-from fumehood.linux import doctor, host, probe
+from fumehood.faces.cli.output import Paint, confirmed, whole_number
+from fumehood.linux import doctor, probe
 from fumehood.linux.capture import LABELS
-from fumehood.linux.doctor import Ability, examine_roots
+from fumehood.linux.doctor import Ability
 from fumehood.service import owners, recover
 from fumehood.service.clean import DAYS, Freed, clean
 from fumehood.service.opened import OpenedStore
@@ -28,129 +28,14 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.commands import Add
     from fumehood.linux.host import Host
 
-
-# ---- `fumehood doctor`: what this machine can do for a sandbox, what is missing, and the line to type.
-
-_GREEN, _RED, _YELLOW, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in (32, 31, 33, 2, 1, 0))
-_COLOURS = {"ok": _GREEN, "MISSING": _RED, "missing": _YELLOW, "info": _DIM}
-
-_MEANING = {
+_CAPTURES = {
     "kernel": "the kernel's overlay, mounted by the launcher in a namespace of its own",
     "bwrap": "bubblewrap's own --overlay",
     "fuse": "fuse-overlayfs",
     "copy": "a copy of every root before each run (slow on big projects)",
 }
+_COLOURS = {"ok": "green", "MISSING": "red", "missing": "yellow", "info": "dim"}
 
-
-def show(
-    state_dir: str, cache_dir: str, project: Callable[[host.Host], doctor.Ability] | None = None,
-    own: Sequence[doctor.Ability] = (), *, as_json: bool, colour: bool, out: TextIO,
-) -> int:  # fmt: skip
-    """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1.
-
-    `project` looks at the project at hand, if there is one; `own` is what is known of Fumehood's own side.
-    """
-    lacking = database.shortage(state_dir)
-    if lacking:
-        database.give_back_if_full(state_dir)
-    if database.shortage(state_dir):
-        # Whatever is tried out there would seem not to work.
-        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=database.hint(state_dir))
-    found = probe.host(cache_dir, state_dir, fresh=True)
-    abilities = [_room(state_dir, lacking), *own, *doctor.examine(state_dir, found)]
-    if project is not None and not found.why_bare:
-        abilities.append(project(found))
-    if as_json:
-        json.dump(_as_object(found, abilities), out, indent=2)
-        out.write("\n")
-    else:
-        lines = [*_summary(found, colour), "", *_table(abilities, colour)]
-        out.write("\n".join(lines) + "\n")
-    return 1 if found.why_bare else 0
-
-
-def _room(state_dir: str, lacking: str) -> doctor.Ability:
-    """Tell whether the disk has room for what is recorded of a command."""
-    return doctor.Ability(
-        name="room for records", works=not lacking, detail=lacking or f"enough in {state_dir}",
-        fix=database.hint(state_dir), needed="required",
-    )  # fmt: skip
-
-
-def _as_object(found: host.Host, abilities: list[doctor.Ability]) -> dict[str, object]:
-    return {
-        "sandbox": not found.why_bare,
-        "capture": _capture(found),
-        "why": _reason(found),
-        "bwrap": found.bwrap.fields() if found.bwrap else None,
-        "in_force": {name: each.works for name, each in doctor.in_force(found).items()},
-        "abilities": [ability.fields() for ability in abilities],
-    }
-
-
-def _in_force(found: host.Host) -> str:
-    """Name what protects commands besides the sandbox itself, and what does not."""
-    each = doctor.in_force(found)
-    there = [name for name, ability in each.items() if ability.works]
-    missing = {name: ability.detail.partition(": ")[2] for name, ability in each.items() if not ability.works}
-    return ", ".join((*there, *(f"no {name} ({why})" for name, why in missing.items())))
-
-
-def _capture(found: host.Host) -> str:
-    return found.captures[0] if found.captures else ""
-
-
-def _reason(found: host.Host) -> str:
-    """Say why this capture is in force: what the better ones lack."""
-    if found.why_bare:
-        return found.why_bare
-    better = probe.CAPTURES[: probe.CAPTURES.index(_capture(found))]
-    lacking = [f"{LABELS[name]} does not work here: {found.refusal(name)}" for name in better]
-    return "; ".join(lacking) or "it is the best way there is"
-
-
-def _summary(found: host.Host, colour: bool) -> list[str]:
-    if found.why_bare or not found.bwrap:
-        return [
-            _painted("Commands can NOT be sandboxed on this machine.", _RED, colour),
-            f"  {found.why_bare}",
-            "  each one would run unsandboxed, and only if you allow it when you are asked",
-        ]
-    version = ".".join(str(part) for part in found.bwrap.version)
-    return [
-        _painted("Commands can be sandboxed on this machine.", _BOLD, colour),
-        f"  bubblewrap  {version}, {found.bwrap.path} ({found.bwrap.origin})",
-        f"  capture     {_capture(found)}: {_MEANING[_capture(found)]}",
-        f"  why         {_reason(found)}",
-        f"  in force    {_in_force(found)}",
-    ]
-
-
-def _table(abilities: list[doctor.Ability], colour: bool) -> list[str]:
-    width = min(max(len(ability.name) for ability in abilities), 44)
-    lines = []
-    for ability in abilities:
-        mark = _mark(ability)
-        painted = _painted(f"{mark:8}", _COLOURS[mark], colour)
-        lines.append(f"{painted} {ability.name:{width}}  {printable(ability.detail)}")
-        if ability.fix and not ability.works:
-            lines.append(f"{'':9}{_painted('fix:', _BOLD, colour)} {ability.fix}")
-    return lines
-
-
-def _mark(ability: doctor.Ability) -> str:
-    if ability.needed == "info":
-        return "info"
-    if ability.works:
-        return "ok"
-    return "MISSING" if ability.needed == "required" else "missing"
-
-
-def _painted(text: str, code: str, colour: bool) -> str:
-    return f"{code}{text}{_PLAIN}" if colour else text
-
-
-# ---- Commands that keep house: doctor, clean.
 
 def add_commands(add: Add) -> None:
     """Make these commands known."""
@@ -179,11 +64,108 @@ def add_commands(add: Add) -> None:
 
 
 def _doctor(context: Context) -> int:
-    places = context.store.places
+    store = context.store
+    lost = recover.unknown(store)
+    detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
+    records = Ability(name="records", works=not lost, detail=detail, fix=recover.MEND)
     return show(
-        places.state, places.cache, _project(context), [_records(context)], as_json=context.as_json,
+        store.places.state, store.places.cache, _project(context), [records], as_json=context.as_json,
         colour=paint().on, out=sys.stdout,
     )  # fmt: skip
+
+
+def _project(context: Context) -> Callable[[Host], Ability] | None:
+    """Return what looks at the project around here, where there can be one."""
+    try:
+        project = context.project
+        wanted = context.store.policy_of(project).capture
+    except (BadRequest, BadConfiguration):
+        if context.options.project or context.options.workspace:
+            raise
+        return None
+    failed_on = owners.failed_on(context.store.places, project)
+    return lambda host: doctor.examine_roots(host, wanted, project.roots, failed_on)
+
+
+def show(
+    state_dir: str, cache_dir: str, project: Callable[[Host], Ability] | None = None,
+    own: Sequence[Ability] = (), *, as_json: bool, colour: bool, out: TextIO,
+) -> int:  # fmt: skip
+    """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1.
+
+    `project` looks at the project at hand, if there is one; `own` is what is known of Fumehood's own side.
+    """
+    lacking = database.shortage(state_dir)
+    if lacking:
+        database.give_back_if_full(state_dir)
+    if database.shortage(state_dir):
+        # Whatever is tried out there would seem not to work.
+        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=database.hint(state_dir))
+    host = probe.host(cache_dir, state_dir, fresh=True)
+    room = Ability(
+        name="room for records", works=not lacking, detail=lacking or f"enough in {state_dir}",
+        fix=database.hint(state_dir), needed="required",
+    )  # fmt: skip
+    abilities = [room, *own, *doctor.examine(state_dir, host)]
+    if project is not None and not host.why_bare:
+        abilities.append(project(host))
+    if as_json:
+        answer = {
+            "sandbox": not host.why_bare,
+            "capture": host.captures[0] if host.captures else "",
+            "why": _why_this_capture(host),
+            "bwrap": host.bwrap.fields() if host.bwrap else None,
+            "in_force": {name: each.works for name, each in doctor.in_force(host).items()},
+            "abilities": [ability.fields() for ability in abilities],
+        }
+        json.dump(answer, out, indent=2)
+        out.write("\n")
+    else:
+        paint = Paint(1)
+        paint.on = colour
+        out.write("\n".join([*_summary(host, paint), "", *_table(abilities, paint)]) + "\n")
+    return 1 if host.why_bare else 0
+
+
+def _why_this_capture(host: Host) -> str:
+    """Say why this capture is in force: what the better ones lack."""
+    if host.why_bare:
+        return host.why_bare
+    better = probe.CAPTURES[: probe.CAPTURES.index(host.captures[0])]
+    lacking = [f"{LABELS[name]} does not work here: {host.refusal(name)}" for name in better]
+    return "; ".join(lacking) or "it is the best way there is"
+
+
+def _summary(host: Host, paint: Paint) -> list[str]:
+    if host.why_bare or not host.bwrap:
+        return [
+            paint("Commands can NOT be sandboxed on this machine.", "red"),
+            f"  {host.why_bare}",
+            "  each one would run unsandboxed, and only if you allow it when you are asked",
+        ]
+    version = ".".join(str(part) for part in host.bwrap.version)
+    # What protects commands besides the sandbox itself, and then what does not.
+    protections = sorted(doctor.in_force(host).items(), key=lambda item: not item[1].works)
+    in_force = [name if each.works else f"no {name} ({each.detail.partition(': ')[2]})" for name, each in protections]
+    return [
+        paint("Commands can be sandboxed on this machine.", "bold"),
+        f"  bubblewrap  {version}, {host.bwrap.path} ({host.bwrap.origin})",
+        f"  capture     {host.captures[0]}: {_CAPTURES[host.captures[0]]}",
+        f"  why         {_why_this_capture(host)}",
+        f"  in force    {', '.join(in_force)}",
+    ]
+
+
+def _table(abilities: list[Ability], paint: Paint) -> list[str]:
+    width = min(max(len(ability.name) for ability in abilities), 44)
+    lines = []
+    for ability in abilities:
+        mark = "ok" if ability.works else "MISSING" if ability.needed == "required" else "missing"
+        mark = "info" if ability.needed == "info" else mark
+        lines.append(f"{paint(f'{mark:8}', _COLOURS[mark])} {ability.name:{width}}  {printable(ability.detail)}")
+        if ability.fix and not ability.works:
+            lines.append(f"{'':9}{paint('fix:', 'bold')} {ability.fix}")
+    return lines
 
 
 def _mend(options: argparse.Namespace) -> int:
@@ -202,26 +184,6 @@ def _mend(options: argparse.Namespace) -> int:
     return 0
 
 
-def _records(context: Context) -> Ability:
-    """Tell whether every run's directory is in the records."""
-    lost = recover.unknown(context.store)
-    detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
-    return Ability(name="records", works=not lost, detail=detail, fix=recover.MEND)
-
-
-def _project(context: Context) -> Callable[[Host], Ability] | None:
-    """Return what looks at the project around here, where there can be one."""
-    try:
-        project = context.project
-        wanted = context.store.policy_of(project).capture
-    except (BadRequest, BadConfiguration):
-        if context.options.project or context.options.workspace:
-            raise
-        return None
-    failed_on = owners.failed_on(context.store.places, project)
-    return lambda host: examine_roots(host, wanted, project.roots, failed_on)
-
-
 def _clean(context: Context) -> int:
     options = context.options
     if options.all and (options.project or options.workspace):
@@ -235,20 +197,10 @@ def _clean(context: Context) -> int:
             context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget, project=project, dry=dry
         )
 
-    is_asked = not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1)
-    if is_asked and not _is_agreed(cleaned(dry=True)):
-        return 1
+    if not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1):
+        going = cleaned(dry=True)
+        if (going.runs or going.backups) and not confirmed(f"{going.told()}\ngo on? [y/N] "):
+            sys.stderr.write("nothing was removed\n")
+            return 1
     freed = cleaned(dry=options.dry_run)
     return context.say(freed.fields(), lambda: print(freed.told()))
-
-
-def _is_agreed(going: Freed) -> bool:
-    """Ask the person at the terminal, where backups would go."""
-    if not going.runs and not going.backups:
-        return True
-    sys.stderr.write(f"{going.told()}\ngo on? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
-        return True
-    sys.stderr.write("nothing was removed\n")
-    return False

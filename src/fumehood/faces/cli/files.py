@@ -1,4 +1,4 @@
-"""Commands about files: what is known of them, bringing one back, reading the project anew."""
+"""Commands about files and projects: what is known of them, bringing a file back, reading the project anew."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ from fumehood.core.report import printable
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.faces.cli.look import short, tell_run
-from fumehood.faces.cli.output import here
+from fumehood.faces.cli.output import confirmed, here
 from fumehood.service.files import scan_project
 from fumehood.service.projects import forget, loss
 from fumehood.service.restore import EMPTY, known_file, known_files, made_by, place_of, restore, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from fumehood.core.report import Run
-    from fumehood.faces.cli.commands import Add, Context
+    from fumehood.faces.cli.commands import Add
     from fumehood.faces.cli.output import Paint
-    from fumehood.service.restore import KnownFile, Version
+    from fumehood.service.restore import KnownFile
     from fumehood.store.projects import KnownProject, Project
-
-
-# ---- Commands about files: what is known of them, bringing one back, reading the project anew.
 
 _NAMED = 3  # days and runs named in a line
 _OFTEN_S = 0.1  # between two words of progress
@@ -64,77 +60,69 @@ def _files(context: Context) -> int:
     if top in project.roots:
         return _tell_list(context, project, known_files(context.store, project, top))
     root, below = place_of(context.store, project, path, here())
-    known = known_file(context.store, project, root, below)
-    inside = [] if known is not None else known_files(context.store, project, root, below)
+    file = known_file(context.store, project, root, below)
+    inside = [] if file is not None else known_files(context.store, project, root, below)
     if inside:
         return _tell_list(context, project, inside)
-    return _tell_one(context, project, root, below, known)
+    return _tell_one(context, project, root, below, file)
 
 
-def _tell_list(context: Context, project: Project, known: Sequence[KnownFile]) -> int:
-    told = [each for each in known if context.options.all or each.is_worth_telling]
-    left_out = len(known) - len(told)
+def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
+    listed = [each for each in files if context.options.all or each.is_worth_telling]
 
     def show() -> None:
         colour = paint()
-        for each in told:
-            sys.stdout.write(f"{_line(project.path, each, colour)}\n")
-        if not known:
-            sys.stdout.write("no files are known yet; fumehood scan reads the project\n")
-        elif left_out:
-            sys.stdout.write(
-                colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim") + "\n"
-            )
+        for each in listed:
+            print(_line(project.path, each, colour))
+        if not files:
+            print("no files are known yet; fumehood scan reads the project")
+        elif len(listed) < len(files):
+            left_out = len(files) - len(listed)
+            print(colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim"))
 
-    return context.say([each.told() for each in told], show)
+    return context.say([each.told() for each in listed], show)
 
 
-def _line(project: str, each: KnownFile, colour: Paint) -> str:
+def _line(project: str, file: KnownFile, colour: Paint) -> str:
     """Write a file in one line: its state, size, path, and where it can be had from."""
-    known = each.record
-    word, shade = ("", "dim")
-    if known.needs_approval:
-        word, shade = "waiting", "yellow"
-    elif known.is_deleted:
-        word, shade = "deleted", "red"
-    sources = [*each.days, *map(short, each.runs)]
+    record = file.record
+    word, shade = ("deleted", "red") if record.is_deleted else ("", "dim")
+    word, shade = ("waiting", "yellow") if record.needs_approval else (word, shade)
+    sources = [*file.days, *map(short, file.runs)]
     named = ", ".join(sources[:_NAMED]) + (f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else "")
-    where = "" if known.root == project else f"{known.root}/"
+    where = "" if record.root == project else f"{record.root}/"
     past = colour(f"  from {named}", "dim") if sources else ""
-    return f"{colour(f'{word:8}', shade)} {_size(known.size):>10}  {printable(where + known.path)}{past}"
+    return f"{colour(f'{word:8}', shade)} {_size(record.size):>10}  {printable(where + record.path)}{past}"
 
 
-def _tell_one(context: Context, project: Project, root: str, path: str, known: KnownFile | None) -> int:
-    found = versions(context.store, project, root, path)
+def _tell_one(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:
+    kept = versions(context.store, project, root, path)
     by = made_by(context.store, project, root, path)
-    if known is None and not found and not by:
+    if file is None and not kept and not by:
         raise BadRequest(
             f"nothing is known about {printable(path)}", hint="no run changed it; fumehood scan reads the project"
         )
-    told = {**({"path": path, "root": root} if known is None else known.told()),
-            "versions": [version.told() for version in found]}  # fmt: skip
-    return context.say(told, lambda: _show_versions(project, path, known, found, by))
 
+    def show() -> None:
+        colour = paint()
+        if file is not None:
+            print(_line(project.path, file.replace(days=(), runs=()), colour))
+        if not kept:
+            why = f"no earlier version is kept; run {short(by)} changed it last" if by else "no run changed it"
+            print(f"it can't be restored: {why}")
+            return
+        print("it can be restored:")
+        for version in kept:
+            is_run = "-" not in version.source
+            when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
+            source = short(version.source) if is_run else version.source
+            size = _size(version.size)
+            kind = "" if version.kind == "file" else f" {version.kind}"
+            print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
+        print(colour(f"fumehood restore {printable(path)} [--from RUN|DATE]", "dim"))
 
-def _show_versions(project: Project, path: str, known: KnownFile | None, found: Sequence[Version], by: str) -> None:
-    colour = paint()
-    if known is not None:
-        sys.stdout.write(f"{_line(project.path, known.replace(days=(), runs=()), colour)}\n")
-    if not found:
-        why = f"no earlier version is kept; run {short(by)} changed it last" if by else "no run changed it"
-        sys.stdout.write(f"it can't be restored: {why}\n")
-        return
-    sys.stdout.write("it can be restored:\n")
-    for version in found:
-        is_run = "-" not in version.source
-        when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
-        source = short(version.source) if is_run else version.source
-        kind = "" if version.kind == "file" else f" {version.kind}"
-        sys.stdout.write(
-            f"  {source:16}  {colour(f'{when:19}', 'dim')}  {_size(version.size):>10}{kind}  "
-            f"{printable(version.about)}\n"
-        )
-    sys.stdout.write(colour(f"fumehood restore {printable(path)} [--from RUN|DATE]", "dim") + "\n")
+    answer = {"path": path, "root": root} if file is None else file.told()
+    return context.say({**answer, "versions": [version.told() for version in kept]}, show)
 
 
 def _size(size: int) -> str:
@@ -147,66 +135,48 @@ def _size(size: int) -> str:
 
 
 def _restore(context: Context) -> int:
-    done = restore(
-        context.store, context.project, context.options.path, context.options.source, here=here()
-    )
-    return context.say(done.as_dict(), lambda: _tell_restored(done))
+    done = restore(context.store, context.project, context.options.path, context.options.source, here=here())
 
+    def show() -> None:
+        if done.state == EMPTY:
+            print("nothing to do: it is that version already")
+            return
+        tell_run(done, sys.stdout)
+        print(f"  to have it back as it was: fumehood undo {short(done.run)}")
 
-def _tell_restored(done: Run) -> None:
-    if done.state == EMPTY:
-        sys.stdout.write("nothing to do: it is that version already\n")
-        return
-    tell_run(done, sys.stdout)
-    sys.stdout.write(f"  to have it back as it was: fumehood undo {short(done.run)}\n")
+    return context.say(done.as_dict(), show)
 
 
 def _scan(context: Context) -> int:
-    tell, done = _progress()
-    try:
-        found = scan_project(context.store, context.project, tell)
-    finally:
-        done()
-
-    def show() -> None:
-        files = "1 file" if found.files == 1 else f"{found.files} files"
-        sys.stdout.write(
-            f"{files}: {found.added} new, {found.updated} changed, {found.dropped} gone"
-            + (f", {found.kept} missing but backed up" if found.kept else "")
-            + "\n"
-        )
-        if found.unread:
-            what = "1 directory" if found.unread == 1 else f"{found.unread} directories"
-            sys.stdout.write(f"{what} could not be read\n")
-
-    return context.say(found.fields(), show)
-
-
-def _progress() -> tuple[Callable[[int], None] | None, Callable[[], None]]:
-    """Return what shows on a terminal how far a scan is, now and then, and what removes that again."""
-    if not os.isatty(2) or os.environ.get("TERM") == "dumb":
-        return None, lambda: None
+    shows_progress = os.isatty(2) and os.environ.get("TERM") != "dumb"
     last = 0.0
 
-    def tell(count: int) -> None:
+    def progress(count: int) -> None:
         nonlocal last
         if time.monotonic() - last >= _OFTEN_S:
             last = time.monotonic()
             sys.stderr.write(f"\rreading the project: {count} files ")
             sys.stderr.flush()
 
-    def done() -> None:
+    try:
+        scan = scan_project(context.store, context.project, progress if shows_progress else None)
+    finally:
         if last:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
 
-    return tell, done
+    def show() -> None:
+        files = "1 file" if scan.files == 1 else f"{scan.files} files"
+        kept = f", {scan.kept} missing but backed up" if scan.kept else ""
+        print(f"{files}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}")
+        if scan.unread:
+            print(f"{'1 directory' if scan.unread == 1 else f'{scan.unread} directories'} could not be read")
 
+    return context.say(scan.fields(), show)
 
-# ---- `fumehood projects`: every directory that Fumehood has a record of, wherever it is now.
 
 def add_projects(add: Add) -> None:
-    """Make this command known."""
+    """Make `projects` known: every directory that Fumehood has a record of, wherever it is now."""
     command = add(
         "projects", "list the known projects, say where one has moved, or forget one", _projects,
         "  fumehood projects list\n  fumehood projects move ~/old/name ~/new/name\n  fumehood projects forget 3",
@@ -220,8 +190,8 @@ def add_projects(add: Add) -> None:
 def _projects(context: Context) -> int:
     options, projects = context.options, context.store.projects
     if options.what == "list":
-        known = projects.known()
-        return context.say({"projects": [each.fields() for each in known]}, lambda: _show(known))
+        listed = projects.known()
+        return context.say({"projects": [each.fields() for each in listed]}, lambda: _show_projects(listed))
     if not options.which or (options.what == "move" and not options.to):
         needed = "PROJECT NEW" if options.what == "move" else "PROJECT"
         raise BadRequest(f"projects {options.what} needs {needed}", hint="fumehood projects list shows them")
@@ -232,26 +202,21 @@ def _projects(context: Context) -> int:
         return context.say(moved.fields(), lambda: print(f"project {moved.id} is at {printable(moved.path)} now"))
     lost = loss(context.store, which)
     if not options.yes:
-        _confirm(which, lost.told())
+        if not (os.isatty(0) and os.isatty(2)):
+            hint = f"{lost.told()}; --yes does it"
+            raise BadRequest(f"there is nobody to ask whether to forget {which.path}", hint=hint)
+        question = f"forget project {which.id}, {printable(which.path)}? {lost.told()}. Its own files stay. [y/N] "
+        if not confirmed(question):
+            raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
     forget(context.store, which)
     return context.say({"forgotten": which.fields(), **lost.fields()}, lambda: print(f"forgotten; {lost.told()}"))
 
 
-def _show(known: list[KnownProject]) -> None:
-    if not known:
-        sys.stdout.write("no project is known yet\n")
-    for each in known:
+def _show_projects(projects: list[KnownProject]) -> None:
+    if not projects:
+        print("no project is known yet")
+    for each in projects:
         held = f", {each.held} held" if each.held else ""
         place = "" if each.place == "there" else f"  [{each.place}]"
         runs = "1 run" if each.runs == 1 else f"{each.runs} runs"
-        sys.stdout.write(f"{each.id:4}  {printable(each.path)}  {runs}{held}{place}\n")
-
-
-def _confirm(which: KnownProject, lost: str) -> None:
-    """Have the person at the terminal say yes; without one, nothing is forgotten."""
-    if not (os.isatty(0) and os.isatty(2)):
-        raise BadRequest(f"there is nobody to ask whether to forget {which.path}", hint=f"{lost}; --yes does it")
-    sys.stderr.write(f"forget project {which.id}, {printable(which.path)}? {lost}. Its own files stay. [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
+        print(f"{each.id:4}  {printable(each.path)}  {runs}{held}{place}")

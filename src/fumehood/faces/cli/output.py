@@ -74,6 +74,13 @@ def tell_error(error: FumehoodError) -> None:
     sys.stderr.write(f"ERROR: {printable(error.message)}\n{hint}")
 
 
+def confirmed(question: str) -> bool:
+    """Ask the person at the terminal; nothing but a yes is one."""
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 class Paint:
     """Colours text, or leaves it alone."""
 
