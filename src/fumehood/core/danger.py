@@ -253,7 +253,7 @@ def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
     The caller looks for a `HEAD` of any kind in each, in the project as the run left it, and gives those
     that have one to `survey`.
     """
-    directories = set()
+    directories: set[tuple[int, str]] = set()
     for change in changes:
         if change.kind == DIRECTORY:
             continue
