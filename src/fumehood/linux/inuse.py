@@ -12,7 +12,6 @@ import fcntl
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.changes import is_plain
 from fumehood.core.judge import JOURNALS, database
 from fumehood.core.report import printable
 from fumehood.linux.nofollow import Parents, look, open_top, split
@@ -35,8 +34,8 @@ def open_elsewhere(
 ) -> dict[tuple[int, str], str]:
     """Return the files that applied changes take out of the project and that programs write, with those in words.
 
-    For a database's journal, its database is asked for too: the two are one state. What is swapped plainly is left out
-    where each swap asks by itself.
+    For a database's journal, its database is asked for too: the two are one state. Where plain swaps ask by
+    themselves, what is modified is left out.
     """
     busy: dict[tuple[int, str], str] = {}
     for number, root in enumerate(roots):
@@ -56,7 +55,7 @@ def _asked_for(changes: Iterable[c.Change], *, swaps_ask: bool) -> Iterator[str]
     for change in changes:
         if change.verdict == c.APPLIED:
             before, path = change.before, change.path
-            if before is not None and before.kind == c.FILE and not (swaps_ask and is_plain(change)):
+            if before is not None and before.kind == c.FILE and not (swaps_ask and change.change == c.MODIFIED):
                 yield path
             if path.endswith(JOURNALS):
                 yield database(path)
