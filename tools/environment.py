@@ -70,13 +70,12 @@ def environment_of(name: str, python: str = sys.executable) -> Path:
 
 def place_of(name: str, python: str = sys.executable) -> Path:
     """Where that environment is or will be, by everything that it depends on."""
-    digest = hashlib.sha256()
-    parts = [os.path.realpath(python), "{}.{}".format(*sys.version_info), *([CHECKOUT] if name in OURS else [])]
-    for part in parts:
-        digest.update(os.fsencode(part) + b"\0")
-    for path in inputs(name):
-        digest.update(path.read_bytes() + b"\0")
-    return cache_directory() / f"{'venv' if name in OURS else 'packages'}-{name}-{digest.hexdigest()[:16]}"
+    lock, program = inputs(name)
+    parts = [os.fsencode(os.path.realpath(python)), "{}.{}".format(*sys.version_info).encode(), lock.read_bytes()]
+    if name in OURS:
+        parts += [os.fsencode(CHECKOUT), program.read_bytes()]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    return cache_directory() / f"{'venv' if name in OURS else 'packages'}-{name}-{digest}"
 
 
 def inputs(name: str) -> list[Path]:
@@ -185,15 +184,16 @@ def install(target: Path, name: str, python: str, lock: int) -> None:
     """Install what is locked: by uv where it is there and can, else by pip."""
     inside, packages = target / "bin/python", CHECKOUT / f"requirements/{name}.txt"
     count = len(PACKAGE.findall(packages.read_text()))
+    counted = f"{count} package{'s'[: count != 1]}"
     uv = shutil.which("uv")
     if uv is not None:
-        tell(f"installing {count} packages with uv")
+        tell(f"installing {counted} with uv")
         try:
             # Copied: what others do to the files in uv's cache must not change what runs here.
             return step([uv, "pip", "install", "--link-mode=copy", *LOCKED, "--python", inside, "-r", packages], lock)
         except subprocess.CalledProcessError:
             tell("uv can't; trying with pip")
-    tell(f"installing {count} packages with pip")
+    tell(f"installing {counted} with pip")
     pip = [python, "-I", "-m", "pip", "--python", inside]
     # To put pip into the environment takes longer than all the rest: one that is there already serves as well.
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
