@@ -88,5 +88,5 @@ def test_what_can_not_be_fetched_is_said_in_one_line(mirror: Mirror, tmp_path: P
 def test_a_proxy_is_used_where_one_is_given(mirror: Mirror) -> None:
     mirror.files["http://nowhere.invalid/x"] = b"by proxy"
     assert Fetcher(proxy=mirror.url).content("http://nowhere.invalid/x", 100) == b"by proxy"
-    with pytest.raises(BadRequest, match="no proxy"):
+    with pytest.raises(BadRequest, match="is not the address of a proxy"):
         Fetcher(proxy="proxy:3128")

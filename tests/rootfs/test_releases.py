@@ -42,8 +42,8 @@ def test_the_list_tells_version_file_and_checksum() -> None:
     ("content", "complaint"),
     [
         (GOOD.replace("minirootfs, ", "netboot, "), "lists no alpine-minirootfs"),
-        ("", "not a list of releases"), ("flavor: alpine-minirootfs\n", "no list of releases"),
-        ("<html><body>504: {gateway", "can't be used"), ("- [", "no YAML"), ("- 1\n- x\n", "lists no"),
+        ("", "not a list of releases"), ("flavor: alpine-minirootfs\n", "not a list of releases"),
+        ("<html><body>504: {gateway", "can't be used"), ("- [", "not YAML"), ("- 1\n- x\n", "lists no"),
         (GOOD.replace("version: 3.23.3, file: alpine", "file: alpine"), "has no version"),
         (GOOD.replace("file: alpine-minirootfs-3.23.3", "file: ../../alpine-minirootfs-3.23.3"), "has the file"),
         (GOOD.replace(f"tar.gz, sha256: {SHA}", "tar.gz, sha256: 12"), "has the sha256"),
