@@ -153,7 +153,7 @@ def test_a_program_that_calls_a_command_off_finds_it_held(home: Path, project: P
 
 
 @in_the_hood
-@pytest.mark.parametrize(("line", "asked"), [("echo begun", "apply"), ("echo begun; touch file", "hold")])
+@pytest.mark.parametrize(("line", "asked"), [("echo begun", "apply"), ("touch file; echo begun", "hold")])
 def test_a_command_that_is_called_off_says_so_whatever_it_wrote(
     home: Path, project: Path, line: str, asked: str
 ) -> None:

@@ -135,7 +135,7 @@ def test_a_restore_tells_programs_the_run(run: Callable[..., Run], cli: Cli, pro
         (("restore", "/etc/passwd"), "/etc/passwd is not a path in"),
         (("files", "nothing"), "nothing is known about nothing"),
         (("files", "../.."), "is not a path in"),
-        (("restore",), "the following arguments are required: PATH"),
+        (("restore",), "restore needs PATH"),
     ],
 )
 def test_bad_input_gets_one_line_and_a_hint(

@@ -264,7 +264,7 @@ def test_it_tells_what_it_did() -> None:
 
 
 def test_a_negative_age_is_refused(store: Store) -> None:
-    with pytest.raises(BadRequest, match="no age of -1 days"):
+    with pytest.raises(BadRequest, match="-1 days is not an age"):
         clean(store, days=-1)
 
 

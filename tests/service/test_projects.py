@@ -87,7 +87,7 @@ def test_a_project_that_was_made_again_starts_fresh_and_is_told_once(cli, projec
     for words in (("undo", applied), ("apply", held), ("discard", held)):
         refused = cli(*words)
         assert refused.returncode == 125
-        assert f"of the directory that was at {project} before" in refused.stderr
+        assert f"belongs to the directory that was at {project} before" in refused.stderr
     assert os.listdir(project) == ["x"]
 
 

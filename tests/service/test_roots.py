@@ -204,7 +204,7 @@ def test_a_refusal_leaves_the_roots_as_they_are(add_root, store, project, second
     add_root(second)
     with pytest.raises(BadRequest):
         add_root("/etc")
-    with pytest.raises(BadRequest, match="is no root"):
+    with pytest.raises(BadRequest, match="is not a root"):
         store.projects.remove_root(store.projects.open(str(project)), "/etc")
     assert store.projects.open(str(project)).extra == (str(second),)
 

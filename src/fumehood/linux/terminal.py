@@ -148,6 +148,11 @@ def tell_when_resumed(tell: Callable[[], object]) -> Callable[[], None]:
     return lambda: _when_resumed.remove(tell)
 
 
+def leave_resuming_to_main() -> None:
+    """Let no such signal come to this thread: Python would note it, and the main thread would sleep on."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCONT,))
+
+
 class Signals:
     """Signals of the main thread, from the start of a command line to the end of the process."""
 

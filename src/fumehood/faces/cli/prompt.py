@@ -8,7 +8,7 @@ import time
 
 from fumehood.core import questions
 from fumehood.core.wording import WIDTH
-from fumehood.linux.terminal import hear_resuming, tell_when_resumed
+from fumehood.linux.terminal import hear_resuming, leave_resuming_to_main, tell_when_resumed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def _opened() -> int | None:
 def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) -> None:
     import termios
 
+    leave_resuming_to_main()
     try:
         with turn(tty) as mine:
             if not mine.wait(closed):
