@@ -8,8 +8,8 @@ import sys
 
 from fumehood.core.value import Value
 from fumehood.linux import confine, libc, namespaces, site
-from fumehood.linux.bwrap import BUNDLED, FILTER_FD, GUARD_FD, provide
-from fumehood.linux.mounts import DATA_FD
+from fumehood.linux.bwrap import BUNDLED, CONFINEMENT, FILTER_FD, GUARD_FD, NAMESPACES, NO_NETWORK, TMP, provide
+from fumehood.linux.mounts import DATA_FD, is_bubblewraps, writable
 from fumehood.linux.process import Exit, supervise
 from fumehood.linux.site import Site
 
@@ -30,8 +30,9 @@ _CPU, _FSIZE, _CORE, _NPROC, _NOFILE = 0, 1, 4, 6, 7  # the same on every archit
 _BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
 _LIKELY_VICTIM = b"800"
 
-_REPORT_FD = 4
+_STATUS_FD, _REPORT_FD = 3, 4
 _HIGHEST_FD = 1 << 20
+_GUARD = f"/proc/self/fd/{GUARD_FD}"
 _KILL, _INTERRUPT, _END = 9, 2, 15
 SHOWING = "showing the host"
 NONE = b"n"
@@ -90,6 +91,37 @@ class Plan(Value):
     def shows_host(self) -> tuple[Operation, ...]:
         """The mounts that show the host."""
         return self.mounts[: self.ahead]
+
+
+def bubblewrap_arguments(
+    command: Sequence[str], cwd: str, mounts: Sequence[Operation], *, by_launcher: bool, has_network: bool,
+    disable_userns: bool, is_root: bool, variables: Sequence[tuple[str, str]], has_filter: bool,
+) -> tuple[tuple[str, ...], tuple[bytes, ...]]:  # fmt: skip
+    """Return what follows `bwrap`, and the texts that it reads from descriptors.
+
+    Where the launcher mounts, bubblewrap only does what it alone can; a network that there is, is left as it is.
+    Whoever may change the root is root there, without a capability: package managers ask for no more. `variables` are
+    those that the command gets and bubblewrap is not started with.
+    """
+    texts: list[bytes] = []
+    arguments = [*NAMESPACES, *(() if has_network else (NO_NETWORK,)), *CONFINEMENT]
+    if disable_userns:
+        arguments.append("--disable-userns")
+    if is_root:
+        arguments += ("--uid", "0", "--gid", "0")
+    if by_launcher:
+        arguments += ("--dev-bind", site.ROOT, "/")  # each mount below has its own restrictions
+    for operation in mounts:
+        if not by_launcher or is_bubblewraps(operation):
+            arguments += operation.arguments(texts)
+    for name, value in (*variables, ("TMPDIR", TMP)):
+        arguments += ("--setenv", name, value)
+    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD))
+    if has_filter:
+        arguments += ("--seccomp", str(FILTER_FD))
+    # The guard becomes the command, after it was told every place that may be written.
+    guard = (_GUARD, *writable(mounts), "--") if confine.guard() else ()
+    return (*arguments, "--", *guard, *command), tuple(texts)
 
 
 class Ready(Value):
@@ -153,8 +185,8 @@ def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready 
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
             provide(plan.filter, FILTER_FD)
-        if guard := confine.guard():
-            provide(guard, GUARD_FD, executable=True)
+        if _GUARD in plan.arguments:
+            provide(confine.guard(), GUARD_FD, executable=True)
         for number, text in enumerate(plan.texts):
             provide(text, DATA_FD + number)
         program = plan.arguments[0]

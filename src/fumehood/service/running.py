@@ -11,10 +11,9 @@ from fumehood.core.questions import NETWORK
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused
-from fumehood.linux.bwrap import Spec, bubblewrap_arguments
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.confine import filter_for, guard, is_scoped_by_launcher
-from fumehood.linux.launch import Owner, Plan, owner_of, resource_limits, started
+from fumehood.linux.confine import filter_for, is_scoped_by_launcher
+from fumehood.linux.launch import Owner, Plan, bubblewrap_arguments, owner_of, resource_limits, started
 from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
@@ -206,12 +205,9 @@ class Execution:
         )
         environment, variables = apart(environment)
         arguments, texts = bubblewrap_arguments(
-            Spec(
-                command=command, cwd=cwd, mounts=seen.mounts, by_launcher=self._launcher_mounts,
-                network_made=access is not None and not listens_inside, disable_userns=self._host.disable_userns,
-                is_root=world.tree is not None and world.tree.is_writable,
-                variables=variables, has_filter=bool(refused), has_guard=bool(guard()),
-            )
+            command, cwd, seen.mounts, by_launcher=self._launcher_mounts,
+            has_network=access is not None and not listens_inside, disable_userns=self._host.disable_userns,
+            is_root=world.tree is not None and world.tree.is_writable, variables=variables, has_filter=bool(refused),
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *arguments), environment=environment, texts=texts,
