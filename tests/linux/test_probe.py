@@ -158,13 +158,14 @@ def inside_overlay(state: Path, cache: Path) -> dict[str, object]:
     script = """
 import json, os, sys
 sys.path[:0] = sys.argv[3:]
-from fumehood.linux import bwrap, doctor, host, namespaces, probe
+from fumehood.linux import doctor, host, libc, namespaces, probe
 state, cache = sys.argv[1:3]
 for name in ("root", "upper", "work"):
     os.makedirs(f"{state}/{name}")
 namespaces.enter_namespaces(privileged=host.may_mount())
 root = f"{state}/root"
-namespaces.mount(namespaces.Overlay(root=root, lowers=(root,), upper=f"{state}/upper", work=f"{state}/work"))
+layers = f"lowerdir={root},upperdir={state}/upper,workdir={state}/work,userxattr"
+libc.mount(b"overlay", root.encode(), b"overlay", 0, layers.encode())
 found = probe.host(cache, root)
 report = next(a for a in doctor.examine(root, found) if a.name == "overlay by the kernel")
 print(json.dumps({"captures": found.captures, "refusal": found.refusal("kernel"),

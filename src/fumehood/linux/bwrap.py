@@ -191,16 +191,9 @@ def _outcome(argv: list[str]) -> tuple[int, str, str]:
 
     try:
         done = subprocess.run(
-            argv,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            cwd="/",
-            env={**os.environ, "LC_ALL": "C"},
-            timeout=_TRIAL_SECONDS,
-        )
+            argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
+            cwd="/", env={**os.environ, "LC_ALL": "C"}, timeout=_TRIAL_SECONDS,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return 124, "", f"{argv[0]} did not finish within {_TRIAL_SECONDS:g} s"
     except (OSError, ValueError) as exc:

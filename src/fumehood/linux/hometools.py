@@ -42,13 +42,9 @@ class InSight(Value):
 
 
 def tools_in_sight(
-    homes: Sequence[str],
-    environment: Mapping[str, str],
-    roots: Sequence[str],
-    *,
-    written: Iterable[str] = (),
+    homes: Sequence[str], environment: Mapping[str, str], roots: Sequence[str], *, written: Iterable[str] = (),
     hidden: Iterable[str] = (),
-) -> InSight:
+) -> InSight:  # fmt: skip
     """Find what programs need of the homes; homes and roots are real paths.
 
     The environment must be the person's own: a variable that a command set could show anything. `written` are other

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class Overlay(Value):
-    """One root to be covered: what lies below (topmost first, the root itself last), and where writes go.
-
-    Without an upper directory it can only be read.
-    """
-
-    root: str
-    lowers: tuple[str, ...]
-    upper: str = ""
-    work: str = ""
-
-
 def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[int, ...] = ()) -> None:
     """Move this process into a mount namespace of its own, and a user namespace where it has no privilege.
 
@@ -126,24 +114,6 @@ def _write(path: str, text: str) -> None:
         os.write(file, text.encode())
     finally:
         os.close(file)
-
-
-def mount(overlay: Overlay) -> None:
-    """Cover a root with an overlay of itself.
-
-    Directories are named to the kernel by descriptor, opened after the namespace was entered: any byte
-    may then stand in a path. `volatile` spares flushing the whole file system when it is unmounted.
-    """
-    lowers = ":".join(_named(path) for path in overlay.lowers)
-    options = f"lowerdir={lowers},userxattr"
-    if overlay.upper:
-        options += f",upperdir={_named(overlay.upper)},workdir={_named(overlay.work)},volatile"
-    libc.mount(b"overlay", _named(overlay.root).encode(), b"overlay", 0, options.encode())
-
-
-def _named(path: str) -> str:
-    """Name a directory by a descriptor, which stays open until this process becomes another program."""
-    return f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)}"
 
 
 def mounts_inside(root: str) -> list[str]:

@@ -35,6 +35,7 @@ _SYSCTLS = (
     "/proc/sys/kernel/unprivileged_userns_clone",
     "/proc/sys/user/max_user_namespaces",
 )
+_TRIED = "/sys/root/tried"  # where a trial's overlay is mounted, as launches do it: see `linux/site.py`
 _CHILD = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
     "from fumehood.linux.probe import trial_child; trial_child(*sys.argv[2:])"
@@ -203,8 +204,8 @@ def try_kernel_overlay(scratch_dir: str, privileged: bool, sandbox: list[str] | 
     The writing is done from inside the sandbox that this beginning of a command line makes.
     """
     with bubblewrap.Layers(scratch_dir) as layers:
-        inside = [*sandbox, "--bind", layers.lower, layers.lower, "--"] if sandbox else []
-        inside += layers.exercise(layers.lower)
+        inside = [*sandbox, "--bind", _TRIED, layers.lower, "--"] if sandbox else []
+        inside += layers.exercise(layers.lower if sandbox else _TRIED)
         return _in_child("kernel", layers.base, privileged, inside) or layers.missing()
 
 
@@ -268,8 +269,8 @@ def _in_child(kind: str, base: str, privileged: bool, command: list[str], groups
 def trial_child(kind: str, base: str, privileged: str, groups: str, *command: str) -> NoReturn:
     """Mount the layers at `base`, run a command, and exit as it did (runs in its own process)."""
     from fumehood.linux import namespaces
-    from fumehood.linux.mounts import Devices
-    from fumehood.linux.site import Site
+    from fumehood.linux.mounts import Devices, Layered
+    from fumehood.linux.site import ROOT, Site
 
     is_fuse = kind.startswith("/")
     step = "making namespaces"
@@ -280,9 +281,11 @@ def trial_child(kind: str, base: str, privileged: str, groups: str, *command: st
         step = "mounting"
         os.chdir(base)
         if kind == "kernel":
-            namespaces.mount(namespaces.Overlay(root="lower", lowers=("lower",), upper="upper", work="work"))
+            tree = Site()
+            at, upper, work = _TRIED.removeprefix(ROOT), f"{base}/upper", f"{base}/work"
+            Layered(target=at, lowers=(f"{base}/lower",), upper=upper, work=work).do(tree)
             step = "mounting devices"  # as every launch does: not all containers let it
-            Devices(target="/dev").do(Site())
+            Devices(target="/dev").do(tree)
         elif is_fuse and _run([kind, "-o", "lowerdir=lower,upperdir=upper,workdir=work", "merged"]):
             sys.exit(1)  # it has said why
         step = f"starting {command[0]}"

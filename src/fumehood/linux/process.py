@@ -92,18 +92,11 @@ class Attendance:
     """
 
     def __init__(
-        self,
-        running: Running,
-        outputs: dict[int, Stream],
-        *,
-        deadline: float | None = None,
-        watched: Watched | None = None,
-        feeding: Carrier | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        guarding: Callable[[int], Guard | None] | None = None,
-        signals: Signals | None = None,
+        self, running: Running, outputs: dict[int, Stream], *, deadline: float | None = None,
+        watched: Watched | None = None, feeding: Carrier | None = None, cancelled: Callable[[], bool] | None = None,
+        guarding: Callable[[int], Guard | None] | None = None, signals: Signals | None = None,
         asking: QuestionsOpen | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._running = running
         self._outputs = dict(outputs)
         self._deadline = deadline
@@ -137,12 +130,9 @@ class Attendance:
             if self._guard is not None:
                 self._limit = self._guard.close() or self._limit
         return Outcome(
-            exit=self._exit,
-            timed_out=self._timed_out and not self._interrupted,
-            interrupted=self._interrupted,
-            signals=tuple(self._heard),
-            limit=self._limit,
-        )
+            exit=self._exit, timed_out=self._timed_out and not self._interrupted, interrupted=self._interrupted,
+            signals=tuple(self._heard), limit=self._limit,
+        )  # fmt: skip
 
     def _give_way(self) -> None:
         if self._asking is not None:
