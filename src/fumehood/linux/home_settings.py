@@ -93,8 +93,6 @@ def _whole(manager: str, *paths: str) -> Iterator[tuple[str, str]]:
 # program's section may hold anything, so it is left out. Signing is off: the keys are not in sight, and every commit
 # would fail.
 
-# A variable that leads git past the file that is made here: a command must not get it.
-REPLACED_VARIABLES = ("GIT_CONFIG_GLOBAL",)
 NAME = ".gitconfig"
 
 # Sections of git's own, and of git-lfs, which is part of it in practice.

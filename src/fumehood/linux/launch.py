@@ -412,21 +412,23 @@ class RunningSandbox:
 
 def start(plan: Plan, streams: Streams) -> RunningSandbox:
     """Fork a sandbox from this process, which must have one thread only and outlive it."""
+    return forked(lambda status, report: become(plan, streams, status, report))
+
+
+def forked(child: Callable[[int, int], NoReturn]) -> RunningSandbox:
+    """Fork a process that becomes a sandbox, given where its status and its report are written."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
-    status_read, status_write = os.pipe()
-    report, report_end = report_pair()
+    status, status_end = os.pipe()
+    report, report_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)  # `socket` takes long to load
     process = os.fork()
     if process == 0:
-        become(plan, streams, status_write, report_end)
-    os.close(status_write)
-    os.close(report_end)
-    return RunningSandbox(process, status_read, report)
-
-
-def report_pair() -> tuple[int, int]:
-    """Return the two ends that a launch reports by, ours first; without `socket`, which takes long to load."""
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    return ours.detach(), theirs.detach()
+        try:
+            child(status_end, report_end.fileno())
+        finally:
+            os._exit(125)
+    os.close(status_end)
+    report_end.close()
+    return RunningSandbox(process, status, report.detach())
 
 
 def started(start: Starter, plan: Plan, streams: Streams, look_again: Callable[[Plan], Plan]) -> Running:

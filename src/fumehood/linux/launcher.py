@@ -188,18 +188,24 @@ class _Child:
 
     def __init__(self, like: bytes = b"", entered: bytes = launch.NONE) -> None:
         self.entered = entered
-        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
-        status, status_end = os.pipe()
-        report, report_end = launch.report_pair()
         self._orders, waiting = socket.socketpair()
-        process = os.fork()
-        if process == 0:
-            self._orders.close()
-            _wait_and_become(waiting, status_end, report_end, like)
-        os.close(status_end)
-        os.close(report_end)
-        waiting.close()
-        self._sandbox = launch.RunningSandbox(process, status, report)
+        with waiting:
+            self._sandbox = launch.forked(lambda status, report: self._wait(waiting, status, report, like))
+
+    def _wait(self, waiting: socket.socket, status: int, report: int, like: bytes) -> NoReturn:
+        self._orders.close()
+        libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
+        ready = None
+        last: tuple[bytes, tuple[mounts.Operation, ...]] = (b"", ())
+        if like:
+            plan = _unpacked(like)
+            ready = launch.made_ready(plan)
+            last = marshal.loads(like)[0], plan.shows_host  # noqa: S302 - our own
+        head, streams, _, _ = socket.recv_fds(waiting, 4, 4)
+        message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
+        if message is None or len(streams) < 3:
+            os._exit(125)
+        launch.become(_unpacked(message, last), streams, status, report, ready)
 
     def become(self, message: bytes, streams: list[int]) -> launch.RunningSandbox:
         """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
@@ -212,21 +218,6 @@ class _Child:
         """End it, unused."""
         self._orders.close()
         self._sandbox.dismiss()
-
-
-def _wait_and_become(waiting: socket.socket, status: int, report: int, like: bytes) -> NoReturn:
-    libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
-    ready = None
-    last: tuple[bytes, tuple[mounts.Operation, ...]] = (b"", ())
-    if like:
-        plan = _unpacked(like)
-        ready = launch.made_ready(plan)
-        last = marshal.loads(like)[0], plan.shows_host  # noqa: S302 - our own
-    head, streams, _, _ = socket.recv_fds(waiting, 4, 4)
-    message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
-    if message is None or len(streams) < 3:
-        os._exit(125)
-    launch.become(_unpacked(message, last), streams, status, report, ready)
 
 
 class _Service:

@@ -15,8 +15,7 @@ MS_PRIVATE, MS_REC, MS_BIND, MS_REMOUNT, MNT_DETACH = 1 << 18, 0x4000, 0x1000, 3
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME = 1, 2, 4, 8, 1024, 2048, 1 << 21
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
-RESOLVE_IN_ROOT = 16
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 16
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, _STATX_SIZE = -100, 0x100, 0x800, 256
@@ -30,8 +29,6 @@ _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.
 _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
 _libc.signal.restype = ctypes.c_void_p
 _libc.syscall.restype = ctypes.c_long
-
-
 _libc.getrlimit.argtypes = _libc.setrlimit.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
 
@@ -79,7 +76,7 @@ def renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) ->
 
 
 def exchanged(one: int, other: int, name: bytes) -> bool:
-    """Swap the entries that two directories have at a name; tell whether it could be done, not why not."""
+    """Swap the entries that two directories have at a name; return False if that could not be done."""
     return bool(_libc.renameat2(one, name, other, name, RENAME_EXCHANGE) == 0)
 
 
@@ -92,20 +89,20 @@ def openat2(directory: int, path: bytes, flags: int, resolve: int, mode: int = 0
 def born_ns(path: bytes) -> int:
     """Return when a directory was made, in nanoseconds; 0 where the file system, or the C library, can't tell."""
     statx = getattr(_libc, "statx", None)
-    told = ctypes.create_string_buffer(_STATX_SIZE)
-    if statx is None or statx(_AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, told):
+    answer = ctypes.create_string_buffer(_STATX_SIZE)
+    if statx is None or statx(_AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, answer):
         return 0
-    if not int.from_bytes(told.raw[0:4], "little") & _STATX_BTIME:
+    if not int.from_bytes(answer.raw[0:4], "little") & _STATX_BTIME:
         return 0
-    seconds, nanoseconds = (int.from_bytes(told.raw[at : at + size], "little") for at, size in ((80, 8), (88, 4)))
+    seconds, nanoseconds = (int.from_bytes(answer.raw[at : at + size], "little") for at, size in ((80, 8), (88, 4)))
     return seconds * 1_000_000_000 + nanoseconds
 
 
 def is_overlay(path: bytes) -> bool:
     """Return True if a path is in an overlay."""
-    told = ctypes.create_string_buffer(_STATX_SIZE)
-    _check(_libc.statfs(path, told), path)
-    return int.from_bytes(told.raw[0:4], "little") == _OVERLAY_MAGIC
+    answer = ctypes.create_string_buffer(_STATX_SIZE)
+    _check(_libc.statfs(path, answer), path)
+    return int.from_bytes(answer.raw[0:4], "little") == _OVERLAY_MAGIC
 
 
 def lower_limit(number: int, value: int, *, at_once: bool = False) -> None:
