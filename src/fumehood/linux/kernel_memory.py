@@ -10,10 +10,10 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import time
 
 from fumehood.linux import libc
+from fumehood.linux.process import interpreter
 from fumehood.linux.usage import read_all
 
 TYPE_CHECKING = False
@@ -52,7 +52,11 @@ class KernelMemory:
         with theirs:
             try:
                 self._network_shared = _is_ours(init, "net")
-                self._process = _entering(init, theirs.fileno())
+                # A namespace of users is closed to a process that has threads, so another one enters.
+                self._process = subprocess.Popen(
+                    interpreter(__name__, "enter", str(init)), stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
+                )  # fmt: skip
             except OSError:
                 return  # what the whole machine has left is watched in any case
         self._is_awaited = True
@@ -175,22 +179,10 @@ def _is_ours(init: int, name: str) -> bool:
     return os.path.samestat(os.stat(f"/proc/{init}/ns/{name}"), os.stat(f"/proc/self/ns/{name}"))
 
 
-def _entering(init: int, channel: int) -> subprocess.Popen[bytes]:
-    """Start the process that enters: a namespace of users is closed to one that has threads."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from fumehood.linux.kernel_memory import enter; enter(int(sys.argv[2]))"
-    )
-    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, source, str(init)],
-        stdin=channel, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
-    )  # fmt: skip
-
-
-def enter(init: int) -> None:
+def enter(process: str) -> None:
     """Enter the namespaces of a sandbox, and hand out by descriptor 0 what there is to read there."""
     libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
+    init = int(process)
     opened: dict[bytes, int] = {}
     if _is_entered(init, "net", libc.CLONE_NEWNET):
         opened[_SOCKETS] = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG).detach()

@@ -12,7 +12,6 @@ import marshal
 import os
 import select
 import socket
-import sys
 import threading
 from contextlib import suppress
 
@@ -38,14 +37,9 @@ class Launcher:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         # What showed the host last, as it is and written down.
         self._host: tuple[tuple[mounts.Operation, ...], bytes] = ((), b"")
-        code = (
-            "import sys; sys.path.insert(0, sys.argv[1]);"
-            "from fumehood.linux.launcher import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
-        )
-        source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", code, source, str(theirs.fileno()), str(self.owner)],
+                process.interpreter(__name__, "serve", str(theirs.fileno()), str(self.owner)),
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 cwd="/", start_new_session=True,
             )  # fmt: skip
@@ -145,11 +139,11 @@ def shared() -> Launcher:
         return _shared
 
 
-def serve(descriptor: int, program: int) -> None:
+def serve(descriptor: str, program: str) -> None:
     """Be the launcher, until the program at the other end is gone."""
-    control = socket.socket(fileno=descriptor)
+    control = socket.socket(fileno=int(descriptor))
     try:
-        watch = os.pidfd_open(program)
+        watch = os.pidfd_open(int(program))
     except ProcessLookupError:
         return
     confine.guard()  # loaded now: a child may not be allowed to read it, and would do so each time

@@ -36,10 +36,6 @@ _SYSCTLS = (
     "/proc/sys/user/max_user_namespaces",
 )
 _TRIED = "/sys/root/tried"  # where a trial's overlay is mounted, as launches do it: see `linux/site.py`
-_CHILD = (
-    "import sys; sys.path.insert(0, sys.argv[1]);"
-    "from fumehood.linux.probe import trial_child; trial_child(*sys.argv[2:])"
-)
 
 
 def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
@@ -259,11 +255,10 @@ def granted_groups() -> tuple[int, ...]:
 
 def _in_child(kind: str, base: str, privileged: bool, command: list[str], groups: tuple[int, ...] = ()) -> str:
     # A fresh interpreter, because only a single-threaded process may enter a user namespace.
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # Bytecode lies where ours does: next to the sources, a command may have prepared some.
-    kept = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
-    child = [sys.executable, "-I", "-S", "-B", *kept, "-c", _CHILD, own]
-    return bubblewrap.attempt([*child, kind, base, str(int(privileged)), ",".join(map(str, groups)), *command])
+    from fumehood.linux.process import interpreter
+
+    words = (kind, base, str(int(privileged)), ",".join(map(str, groups)), *command)
+    return bubblewrap.attempt(interpreter(__name__, "trial_child", *words))
 
 
 def trial_child(kind: str, base: str, privileged: str, groups: str, *command: str) -> NoReturn:

@@ -6,6 +6,7 @@ import _signal as signal  # type: ignore[import-not-found] # without the enums a
 import errno
 import os
 import select
+import sys
 import time
 
 from fumehood.core.value import Value
@@ -73,6 +74,18 @@ _FIRST_LOOK_S = 0.03  # most commands have ended by then, and cost no look
 _AGAIN_S = 0.01
 _LONGEST_WAIT_S = 3600.0  # poll takes no number of milliseconds that is larger than an int
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+
+
+def interpreter(module: str, function: str, *words: str) -> list[str]:
+    """Return a command line that calls a function of ours with these words, in an interpreter of its own.
+
+    Bytecode lies where ours does: next to the sources, a command may have prepared some.
+    """
+    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    call = f"from {module} import {function}; {function}(*sys.argv[2:])"
+    kept = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); {call}"
+    return [sys.executable, "-I", "-S", "-B", *kept, "-c", code, source, *words]
 
 
 class Outcome(Value):
