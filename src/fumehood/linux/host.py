@@ -28,7 +28,11 @@ _CONTAINER_FIXES = {
     "kubernetes": "in the pod: hostUsers: false, and in the container's securityContext:"
     " {procMount: Unmasked, seccompProfile: {type: Unconfined}}",
 }
-
+_LET_BWRAP_THROUGH = (
+    "apt install -y bubblewrap apparmor-profiles",
+    "install -m 644 /usr/share/apparmor/extra-profiles/bwrap-userns-restrict /etc/apparmor.d/",
+    "apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict",
+)
 _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN, _CAP_SETFCAP = 6, 7, 21, 31
 
 
@@ -93,8 +97,7 @@ def may_mount() -> bool:
 
 def may_map_every_id() -> bool:
     """Return True if this process is a root that may give a new user namespace all the ids of its own."""
-    needed = (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)
-    return os.geteuid() == 0 and all(has_capability(each) for each in needed)
+    return os.geteuid() == 0 and all(map(has_capability, (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)))
 
 
 def has_capability(number: int) -> bool:
@@ -146,22 +149,18 @@ def as_root(line: str) -> str:
 
 def install(package: str) -> str:
     """Return the line that installs a package on this distribution."""
-    for name in _distribution():
-        if name == "nixos":
-            return f"nix-env -iA nixos.{package}"
-        for line, distributions in _INSTALLERS.items():
-            if name in distributions:
-                return as_root(f"{line} {package}")
-    return f"install the package {package} of your distribution"
-
-
-def _distribution() -> list[str]:
     fields = {}
     for line in (read("/etc/os-release") or read("/usr/lib/os-release")).splitlines():
-        name, _, value = line.partition("=")
-        fields[name] = value.strip("\"'")
+        key, _, value = line.partition("=")
+        fields[key] = value.strip("\"'")
     own = fields.get("ID", "")
-    return [own, own.partition("-")[0], *fields.get("ID_LIKE", "").split()]
+    for name in (own, own.partition("-")[0], *fields.get("ID_LIKE", "").split()):
+        if name == "nixos":
+            return f"nix-env -iA nixos.{package}"
+        for command, distributions in _INSTALLERS.items():
+            if name in distributions:
+                return as_root(f"{command} {package}")
+    return f"install the package {package} of your distribution"
 
 
 def _set(setting: str, value: int) -> str:
@@ -173,16 +172,6 @@ def _set(setting: str, value: int) -> str:
 def setting(name: str) -> str:
     """Read a setting of the kernel; "" where there is none of this name."""
     return read("/proc/sys/" + name.replace(".", "/"))
-
-
-def _let_bwrap_through() -> str:
-    profile = "bwrap-userns-restrict"
-    lines = (
-        "apt install -y bubblewrap apparmor-profiles",
-        f"install -m 644 /usr/share/apparmor/extra-profiles/{profile} /etc/apparmor.d/",
-        f"apparmor_parser -r /etc/apparmor.d/{profile}",
-    )
-    return " && ".join(as_root(line) for line in lines)
 
 
 def explain(complaints: list[str], machine: Host) -> str:
@@ -208,8 +197,10 @@ def diagnose(complaints: list[str], machine: Host) -> tuple[str, str]:
 
 def barrier(said: str, machine: Host) -> tuple[str, str]:
     """Name what keeps programs from making user namespaces here, and how it is lifted."""
-    causes = (_outer_bubblewrap(said, machine), _powerless_root(machine), _kernel_setting(machine))
-    return next(filter(None, causes), None) or _outer_container(said, machine) or ("", "")
+    return (
+        _outer_bubblewrap(said, machine) or _powerless_root(machine) or _kernel_setting(machine)
+        or _outer_container(said, machine) or ("", "")
+    )  # fmt: skip
 
 
 def _outer_bubblewrap(said: str, machine: Host) -> tuple[str, str] | None:
@@ -246,7 +237,7 @@ def _kernel_setting(machine: Host) -> tuple[str, str] | None:
     if setting(RESTRICTED) == "1" and os.geteuid():
         # Once bwrap is let through, fuse-overlayfs or a newer bwrap captures: no need to drop the guard.
         reason = "AppArmor keeps ordinary programs from using user namespaces"
-        return reason, "" if machine.bwrap else _let_bwrap_through()
+        return reason, "" if machine.bwrap else " && ".join(map(as_root, _LET_BWRAP_THROUGH))
     return None
 
 

@@ -445,7 +445,12 @@ class _Survey:
                 opened.append(Tmpfs(target=path, is_sealed=True, why="masked"))
             elif not any(is_below(path, f"{around}/{other}") for other in hidden[around]):
                 hidden[around].append(path[len(around) + 1 :])
-        points = self._missing_points(views)
+        # The places that something is mounted on and that the host lacks.
+        points: dict[str, list[str]] = {view: [] for view in views}
+        for path in self._sight.points:
+            around = self._view_of(path, views)
+            if around is not None and not is_in(path, self._hidden) and not os.path.lexists(path):
+                points[around].append(path[len(around) + 1 :])
         operations = [
             each.replace(hidden=tuple(hidden[each.target]), points=tuple(points[each.target]))
             if isinstance(each, View) else each
@@ -458,15 +463,6 @@ class _Survey:
         ]  # fmt: skip
         return [*operations, *opened, *unmasked]
 
-    def _missing_points(self, views: list[str]) -> dict[str, list[str]]:
-        """Find, for each view, the places in it that something is mounted on and that the host lacks."""
-        points: dict[str, list[str]] = {view: [] for view in views}
-        for path in self._sight.points:
-            around = self._view_of(path, views)
-            if around is not None and not is_in(path, self._hidden) and not os.path.lexists(path):
-                points[around].append(path[len(around) + 1 :])
-        return points
-
     def _view_of(self, path: str, views: list[str]) -> str | None:
         """Return the view that shows a path, or would; a hidden home covers the view around it."""
         around = max((view for view in views if is_below(path, view)), key=len, default=None)
@@ -478,10 +474,10 @@ class _Survey:
         return is_others or any(is_in(path, places) for places in (self._hidden, UNSEEN, self._hidden_homes))
 
     def _leads_to_kept(self, path: str) -> bool:
-        return any(one == path or is_below(one, path) for one in self._kept)
+        return any(is_in(place, (path,)) for place in self._kept)
 
     def _is_needed(self, path: str) -> bool:
-        return any(one == path or is_below(one, path) for one in (*self._kept, *_NEEDED))
+        return any(is_in(place, (path,)) for place in (*self._kept, *_NEEDED))
 
 
 def _is_remote(kind: str) -> bool:

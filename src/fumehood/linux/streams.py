@@ -185,9 +185,8 @@ class Stdio:
 
     def started(self) -> None:
         """Close what is the command's own now; else its output would never end."""
-        for fd in dict.fromkeys(self.descriptors):
-            if fd:  # inherited from whoever started us
-                os.close(fd)
+        for fd in {*self.descriptors} - {0}:  # that one is inherited from whoever started us
+            os.close(fd)
 
     def abandon(self) -> None:
         """Close what is ours, since nothing was started."""
