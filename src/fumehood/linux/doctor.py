@@ -14,6 +14,7 @@ from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import confine, host, probe, warden
 from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, is_carried, user_name
 from fumehood.linux.host import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
+from fumehood.linux.namespaces import mount_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,14 +179,9 @@ def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, 
 
 def _file_system(path: str) -> str:
     """Name the type of the file system that holds a directory."""
-    path, best, kind = os.path.realpath(path) + "/", "", "an unknown file system"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        for line in table:
-            before, _, after = line.partition(" - ")
-            point = before.split(" ")[4].rstrip("/") + "/"
-            if path.startswith(point) and len(point) >= len(best):
-                best, kind = point, after.split(" ")[0]
-    return kind
+    real = os.fsencode(os.path.realpath(path)) + b"/"
+    around = [(len(point), kind) for point, kind in mount_table() if real.startswith(point.rstrip(b"/") + b"/")]
+    return max(reversed(around), key=lambda each: each[0], default=(0, "an unknown file system"))[1]
 
 
 def _own_overlay(machine: Host) -> Ability:

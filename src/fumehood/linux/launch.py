@@ -517,17 +517,14 @@ def memory_limit(limits: Limits) -> int:
 
 def resource_limits(limits: Limits) -> tuple[tuple[int, int], ...]:
     """Return what the kernel is told, each as the limit's number and its value."""
-    # One byte, not none: none still starts the host's crash handler, which runs outside the sandbox.
-    wanted = [(_CORE, 1)]
-    if limits.cpu:
-        wanted.append((_CPU, int(limits.cpu) or 1))
-    if limits.file_size:
-        wanted.append((_FSIZE, limits.file_size))
-    if limits.processes:
-        wanted.append((_NPROC, limits.processes * _BEYOND))
-    if limits.files:
-        wanted.append((_NOFILE, limits.files))
-    return tuple(wanted)
+    wanted = (
+        (_CORE, 1),  # not none: none still starts the host's crash handler, which runs outside the sandbox
+        (_CPU, max(1, int(limits.cpu)) if limits.cpu else 0),
+        (_FSIZE, limits.file_size),
+        (_NPROC, limits.processes * _BEYOND),
+        (_NOFILE, limits.files),
+    )
+    return tuple((number, value) for number, value in wanted if value)
 
 
 def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) -> None:
