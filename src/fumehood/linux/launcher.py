@@ -177,7 +177,7 @@ class _Child:
     """A process that waits to be told which sandbox to become.
 
     One that is made like the last launch is in namespaces of its own already, with the host's views mounted: a spare,
-    which saves the next launch about a fifth of its time.
+    which saves the next launch that work.
     """
 
     def __init__(self, like: bytes = b"", entered: bytes = launch.NONE) -> None:
