@@ -1,4 +1,8 @@
-"""What is told when a run reaches one of its limits (`core/policy.py` has the limits themselves)."""
+"""Why a command failed, guessed from what it printed: a mask, a socket, a limit, the hidden home, the network.
+
+Nothing watches the command's system calls for this, which would slow it down; so these are hints, never verdicts, and
+only looked for where a command failed.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.network import Connection, Network
     from fumehood.core.policy import Policy
-
-# Tell from what a command printed what the sandbox refused it, so that the reason can be given.
-
-
-# Guess from what a failed command printed which promise of the sandbox it met: a mask, a socket, a limit.
-#
-# Nothing watches the command's system calls for this, which would slow it down; so it is a hint, never a verdict, and
-# only looked for where a command failed.
 
 _MOST_OF_A_KIND = 3  # of each kind
 _PATH = re.compile(r"(?:~|/)[^\s'\"`:;,()<>\[\]]+")
@@ -48,17 +44,11 @@ _NO_SOCKETS = "services of this machine are out of a command's reach; start one 
 def suspected(printed: str, exit_code: int, policy: Policy, home: str) -> tuple[Blocked, ...]:
     """Return what a failed command seems to have met."""
     lines = [line for line in printed[-LOOKED_AT:].splitlines() if len(line) < 4096]
-    found = [*_limits(lines, exit_code, policy), *_hidden(lines, policy, home), *_sockets(lines, home)]
-    return tuple(dict.fromkeys(found))
-
-
-def _limits(lines: Iterable[str], exit_code: int, policy: Policy) -> Iterator[Blocked]:
-    names = [name for line in lines for words, name in _LIMITS if words.search(line)]
-    names += [_SIGNALS[exit_code]] if exit_code in _SIGNALS else []
-    for name in dict.fromkeys(names):
-        amount = getattr(policy.limits, name)
-        if amount:
-            yield hit(name, amount)
+    limits = [name for line in lines for words, name in _LIMITS if words.search(line)]
+    limits += [_SIGNALS[exit_code]] if exit_code in _SIGNALS else []
+    amounts = {name: getattr(policy.limits, name) for name in limits}
+    reached = [hit(name, amount) for name, amount in amounts.items() if amount]
+    return tuple(dict.fromkeys([*reached, *_hidden(lines, policy, home), *_sockets(lines, home)]))
 
 
 def _hidden(lines: Iterable[str], policy: Policy, home: str) -> Iterator[Blocked]:
@@ -87,7 +77,7 @@ def _paths(lines: Iterable[str], home: str) -> Iterator[str]:
             yield f"/{whole.lstrip('/')}".rstrip(".!?")
 
 
-# Find in what a failed command printed the paths of the home that it missed because they are out of its sight.
+# Paths of the home that a command missed because they are out of its sight.
 #
 # Programs say in many words that something is not there; what they name is evidence only if it is there, and hidden.
 
@@ -118,10 +108,8 @@ def unseen_paths(
     the command began, for paths that lead up from there.
     """
     below = tuple(f"{home.rstrip('/')}/" for home in homes)
-    starts = [(home, home) for home in below]
-    starts.append(("~/", below[0]))
-    if folder:
-        starts.append((_UP, f"{folder}/{_UP}"))
+    starts = [*((home, home) for home in below), ("~/", below[0])]
+    starts += [(_UP, f"{folder}/{_UP}")] if folder else []
     paths: dict[str, None] = {}
     asked: dict[str, bool] = {}
     for line in text[-LOOKED_AT:].splitlines():
@@ -153,7 +141,8 @@ def _named(line: str, starts: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
         rest = line[at + len(start) :]
         printable = next((number for number, letter in enumerate(rest) if letter < " "), len(rest))
         rest = rest[:printable]
-        ends = [_end_of_quote(rest, line[at - 1 : at]), *map(rest.find, _ENDS), len(rest)]
+        quotes = [rest.find(quote) for quote in _QUOTES.get(line[at - 1 : at], "") if quote in rest]
+        ends = [min(quotes, default=-1), *map(rest.find, _ENDS), len(rest)]
         whole = [rest[:end] for end in ends if end > 0]
         ways = dict.fromkeys((*whole, *(path.rstrip(_AFTER) for path in whole)))
         yield [os.path.normpath(home + path) for path in ways]
@@ -180,13 +169,7 @@ def _begins(line: str, starts: Sequence[tuple[str, str]]) -> list[tuple[int, str
     return sorted(begins)
 
 
-def _end_of_quote(rest: str, before: str) -> int:
-    """Return where a path ends that stands in quotes, or -1."""
-    ends = [rest.find(quote) for quote in _QUOTES.get(before, "") if quote in rest]
-    return min(ends, default=-1)
-
-
-# What a command that failed says when it was the network that it lacked: told to whoever wonders why.
+# What a command that failed says when it was the network that it lacked.
 
 # What programs say that were offline and know no proxy, or were given none.
 _NO_NETWORK = (
@@ -195,8 +178,6 @@ _NO_NETWORK = (
     "ENETUNREACH", "no such host", "nodename nor servname", "unable to resolve host", "failed to lookup address",
     "Failed to establish a new connection", "dns error",
 )  # fmt: skip
-
-
 _MOST_HOSTS, _LONGEST = 5, 160  # hosts that are told of, and letters of a complaint
 
 

@@ -122,12 +122,12 @@ def _ports(text: str, whole: str) -> tuple[int, int]:
         return PORTS
     first, dash, last = text.partition("-")
     try:
-        found = port_number(first), port_number(last if dash else first)
+        ports = port_number(first), port_number(last if dash else first)
     except ValueError as error:
         raise _bad(whole, str(error)) from error
-    if found[0] > found[1]:
+    if ports[0] > ports[1]:
         raise _bad(whole, "the range of ports is empty")
-    return found
+    return ports
 
 
 def port_number(text: str) -> int:
@@ -250,26 +250,14 @@ def _covers(wide: HostRule, narrow: HostRule) -> bool:
 
 def special(address: Address) -> str:
     """Say what is special about an address, or nothing where it is a public one."""
+    addresses: list[Address] = [address]
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return special(address.ipv4_mapped)
-        direct = _kind(address)
-        return direct or next(filter(None, map(_kind, _wrapped(address))), "")
-    return _kind(address)
-
-
-def _kind(address: Address) -> str:
-    return next((kind for net, kind in _TABLE if address.version == net.version and address in net), "")
-
-
-def _wrapped(address: ipaddress.IPv6Address) -> list[Address]:
-    """Return the IPv4 addresses that a translator on the way would send this one to."""
-    found: list[Address] = []
-    low = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    if address.sixtofour is not None:
-        found.append(address.sixtofour)
-    if address.teredo is not None:
-        found += address.teredo
-    if any(address in net for net in (*_NAT64, _COMPATIBLE)):
-        found.append(low)
-    return found
+        # And the IPv4 addresses that a translator on the way would send this one to.
+        addresses += [] if address.sixtofour is None else [address.sixtofour]
+        addresses += address.teredo or ()
+        if any(address in net for net in (*_NAT64, _COMPATIBLE)):
+            addresses.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    kinds = (kind for each in addresses for net, kind in _TABLE if each.version == net.version and each in net)
+    return next(kinds, "")

@@ -120,7 +120,6 @@ def keep_replacements_whole(changes: Sequence[c.Change]) -> None:
 # Changes that must share one fate: the state of a repository or database, or all of a run if a person wants it so.
 
 HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
-ON_CONFLICT = (HOLD_PATH, HOLD_ALL)
 CHANGED_SINCE = "it changed in the project after the run began"
 
 _FILES = ("HEAD", "index", "packed-refs")

@@ -1,4 +1,4 @@
-"""What a command may reach: decided from what was asked for and what the person's policy says."""
+"""What a command may reach, decided from what was asked for and what the person's policy says; what it reached."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ MODES = (NONE, HOSTS, FULL)
 PORT = 61080  # above those that the kernel gives out by itself
 _MOST_FORWARDS, _MOST_NOTICED, _FEW = 64, 96, 16
 _USUAL = (22, 80, 443)
-
-
 EVERY_HOST = "the whole network of this machine, every host"
 
 
@@ -71,13 +69,13 @@ def forwards(hosts: tuple[str, ...], noticed: tuple[tuple[str, int], ...] = ()) 
     So programs that know no proxy reach them too: a database, for instance. `noticed` are addresses and ports that
     nobody named and that a person is asked for.
     """
-    found: dict[tuple[str, int], Forward] = {}
+    every: dict[tuple[str, int], Forward] = {}
     for name, addresses, (first, last) in _own(hosts):
         if last - first < _FEW:
             for port in range(first, last + 1):
                 for address in addresses:
-                    found.setdefault((address, port), Forward(address=address, host=name or address, port=port))
-    named = dict(list(found.items())[:_MOST_FORWARDS])
+                    every.setdefault((address, port), Forward(address=address, host=name or address, port=port))
+    named = dict(list(every.items())[:_MOST_FORWARDS])
     for address, port in noticed[:_MOST_NOTICED]:
         named.setdefault((address, port), Forward(address=address, host="localhost", port=port))
     return tuple(named.values())
@@ -94,13 +92,13 @@ def _own(hosts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...], tuple[int, 
     """Return this machine's names and addresses that were named, with their ports."""
     from fumehood.core.hosts import LOOPBACK_NAMES, parse
 
-    found: list[tuple[str, tuple[str, ...], tuple[int, int]]] = []
+    own: list[tuple[str, tuple[str, ...], tuple[int, int]]] = []
     for rule in map(parse, hosts):
         if rule.name in LOOPBACK_NAMES:
-            found.append((rule.name, ("127.0.0.1", "::1"), rule.ports))
+            own.append((rule.name, ("127.0.0.1", "::1"), rule.ports))
         elif rule.network is not None and rule.network.is_loopback:
-            found.append(("", (str(rule.network[rule.network.num_addresses > 1]),), rule.ports))
-    return found
+            own.append(("", (str(rule.network[rule.network.num_addresses > 1]),), rule.ports))
+    return own
 
 
 def direct_ports(hosts: tuple[str, ...]) -> tuple[int, ...]:
@@ -126,11 +124,8 @@ def resolvers(configuration: str) -> tuple[str, ...]:
     Where they find no such text, they ask at 127.0.0.1.
     """
     lines = [line.split() for line in configuration.splitlines()]
-    found = [line[1] for line in lines if len(line) > 1 and line[0] == "nameserver" and line[1].count(".") == 3]
-    return tuple(dict.fromkeys([*found[:3], "127.0.0.1"]))
-
-
-# Addresses that a name may not lead to by itself: this machine, its neighbours, and what only wraps those.
+    servers = [line[1] for line in lines if len(line) > 1 and line[0] == "nameserver" and line[1].count(".") == 3]
+    return tuple(dict.fromkeys([*servers[:3], "127.0.0.1"]))
 
 
 # Every connection that a command made or was refused: the audit trail of its network.

@@ -51,21 +51,17 @@ def checked_name(name: str) -> str:
 
 def is_variable(name: str) -> bool:
     """Return True if this can be the name of a variable that a session keeps."""
-    return (
-        bool(name)
-        and name[0] not in _DIGITS
-        and (_LETTERS | _DIGITS | {"_"}).issuperset(name)
-        and not name.startswith("FUMEHOOD")
-    )
+    is_name = bool(name) and name[0] not in _DIGITS and (_LETTERS | _DIGITS | {"_"}).issuperset(name)
+    return is_name and not name.startswith("FUMEHOOD")
 
 
-def kept(before: Mapping[str, str], told: str) -> dict[str, str]:
-    """Return the variables after what a command told: `NAME=value` sets one, `NAME` alone forgets it.
+def kept(before: Mapping[str, str], message: str) -> dict[str, str]:
+    """Return the variables after a command's message: `NAME=value` sets one, `NAME` alone forgets it.
 
     One a line, or, where there is a NUL, up to that, for values of several lines.
     """
     variables = dict(before)
-    for line in told.split("\0" if "\0" in told else "\n"):
+    for line in message.split("\0" if "\0" in message else "\n"):
         name, equals, value = line.partition("=")
         if not is_variable(name):
             continue
@@ -143,8 +139,8 @@ def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
     is_text = isinstance(command, str)
     if not is_text and not (isinstance(command, (list, tuple)) and all(isinstance(part, str) for part in command)):
         raise BadRequest(f"{command!r:.200} is not a command", hint="a string, or a list of strings")
-    given = command if isinstance(command, str) else tuple(command)
-    parts = (given,) if isinstance(given, str) else given
+    whole = command if isinstance(command, str) else tuple(command)
+    parts = (whole,) if isinstance(whole, str) else whole
     _refuse_half_letters(*parts)
     if not parts or not parts[0].strip():
         raise BadRequest("the command is empty", hint="fumehood run -- COMMAND")
@@ -156,7 +152,7 @@ def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
                 f"the command is too long: the kernel takes {_LONGEST_ARGUMENT} bytes in one argument",
                 hint="write it to a script in the project and run that",
             )
-    return given
+    return whole
 
 
 def arguments(

@@ -109,14 +109,13 @@ PRETENDED_OWNERS: tuple[CallRule, ...] = (
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chown": (92, None), "clock_settime": (227, 112),
     "clone": (56, 220), "clone3": (435, 435), "delete_module": (176, 106), "fchown": (93, 55), "fchownat": (260, 54),
-    "finit_module": (313, 273), "fsconfig": (431, 431),
-    "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433), "init_module": (175, 105),
+    "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430),
+    "fspick": (433, 433), "init_module": (175, 105),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioctl": (16, 29),
     "ioperm": (173, None), "iopl": (172, None), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "lchown": (94, None), "lookup_dcookie": (212, 18), "memfd_secret": (447, 447),
-    "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429), "nfsservctl": (180, 42), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
+    "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
+    "nfsservctl": (180, 42), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
     "open_tree_attr": (467, 467), "perf_event_open": (298, 241), "pivot_root": (155, 41), "ptrace": (101, 117),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "reboot": (169, 142), "request_key": (249, 218),
     "setns": (308, 268), "settimeofday": (164, 170), "socket": (41, 198), "socketpair": (53, 199),
@@ -130,7 +129,7 @@ def number(call: str, machine: str) -> int | None:
     return NUMBERS[call][0 if machine == X86_64 else 1]
 
 
-# Write a table of system calls that are not made as a program for the kernel's filter.
+# The table as a program for the kernel's filter.
 #
 # A program is a list of instructions of eight bytes: what to do, how far to jump if it holds and if not, and a number.
 # Chosen over libseccomp's bindings: those on the index are unmaintained or need the C library and a compiler to
@@ -152,18 +151,23 @@ def program(machine: str, more: Sequence[CallRule] = ()) -> bytes:
     lines: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         # A foreign ABI would pass under other numbers.
-        *_refused_unless((_IF_EQUAL, ARCHITECTURES[machine])),
+        (_IF_EQUAL, 1, 0, ARCHITECTURES[machine]),
+        (_RETURN, 0, 0, _REFUSE | ENOSYS),
         (_LOAD, 0, 0, _NUMBER),
     ]
     if machine == X86_64:
-        lines += _refused_if((_IF_AT_LEAST, X32_BIT), ENOSYS)
-    lines += _refused_if((_IF_AT_LEAST, NEWEST), ENOSYS)
+        lines += _refused_if(_IF_AT_LEAST, X32_BIT, ENOSYS)
+    lines += _refused_if(_IF_AT_LEAST, NEWEST, ENOSYS)
     bodies: dict[int, list[Instruction]] = {}
     for rule in (*RULES, *more):
         for call in rule.calls:
-            found = number(call, machine)
-            if found is not None:
-                bodies.setdefault(found, []).extend(_body(rule))
+            if (call_number := number(call, machine)) is None:
+                continue
+            body = bodies.setdefault(call_number, [])
+            if not rule.when:
+                body.append((_RETURN, 0, 0, _REFUSE | rule.error))
+            for argument in rule.when:
+                body += _argument(argument, rule.error)
     lines += _tree(sorted(bodies.items()))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
@@ -181,12 +185,6 @@ def _tree(calls: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
     return [*lines, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _body(rule: CallRule) -> list[Instruction]:
-    if not rule.when:
-        return [(_RETURN, 0, 0, _REFUSE | rule.error)]
-    return [line for argument in rule.when for line in _argument(argument, rule.error)]
-
-
 def _argument(argument: Argument, error: int) -> list[Instruction]:
     lines: list[Instruction] = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument.index)]
     if argument.mask:
@@ -198,15 +196,9 @@ def _argument(argument: Argument, error: int) -> list[Instruction]:
         return [*lines, (_RETURN, 0, 0, _REFUSE | error)]
     kind = _IF_ANY_BIT if argument.test == "any bit of" else _IF_EQUAL
     for value in argument.values:
-        lines += _refused_if((kind, value), error)
+        lines += _refused_if(kind, value, error)
     return lines
 
 
-def _refused_if(condition: tuple[int, int], error: int) -> list[Instruction]:
-    kind, value = condition
+def _refused_if(kind: int, value: int, error: int) -> list[Instruction]:
     return [(kind, 0, 1, value), (_RETURN, 0, 0, _REFUSE | error)]
-
-
-def _refused_unless(condition: tuple[int, int]) -> list[Instruction]:
-    kind, value = condition
-    return [(kind, 1, 0, value), (_RETURN, 0, 0, _REFUSE | ENOSYS)]

@@ -26,15 +26,15 @@ class Value:
         own = [name for name in cls.__annotations__ if not name.startswith("_")]
         cls._fields = (*cls._fields, *own)
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **fields: Any) -> None:
         values = self.__dict__
         for name in self._fields:
-            if name in given:
-                values[name] = given.pop(name)
+            if name in fields:
+                values[name] = fields.pop(name)
             elif not hasattr(type(self), name):
                 raise TypeError(f"{type(self).__name__} needs {name}")
-        if given:
-            raise TypeError(f"{type(self).__name__} has no {', '.join(given)}")
+        if fields:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(fields)}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: {name} can't be set")

@@ -82,9 +82,12 @@ def listed(items: Iterable[Item], most: int = MOST_ITEMS, seen_by: str = "") -> 
     Nothing that is left out is more dangerous than what is shown. `seen_by` is the command that shows all.
     """
     ordered = sorted(items, key=lambda item: item.danger)
-    lines = [_item_line(item) for item in ordered[:most]]
-    rest = ordered[most:]
-    if rest:
+    lines = []
+    for item in ordered[:most]:
+        before = f"{item.before} " if item.before else ""
+        after = f": {quoted(item.after, MOST_OF_A_NAME)}" if item.after else ""
+        lines.append(f"{before}{quoted(item.name, MOST_OF_A_NAME)}{after}")
+    if rest := ordered[most:]:
         all_ = f"; all of them: {seen_by}" if seen_by else ""
         lines.append(f"and {len(rest)} MORE, NOT SHOWN: {by_kind(rest)}{all_}")
     return lines
@@ -96,12 +99,6 @@ def by_kind(items: Sequence[Item]) -> str:
     for item in items:
         counts[item.kind] = counts.get(item.kind, 0) + 1
     return ", ".join(f"{count} {kind[count > 1]}" for kind, count in counts.items())
-
-
-def _item_line(item: Item) -> str:
-    before = f"{item.before} " if item.before else ""
-    after = f": {quoted(item.after, MOST_OF_A_NAME)}" if item.after else ""
-    return f"{before}{quoted(item.name, MOST_OF_A_NAME)}{after}"
 
 
 def wrapped(line: str, width: int = WIDTH) -> list[str]:
