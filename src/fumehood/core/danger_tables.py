@@ -23,6 +23,10 @@ def _table(*rows: tuple[Because, str]) -> dict[str, Because]:
     return {name: because for because, names in rows for name in names.split()}
 
 
+def _by_parts(*rows: tuple[Because, str]) -> dict[tuple[str, ...], Because]:
+    return {tuple(path.split("/")): because for path, because in _table(*rows).items()}
+
+
 HELD_DIRECTORIES = _table(
     (_HOOK, ".husky .githooks .git-hooks"),
     (_SHELL, ".direnv"),
@@ -63,15 +67,12 @@ HELD_NAMES = _table(
 )
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
 # Files of other version controls, by the end of their path.
-HELD_ENDS = {
-    tuple(end.split("/")): because
-    for end, because in _table((
-        REPOSITORY,
-        """.hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .sl/config .sl/hgrc .sl/sharedpath .git/sl/config .jj/repo
-        .jj/repo/config.toml .jj/repo/config-id .jj/workspace-config.toml .jj/workspace-config-id
-        .jj/repo/store/git_target _darcs/prefs/defaults _darcs/prefs/prefs""",
-    )).items()
-}  # fmt: skip
+HELD_ENDS = _by_parts((
+    REPOSITORY,
+    """.hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .sl/config .sl/hgrc .sl/sharedpath .git/sl/config .jj/repo
+    .jj/repo/config.toml .jj/repo/config-id .jj/workspace-config.toml .jj/workspace-config-id
+    .jj/repo/store/git_target _darcs/prefs/defaults _darcs/prefs/prefs""",
+))  # fmt: skip
 HELD_END_NAMES = frozenset(end[-1] for end in HELD_ENDS)
 # What agents' directories have in common, whatever the agent is called: names in a directory that begins with a dot.
 AGENT_PARTS = frozenset((
@@ -110,10 +111,7 @@ FLAGGED_NAMES = _table(
         nuget.config procfile vagrantfile skaffold.yaml tiltfile earthfile""",
     ),
     (_PYTHON, "sitecustomize.py usercustomize.py"),
-    (
-        _CONTAINER,
-        """dockerfile containerfile docker-compose.yml docker-compose.yaml compose.yml compose.yaml""",
-    ),
+    (_CONTAINER, "dockerfile containerfile docker-compose.yml docker-compose.yaml compose.yml compose.yaml"),
     (
         _CI,
         """.gitlab-ci.yml .travis.yml azure-pipelines.yml bitbucket-pipelines.yml .drone.yml .woodpecker.yml
@@ -133,26 +131,13 @@ FLAGGED_NAMES = _table(
         .tcshrc .irbrc .pryrc .pdbrc .pythonrc .pythonrc.py .gitconfig .inputrc""",
     ),
 )
-FLAGGED_SUFFIXES = {
-    "mk": _BUILD,
-    "mak": _BUILD,
-    "cmake": _BUILD,
-    "gemspec": _BUILD,
-    "csproj": _BUILD,
-    "vcxproj": _BUILD,
-    "bzl": _BUILD,
-    "gradle": _BUILD,
-    "dockerfile": _CONTAINER,
-    "pth": _PYTHON,
-}
-FLAGGED_PREFIXES = {
-    "makefile.": _BUILD,
-    "dockerfile.": _CONTAINER,
-    "containerfile.": _CONTAINER,
-    "docker-compose.": _CONTAINER,
-    "jenkinsfile.": _CI,
-    ".env.": _TOOLS,
-}
+FLAGGED_SUFFIXES = _table(
+    (_BUILD, "mk mak cmake gemspec csproj vcxproj bzl gradle"), (_CONTAINER, "dockerfile"), (_PYTHON, "pth")
+)
+FLAGGED_PREFIXES = _table(
+    (_BUILD, "makefile."), (_CONTAINER, "dockerfile. containerfile. docker-compose."), (_CI, "jenkinsfile."),
+    (_TOOLS, ".env."),
+)  # fmt: skip
 # `vite.config.ts`, `.eslintrc.js` and their kin are programs.
 SCRIPT_ENDINGS = frozenset(("js", "cjs", "mjs", "ts", "cts", "mts"))
 SCRIPT_REASON = _BUILD
@@ -162,21 +147,11 @@ FLAGGED_DIRECTORIES = _table(
     (_WORDS, ".clinerules"),
 )
 # Two names that follow each other, the second perhaps the file itself.
-FLAGGED_PAIRS = {
-    (".github", "workflows"): _CI,
-    (".github", "actions"): _CI,
-    (".gitea", "workflows"): _CI,
-    (".forgejo", "workflows"): _CI,
-    (".gitlab", "ci"): _CI,
-    (".cargo", "config"): _BUILD,
-    (".cargo", "config.toml"): _BUILD,
-    (".config", "mise"): _TOOLS,
-    (".config", "mise.toml"): _TOOLS,
-    (".mvn", "maven.config"): _BUILD,
-    (".mvn", "jvm.config"): _BUILD,
-    (".mvn", "extensions.xml"): _BUILD,
-    (".mvn", "wrapper"): _BUILD,
-}
+FLAGGED_PAIRS = _by_parts(
+    (_CI, ".github/workflows .github/actions .gitea/workflows .forgejo/workflows .gitlab/ci"),
+    (_BUILD, ".cargo/config .cargo/config.toml .mvn/maven.config .mvn/jvm.config .mvn/extensions.xml .mvn/wrapper"),
+    (_TOOLS, ".config/mise .config/mise.toml"),
+)
 # Other people's packages: what a project would act on, nobody acts on in there.
 PACKAGES = frozenset(("node_modules", "site-packages", "dist-packages"))
 
