@@ -26,6 +26,7 @@ _SYSTEM = (
     "/nix/store/", "/gnu/store/", "/etc/alternatives/",
 )  # fmt: skip
 _INTERPRETERS = ("python", "pypy")
+shown = brief  # a command's own words as part of a reason: fit for a person's terminal, and not too long
 
 
 def lands(directory: str, text: str) -> str | None:
@@ -253,11 +254,6 @@ def became_open(change: Change) -> bool:
     if after is None or change.kind == SYMLINK:
         return False
     return bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
-
-
-def shown(text: str) -> str:
-    """Return a command's own words as part of a reason: fit for a person's terminal, and not too long."""
-    return brief(text)
 
 
 def words(text: str) -> frozenset[str]:

@@ -21,10 +21,10 @@ from fumehood.core.concern import (
     is_unchanged,
     link_concern,
     own_concern,
-    shown,
 )
 from fumehood.core.danger_tables import AREAS, DirectoryMeaning, is_agents, is_dot_git, surroundings
 from fumehood.core.loaders import environment_concern, is_program, is_what_cloning_writes, loading_concern, may_load
+from fumehood.core.wording import brief as shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from fumehood.core.changes import ADDED, DELETED, FILE, SYMLINK
-from fumehood.core.concern import directory_of, held, is_unchanged, lands, roots_of, shown, within, words
+from fumehood.core.concern import directory_of, held, is_unchanged, lands, roots_of, within, words
+from fumehood.core.wording import brief as shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

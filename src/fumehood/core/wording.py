@@ -12,6 +12,8 @@ Every face shows `Question.lines`, which is made of these.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from fumehood.core.value import Value
 
 TYPE_CHECKING = False
@@ -150,32 +152,22 @@ def _fitting(pieces: Sequence[Piece], room: int) -> int:
 
 def _collapsed(text: str) -> Iterator[Piece]:
     """Yield what is written for each letter, and one piece for a long run of those that nobody sees."""
-    blanks: list[str] = []
-    pieces: list[Piece] = []
-    for letter, (written, count) in zip(text, _letters(text, in_order=True), strict=True):
-        if letter.isspace() or (written != letter and _is_blank(letter)):
-            blanks.append(letter)
-            pieces.append((written, count))
-            continue
-        yield from _blank_run(blanks, pieces)
-        blanks, pieces = [], []
-        yield written, count
-    yield from _blank_run(blanks, pieces)
-
-
-def _blank_run(blanks: Sequence[str], pieces: Sequence[Piece]) -> Iterator[Piece]:
-    if len(blanks) <= _LONGEST_BLANK:
-        yield from pieces
-        return
-    breaks = blanks.count("\n")
-    lines = f", {breaks} of them line breaks" if breaks else ""
-    yield f"\\[{len(blanks)} BLANK CHARACTERS{lines}]", len(blanks)
-
-
-def _is_blank(letter: str) -> bool:
     from unicodedata import category
 
-    return ord(letter) in _LOOKS_BLANK or category(letter) in ("Cf", "Zs", "Zl", "Zp")
+    def is_blank(pair: tuple[str, Piece]) -> bool:
+        letter, (written, _) = pair
+        if letter.isspace() or written == letter:
+            return letter.isspace()
+        return ord(letter) in _LOOKS_BLANK or category(letter) in ("Cf", "Zs", "Zl", "Zp")
+
+    for are_blank, group in groupby(zip(text, _letters(text, in_order=True), strict=True), is_blank):
+        run = list(group)
+        if not are_blank or len(run) <= _LONGEST_BLANK:
+            yield from (piece for _, piece in run)
+        else:
+            breaks = sum(letter == "\n" for letter, _ in run)
+            lines = f", {breaks} of them line breaks" if breaks else ""
+            yield f"\\[{len(run)} BLANK CHARACTERS{lines}]", len(run)
 
 
 def _letters(text: str, *, in_order: bool = False) -> Iterator[Piece]:
