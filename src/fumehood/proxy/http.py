@@ -10,7 +10,7 @@ import time
 import h11
 
 from fumehood.core.hosts import authority, shown
-from fumehood.core.network import CONNECT, HTTP
+from fumehood.core.network import HTTP
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
 from fumehood.proxy.relay import Gone, Wire, readable
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Headers = list[tuple[bytes, bytes]]
     Track = Callable[[object], None]
 
+ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 HEAD_S, IDLE_S, ANSWER_S = 30.0, 75.0, 900.0
 _LARGEST_HEAD = 1 << 16
 # What is between two neighbours only (RFC 9110, 7.6.1), and what we say ourselves.
@@ -56,11 +57,6 @@ class _Host:
         self.entry = entry
         self.upstream = upstream
 
-    @property
-    def is_fresh(self) -> bool:
-        """Tell whether the host has not closed it, nor said anything unasked."""
-        return not readable([self.wire.socket.fileno()], 0)
-
     def sent(self, size: int) -> None:
         """Count what the command sent."""
         self.entry.sent += size
@@ -90,20 +86,26 @@ class ProxyConnection:
             self._drop_host()
 
     def _one(self, patience: float) -> bool:
-        """Answer one request; tell whether another may follow."""
+        """Answer one request; returns True if another may follow."""
         server = h11.Connection(h11.SERVER, max_incomplete_event_size=_LARGEST_HEAD)
         try:
             request = self._request(server, patience)
             if request is None:
                 return False
-            self._check_framing(request)
+            _check_framing(request)
             if request.method == b"CONNECT":
-                host, port = _authority(request.target)
+                try:
+                    host, port = authority(request.target.decode("ascii"))
+                except ValueError as error:
+                    raise BadMessage(f"CONNECT to no host: {error}") from error
                 self._client.put_back(server.trailing_data[0])
                 raise Tunnel(host, port)
             host, port, path = _target(request.target)
         except (BadMessage, h11.RemoteProtocolError) as error:
-            self._refuse_message(str(error))
+            entry = self._audit.begin(HTTP)
+            entry.reason = f"no request that can be read: {error}"
+            self._audit.end(entry)
+            self._client.part_with(answer(400, f"fumehood: {entry.reason}"))
             return False
         return self._pass_on(server, request, host, port, path)
 
@@ -122,20 +124,6 @@ class ProxyConnection:
             server.receive_data(data)
             if not data and server.their_state is not h11.IDLE:
                 return None
-
-    @staticmethod
-    def _check_framing(request: h11.Request) -> None:
-        names = [name for name, _ in request.headers]
-        if b"transfer-encoding" in names and (b"content-length" in names or request.http_version != b"1.1"):
-            raise BadMessage("the length of the request is told in two ways")
-        if names.count(b"host") > 1:
-            raise BadMessage("there is more than one Host")
-
-    def _refuse_message(self, why: str) -> None:
-        entry = self._audit.begin(HTTP)
-        entry.reason = f"no request that can be read: {why}"
-        self._audit.end(entry)
-        self._client.part_with(answer(400, f"fumehood: {entry.reason}"))
 
     def _pass_on(self, server: h11.Connection, request: h11.Request, host: str, port: int, path: str) -> bool:
         try:
@@ -165,7 +153,8 @@ class ProxyConnection:
     def _connected(self, host: str, port: int) -> _Host:
         """Return a connection to the host: the one that is there, or a new one."""
         there = self._host
-        if there is not None and there.name == (host, port) and there.is_fresh:
+        # One that is readable was closed by the host, or it said something unasked.
+        if there is not None and there.name == (host, port) and not readable([there.wire.socket.fileno()], 0):
             return there
         self._drop_host()
         entry = self._audit.begin(HTTP)
@@ -250,7 +239,9 @@ class _Exchange:
 
     def answer(self) -> None:
         """Bring the host's answer to the client."""
-        response = self._response()
+        while not isinstance(response := self._next(), h11.Response):
+            if not isinstance(response, h11.InformationalResponse):
+                raise Gone("it closed the connection")
         length = _value(response, b"content-length")
         has_body = not (
             self._request.method == b"HEAD" or response.status_code in (204, 304) or response.status_code < 200
@@ -268,23 +259,22 @@ class _Exchange:
             headers.append((b"Transfer-Encoding", b"chunked"))
         if not self.keeps:
             headers.append((b"Connection", b"close"))
-        # A fresh one: what was moved past the other is not known to it.
-        self._server = _answering(self._request)
+        # A fresh one, whose request has come in whole: what was moved past the other is not known to it.
+        self._server = h11.Connection(h11.SERVER)
+        method = b"HEAD" if self._request.method == b"HEAD" else b"GET"
+        self._server.receive_data(method + b" / HTTP/" + self._request.http_version + b"\r\nHost: x\r\n\r\n")
+        self._server.next_event()
         self.has_answered = True
         self._to_client(h11.Response(status_code=response.status_code, reason=response.reason, headers=headers))
         if has_body and length is not None and not chunked:
             self._there.wire.put_back(self._asking.trailing_data[0])
             self._there.wire.move(self._client, int(length), ANSWER_S, self._there.received)
         elif has_body:
-            self._bring_chunks()
-
-    def _response(self) -> h11.Response:
-        while True:
-            event = self._next()
-            if isinstance(event, h11.Response):
-                return event
-            if not isinstance(event, h11.InformationalResponse):
-                raise Gone("it closed the connection")
+            while isinstance(event := self._next(), h11.Data):
+                self._to_client(h11.Data(data=event.data))
+            if not isinstance(event, h11.EndOfMessage):
+                raise Gone("the answer ended early")
+            self._to_client(h11.EndOfMessage())
 
     def _next(self) -> object:
         while True:
@@ -295,25 +285,13 @@ class _Exchange:
             self._there.received(len(data))
             self._asking.receive_data(data)
 
-    def _bring_chunks(self) -> None:
-        while True:
-            event = self._next()
-            if isinstance(event, h11.Data):
-                self._to_client(h11.Data(data=event.data))
-            elif isinstance(event, h11.EndOfMessage):
-                self._to_client(h11.EndOfMessage())
-                return
-            else:
-                raise Gone("the answer ended early")
 
-
-def _answering(request: h11.Request) -> h11.Connection:
-    """Return the server's side of an exchange whose request has come in whole."""
-    server = h11.Connection(h11.SERVER)
-    method = b"HEAD" if request.method == b"HEAD" else b"GET"
-    server.receive_data(method + b" / HTTP/" + request.http_version + b"\r\nHost: x\r\n\r\n")
-    server.next_event()
-    return server
+def _check_framing(request: h11.Request) -> None:
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version != b"1.1"):
+        raise BadMessage("the length of the request is told in two ways")
+    if names.count(b"host") > 1:
+        raise BadMessage("there is more than one Host")
 
 
 def _kept(message: h11.Request | h11.Response) -> Headers:
@@ -331,19 +309,12 @@ def _value(message: h11.Request | h11.Response, name: bytes) -> bytes | None:
     return next((value for key, value in message.headers if key == name), None)
 
 
-def _authority(target: bytes) -> tuple[str, int]:
-    try:
-        return authority(target.decode("ascii"))
-    except ValueError as error:
-        raise BadMessage(f"CONNECT to no host: {error}") from error
-
-
 def _target(target: bytes) -> tuple[str, int, str]:
-    """Part an absolute target into host, port and path: it alone says where a request goes, whatever Host says."""
+    """Split an absolute target into host, port and path: it alone says where a request goes, whatever Host says."""
     try:
         text = target.decode("ascii")
-        scheme, found, rest = text.partition("://")
-        if not found or scheme.lower() != "http":
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme.lower() != "http":
             raise BadMessage("a proxy is asked with http://… or CONNECT")
         end = next((place for place, letter in enumerate(rest) if letter in "/?#\\"), len(rest))
         host, port = authority(rest[:end], 80)
@@ -370,6 +341,3 @@ def refusal(host: str, port: int, why: str) -> str:
     """Say what was refused, and how it is asked for."""
     return f"fumehood: network blocked: {shown(host, port)}: {why}"
 
-
-ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
-TUNNEL = CONNECT

@@ -1,6 +1,7 @@
 """Reach a host on the command's behalf: judged by its name, resolved here, judged again by its address, connected.
 
-The connection goes to the very address that was judged; nothing is resolved twice.
+The connection goes to the very address that was judged; nothing is resolved twice. Where this machine reaches the
+network by a proxy of the person's own (HTTPS_PROXY and its friends), so does the command.
 """
 
 from __future__ import annotations
@@ -24,12 +25,8 @@ if TYPE_CHECKING:
     from fumehood.core.hosts import Address
     from fumehood.proxy.relay import Entry
 
-
-# ---- Reach a host on the command's behalf: judged by its name, resolved here, judged again by its address, connected.
-#
-# The connection goes to the very address that was judged; nothing is resolved twice.
-
 _CONNECT_S = 20.0
+_LONGEST_ANSWER = 1 << 16
 
 
 class Denied(Exception):
@@ -69,22 +66,15 @@ class Outbound:
             entry.allowed = True
             raise Gone("the program had closed the connection before the person answered")
 
-    def upstream(self, host: str, port: int, *, tls: bool) -> Upstream | None:
-        """Return the person's own proxy, where their environment says to use one for this host."""
-        address = as_address(host)
-        if host in LOOPBACK_NAMES or (address is not None and special(address)):
-            return None
-        return Upstream.chosen(self._environment, host, port, tls=tls)
-
     def connect(self, entry: Entry, host: str, port: int) -> socket.socket:
         """Return a connection to a host that was judged, by way of the person's own proxy where they use one."""
         upstream, addresses = self._way(entry, host, port, tls=True)
         if upstream is None:
             return self._first(entry, addresses, port)
         try:
-            return tunnel(upstream, host, port, _CONNECT_S)
+            return tunnel(upstream, host, port)
         except OSError as error:
-            raise Unreachable(f"the proxy {upstream.host}:{upstream.port}: {_told(error)}") from error
+            raise Unreachable(f"the proxy {upstream.host}:{upstream.port}: {_reason(error)}") from error
 
     def connect_http(self, entry: Entry, host: str, port: int) -> tuple[socket.socket, Upstream | None]:
         """Return a connection for plain HTTP, and the person's own proxy where it leads there."""
@@ -92,15 +82,19 @@ class Outbound:
         if upstream is None:
             return self._first(entry, addresses, port), None
         try:
-            return connect(upstream, _CONNECT_S), upstream
+            return socket.create_connection((upstream.host, upstream.port), _CONNECT_S), upstream
         except OSError as error:
-            raise Unreachable(f"the proxy {upstream.host}:{upstream.port}: {_told(error)}") from error
+            raise Unreachable(f"the proxy {upstream.host}:{upstream.port}: {_reason(error)}") from error
 
     def _way(self, entry: Entry, host: str, port: int, *, tls: bool) -> tuple[Upstream | None, list[Address]]:
+        """Return the person's own proxy, where their environment says to use one for this host, and its addresses."""
+        address = as_address(host)
+        upstream = None
         try:
-            upstream = self.upstream(host, port, tls=tls)
+            if host not in LOOPBACK_NAMES and (address is None or not special(address)):
+                upstream = Upstream.chosen(self._environment, host, port, tls=tls)
         except OSError as error:
-            raise Unreachable(_told(error)) from error
+            raise Unreachable(_reason(error)) from error
         addresses = self._addresses(entry, host, port, must=upstream is None)
         entry.allowed = True
         if upstream is not None:
@@ -110,17 +104,17 @@ class Outbound:
     def _addresses(self, entry: Entry, host: str, port: int, *, must: bool) -> list[Address]:
         """Return the host's addresses that may be reached; where another proxy resolves, there may be none."""
         try:
-            found = resolve(host, port)
+            addresses = resolve(host, port)
         except OSError as error:
             if not must:
                 return []
             entry.allowed = True
-            raise Unreachable(f"{host} can't be resolved: {_told(error)}") from error
-        usable = [address for address in found if not self._objection(address, port)]
+            raise Unreachable(f"{host} can't be resolved: {_reason(error)}") from error
+        usable = [address for address in addresses if not self._objection(address, port)]
         if not usable:
-            address = found[0]
-            entry.address = str(address)
-            raise Denied(f"{host} is at {address}, {self._objection(address, port)}, which was not named itself")
+            entry.address = str(addresses[0])
+            why = self._objection(addresses[0], port)
+            raise Denied(f"{host} is at {addresses[0]}, {why}, which was not named itself")
         return usable
 
     def _objection(self, address: Address, port: int) -> str:
@@ -144,7 +138,7 @@ class Outbound:
                 connection.connect((str(address), port))
             except OSError as error:
                 connection.close()
-                failure = _told(error)
+                failure = _reason(error)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
@@ -153,18 +147,18 @@ class Outbound:
 
 def resolve(host: str, port: int) -> list[Address]:
     """Return a host's addresses, IPv4 ones in their plain form; raises OSError."""
-    known = as_address(host)
-    if known is not None:
-        return [known]
+    own = as_address(host)
+    if own is not None:
+        return [own]
     if host in LOOPBACK_NAMES or host.endswith(".localhost"):
         return [ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")]
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = (as_address(str(each[4][0]).partition("%")[0]) for each in found)
+    answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = (as_address(str(each[4][0]).partition("%")[0]) for each in answers)
     return list(dict.fromkeys(address for address in addresses if address is not None))
 
 
 def is_own(address: Address) -> bool:
-    """Tell whether an address is one of this machine's: the kernel would use it for itself. Nothing is sent."""
+    """Return True if an address is one of this machine's: the kernel would use it for itself. Nothing is sent."""
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -174,13 +168,8 @@ def is_own(address: Address) -> bool:
             return False
 
 
-def _told(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
-
-
-# ---- The person's own proxy, where this machine reaches the network by one (HTTPS_PROXY and its friends).
-
-_LONGEST_ANSWER = 1 << 16
 
 
 class Upstream(Value):
@@ -198,7 +187,9 @@ class Upstream(Value):
         settings = upper | lower
         names = ("https_proxy", "all_proxy") if tls else ("http_proxy", "all_proxy")
         url = next((settings[name] for name in names if name in settings), "")
-        if not url or _is_bypassed(settings.get("no_proxy", ""), host, port):
+        no_proxy = {"no": settings.get("no_proxy", "")}
+        bypass = getattr(urllib.request, "proxy_bypass_environment")  # noqa: B009 - not in the types, yet documented
+        if not url or (no_proxy["no"] and (bypass(shown(host, port), no_proxy) or bypass(host, no_proxy))):
             return None
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme != "http" or not parts.hostname:
@@ -210,19 +201,9 @@ class Upstream(Value):
         return Upstream(host=parts.hostname, port=parts.port or 80, authorization=login)
 
 
-def _is_bypassed(no_proxy: str, host: str, port: int) -> bool:
-    bypass = getattr(urllib.request, "proxy_bypass_environment")  # noqa: B009 - not in the types, yet documented
-    return bool(no_proxy) and bool(bypass(shown(host, port), {"no": no_proxy}) or bypass(host, {"no": no_proxy}))
-
-
-def connect(upstream: Upstream, timeout: float) -> socket.socket:
-    """Return a connection to the proxy itself."""
-    return socket.create_connection((upstream.host, upstream.port), timeout)
-
-
-def tunnel(upstream: Upstream, host: str, port: int, timeout: float) -> socket.socket:
+def tunnel(upstream: Upstream, host: str, port: int) -> socket.socket:
     """Return a connection through the proxy; raises OSError with its answer where it refuses."""
-    connection = connect(upstream, timeout)
+    connection = socket.create_connection((upstream.host, upstream.port), _CONNECT_S)
     try:
         target = shown(host, port)
         login = f"Proxy-Authorization: {upstream.authorization}\r\n" if upstream.authorization else ""

@@ -1,6 +1,9 @@
 """Carry bytes both ways between two connections without touching them: the kernel moves pages through a pipe.
 
-Only what a client says first is looked at, for the host that it asks for by TLS.
+Only what a client says first is looked at, for the host that it asks for by TLS: a tunnel to one host whose client then
+asks for another there is how a granted host on a shared server is used to reach one that was not granted. The message
+is read by OpenSSL rather than by a parser of ours. Every connection of a run is recorded, in a record that is kept
+small whatever the command does.
 """
 
 from __future__ import annotations
@@ -20,10 +23,6 @@ from fumehood.core.network import Connection
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-
-
-# ---- The record of a run's connections, kept small whatever the command does.
 
 MOST = 1000  # lines a run gets; what goes beyond is counted with others of its kind
 OTHERS = "(others)"
@@ -73,38 +72,40 @@ class ConnectionAudit:
             if entry not in self._open:
                 return
             self._open.discard(entry)
-            self._keep(entry.connection())
-
-    def _keep(self, connection: Connection) -> None:
-        # Refusals repeat: tools try again and again. Connections that were made get a line each, while there is room.
-        key: object = (connection.host, connection.port, connection.protocol, connection.reason)
-        if connection.allowed and len(self._kept) < MOST:
-            key = object()
-        elif key not in self._kept and len(self._kept) >= MOST:
-            connection = connection.replace(host=OTHERS, port=0, address="")
-            key = (OTHERS, connection.protocol, connection.allowed, connection.reason)
-        before = self._kept.get(key)
-        self._kept[key] = connection if before is None else _together(before, connection)
+            one = entry.connection()
+            # Refusals repeat: tools try again and again. Connections that were made get a line each, while there is
+            # room.
+            key: object = (one.host, one.port, one.protocol, one.reason)
+            if one.allowed and len(self._kept) < MOST:
+                key = object()
+            elif key not in self._kept and len(self._kept) >= MOST:
+                one = one.replace(host=OTHERS, port=0, address="")
+                key = (OTHERS, one.protocol, one.allowed, one.reason)
+            before = self._kept.get(key)
+            if before is not None:
+                one = before.replace(
+                    count=before.count + 1, sent=before.sent + one.sent, received=before.received + one.received,
+                    duration_s=before.duration_s + one.duration_s,
+                )  # fmt: skip
+            self._kept[key] = one
 
     def connections(self) -> tuple[Connection, ...]:
         """Return all there was, the connections that are still open included, in the order they began."""
         with self._lock:
-            found = [*self._kept.values(), *(entry.connection() for entry in self._open)]
-        return tuple(sorted(found, key=lambda connection: connection.started_at))
+            connections = [*self._kept.values(), *(entry.connection() for entry in self._open)]
+        return tuple(sorted(connections, key=lambda connection: connection.started_at))
 
-
-def _together(one: Connection, other: Connection) -> Connection:
-    return one.replace(
-        count=one.count + 1, sent=one.sent + other.sent, received=one.received + other.received,
-        duration_s=one.duration_s + other.duration_s,
-    )  # fmt: skip
-
-
-# ---- Pages on their way from one connection to another: the kernel moves them, nothing is copied.
 
 SMALL, LARGE = 64 << 10, 1 << 20  # what every pipe has, and what one may have without privilege
 _BUSY = 256 << 10  # bytes after which a pipe is worth more room
 _F_SETPIPE_SZ = 1031
+PIECE = 1 << 16
+_LAST_WORD_S = 2.0
+HANDSHAKE = 0x16
+LONGEST = 1 << 16  # bytes; with a hybrid key exchange and many extensions, a real one has 2 KiB
+IDLE_S = 900.0
+_AT_ONCE = 16  # times a pipe is filled before the other direction has its turn
+_ENDED = select.POLLHUP | select.POLLERR  # told of whether asked for or not
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 # All pipes of a user together may have 64 MiB, and those made beyond that are tiny, other programs' too.
 _roomy = threading.BoundedSemaphore(32)
@@ -122,7 +123,12 @@ class Pipe:
     def fill(self, source: int, most: int = LARGE) -> int | None:
         """Take in what is there, when all was given away before; 0 at its end, None if nothing is there yet."""
         if self._moved > _BUSY and self._size == SMALL:
-            self._grow()
+            self._moved = 0
+            if _roomy.acquire(blocking=False):
+                self._size = LARGE
+                # Refused where this user has many pipes already; a small one works too.
+                with contextlib.suppress(PermissionError):
+                    fcntl.fcntl(self._writing, _F_SETPIPE_SZ, LARGE)
         try:
             self.held = os.splice(source, self._writing, min(most, self._size), flags=_FLAGS)
         except BlockingIOError:
@@ -130,22 +136,14 @@ class Pipe:
         return self.held
 
     def empty(self, target: int) -> int:
-        """Give away what the target takes now, and tell how much that was."""
+        """Give away what the target takes now; returns how much that was."""
         try:
-            given = os.splice(self._reading, target, self.held, flags=_FLAGS)
+            size = os.splice(self._reading, target, self.held, flags=_FLAGS)
         except BlockingIOError:
             return 0
-        self.held -= given
-        self._moved += given
-        return given
-
-    def _grow(self) -> None:
-        self._moved = 0
-        if _roomy.acquire(blocking=False):
-            self._size = LARGE
-            # Refused where this user has many pipes already; a small one works too.
-            with contextlib.suppress(PermissionError):
-                fcntl.fcntl(self._writing, _F_SETPIPE_SZ, LARGE)
+        self.held -= size
+        self._moved += size
+        return size
 
     def close(self) -> None:
         """Close it, with what may still be in it."""
@@ -153,12 +151,6 @@ class Pipe:
         os.close(self._writing)
         if self._size == LARGE:
             _roomy.release()
-
-
-# ---- Reading a connection with patience that has an end.
-
-PIECE = 1 << 16
-_LAST_WORD_S = 2.0
 
 
 def readable(descriptors: Sequence[int], patience_s: float | None) -> set[int]:
@@ -279,15 +271,6 @@ def _await(connection: socket.socket, event: int, patience_s: float) -> None:
         raise Gone(f"nothing moved for {patience_s:g} s")
 
 
-# ---- Which host a TLS client asks for in its first message, read by OpenSSL rather than by a parser of ours.
-#
-# A tunnel to one host whose client then asks for another there is how a granted host on a shared server is used
-# to reach one that was not granted.
-
-HANDSHAKE = 0x16
-LONGEST = 1 << 16  # bytes; with a hybrid key exchange and many extensions, a real one has 2 KiB
-
-
 class NotUnderstood(Exception):
     """It begins like TLS but is none that OpenSSL can read."""
 
@@ -309,7 +292,7 @@ class Hello:
         return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR  # we are not the server, so it ends here
 
     def feed(self, data: bytes) -> bool:
-        """Take in a piece; tell whether the name is known now. Raises NotUnderstood."""
+        """Take in a piece; returns True once the message is complete. Raises NotUnderstood."""
         self._size += len(data)
         self._incoming.write(data)
         try:
@@ -321,15 +304,6 @@ class Hello:
             if not self.is_complete:
                 raise NotUnderstood(f"no TLS that can be read: {error.reason or error}") from error
         return self.is_complete
-
-
-# ---- Carry bytes both ways between two connections without touching them: the kernel moves pages through a pipe.
-#
-# Only what a client says first is looked at, for the host that it asks for by TLS.
-
-IDLE_S = 900.0
-_AT_ONCE = 16  # times a pipe is filled before the other direction has its turn
-_ENDED = select.POLLHUP | select.POLLERR  # told of whether asked for or not
 
 
 class WrongHost(Exception):
@@ -356,7 +330,10 @@ class _Way:
     def advance(self) -> None:
         """Move what can be moved now."""
         if self._first:
-            self._send_first()
+            with contextlib.suppress(BlockingIOError):
+                sent = self.target.send(self._first)
+                self._first = self._first[sent:]
+                self._count(sent)
         source, target, pipe = self.source.fileno(), self.target.fileno(), self._pipe
         for _ in range(_AT_ONCE):
             if self._first:
@@ -367,26 +344,16 @@ class _Way:
                     self.finish()
                 if not filled:
                     return
-            given = pipe.empty(target)
-            if not given:
+            size = pipe.empty(target)
+            if not size:
                 return
-            self._count(given)
-
-    def _send_first(self) -> None:
-        try:
-            sent = self.target.send(self._first)
-        except BlockingIOError:
-            return
-        self._first = self._first[sent:]
-        self._count(sent)
+            self._count(size)
 
     def finish(self) -> None:
         """The source has no more: tell the target, which may still answer."""
         self.is_over = True
-        try:
+        with contextlib.suppress(OSError):  # it is gone already
             self.target.shutdown(socket.SHUT_WR)
-        except OSError:
-            return  # it is gone already
 
     def close(self) -> None:
         """Close the pipe."""
@@ -401,13 +368,13 @@ class _Judged(_Way):
     ) -> None:
         super().__init__(client, host, count)
         self._is_right = is_right
-        self._is_known = False
+        self._is_judged = False
         self._said = b""
         self._hello: Hello | None = None
 
     def advance(self) -> None:
         """Move what can be moved now; raises WrongHost."""
-        if self._is_known:
+        if self._is_judged:
             super().advance()
             return
         try:
@@ -434,7 +401,7 @@ class _Judged(_Way):
             name = self._hello.server_name
             if name is not None and not self._is_right(name):
                 raise WrongHost(f"the TLS client asked for {name} there")
-        self._is_known, self._first = True, self._said
+        self._is_judged, self._first = True, self._said
 
 
 def relay(

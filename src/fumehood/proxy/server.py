@@ -1,7 +1,9 @@
 """Serve one run's connections: a thread that accepts, and one for each connection while it lasts.
 
 Threads, because each spends its time in the kernel, where Python's lock is not held, and because resolving
-names blocks. They end with the run.
+names blocks. They end with the run. Clients speak HTTP or SOCKS5 (RFC 1928), or know no proxy: these ask us for names,
+and each gets an address that leads to us, so that nobody outside is asked. What such a program then connects to is
+judged like any other request, by its name.
 """
 
 from __future__ import annotations
@@ -25,12 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fumehood.core.network import Connection
-
-
-# ---- Serve one run's connections: a thread that accepts, and one for each connection while it lasts.
-#
-# Threads, because each spends its time in the kernel, where Python's lock is not held, and because resolving
-# names blocks. They end with the run.
 
 MOST_CONNECTIONS = 64  # each has six descriptors, of the 1,024 that a program may often have
 _GREETING_S = 30.0
@@ -84,27 +80,22 @@ class Proxy:
         os.write(self._waking, b"x")
         if self._thread is not None:
             self._thread.join()
-        for end, patience in ((socket.SHUT_RD, patience_s), (socket.SHUT_RDWR, 0.5)):
-            self._shut(end, clients=end == socket.SHUT_RDWR)
-            self._join(patience)
-        found = self.audit.connections()
+        self._end(socket.SHUT_RD, patience_s)
+        self._end(socket.SHUT_RDWR, 0.5, clients=True)
+        connections = self.audit.connections()
         os.close(self._wake)
         os.close(self._waking)
-        return found
+        return connections
 
-    def _shut(self, end: int, *, clients: bool) -> None:
+    def _end(self, side: int, patience_s: float, *, clients: bool = False) -> None:
+        """Shut one side of the connections to hosts, and to clients if wanted, and wait for their threads."""
         with self._lock:
-            known = [each for sockets in self._live.values() for each in (sockets if clients else sockets[1:])]
-        for each in known:
-            try:
-                each.shutdown(end)
-            except OSError:
-                continue  # it is closed, or was never connected
-
-    def _join(self, patience_s: float) -> None:
-        deadline = time.monotonic() + patience_s
-        with self._lock:
+            connections = [each for sockets in self._live.values() for each in (sockets if clients else sockets[1:])]
             threads = list(self._live)
+        for each in connections:
+            with contextlib.suppress(OSError):  # it is closed, or was never connected
+                each.shutdown(side)
+        deadline = time.monotonic() + patience_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -126,17 +117,21 @@ class Proxy:
         ready = readable([self._wake, *(each.fileno() for each in those)], None)
         return [] if self._stopping.is_set() else [each for each in those if each.fileno() in ready]
 
-    def _accept(self, given: Sequence[socket.socket]) -> None:
-        listeners = given[: len(given) - self._resolvers]
+    def _accept(self, sockets: Sequence[socket.socket]) -> None:
+        listeners = sockets[: len(sockets) - self._resolvers]
         targets = dict(zip(listeners, self._targets, strict=True))
-        for each in given:
+        for each in sockets:
             each.setblocking(False)
         for each in listeners:
             send_at_once(each)
-        while ready := self._ready(given):
+        while ready := self._ready(sockets):
             for listener in ready:
                 if listener not in targets:
-                    self._resolve(listener)
+                    with contextlib.suppress(OSError):
+                        query, client_address = listener.recvfrom(_LARGEST_QUERY)
+                        reply = self._names.answer(query)
+                        if reply is not None:
+                            listener.sendto(reply, client_address)
                     continue
                 while not self._slots.acquire(timeout=0.2):
                     if self._stopping.is_set():
@@ -148,25 +143,15 @@ class Proxy:
                     self._slots.release()
                     time.sleep(0.01)
                     continue
-                self._begin(client, targets[listener])
-
-    def _resolve(self, asked: socket.socket) -> None:
-        """Answer one question for a name."""
-        with contextlib.suppress(OSError):
-            query, client = asked.recvfrom(_LARGEST_QUERY)
-            answer = self._names.answer(query)
-            if answer is not None:
-                asked.sendto(answer, client)
-
-    def _begin(self, client: socket.socket, target: tuple[str, int] | None) -> None:
-        thread = threading.Thread(target=self._attend, args=(client, target), name="fumehood-proxied", daemon=True)
-        with self._lock:
-            self._live[thread] = [client]
-        thread.start()
+                thread = threading.Thread(
+                    target=self._attend, args=(client, targets[listener]), name="fumehood-proxied", daemon=True
+                )
+                with self._lock:
+                    self._live[thread] = [client]
+                thread.start()
 
     def _attend(self, client: socket.socket, target: tuple[str, int] | None) -> None:
         """Serve one connection, whatever comes over it."""
-        me = threading.current_thread()
         try:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target is None:
@@ -182,7 +167,7 @@ class Proxy:
             pass  # one side is gone; how far it came is in the record
         finally:
             with self._lock:
-                sockets = self._live.pop(me)
+                sockets = self._live.pop(threading.current_thread())
             for each in sockets:
                 each.close()
             self._slots.release()
@@ -198,16 +183,13 @@ class Proxy:
         """Tell by the first byte what the client speaks."""
         deadline = time.monotonic() + _GREETING_S
         first = client.exactly(1, deadline)
-        if first[0] == VERSION:
-            self._socks(client, deadline)
+        if first[0] != VERSION:
+            client.put_back(first)
+            try:
+                http.ProxyConnection(client, self._reach, self.audit, self._track).serve()
+            except http.Tunnel as asked:
+                self._tunnel(client, CONNECT, asked.host, asked.port, say=_http_answers(asked.host, asked.port))
             return
-        client.put_back(first)
-        try:
-            http.ProxyConnection(client, self._reach, self.audit, self._track).serve()
-        except http.Tunnel as asked:
-            self._tunnel(client, CONNECT, asked.host, asked.port, say=_http_answers(asked.host, asked.port))
-
-    def _socks(self, client: Wire, deadline: float) -> None:
         try:
             host, port = request(
                 lambda size: client.exactly(size, deadline), lambda data: client.send(data, _GREETING_S)
@@ -241,7 +223,7 @@ class Proxy:
             self.audit.end(entry)
 
     def _is_asked(self, name: str, host: str, port: int) -> bool:
-        """Tell whether the host that a TLS client asks for is the one it was granted."""
+        """Return True if the host that a TLS client asks for is the one it was granted."""
         try:
             wanted = canonical(name)
         except ValueError:
@@ -268,8 +250,7 @@ def _socks_answers(what: str) -> bytes:
     return answer(codes[what.partition("\0")[0]])
 
 
-# ---- SOCKS5 (RFC 1928), the server's side: CONNECT by name or address, without a login.
-
+# SOCKS5, the server's side: CONNECT by name or address, without a login.
 VERSION = 5
 _NO_LOGIN, _NONE_ACCEPTABLE = 0, 0xFF
 _CONNECT = 1
@@ -320,11 +301,7 @@ def request(exactly: Callable[[int], bytes], send: Callable[[bytes], object]) ->
         raise BadSocks(f"{printed(raw)!r} is no host: {error}", answer(NOT_ALLOWED), printed(raw), port) from error
 
 
-# ---- Names for programs that know no proxy: each gets an address that leads to us, and nobody outside is asked.
-#
-# What such a program then connects to is judged like any other request, by its name. Parsed here is only a question of
-# one name, as resolvers send it; anything else gets no answer.
-
+# Names for programs that know no proxy. Parsed is only a question of one name, as resolvers send it.
 FIRST = ipaddress.IPv4Address("198.18.0.2")  # the range for tests between networks, of which there are none inside
 _MOST = 65_000
 _HEAD = struct.Struct(">HHHHHH")
@@ -343,18 +320,9 @@ class Names:
 
     def host(self, address: str) -> str | None:
         """Return the name that an address was given for."""
-        found = as_address(address)
-        number = -1 if found is None else int(found) - int(FIRST)
+        parsed = as_address(address)
+        number = -1 if parsed is None else int(parsed) - int(FIRST)
         return self._hosts[number] if 0 <= number < len(self._hosts) else None
-
-    def _address(self, host: str) -> bytes | None:
-        with self._lock:
-            if host not in self._numbers:
-                if len(self._hosts) >= _MOST:
-                    return None
-                self._numbers[host] = len(self._hosts)
-                self._hosts.append(host)
-            return (FIRST + self._numbers[host]).packed
 
     def answer(self, query: bytes) -> bytes | None:
         """Return the answer to a resolver's question, or None to what is none."""
@@ -366,12 +334,12 @@ class Names:
             return None
         if flags & 0x8000 or questions != 1:
             return None
-        code, address = self._found(name, kind)
+        code, address = self._looked_up(name, kind)
         record = b"" if address is None else b"\xc0\x0c" + struct.pack(">HHIH", _A_RECORD, 1, _TTL_S, 4) + address
         head = _HEAD.pack(number, 0x8180 | (flags & 0x0100) | code, 1, 1 if record else 0, 0, 0)
         return head + query[_HEAD.size : end + 4] + record
 
-    def _found(self, name: str, kind: int) -> tuple[int, bytes | None]:
+    def _looked_up(self, name: str, kind: int) -> tuple[int, bytes | None]:
         try:
             host = canonical(name)
         except ValueError:
@@ -381,8 +349,13 @@ class Names:
             return _NO_SUCH_NAME, None
         if kind != _A_RECORD:
             return 0, None  # it exists, and has none of these
-        address = self._address(host)
-        return (_FAILED, None) if address is None else (0, address)
+        with self._lock:
+            if host not in self._numbers:
+                if len(self._hosts) >= _MOST:
+                    return _FAILED, None
+                self._numbers[host] = len(self._hosts)
+                self._hosts.append(host)
+            return 0, (FIRST + self._numbers[host]).packed
 
 
 def _name(query: bytes, at: int) -> tuple[str, int]:
