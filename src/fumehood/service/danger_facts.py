@@ -1,7 +1,12 @@
-"""Gather what the judge must know about changes: contents, link targets, and the git configuration in force."""
+"""Gather what the judge must know about changes: contents, link targets, and the git configuration in force.
+
+Also what of the roots Fumehood itself was loaded from: a command that could change that would act on the host the next
+time a person uses Fumehood.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -31,9 +36,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.concern import Concern, Ground, Protected, Rules
 
-
-# ---- Gather what the judge must know about changes: contents, link targets, and the git configuration in force.
-
 _MOST = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -45,13 +47,13 @@ def concerns(
     sources = [_Sources(root, upper) for root, upper in zip(roots, uppers, strict=True)]
     try:
         ground = _ground(changes, tuple(roots), sources)
-        found: dict[int, Concern] = {}
+        answers: dict[int, Concern] = {}
         for place, change in enumerate(changes):
             facts = sources[change.root].facts(change) if wants_facts(change, ground) else None
             answer = concern(change, facts, rules, ground)
             if answer is not None:
-                found[place] = answer
-        return found
+                answers[place] = answer
+        return answers
     finally:
         for source in sources:
             source.close()
@@ -72,7 +74,9 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
     """Find the places that the host acts on because something of the person's leads there."""
     ways = Ways(roots)
     homes = _homes(roots)
-    touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in _directories(changes)}
+    # Every directory that something was changed in, or below.
+    touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in c.all_above(changes)}
+    touched |= {roots[change.root].rstrip("/") for change in changes}
     tops = [top for number, path in _new_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
     for root in roots:
         tree = ProjectTree(root, held_by_name, PACKAGES.__contains__)
@@ -100,19 +104,14 @@ def _homes(roots: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(homes))
 
 
-def _directories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
-    """Return every directory that something was changed in, or below."""
-    return c.all_above(changes) | {(change.root, "") for change in changes}
-
-
 def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
     """Return the directories in which a run made, or changed, a `.git`."""
-    found = set()
+    tops = set()
     for change in changes:
         if ".git" in change.path:
             names = change.path.split("/")
-            found |= {(change.root, "/".join(names[:at])) for at, name in enumerate(names) if is_dot_git(name.lower())}
-    return found
+            tops |= {(change.root, "/".join(names[:at])) for at, name in enumerate(names) if is_dot_git(name.lower())}
+    return tops
 
 
 class _Sources:
@@ -127,7 +126,10 @@ class _Sources:
         """Read what a change was and is; what can't be read counts against it."""
         if change.kind == c.SYMLINK and change.change != c.DELETED:
             was_link = change.before is not None and change.before.kind == c.SYMLINK
-            old = _old_target(self._live, change.path) if was_link else None
+            old = None
+            if was_link:
+                with contextlib.suppress(OSError):  # it lies in a held layer, or is gone by now
+                    old = os.fsencode(_target(self._live, change.path))
             return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
         new, old = _content(self._layer, change.path), None
         if change.before is not None and change.before.kind == c.FILE:
@@ -137,14 +139,14 @@ class _Sources:
         return Facts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
 
     def has(self, directory: str, name: str) -> bool:
-        """Tell whether the project, as the run left it, has an entry."""
+        """Return True if the project, as the run left it, has an entry."""
         for side in (self._layer, self._live):
             try:
-                found = look(side.of(directory), name)
+                status = look(side.of(directory), name)
             except OSError:
                 continue
-            if found is not None:
-                return not is_whiteout(found)
+            if status is not None:
+                return not is_whiteout(status)
         return False
 
     def live_content(self, path: str) -> bytes | None:
@@ -177,17 +179,6 @@ def _target(side: Parents, path: str) -> str:
     parent, _, name = path.rpartition("/")
     return os.readlink(name, dir_fd=side.of(parent))
 
-
-def _old_target(side: Parents, path: str) -> bytes | None:
-    try:
-        return os.fsencode(_target(side, path))
-    except OSError:
-        return None  # it lies in a held layer, or is gone by now
-
-
-# ---- Find out what the Fumehood that runs now was loaded from, and what of that lies in the roots.
-#
-# A command that could change it would act on the host the next time a person uses Fumehood.
 
 # Of an environment or an installation of Python. Beside them may lie anything: some make the project itself one.
 _PARTS = ("bin", "lib", "lib64", "pyvenv.cfg", "launch.py", "pycache", "made-from")
@@ -266,7 +257,7 @@ def _prefixes() -> set[str]:
 
 
 def _is_installed(folder: str) -> bool:
-    """Tell whether a directory of modules is an installation's: people have their own work on that way too."""
+    """Return True if a directory of modules is an installation's: people have their own work on that way too."""
     if os.path.basename(folder) in _PACKAGES:
         return True
     return any(is_in(folder, (f"{prefix}/{part}",)) for prefix in _prefixes() for part in _PARTS)

@@ -3,6 +3,8 @@
 One that the host has is covered in place by an overlay: the program finds what is there, and its writes go to a
 directory of ours. One that the host lacks is not made there: the program is told of another place by its variable.
 None of it is judged or applied, and only later commands of the same project see it.
+
+The playground is another such directory: the agent's own, outside every project, kept between runs.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.masks import HOMES, UNSEEN
+from fumehood.core.masks import HOMES, UNSEEN, is_in
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import BWRAP, KERNEL
@@ -28,20 +30,12 @@ if TYPE_CHECKING:
     from fumehood.linux.mounts import Operation
     from fumehood.store.places import Places
 
-
-
-# ---- Directories that a program may write during a run, its caches above all: kept for the project, or thrown away.
-#
-# One that the host has is covered in place by an overlay: the program finds what is there, and its writes go to a
-# directory of ours. One that the host lacks is not made there: the program is told of another place by its variable.
-# None of it is judged or applied, and only later commands of the same project see it.
-
 try:
     from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
 except ImportError:
     from hashlib import blake2b
 
-
+PLAYGROUND = "playground"  # as a working directory it means the playground
 INSIDE = "/dev/scratch"  # made by bubblewrap for each run, so no command can have put a link there
 _IN_MEMORY = "/tmp/scratch"  # noqa: S108 - as the command sees it
 _KEPT, _ONCE, _WORK = "kept", "once-", "work-"
@@ -71,15 +65,15 @@ def wanted(profiles: Iterable[Profile], environment: Mapping[str, str], home: st
 
     The last profile has the last word: a person's own come after ours.
     """
-    found: dict[str, Wanted] = {}
+    directories: dict[str, Wanted] = {}
     for profile in profiles:
         for text in profile.scratch:
             variable, _, path = text.rpartition("=")
-            given = environment.get(variable, "") if variable else ""
-            path = given if given.startswith("/") else _written_out(path, environment, home)
+            value = environment.get(variable, "") if variable else ""
+            path = value if value.startswith("/") else _written_out(path, environment, home)
             if path:
-                found[variable or path] = Wanted(path=path, variable=variable, keep=profile.keep)
-    return tuple(found.values())
+                directories[variable or path] = Wanted(path=path, variable=variable, keep=profile.keep)
+    return tuple(directories.values())
 
 
 def _written_out(path: str, environment: Mapping[str, str], home: str) -> str:
@@ -123,26 +117,21 @@ class Scratch:
         if self._keeps_tmp and conditions.is_ours:
             self.tmp = self._directory("tmp", keep=True, alone=False)[0]
             os.chmod(self.tmp, 0o1777)  # noqa: S103 - as every /tmp; what is above it is closed
-        for each in self._asked:
-            self._provide(each)
-
-    def _provide(self, asked: Wanted) -> None:
-        try:
-            is_provided = self._conditions.is_ours and self._provided(asked)
-        except OSError:
-            # Without our cache directory a program can still work, and only starts from nothing each time.
-            is_provided = False
-        if not is_provided and asked.variable:
-            self.variables[asked.variable] = f"{_IN_MEMORY}/{asked.variable}"
-
-    def _provided(self, asked: Wanted) -> bool:
-        """Cover a directory in place, or make another one; tell whether there is one now."""
-        real = os.path.realpath(asked.path)
-        if self._conditions.has_host and os.path.isdir(real) and self._is_free(real):
-            self._in_place(real, asked.keep)
-        elif asked.variable:
-            self.variables[asked.variable] = self._place_for(asked.variable, asked.keep)
-        return True
+        for asked in self._asked:
+            if asked.variable:
+                # Without our cache directory a program can still work, and only starts from nothing each time.
+                self.variables[asked.variable] = f"{_IN_MEMORY}/{asked.variable}"
+            if not conditions.is_ours:
+                continue
+            real = os.path.realpath(asked.path)
+            try:
+                if conditions.has_host and os.path.isdir(real) and self._is_free(real):
+                    self._in_place(real, asked.keep)
+                    self.variables.pop(asked.variable, None)
+                elif asked.variable:
+                    self.variables[asked.variable] = self._place_for(asked.variable, asked.keep)
+            except OSError:
+                continue
 
     def _place_for(self, variable: str, keep: bool) -> str:
         """Make a directory that the host has none for; all of them are one mount, or two."""
@@ -162,7 +151,11 @@ class Scratch:
 
     def _in_place(self, path: str, keep: bool) -> None:
         name = os.path.basename(path).lstrip(".") + "-" + _digest(path)[:8]
-        layered = self._conditions.way in (KERNEL, BWRAP) and not mounts_inside(path) and self._same_file_system()
+        layered = self._conditions.way in (KERNEL, BWRAP) and not mounts_inside(path)
+        if layered:
+            # Only where layers lie are overlays known to work.
+            os.makedirs(self._room, mode=0o700, exist_ok=True)
+            layered = os.stat(self._room).st_dev == os.stat(self._places.state).st_dev
         upper, work = self._directory(name if layered else f"{name}-bare", keep, alone=layered)
         os.chmod(upper, os.stat(path).st_mode & 0o777)
         if layered:
@@ -171,23 +164,18 @@ class Scratch:
             self.mounts.append(Bind(target=path, source=upper, is_writable=True, why="a cache"))
 
     def _is_free(self, path: str) -> bool:
-        """Tell whether a directory may be covered: the command sees it, and nothing in it is captured, hidden or ours.
+        """Return True if a directory may be covered: it is seen, and nothing in it is captured, hidden or ours.
 
         A mask below it would not hide anything: what is covered is the host's own directory.
         """
         homes = {home: os.path.realpath(home) for home in self._conditions.homes}
         for each in (*self._conditions.closed, *self._places.own(), *UNSEEN):
-            real = next((to + each[len(home) :] for home, to in homes.items() if _inside(each, home)), each)
-            if _inside(path, real) or _inside(real, path):
+            real = next((to + each[len(home) :] for home, to in homes.items() if is_in(each, (home,))), each)
+            if is_in(path, (real,)) or is_in(real, (path,)):
                 return False
-        is_own = any(_inside(path, home) for home in homes.values())
-        is_others = not is_own and any(_inside(path, each) for each in HOMES)
-        return not is_others and not any(_inside(home, path) for home in homes.values())
-
-    def _same_file_system(self) -> bool:
-        """Tell whether scratch lies where layers do: overlays are known to work there."""
-        os.makedirs(self._room, mode=0o700, exist_ok=True)
-        return os.stat(self._room).st_dev == os.stat(self._places.state).st_dev
+        is_own = is_in(path, tuple(homes.values()))
+        is_others = not is_own and is_in(path, HOMES)
+        return not is_others and not any(is_in(home, (path,)) for home in homes.values())
 
     def _directory(self, name: str, keep: bool, *, alone: bool) -> tuple[str, str]:
         """Return a directory to write in, and one for the mount's own use.
@@ -233,16 +221,18 @@ def sweep(
     import fcntl
 
     count = size = 0
-    for top, room in _rooms(places):
-        if project is not None and os.path.basename(top) != _digest(project):
-            continue
+    everything = f"{places.cache}/scratch"
+    projects = list(os.scandir(everything)) if os.path.isdir(everything) else []
+    if project is not None:
+        projects = [each for each in projects if each.name == _digest(project)]
+    for top, room in [(each.path, room.path) for each in projects for room in os.scandir(each.path) if room.is_dir()]:
         fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in entries(fd):
                 limit, aged = (before, room) if name == _KEPT else (leftovers_before, f"{room}/{name}")
                 if os.stat(aged, follow_symlinks=False).st_mtime < limit:
-                    count, size = count + 1, size + _weight(f"{room}/{name}")
+                    count, size = count + 1, size + _size_of(f"{room}/{name}")
                     if not dry:
                         remove_tree(fd, name)
             if not dry and not entries(fd):
@@ -256,35 +246,16 @@ def sweep(
     return count, size
 
 
-def _weight(top: str) -> int:
-    found = 0
+def _size_of(top: str) -> int:
+    size = 0
     for _, _, names, folder in os.fwalk(top, follow_symlinks=False):
-        for name in names:
-            found += os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512
-    return found
-
-
-def _rooms(places: Places) -> list[tuple[str, str]]:
-    top = f"{places.cache}/scratch"
-    if not os.path.isdir(top):
-        return []
-    return [
-        (project.path, room.path) for project in os.scandir(top) for room in os.scandir(project.path) if room.is_dir()
-    ]
+        size += sum(os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512 for name in names)
+    return size
 
 
 def _digest(path: str) -> str:
-    found: str = blake2b(os.fsencode(path), digest_size=8).hexdigest()
-    return found
-
-
-def _inside(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
-
-
-# ---- The playground: a writable directory of the agent's own, outside every project, kept between runs.
-
-PLAYGROUND = "playground"  # as a working directory it means the playground
+    digest: str = blake2b(os.fsencode(path), digest_size=8).hexdigest()
+    return digest
 
 
 class Playground(Value):
@@ -307,18 +278,19 @@ def playground(places: Places, home: str, roots: Sequence[str], *, makes_points:
     source = made(places)
     home = os.path.realpath(home)
     target = f"{home}/{PLAYGROUND}"
-    plain = Playground(source=source, target=source)
-    if home == "/" or not os.path.isdir(home) or any(_overlap(target, root) for root in (*roots, places.data)):
-        return plain
+    others = (*roots, places.data)
+    is_in_the_way = any(is_in(target, (each,)) or is_in(each, (target,)) for each in others)
+    if home == "/" or not os.path.isdir(home) or is_in_the_way:
+        return Playground(source=source, target=source)
     try:
-        there = os.lstat(target)
+        is_usable = stat.S_ISDIR(os.lstat(target).st_mode)
     except FileNotFoundError:
-        return Playground(source=source, target=target) if makes_points else plain
-    return Playground(source=source, target=target) if stat.S_ISDIR(there.st_mode) else plain
+        is_usable = makes_points
+    return Playground(source=source, target=target if is_usable else source)
 
 
 def is_there(places: Places) -> bool:
-    """Tell whether the playground was ever asked for: from then on, every command sees it, and pays for the mount."""
+    """Return True if the playground was ever asked for: from then on, every command sees it, and pays for the mount."""
     return os.path.isdir(_path(places))
 
 
@@ -340,7 +312,7 @@ def made(places: Places) -> str:
 
 
 def is_directory(places: Places, path: str) -> bool:
-    """Tell whether a directory is there, for a command that sees the playground in its home."""
+    """Return True if a directory is there, for a command that sees the playground in its home."""
     target = f"{os.path.realpath(user_home())}/{PLAYGROUND}"
     if not f"{path}/".startswith(f"{target}/") or os.path.lexists(target):
         return os.path.isdir(path)
@@ -349,7 +321,6 @@ def is_directory(places: Places, path: str) -> bool:
 
 def size(places: Places) -> int:
     """Return the bytes that the playground takes on disk."""
-    from fumehood.linux.nofollow import entries, open_top
     from fumehood.service.layers import space_of
 
     if not is_there(places):
@@ -363,7 +334,6 @@ def emptied(places: Places) -> int:
 
     It is set aside first, so that a command which begins meanwhile finds a fresh one.
     """
-    from fumehood.linux.nofollow import entries, open_top, remove_tree
     from fumehood.store.places import new_id
 
     freed = size(places)
@@ -389,7 +359,3 @@ def emptied(places: Places) -> int:
 
 def _path(places: Places) -> str:
     return f"{places.data}/{PLAYGROUND}"
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")

@@ -61,7 +61,7 @@ class Seat:
         self._pipes: dict[str, int] = {}
         self.tmp = ""
         if own_tmp:
-            self.tmp = self._own_tmp(project)
+            self._make_own_tmp(project)
 
     @property
     def cwd(self) -> str:
@@ -88,7 +88,7 @@ class Seat:
             os.mkdir(self._room, 0o700)
             os.chown(self._room, self._owner.user, self._owner.group)
         else:
-            self._make_room()
+            _make_room(self._room)
         for name in (request.CWD, request.ENVIRONMENT):
             path = self._pipe(name)
             os.mkfifo(path, 0o600)
@@ -132,12 +132,7 @@ class Seat:
     def _pipe(self, name: str) -> str:
         return f"{self._room}/{self._run}.{name}"
 
-    def _make_room(self) -> None:
-        for directory in (os.path.dirname(self._room), self._room):
-            if not os.path.isdir(directory):
-                make_private(directory)
-
-    def _own_tmp(self, project: Project) -> str:
+    def _make_own_tmp(self, project: Project) -> None:
         """Make the session's own /tmp, where one can be given."""
         if self._owner is not None:
             raise BadRequest(
@@ -149,20 +144,23 @@ class Seat:
             raise BadRequest(
                 f"a session can't have its own /tmp here: {project.path} lies in /tmp", hint="move the project"
             )
-        self._make_room()
-        tmp = os.path.join(self._room, "tmp")
-        if not os.path.isdir(tmp):
-            make_private(tmp)
-            os.chmod(tmp, 0o1777)  # noqa: S103 - as a /tmp is; the directory around it is closed
-        return tmp
+        _make_room(self._room)
+        self.tmp = os.path.join(self._room, "tmp")
+        if not os.path.isdir(self.tmp):
+            make_private(self.tmp)
+            os.chmod(self.tmp, 0o1777)  # noqa: S103 - as a /tmp is; the directory around it is closed
+
+
+def _make_room(room: str) -> None:
+    for directory in (os.path.dirname(room), room):
+        if not os.path.isdir(directory):
+            make_private(directory)
 
 
 def leave_link(link: str, target: str) -> None:
     """Make a link for a client's shell to follow; those that were followed long ago are removed."""
     above = os.path.dirname(link)
-    for directory in (os.path.dirname(above), above):
-        if not os.path.isdir(directory):
-            make_private(directory)
+    _make_room(above)
     with os.scandir(above) as entries:
         for entry in entries:
             if entry.is_symlink() and entry.stat(follow_symlinks=False).st_mtime < time.time() - _FOLLOWED_S:
