@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     Answering = Callable[[Question], object | Awaitable[object]]
-    from collections.abc import Callable
-
-
-
 
 _TURN_S = 0.05  # how often a caller that may lose interest is asked whether it has
 
@@ -63,17 +59,17 @@ class Asked:
         self._replied = False
 
     def answer(self, answer: object) -> bool:
-        """Answer with one of the question's options, True or False; tells whether this was the one that counts.
+        """Answer with one of the question's options, True or False; returns True if this is the one that counts.
 
         None says that nobody is there, and leaves the question to the others.
         """
-        given = None if answer is None else understood(self.question, answer)
+        option = None if answer is None else understood(self.question, answer)
         with self._race.changed:
             if self._replied or self._race.is_over:
                 return False
             self._replied = True
-            self._race.take(given)
-        return given is not None
+            self._race.take(option)
+        return option is not None
 
     def fail(self, error: BaseException) -> None:
         """Say that asking went wrong: whoever waits for the answer gets the error."""
@@ -92,7 +88,7 @@ class Asked:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether an answer would come too late."""
+        """True if an answer would come too late."""
         return self._race.is_over
 
     def close(self) -> None:
@@ -169,17 +165,17 @@ def ask_all(
             asked.close()
 
 
-def channels(given: object, loop: AbstractEventLoop | None = None) -> tuple[Ask, ...]:
+def channels(ask: object, loop: AbstractEventLoop | None = None) -> tuple[Ask, ...]:
     """Turn what a program names into those who are asked: a function, something with `put`, or several of these."""
-    if given is None:
+    if ask is None:
         return ()
-    if isinstance(given, (list, tuple)):
-        return tuple(channel for each in given for channel in channels(each, loop))
-    if hasattr(given, "put"):
-        return (cast("Ask", given),)
-    if not callable(given):
-        raise BadRequest(f"{given!r} can't be asked", hint="a function that takes a question and returns an answer")
-    return (Callback(given, loop),)
+    if isinstance(ask, (list, tuple)):
+        return tuple(channel for each in ask for channel in channels(each, loop))
+    if hasattr(ask, "put"):
+        return (cast("Ask", ask),)
+    if not callable(ask):
+        raise BadRequest(f"{ask!r} can't be asked", hint="a function that takes a question and returns an answer")
+    return (Callback(ask, loop),)
 
 
 class Callback:

@@ -31,7 +31,6 @@ from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
     from typing import Any, Self
 
     from fumehood.core.policy import Policy
@@ -73,12 +72,14 @@ class Sandbox:
         self._store = OpenedStore(face=face)
         self._project = self._store.projects.open(os.fspath(project))
         self._ask = ask
-        policy = self._store.policy_of(self._project, policy)
-        permissions = Permissions(self._store.grants, asks, session={}, patience_s=policy.ask_timeout)
-        self._hood = Hood(self._store, self._project, policy, _start, permissions)
+        self._hood = self._new_hood(self._store.policy_of(self._project, policy), asks)
         self._session = "" if session is None else session_of(self._store, self._project, session).name
         self._own_tmp = own_tmp
         self._mark = mark or new_mark()
+
+    def _new_hood(self, policy: Policy, asks: tuple[Ask, ...]) -> Hood:
+        permissions = Permissions(self._store.grants, asks, session={}, patience_s=policy.ask_timeout)
+        return Hood(self._store, self._project, policy, _start, permissions)
 
     @property
     def project(self) -> str:
@@ -160,11 +161,11 @@ class Sandbox:
             raise plain_error(error) from error
         if is_cleaning_due(self._store):
             # A program may live for weeks, and must not wait for this.
-            threading.Thread(target=self._clean_up, name="fumehood-clean", daemon=True).start()
-        return self._marked(run)
+            def clean() -> None:
+                self._store.notices += clean_up(self._store, self._hood.policy.clean).splitlines()
 
-    def _clean_up(self) -> None:
-        self._store.notices += clean_up(self._store, self._hood.policy.clean).splitlines()
+            threading.Thread(target=clean, name="fumehood-clean", daemon=True).start()
+        return self._marked(run)
 
     async def arun(self, command: Command, **options: Any) -> Run:
         """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
@@ -175,24 +176,27 @@ class Sandbox:
         future: asyncio.Future[Run] = loop.create_future()
         cancelled = threading.Event()
         on_output, on_change, stdin = (options.pop(name, None) for name in ("on_output", "on_change", "stdin"))
-        request = self._request(
-            command, *(options.pop(name, default) for name, default in _REQUEST_OPTIONS.items())
-        )
+        request = self._request(command, *(options.pop(name, default) for name, default in _REQUEST_OPTIONS.items()))
         asks = channels(options.pop("ask", self._ask), loop)
         if options:
             raise TypeError(f"arun takes no {', '.join(options)}")
         wishes = _wishes(on_output, on_change, stdin, cancelled.is_set, asks)
 
+        def settle(run: Run | None, error: BaseException | None) -> None:
+            if error is not None and not future.done():
+                future.set_exception(error)
+            elif run is not None and not future.done():
+                future.set_result(run)
+
         def work() -> None:
             try:
                 run = self._perform(request, wishes)
             except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
-                loop.call_soon_threadsafe(_settle, future, None, error)
+                loop.call_soon_threadsafe(settle, None, error)
             else:
-                loop.call_soon_threadsafe(_settle, future, run, None)
+                loop.call_soon_threadsafe(settle, run, None)
 
-        thread = threading.Thread(target=work, name="fumehood-run", daemon=True)
-        thread.start()
+        threading.Thread(target=work, name="fumehood-run", daemon=True).start()
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -206,13 +210,15 @@ class Sandbox:
         apply: str | bool | None, root: Any, env: Mapping[str, str] | None,
     ) -> Request:  # fmt: skip
         mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
-        where, around = _text(cwd, "cwd"), _text(root, "root")
+        if not isinstance(network, (bool, str, list, tuple, set, frozenset)):
+            raise BadRequest(f"network can't be {network!r}", hint='True, False or hosts: ["pypi.org:443"]')
+        hosts = () if isinstance(network, bool) else (network,) if isinstance(network, str) else tuple(network)
         # What is neither is refused before it runs, in our own words.
         asked: Any = tuple(command) if isinstance(command, (list, tuple)) else command
         return Request(
-            command=asked, cwd=where, mode=mode, timeout=timeout, root=around, session=self._session,
-            own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
-            network=FULL if network is True else NONE, hosts=_hosts(network),
+            command=asked, cwd=_text(cwd, "cwd"), mode=mode, timeout=timeout, root=_text(root, "root"),
+            session=self._session, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
+            network=FULL if network is True else NONE, hosts=hosts,
         )  # fmt: skip
 
     def add_root(self, path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -234,14 +240,14 @@ class Sandbox:
         `about` of the question that a person said yes to: where the run holds anything else by now, ChangedMeanwhile
         is raised, and nothing done.
         """
-        found = self._found(run)
+        held = self._chosen(run)
         return self._marked(
-            decide.apply_held(self._store, self._project, found, _paths(paths), force=force, expected=expected)
+            decide.apply_held(self._store, self._project, held, _paths(paths), force=force, expected=expected)
         )
 
     def discard(self, run: Run | str, *paths: str | os.PathLike[str]) -> Run:
         """Throw away what a run had to hold, all of it or some paths."""
-        return self._marked(decide.discard_held(self._store, self._project, self._found(run), _paths(paths)))
+        return self._marked(decide.discard_held(self._store, self._project, self._chosen(run), _paths(paths)))
 
     def undo(self, run: Run | str = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
         """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
@@ -249,7 +255,7 @@ class Sandbox:
         `last` is here the last run that changed something and is not taken back yet; again, it is the one before.
         With `force`, also what was changed since; what is there now is saved first.
         """
-        chosen = last_to_undo(self._store, self._reach) if run == LAST else self._found(run)
+        chosen = last_to_undo(self._store, self._reach) if run == LAST else self._chosen(run)
         back = undo(self._store, self._project, chosen, _paths(paths), force=force, by=self._session)
         return self._marked(back)
 
@@ -294,10 +300,8 @@ class Sandbox:
         from fumehood.store.places import new_id
 
         shared = copy(self)
-        policy = self._hood.policy
         # What a person allows one agent for its session is not for another.
-        permissions = Permissions(self._store.grants, channels(self._ask), session={}, patience_s=policy.ask_timeout)
-        shared._hood = Hood(self._store, self._project, policy, _start, permissions)
+        shared._hood = self._new_hood(self._hood.policy, channels(self._ask))
         shared._session = session_of(self._store, self._project, name or new_id().lower()).name
         shared._own_tmp = own_tmp
         return shared
@@ -310,8 +314,8 @@ class Sandbox:
     @property
     def cwd(self) -> str:
         """Where the next command starts unless told otherwise."""
-        found = self._store.sessions.find(self._session) if self._session else None
-        return found.cwd if found is not None and os.path.isdir(found.cwd) else self._project.path
+        session = self._store.sessions.find(self._session) if self._session else None
+        return session.cwd if session is not None and os.path.isdir(session.cwd) else self._project.path
 
     def keep_env(self, env: Mapping[str, str | None]) -> None:
         """Give every later command of this session these variables; None takes one away."""
@@ -321,13 +325,11 @@ class Sandbox:
 
     def undo_session(self) -> list[Run]:
         """Take back every run of this session: all of them, or none."""
-        backs = undo_session(self._store, self._project, self._session, by=self._session)
-        return [self._marked(run) for run in backs]
+        return [self._marked(run) for run in undo_session(self._store, self._project, self._session, by=self._session)]
 
     def redo_session(self) -> list[Run]:
         """Bring back what the undos of this session's runs took back: all of it, or nothing."""
-        backs = redo_session(self._store, self._project, self._session, by=self._session)
-        return [self._marked(run) for run in backs]
+        return [self._marked(run) for run in redo_session(self._store, self._project, self._session, by=self._session)]
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
@@ -372,18 +374,18 @@ class Sandbox:
         """Return what a run changed, line by line."""
         from fumehood.service.differences import each_difference
 
-        found = self._found(run)
-        return "".join(each.text for each in each_difference(self._store, found, list(paths), here=found.project))
+        chosen = self._chosen(run)
+        return "".join(each.text for each in each_difference(self._store, chosen, list(paths), here=chosen.project))
 
     def output(self, run: Run | str = "last", stream: str = "stdout") -> bytes:
         """Return all that is kept of what a run printed, byte for byte."""
-        found = self._found(run)
+        chosen = self._chosen(run)
         try:
-            return b"".join(self._store.history.printed(found.run, stream))
+            return b"".join(self._store.history.printed(chosen.run, stream))
         except FileNotFoundError:
-            return (found.stdout if stream == "stdout" else found.stderr).encode()
+            return (chosen.stdout if stream == "stdout" else chosen.stderr).encode()
 
-    def _found(self, run: Run | str) -> Run:
+    def _chosen(self, run: Run | str) -> Run:
         name = run if isinstance(run, str) else run.run
         return self._marked(self._store.history.find(name, self._reach))
 
@@ -400,9 +402,7 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
@@ -415,14 +415,6 @@ def _start(plan: Plan, streams: Streams) -> Running:
     return launcher.shared().start(plan, streams)
 
 
-def _hosts(network: bool | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(network, bool):
-        return ()
-    if not isinstance(network, (str, list, tuple, set, frozenset)):
-        raise BadRequest(f"network can't be {network!r}", hint='True, False or hosts: ["pypi.org:443"]')
-    return (network,) if isinstance(network, str) else tuple(network)
-
-
 def _text(path: str | os.PathLike[str] | None, name: str) -> str:
     try:
         return "" if path is None else os.fspath(path)
@@ -430,22 +422,10 @@ def _text(path: str | os.PathLike[str] | None, name: str) -> str:
         raise BadRequest(f"{name} can't be {path!r}", hint="a path") from error
 
 
-def _settle(future: asyncio.Future[Run], run: Run | None, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    elif run is not None:
-        future.set_result(run)
-
-
 def _wishes(
-    on_output: OnOutput | None,
-    on_change: OnChange | None,
-    stdin: str | bytes | None,
-    cancelled: Callable[[], bool] | None,
-    asks: tuple[Ask, ...] = (),
-) -> Wishes:
+    on_output: OnOutput | None, on_change: OnChange | None, stdin: str | bytes | None,
+    cancelled: Callable[[], bool] | None, asks: tuple[Ask, ...],
+) -> Wishes:  # fmt: skip
     def telling(stream: str) -> Callable[[bytes], None] | None:
         return None if on_output is None else decoding(lambda text: on_output(stream, text))
 
@@ -454,13 +434,9 @@ def _wishes(
     # Bytes, so that no text can be taken for the words "closed" and "inherited".
     fed = CLOSED if stdin is None else stdin.encode() if isinstance(stdin, str) else stdin
     return Wishes(
-        stdin=fed,
-        on_stdout=telling("stdout"),
-        on_stderr=telling("stderr"),
-        watch=None if on_change is None else watcher(on_change),
-        cancelled=cancelled,
-        asks=asks,
-    )
+        stdin=fed, on_stdout=telling("stdout"), on_stderr=telling("stderr"),
+        watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks,
+    )  # fmt: skip
 
 
 def _paths(paths: Sequence[str | os.PathLike[str]]) -> list[str]:

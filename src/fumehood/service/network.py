@@ -62,19 +62,16 @@ class Asking:
                 if refusal:
                     return refusal
                 self._answers[place] = None
-                self._begin_waiting()
+                if not self._waiting:
+                    self._since = time.monotonic()
+                self._waiting += 1
+                self._wake()
         if is_new:
             self._answer(place)
         with self._changed:
             while (decision := self._answers[place]) is None:
                 self._changed.wait()
         return "" if decision.allowed else decision.reason or SAID_NO
-
-    def _begin_waiting(self) -> None:
-        if not self._waiting:
-            self._since = time.monotonic()
-        self._waiting += 1
-        self._wake()
 
     def _answer(self, place: str) -> None:
         """Find the answer about a host, which others may wait for too."""
@@ -167,8 +164,8 @@ class Access:
         self.network = network
         self.asking = asking
         self.resolvers = resolvers if network.is_proxied else ()
+        self.listen: tuple[tuple[str, int], ...] = ()  # where there are listeners inside: the proxy's own first
         self._proxy: Proxy | None = None
-        self._listen: tuple[tuple[str, int], ...] = ()
         if network.is_proxied:
             self._prepare_proxy()
         elif network.mode == n.FULL:
@@ -188,7 +185,7 @@ class Access:
         hosts = self.network.hosts
         inside = n.forwards(hosts, loopback_listeners() if self.network.asks else ())
         direct = n.direct_ports(hosts) if self.resolvers else ()
-        self._listen = (
+        self.listen = (
             ("127.0.0.1", n.proxy_port(inside)), *((each.address, each.port) for each in inside),
             *(("0.0.0.0", port) for port in direct),  # noqa: S104 - of a namespace that nobody else is in
         )  # fmt: skip
@@ -197,20 +194,15 @@ class Access:
             None if self.asking is None else self.asking.refusal, direct=len(direct), resolvers=len(self.resolvers),
         )  # fmt: skip
 
-    @property
-    def listen(self) -> tuple[tuple[str, int], ...]:
-        """Where there are listeners inside: the proxy's own first."""
-        return self._listen
-
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that lead a command's programs to it."""
         if self._proxy is None:
             return shared(before, os.environ)
-        return variables(self._listen[0][1], n.by_proxy(self.network.hosts), before)
+        return variables(self.listen[0][1], n.by_proxy(self.network.hosts), before)
 
     @property
     def shares(self) -> bool:
-        """Tell whether the command shares the host's network."""
+        """True if the command shares the host's network."""
         return self.network.mode == n.FULL
 
     def launched(self, start: Starter, plan: Plan, streams: tuple[int, int, int]) -> Running:

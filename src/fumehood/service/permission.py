@@ -40,27 +40,24 @@ class Permissions:
     """
 
     def __init__(
-        self,
-        grants: Grants,
-        asks: Sequence[Ask] | Callable[[], Sequence[Ask]] = (),
-        session: Session | None = None,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
+        self, grants: Grants, asks: Sequence[Ask] | Callable[[], Sequence[Ask]] = (),
+        session: Session | None = None, patience_s: float = PATIENCE_S,
+    ) -> None:  # fmt: skip
         self._grants = grants
-        self._found = asks
+        self._askable = asks
         self._session = session
         self._patience_s = patience_s
 
     @property
     def _asks(self) -> tuple[Ask, ...]:
         """Who can be asked: looked for only when it matters."""
-        if callable(self._found):
-            self._found = self._found()
-        return tuple(self._found)
+        if callable(self._askable):
+            self._askable = self._askable()
+        return tuple(self._askable)
 
     @property
     def are_answered(self) -> bool:
-        """Tell whether there is somebody to ask."""
+        """True if there is somebody to ask."""
         return bool(self._asks)
 
     def among(self, asks: Sequence[Ask]) -> Permissions:
@@ -81,12 +78,15 @@ class Permissions:
         from fumehood.service.ask import ask_all
 
         reply = ask_all(self._asks, question, self._patience_s, cancelled)
-        self._remember(question, reply.answer)
-        allowed = questions.verdict(reply.answer) == questions.ALLOW
-        return Decision(allowed=allowed, answer=reply.answer, reason=reply.reason)
+        verdict, scope = questions.verdict(reply.answer), questions.scope(reply.answer)
+        if scope == questions.SESSION and self._session is not None:
+            self._session[question.key] = verdict
+        elif scope == questions.ALWAYS:
+            self._grants.keep(question.key, verdict)
+        return Decision(allowed=verdict == questions.ALLOW, answer=reply.answer, reason=reply.reason)
 
     def is_settled(self, question: questions.Question) -> bool:
-        """Tell whether nobody needs to be asked, because of what was answered before."""
+        """Return True if nobody needs to be asked, because of what was answered before."""
         return self._settled(question) != questions.ASK
 
     def require(self, question: questions.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
@@ -104,9 +104,3 @@ class Permissions:
             return questions.ASK
         kept = self._grants.find(question.key)
         return questions.settled(question, self._session or {}, {} if kept is None else {question.key: kept})
-
-    def _remember(self, question: questions.Question, answer: str) -> None:
-        if questions.scope(answer) == questions.SESSION and self._session is not None:
-            self._session[question.key] = questions.verdict(answer)
-        elif questions.scope(answer) == questions.ALWAYS:
-            self._grants.keep(question.key, questions.verdict(answer))

@@ -30,14 +30,7 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
-
-# ---- What a command's profiles give it: what eases, always; what grants, only where the program is surely the one
-# meant.
-#
-# `true || terraform; curl …` names the program, and so does a copy of another one. So a grant needs a simple command
-# whose program commands can't write. It then runs as that: without what a client's shell would read first, and with no
-# directory on its PATH that commands can write. Otherwise the hosts are asked for as any others.
-
+_ANYBODY_S = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where anybody may leave a program
 # Variables by which a shell, the loader or an interpreter reads code before the program's own.
 _LOADING = frozenset({"BASH_ENV", "ENV", "ZDOTDIR", "PYTHONPATH", "PYTHONHOME", "NODE_PATH", "PERL5LIB", "RUBYLIB"})
 
@@ -59,21 +52,17 @@ def profiled(
     granting = [each for each in profiles if each.grants]
     if not granting:
         return Profiled(policy=policy, request=request)
-    found = simple(request.command)
+    command = simple(request.command)
     plain = _plainly(store, project, policy, request, profiles)
-    allowed = [
-        each for each in granting
-        if found is not None and plain is not None and fits(each, (found.program, *found.arguments))
-    ]  # fmt: skip
     withheld: dict[str, Any] = {}
     for each in granting:
-        if each in allowed:
-            policy = policy.under(each.grants)
+        if command is not None and plain is not None and fits(each, (command.program, *command.arguments)):
+            policy, request = policy.under(each.grants), plain
         else:
             for name, value in each.grants.items():
                 before = withheld.get(name)
                 withheld[name] = (*before, *value) if isinstance(before, tuple) else value
-    return Profiled(policy=policy, request=plain if allowed and plain is not None else request, withheld=withheld)
+    return Profiled(policy=policy, request=request, withheld=withheld)
 
 
 def asking(request: Request, withheld: Mapping[str, Any]) -> Request:
@@ -106,7 +95,9 @@ def _plainly(
         folder for folder in environment.get("PATH", os.defpath).split(":")
         if folder.startswith("/") and not is_written(folder, written)
     )  # fmt: skip
-    if resolved(request.command, "/", {"PATH": path}, written) is None or _is_relative(request):
+    command = simple(request.command)
+    is_relative = command is None or ("/" in command.program and not command.program.startswith("/"))
+    if is_relative or resolved(request.command, "/", {"PATH": path}, written) is None:
         return None
     return request.replace(source="", environment=(*request.environment, ("PATH", path)))
 
@@ -122,21 +113,11 @@ def _written(
 
 
 def _leads_into(name: str, value: str, written: Sequence[str]) -> bool:
-    """Tell whether a variable has code read first that a command may have written."""
+    """Return True if a variable has code read first that a command may have written."""
     if not name.startswith("LD_") and name not in _LOADING:
         return False
     paths = [each for each in value.replace(" ", ":").split(":") if each]
     return any(not each.startswith("/") or is_written(each, written) for each in paths)
-
-
-def _is_relative(request: Request) -> bool:
-    found = simple(request.command)
-    return found is None or ("/" in found.program and not found.program.startswith("/"))
-
-
-# ---- Which program a command really runs, where that can be told, and no command could have put another in its place.
-
-_ANYBODY_S = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where anybody may leave a program
 
 
 def resolved(
@@ -147,13 +128,13 @@ def resolved(
     One that lies in what commands can write (`written`), or is reached by a link there, is another program tomorrow,
     and one that runs what it is told is every program.
     """
-    found = simple(command)
-    if found is None:
+    plain = simple(command)
+    if plain is None:
         return None
-    base = os.path.join(cwd, found.directory)
-    folders = [""] if "/" in found.program else environment.get("PATH", os.defpath).split(":")
+    base = os.path.join(cwd, plain.directory)
+    folders = [""] if "/" in plain.program else environment.get("PATH", os.defpath).split(":")
     for folder in folders:
-        path = os.path.join(base, folder, found.program)
+        path = os.path.join(base, folder, plain.program)
         if os.path.isfile(path) and os.access(path, os.X_OK):
             real = os.path.realpath(path)
             is_surely_kept = may_be_kept(path) and may_be_kept(real)
@@ -162,6 +143,6 @@ def resolved(
 
 
 def is_written(path: str, written: Sequence[str]) -> bool:
-    """Tell whether a path, or a link on the way to what it leads to, lies where commands or anybody can write."""
+    """Return True if a path, or a link on the way to what it leads to, lies where commands or anybody can write."""
     steps = [os.path.normpath(path), *(place for place, _, _ in followed(path))]
     return any(is_in(step, (*written, *_ANYBODY_S)) for step in steps)

@@ -1,4 +1,7 @@
-"""Another directory that commands may write: only a person can add one, and only the one they saw."""
+"""What is done with projects: more roots, workspaces made, reset and removed, and a project forgotten.
+
+Another directory that commands may write can only be added by a person, and only the one they saw.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,7 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
     from fumehood.store.projects import KnownProject, Project, Workspace
 
-
-# ---- Another directory that commands may write: only a person can add one, and only the one they saw.
-
+_LONGEST = 4096
 _LOOKED_AT = 2000  # entries of a project that are looked at for links
 
 
@@ -58,20 +59,19 @@ def offered(store: Store, project: Project) -> list[str]:
 
     Links are looked for at the top of the project and in its directories, no deeper: to offer, and never to add.
     """
-    found = [git_directory(project.path), *_linked(project.path)]
-    return [path for path in dict.fromkeys(found) if path and _could_be_added(store, project, path)]
-
-
-def _could_be_added(store: Store, project: Project, path: str) -> bool:
-    try:
-        store.projects.new_root(project, path)
-    except BadRequest:
-        return False
-    return True
+    addable = []
+    for path in dict.fromkeys([git_directory(project.path), *_linked(project.path)]):
+        try:
+            if path:
+                store.projects.new_root(project, path)
+                addable.append(path)
+        except BadRequest:
+            continue
+    return addable
 
 
 def _linked(top: str) -> list[str]:
-    found: list[str] = []
+    targets: list[str] = []
     looked_at = 0
     waiting = [top]
     while waiting:
@@ -80,31 +80,26 @@ def _linked(top: str) -> list[str]:
                 for entry in listing:
                     looked_at += 1
                     if looked_at > _LOOKED_AT:
-                        return sorted(found)
+                        return sorted(targets)
                     if entry.is_symlink() and entry.is_dir():
-                        found.append(os.path.realpath(entry.path))
+                        targets.append(os.path.realpath(entry.path))
                     elif entry.is_dir(follow_symlinks=False) and os.path.dirname(entry.path) == top:
                         waiting.append(entry.path)
         except OSError:
             continue  # gone, or closed to us
-    return sorted(found)
-
-
-# ---- Find the real git directory of a work tree that lies outside its project, without running git.
-
-_LONGEST = 4096
+    return sorted(targets)
 
 
 def git_directory(project: str) -> str | None:
-    """Return the repository that a project is a linked work tree of, or None.
+    """Return the repository that a project is a linked work tree of, or None, without running git.
 
     The project's own `.git` file could have been written by a command, so it is believed only if the
     repository, which commands can't write, names this work tree too.
     """
-    said = _line(f"{project}/.git")
-    if said is None or not said.startswith("gitdir: "):
+    line = _line(f"{project}/.git")
+    if line is None or not line.startswith("gitdir: "):
         return None
-    own = os.path.realpath(os.path.join(project, said[len("gitdir: ") :]))
+    own = os.path.realpath(os.path.join(project, line[len("gitdir: ") :]))
     back = _line(f"{own}/gitdir")
     common = _line(f"{own}/commondir")
     if back is None or common is None or os.path.realpath(back) != os.path.realpath(f"{project}/.git"):
@@ -117,18 +112,11 @@ def git_directory(project: str) -> str | None:
 def _line(path: str) -> str | None:
     """Return the one line of a small file; follows no symlink, waits for nothing."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with Closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+            return os.fsdecode(os.read(file, _LONGEST)).rstrip("\n")
     except OSError:
-        return None
-    try:
-        return os.fsdecode(os.read(file, _LONGEST)).rstrip("\n")
-    except OSError:
-        return None  # a directory: an ordinary repository
-    finally:
-        os.close(file)
+        return None  # also a directory: an ordinary repository
 
-
-# ---- What is done with workspaces: made, listed with what they take up, reset, removed.
 
 def layer_of(store: Store, project: Project) -> RootLayer:
     """Return the layer that a project has over a root tree, made or not."""
@@ -136,7 +124,7 @@ def layer_of(store: Store, project: Project) -> RootLayer:
 
 
 def reset(store: Store, project: Project) -> bool:
-    """Drop what a project's commands have installed into the root; tell whether there was anything."""
+    """Drop what a project's commands have installed into the root; returns False if there was nothing."""
     return layer_of(store, project).drop() if project.id else False
 
 
@@ -164,13 +152,9 @@ def size_of(path: str) -> int:
         top = open_top(path)
     except OSError:
         return 0
-    try:
-        return sum(found.st_blocks * 512 for _, found in walk(top, ""))
-    finally:
-        os.close(top)
+    with Closing(top):
+        return sum(status.st_blocks * 512 for _, status in walk(top, ""))
 
-
-# ---- Forget a project: its records, its runs' layers and outputs, and the daily backups of its files.
 
 class Loss(Value):
     """What nobody has any more once a project is forgotten."""

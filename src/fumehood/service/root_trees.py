@@ -28,10 +28,9 @@ def collection(store: Store) -> str:
 def installed(store: Store) -> tuple[list[Installed], str]:
     """Return the trees that are ready, and the name of the one that `alpine` means."""
     at = collection(store)
-    found = tree.installed(at)
-    if len(found) == 1 and found[0].path == at:
-        return found, found[0].name
-    return found, tree.current(at)
+    trees = tree.installed(at)
+    is_tree_itself = len(trees) == 1 and trees[0].path == at
+    return trees, trees[0].name if is_tree_itself else tree.current(at)
 
 
 def order(store: Store, **wishes: object) -> Order:
@@ -43,15 +42,15 @@ def order(store: Store, **wishes: object) -> Order:
 
 def remove(store: Store, name: str, tell: Callable[[str], None]) -> None:
     """Remove a tree that no command runs in and no project's layer lies over."""
-    found = tree.find(collection(store), name).name
-    count = len(pins(store.places.layers, found))
+    name = tree.find(collection(store), name).name
+    count = len(pins(store.places.layers, name))
     if count:
         whose = "1 project" if count == 1 else f"{count} projects"
         raise BadRequest(
-            f"{found} is in use below the root layer of {whose}",
+            f"{name} is in use below the root layer of {whose}",
             hint="fumehood workspace list; fumehood workspace reset NAME",
         )
-    installer(store, "", tell).remove(found)
+    installer(store, "", tell).remove(name)
 
 
 def installer(
