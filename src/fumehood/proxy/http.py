@@ -128,11 +128,8 @@ class ProxyConnection:
     def _pass_on(self, server: h11.Connection, request: h11.Request, host: str, port: int, path: str) -> bool:
         try:
             there = self._connected(host, port)
-        except Denied as error:
-            self._client.part_with(answer(403, refusal(host, port, str(error))))
-            return False
-        except Unreachable as error:
-            self._client.part_with(answer(502, f"fumehood: {shown(host, port)} can't be reached: {error}"))
+        except (Denied, Unreachable) as error:
+            self._client.part_with(failure(host, port, error))
             return False
         exchange = _Exchange(self._client, server, request, there)
         try:
@@ -337,7 +334,9 @@ def answer(status: int, text: str) -> bytes:
     return head.encode() + body
 
 
-def refusal(host: str, port: int, why: str) -> str:
-    """Say what was refused, and how it is asked for."""
-    return f"fumehood: network blocked: {shown(host, port)}: {why}"
+def failure(host: str, port: int, error: Denied | Unreachable) -> bytes:
+    """Return the answer where a host was refused, or is granted and can't be reached."""
+    if isinstance(error, Denied):
+        return answer(403, f"fumehood: network blocked: {shown(host, port)}: {error}")
+    return answer(502, f"fumehood: {shown(host, port)} can't be reached: {error}")
 

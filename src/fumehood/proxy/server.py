@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 
-from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical, port_number, printed, shown
+from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical, port_number, printed
 from fumehood.core.network import CONNECT, FORWARD, SOCKS5
 from fumehood.proxy import http
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
@@ -162,7 +162,7 @@ class Proxy:
                 address, port = client.getsockname()[:2]
                 host = self._names.host(address) or ""
             if host:
-                self._tunnel(Wire(client), FORWARD, host, port, say=lambda _code: b"")
+                self._tunnel(Wire(client), FORWARD, host, port, say=lambda _error: b"")
         except (OSError, Gone):
             pass  # one side is gone; how far it came is in the record
         finally:
@@ -188,7 +188,11 @@ class Proxy:
             try:
                 http.ProxyConnection(client, self._reach, self.audit, self._track).serve()
             except http.Tunnel as asked:
-                self._tunnel(client, CONNECT, asked.host, asked.port, say=_http_answers(asked.host, asked.port))
+                host, port = asked.host, asked.port
+                self._tunnel(
+                    client, CONNECT, host, port,
+                    say=lambda error: http.ESTABLISHED if error is None else http.failure(host, port, error),
+                )  # fmt: skip
             return
         try:
             host, port = request(
@@ -200,16 +204,21 @@ class Proxy:
             self.audit.end(entry)
             client.send(error.reply, _GREETING_S)
             return
-        self._tunnel(client, SOCKS5, host, port, say=_socks_answers)
+        codes = {Denied: NOT_ALLOWED, Unreachable: UNREACHABLE}
+        self._tunnel(
+            client, SOCKS5, host, port, say=lambda error: answer(GRANTED if error is None else codes[type(error)])
+        )
 
-    def _tunnel(self, client: Wire, protocol: str, host: str, port: int, say: Callable[[str], bytes]) -> None:
+    def _tunnel(
+        self, client: Wire, protocol: str, host: str, port: int, say: Callable[[Denied | Unreachable | None], bytes]
+    ) -> None:
         """Connect a client with a host, if it may be; `say` gives the words for what became of it."""
         entry = self.audit.begin(protocol)
         try:
             self._reach.judge(entry, host, port, client)
             connection = self._reach.connect(entry, host, port)
             self._track(connection)
-            client.send(say(""), _GREETING_S)
+            client.send(say(None), _GREETING_S)
             relay(client.socket, connection, client.taken(), entry, lambda name: self._is_asked(name, host, port))
         except WrongHost as error:
             entry.allowed, entry.reason = False, str(error)
@@ -217,8 +226,7 @@ class Proxy:
             entry.reason = str(error)
         except (Denied, Unreachable) as error:
             entry.reason = str(error)
-            kind = "denied" if isinstance(error, Denied) else "unreachable"
-            client.part_with(say(f"{kind}\0{error}"))
+            client.part_with(say(error))
         finally:
             self.audit.end(entry)
 
@@ -231,23 +239,6 @@ class Proxy:
         # Whoever was granted an address may ask there for hosts that were granted too.
         is_address = host[-1].isdigit() or ":" in host
         return wanted == host or (is_address and self._reach.hosts.allow(wanted, port))
-
-
-def _http_answers(host: str, port: int) -> Callable[[str], bytes]:
-    def say(what: str) -> bytes:
-        kind, _, why = what.partition("\0")
-        if not kind:
-            return http.ESTABLISHED
-        if kind == "denied":
-            return http.answer(403, http.refusal(host, port, why))
-        return http.answer(502, f"fumehood: {shown(host, port)} can't be reached: {why}")
-
-    return say
-
-
-def _socks_answers(what: str) -> bytes:
-    codes = {"": GRANTED, "denied": NOT_ALLOWED, "unreachable": UNREACHABLE}
-    return answer(codes[what.partition("\0")[0]])
 
 
 # SOCKS5, the server's side: CONNECT by name or address, without a login.

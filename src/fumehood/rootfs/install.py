@@ -18,11 +18,11 @@ from typing import Self
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import look, make_parents, open_below, open_top, remove_tree, set_mode
+from fumehood.linux.nofollow import look, open_below, open_top, remove_tree
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
 from fumehood.rootfs.download import MIRROR, Fetcher, branch_of
-from fumehood.rootfs.layer import bound_names
+from fumehood.rootfs.layer import bound_names, write_file
 from fumehood.rootfs.tree import CURRENT, MOUNT_POINTS, VERSION_FILE, Installed, is_program
 from fumehood.rootfs.unpack import is_image, unpack, unpack_image
 
@@ -176,8 +176,11 @@ class Installer:
             _point_at(building.tree, order.mirror, version, order.keys)
             _add(self._host, building, packages_of(tier), order.proxy, self._tell)
             _make_mount_points(building.tree)  # scripts may have moved one
-        _put_command(building.tree)
-        _write(building.tree, "", VERSION_FILE, f"{version}\ntier {tier}\n".encode())
+        manager = _manager(building.tree)
+        if manager is not None and not is_program(building.tree, "/usr/local/sbin/apk"):
+            # `apk add` is to work for commands as it does for us, without an option.
+            write_file(building.tree, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
+        write_file(building.tree, "", VERSION_FILE, f"{version}\ntier {tier}\n".encode())
 
 
 def _check(order: Order) -> None:
@@ -342,21 +345,14 @@ def _point_at(tree: int, mirror: str, version: str, keys: Sequence[str]) -> None
         lines = [line.replace(MIRROR, mirror).replace(MIRROR.replace("https:", "http:"), mirror) for line in lines]
         if not any(line.strip() and not line.lstrip().startswith("#") for line in lines):
             lines += [f"{mirror}/{branch_of(version)}/{part}" for part in _PARTS]
-        _write(tree, "etc/apk", "repositories", "".join(f"{line}\n" for line in lines).encode())
+        write_file(tree, "etc/apk", "repositories", "".join(f"{line}\n" for line in lines).encode())
     for key in keys:
         try:
             with open(key, "rb") as file:
                 content = file.read(1 << 16)
         except OSError as error:
             raise FumehoodError(f"the key {key} can't be read: {error.strerror}", hint="--key FILE") from error
-        _write(tree, "etc/apk/keys", os.path.basename(key), content)
-
-
-def _put_command(tree: int) -> None:
-    """Let `apk add` work for commands as it does for us, without an option; a tree without apk stays as it is."""
-    manager = _manager(tree)
-    if manager is not None and not is_program(tree, "/usr/local/sbin/apk"):
-        _write(tree, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
+        write_file(tree, "etc/apk/keys", os.path.basename(key), content)
 
 
 def _manager(tree: int) -> str | None:
@@ -369,24 +365,6 @@ def _read(top: int, path: str) -> str:
             return os.read(file, 1 << 16).decode(errors="replace")
     except OSError:
         return ""  # no plain file
-
-
-def _write(top: int, folder: str, name: str, content: bytes, mode: int = 0o644) -> None:
-    """Put a small file into the tree, in place of whatever is there; its directory is made where it is missing."""
-    parts = folder.split("/") if folder else []
-    for here in ("/".join(parts[:length]) for length in range(1, len(parts) + 1)):
-        try:
-            os.close(open_below(top, here))
-        except FileNotFoundError:
-            make_parents(top, here)
-            with Closing(open_below(top, here)) as made:
-                set_mode(made, 0o755)
-    with Closing(open_below(top, folder)) as above:
-        remove_tree(above, name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with Closing(os.open(name, flags, 0o644, dir_fd=above)) as file:
-            os.write(file, content)
-            os.fchmod(file, mode)
 
 
 def _add(host: Host, building: _Building, packages: Sequence[str], proxy: str, tell: Tell) -> None:

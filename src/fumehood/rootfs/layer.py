@@ -171,12 +171,22 @@ def write_names(upper: str) -> None:
         return  # the host has none
     folder, _, name = RESOLVER.rpartition("/")
     with Closing(open_top(upper)) as top:
-        if look(top, folder) is None:
-            make_parents(top, folder)
-            with Closing(open_below(top, folder)) as made:
+        write_file(top, folder, name, content)
+
+
+def write_file(top: int, folder: str, name: str, content: bytes, mode: int = 0o644) -> None:
+    """Put a small file into the tree, in place of whatever is there; its directory is made where it is missing."""
+    parts = folder.split("/") if folder else []
+    for here in ("/".join(parts[:length]) for length in range(1, len(parts) + 1)):
+        try:
+            os.close(open_below(top, here))
+        except FileNotFoundError:
+            make_parents(top, here)
+            with Closing(open_below(top, here)) as made:
                 set_mode(made, 0o755)
-        with Closing(open_below(top, folder)) as above:
-            remove_tree(above, name)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with Closing(os.open(name, flags, 0o644, dir_fd=above)) as target:
-                os.write(target, content)
+    with Closing(open_below(top, folder)) as above:
+        remove_tree(above, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with Closing(os.open(name, flags, 0o644, dir_fd=above)) as file:
+            os.write(file, content)
+            os.fchmod(file, mode)

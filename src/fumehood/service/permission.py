@@ -26,7 +26,7 @@ class Decision(Value):
     reason: str = ""
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """What was said, in words for the record."""
         answer = self.answer.replace("_", " ")
         return f"{answer} ({self.reason})" if answer and self.reason else answer or self.reason

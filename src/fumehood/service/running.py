@@ -103,7 +103,7 @@ class Workplace:
     def note_decision(self, run: Run, question: Question, decision: Decision) -> None:
         """Leave in the audit trail what a person said."""
         hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
-        self.store.audit.tell(run.run, DECIDED, f"{decision.told}: {question.text}{hosts}", project=self.project.id)
+        self.store.audit.tell(run.run, DECIDED, f"{decision.text}: {question.text}{hosts}", project=self.project.id)
 
     def asking(self, wishes: Wishes) -> Permissions:
         """Return who may be asked for a run: those it names, or those who usually are."""

@@ -108,7 +108,7 @@ class Hood(Workplace):
         try:
             with world.entered(run.capture) as world:
                 ended = self._execute(run, execution, world, network, request, wishes, seat)
-            run.ended_in = seat.keep(world.known) if seat else ""
+            run.ended_in = seat.keep(world.outside) if seat else ""
         except BaseException as error:
             run.state, run.reason = FAILED, str(error) or type(error).__name__
             if isinstance(error, Refused):

@@ -105,15 +105,15 @@ class Seat:
         if self._owner is not None:
             os.rmdir(self._room)
 
-    def keep(self, known: Callable[[str], str]) -> str:
+    def keep(self, outside: Callable[[str], str]) -> str:
         """Remember what the command told, after its end; returns the directory it ended in, if it said so.
 
-        `known` turns a path that the command saw into one that the person knows.
+        `outside` turns a path that the command saw into one that the person knows.
         """
         cwd = self._read(request.CWD).removesuffix("\n")
         environment = self._read(request.ENVIRONMENT)
         # Whether it is there is asked when it is used: it may be among what is yet to be applied.
-        cwd = known(cwd) if cwd.startswith("/") and "\0" not in cwd else ""
+        cwd = outside(cwd) if cwd.startswith("/") and "\0" not in cwd else ""
         if (cwd and cwd != self.session.cwd) or environment:
             self.session = self._store.sessions.update(
                 self.session.name,

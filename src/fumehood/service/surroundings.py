@@ -108,10 +108,10 @@ class World(Value):
             return self.playground.target
         if "\0" in asked:
             raise BadRequest(f"{asked!r} is not a directory", hint="name the working directory")
-        return self.known(os.path.normpath(os.path.join(project, asked)))
+        return self.outside(os.path.normpath(os.path.join(project, asked)))
 
-    def known(self, path: str) -> str:
-        """Return a path as the person knows it."""
+    def outside(self, path: str) -> str:
+        """Return a path of the command's as the person knows it."""
         return root_tree.outside(path, self.targets)
 
 
@@ -282,7 +282,11 @@ class Surroundings:
         is_cut = by_launcher and capture.way == KERNEL  # other ways show a root as it is, with its sockets
         base: list[Operation]
         if world.tree is None:
-            is_locked = not privileged or self._are_locked()
+            if privileged and self._is_locked is None:
+                # Mounts that belong to another user namespace than ours are locked together.
+                with open("/proc/self/uid_map", "rb") as file:
+                    self._is_locked = file.read().split() != [b"0", b"0", b"%d" % (2**32 - 1)]
+            is_locked = not privileged or bool(self._is_locked)
             sight = self._sight(homes, points, as_root=user == 0, is_locked=is_locked, by_launcher=by_launcher)
             view = self._views.of(sight)
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
@@ -364,13 +368,6 @@ class Surroundings:
         )  # fmt: skip
         self._last_sight = asked, sight
         return sight
-
-    def _are_locked(self) -> bool:
-        """Return True if the mounts here belong to another user namespace than ours, which locks them together."""
-        if self._is_locked is None:
-            with open("/proc/self/uid_map", "rb") as file:
-                self._is_locked = file.read().split() != [b"0", b"0", b"%d" % (2**32 - 1)]
-        return self._is_locked
 
     def _can_cut(self, world: World, tree: RootTree, capture: Capture) -> bool:
         """Return True if a tree and its skills can be shown through views, which cut the sockets in them."""
