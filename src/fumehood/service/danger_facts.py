@@ -6,7 +6,6 @@ time a person uses Fumehood.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 
@@ -126,10 +125,10 @@ class _Sources:
         """Read what a change was and is; what can't be read counts against it."""
         if change.kind == c.SYMLINK and change.change != c.DELETED:
             was_link = change.before is not None and change.before.kind == c.SYMLINK
-            old = None
-            if was_link:
-                with contextlib.suppress(OSError):  # it lies in a held layer, or is gone by now
-                    old = os.fsencode(_target(self._live, change.path))
+            try:
+                old = os.fsencode(_target(self._live, change.path)) if was_link else None
+            except OSError:
+                old = None  # it lies in a held layer, or is gone by now
             return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
         new, old = _content(self._layer, change.path), None
         if change.before is not None and change.before.kind == c.FILE:
