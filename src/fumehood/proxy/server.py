@@ -180,7 +180,7 @@ class Proxy:
             connection.close()
 
     def _greet(self, client: Wire) -> None:
-        """Tell by the first byte what the client speaks."""
+        """Serve what the client speaks, HTTP or SOCKS5, by the first byte."""
         deadline = time.monotonic() + _GREETING_S
         first = client.exactly(1, deadline)
         if first[0] != VERSION:

@@ -202,10 +202,10 @@ def tier_of(path: str) -> int:
     """Return the tier that a tree was installed with."""
     try:
         with open(f"{path}/{VERSION_FILE}", encoding="ascii", errors="replace") as file:
-            said = re.search(r"^tier (\d+)$", file.read(4096), re.MULTILINE)
+            tier = re.search(r"^tier (\d+)$", file.read(4096), re.MULTILINE)
     except OSError:
         return 0
-    return int(said[1]) if said else 0
+    return int(tier[1]) if tier else 0
 
 
 def _name_for(source: str, alpine: str) -> str:

@@ -51,7 +51,7 @@ ENVIRONMENT = {
 
 
 def targets(roots: Sequence[str]) -> dict[str, str]:
-    """Say where each root appears: the project first, at /workspace, the others by name under /roots."""
+    """Return where each root appears: the project first, at /workspace, the others by name under /roots."""
     places = {roots[0]: WORKSPACE}
     for root in roots[1:]:
         place = first = f"{ROOTS}/{root.rpartition('/')[2]}"

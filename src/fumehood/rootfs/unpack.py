@@ -195,7 +195,7 @@ def unpack(source: str, target: int) -> None:
 
 
 def damaged(source: str, error: Exception) -> FumehoodError:
-    """Say that a tarball can't be read to its end."""
+    """Return the error that a tarball can't be read to its end."""
     return FumehoodError(f"{source} can't be unpacked: {error}", hint="nothing was installed; is it whole?")
 
 

@@ -1,4 +1,4 @@
-"""Tell what a command would see and what it may do, without running it."""
+"""What a command would see and may do, without running it; and what commands find, asked in a sandbox."""
 
 from __future__ import annotations
 

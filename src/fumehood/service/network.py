@@ -249,7 +249,7 @@ def resolvers_of(world: World) -> tuple[str, ...]:
 
 
 def _blocked(connections: Sequence[Connection], started_at: float) -> tuple[Blocked, ...]:
-    """Tell what was refused, when, and what to do about it."""
+    """Return what was refused, when, and what to do about it."""
     from fumehood.core.hosts import shown
 
     refused: dict[str, Blocked] = {}

@@ -72,7 +72,7 @@ def asking(request: Request, withheld: Mapping[str, Any]) -> Request:
 
 
 def missed(withheld: Mapping[str, Any]) -> tuple[Blocked, ...]:
-    """Say to a command that failed what it would have had as a plain one."""
+    """Return what a failed command would have had as a plain one, for its report."""
     names = [*withheld.get("hosts", ()), *(name for name in withheld if name != "hosts")]
     hint = "a profile grants this to its program alone, run from where commands can't write; else a person is asked"
     return (Blocked(what="network" if "hosts" in withheld else "grant", detail=", ".join(names), hint=hint),)

@@ -164,7 +164,7 @@ class Loss(Value):
     backups: int
 
     def told(self) -> str:
-        """Say it in one line."""
+        """Return it in one line."""
         parts = ((self.undoable, "run that could be undone", "runs that could be undone"),
                  (self.held, "held run", "held runs"), (self.backups, "daily backup", "daily backups"))  # fmt: skip
         named = [f"{count} {one if count == 1 else many}" for count, one, many in parts if count]
@@ -172,7 +172,7 @@ class Loss(Value):
 
 
 def loss(store: Store, project: KnownProject) -> Loss:
-    """Find out what forgetting a project would lose."""
+    """Return what forgetting a project would lose."""
     runs = store.history.runs(Reach(project=project.id))
     return Loss(
         undoable=sum(run.state == "applied" and bool(run.layer) for run in runs), held=project.held,

@@ -330,7 +330,7 @@ def _listening_inside(access: Access, command: tuple[str, ...], world: World) ->
 
 
 def _raise_failure(ended: Ended, cwd: str, seen: Seen | None) -> NoReturn:
-    """Say why the sandbox itself failed: the command did not run."""
+    """Raise the error that says why the sandbox itself failed: the command did not run."""
     why = ended.outcome.exit.failure or ended.stderr.text().strip() or "it ended without a message"
     if "Can't chdir to" not in why:
         raise LaunchFailed(f"the sandbox did not start: {why}", hint="fumehood doctor says what is missing here")

@@ -354,7 +354,7 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
 
 
 def _cut_short(outcome: Outcome, wishes: Wishes) -> str:
-    """Say what ended a command that did not end by itself, nor by a person at their terminal."""
+    """Return what ended a command that did not end by itself, nor by a person at their terminal."""
     return cut_short(
         limit="" if outcome.limit is None else outcome.limit.detail,
         signals=() if wishes.signals is None else wishes.signals.sent(outcome.signals),
