@@ -234,34 +234,30 @@ class Wire:
 
     def move(self, target: Wire, size: int, patience_s: float, count: Callable[[int], None]) -> None:
         """Pass on exactly so many bytes, those not read yet without touching them."""
-        early = self.taken()
-        self.put_back(early[size:])
-        if early[:size]:
-            target.send(early[:size], patience_s)
-            count(len(early[:size]))
-        left = size - len(early[:size])
-        if left:
-            with contextlib.closing(Pipe()) as pipe:
-                _move(self.socket, target.socket, pipe, left, patience_s, count)
-
-
-def _move(
-    source: socket.socket, target: socket.socket, pipe: Pipe, left: int, patience_s: float, count: Callable[[int], None]
-) -> None:
-    source.setblocking(False)
-    target.setblocking(False)
-    while left:
-        filled = pipe.fill(source.fileno(), left)
-        if filled is None:
-            _await(source, select.POLLIN, patience_s)
-            continue
-        if not filled:
-            raise Gone("the connection was closed early")
-        left -= filled
-        count(filled)
-        while pipe.held:
-            if not pipe.empty(target.fileno()):
-                _await(target, select.POLLOUT, patience_s)
+        taken = self.taken()
+        self.put_back(taken[size:])
+        early = taken[:size]
+        if early:
+            target.send(early, patience_s)
+            count(len(early))
+        left = size - len(early)
+        if not left:
+            return
+        self.socket.setblocking(False)
+        target.socket.setblocking(False)
+        with contextlib.closing(Pipe()) as pipe:
+            while left:
+                filled = pipe.fill(self.socket.fileno(), left)
+                if filled is None:
+                    _await(self.socket, select.POLLIN, patience_s)
+                    continue
+                if not filled:
+                    raise Gone("the connection was closed early")
+                left -= filled
+                count(filled)
+                while pipe.held:
+                    if not pipe.empty(target.socket.fileno()):
+                        _await(target.socket, select.POLLOUT, patience_s)
 
 
 def _await(connection: socket.socket, event: int, patience_s: float) -> None:
