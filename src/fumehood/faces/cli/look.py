@@ -1,4 +1,4 @@
-"""Tell a person what a run changed, in one short block."""
+"""Commands that look (log, show, diff, output), and what a person or an agent is told about a run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
     from fumehood.core.network import Connection
-    from fumehood.core.report import Line, Run
+    from fumehood.core.report import Run
     from fumehood.faces.cli.commands import Add
     from fumehood.store.audit import Event
 
-
-# ---- Tell a person what a run changed, in one short block.
-
 _MOST = 12  # lines about changes; what is alike is then told by directory
+_SAME_LINE = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common
 _LARGE = 4  # entries of a tree that comes or goes whole that get lines of their own
 _SIGNS = {
     c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
     c.TYPE: ("t", "cyan"),
 }  # fmt: skip
+_DIFF_COLOURS = {"+++": "bold", "---": "bold", "diff ": "bold", "+": "green", "-": "red", "@@": "cyan"}
+_STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
+_WIDEST = 60  # characters of a command in the log
 _VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
 _NEXT = {
     "applied": "undo: fumehood undo {run}",
@@ -50,22 +51,23 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
     """Write what a run changed, what was blocked, and the next step."""
     stream = sys.stderr if out is None else out
     paint = Paint(stream.fileno())
+    ours = paint("fumehood:", "bold")
+    text = []
     if run.timed_out:
-        stream.write(f"{paint('fumehood:', 'bold')} the time limit was reached; the command was ended\n")
+        text.append(f"{ours} the time limit was reached; the command was ended")
     if not run.sandboxed:
-        stream.write(f"{paint('fumehood:', 'bold')} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}\n")
+        text.append(f"{ours} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}")
     if run.found:
-        stream.write(f"{paint('fumehood:', 'bold')} {headline(run)}\n")
-        for line in lines(run, paint, most):
-            stream.write(f"  {line}\n")
+        text.append(f"{ours} {headline(run)}")
+        text += [f"  {line}" for line in lines(run, paint, most)]
     for blocked in run.blocked:
-        rest = blocked.line.removeprefix(blocked.headline)
-        stream.write(f"  {paint(blocked.headline, 'red')}{rest}\n")
+        text.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
     if run.found and run.state in _NEXT and run.act == "run":
-        stream.write(f"  {paint(_NEXT[run.state].format(run=short(run.run), apply=apply_line(run)), 'dim')}\n")
+        text.append(f"  {paint(_NEXT[run.state].format(run=short(run.run), apply=apply_line(run)), 'dim')}")
         conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
         if conflict is not None:
-            stream.write(f"  {paint(_FORCE.format(run=short(run.run), path=printable(conflict.path)), 'dim')}\n")
+            text.append(f"  {paint(_FORCE.format(run=short(run.run), path=printable(conflict.path)), 'dim')}")
+    stream.write("".join(f"{line}\n" for line in text))
     stream.flush()
 
 
@@ -122,35 +124,31 @@ def lines(run: Run, paint: Paint, most: int) -> list[str]:
     if len(run.found) <= most:
         return [line(run, change, paint) for change in run.found]
     inside = _whole_trees(run.found)
-    shown = [change for change in run.found if not _is_inside(change, inside)]
+    shown = [
+        change for change in run.found
+        if change.flags or change.within is None or (change.root, change.within) not in inside
+    ]  # fmt: skip
     listed, left_out = summary(shown, most)
-    written = [_told(run, each, inside, shown, paint) for each in listed]
+    written = []
+    for each in listed:
+        change = each.change
+        if each.count == 1:
+            count = inside.get((change.root, change.path), 0)
+            more = f"  {paint(f'and {count} in it', 'dim')}" if count else ""
+            written.append(line(run, change, paint) + more)
+        else:
+            top = "" if each.path == "./" else each.path
+            alike = [other for other in shown if _is_alike(other, change) and other.path.startswith(top)]
+            count = sum(1 + inside.get((other.root, other.path), 0) for other in alike)
+            written.append(f"{line(run, change, paint, path=f'{each.path}…')}  {paint(f'{count} of them', 'dim')}")
     if left_out or inside or any(each.count > 1 for each in listed):
         more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
         written.append(paint(f"{more}all of them: fumehood show {short(run.run)}", "dim"))
     return written
 
 
-def _told(
-    run: Run, told: Line, inside: dict[tuple[int, str], int], shown: Sequence[c.Change], paint: Paint
-) -> str:
-    """Write a line for a change, with what is in the tree that it moves, or for several in a directory."""
-    change = told.change
-    if told.count == 1:
-        count = inside.get((change.root, change.path), 0)
-        return line(run, change, paint) + (f"  {paint(f'and {count} in it', 'dim')}" if count else "")
-    top = "" if told.path == "./" else told.path
-    alike = [each for each in shown if _key(each) == _key(change) and each.path.startswith(top)]
-    count = sum(1 + inside.get((each.root, each.path), 0) for each in alike)
-    return line(run, change, paint, path=f"{told.path}…") + f"  {paint(f'{count} of them', 'dim')}"
-
-
-def _key(change: c.Change) -> tuple[object, ...]:
-    return change.root, change.verdict, change.change, change.reason, change.flags
-
-
-def _is_inside(change: c.Change, trees: dict[tuple[int, str], int]) -> bool:
-    return change.within is not None and (change.root, change.within) in trees and not change.flags
+def _is_alike(one: c.Change, other: c.Change) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in _SAME_LINE)
 
 
 def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
@@ -167,11 +165,11 @@ def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
     mixed: set[tuple[int, str]] = set()
     for change in changes:
         top = None if change.within is None else tops.get((change.root, change.within))
-        if top is None:
+        if top is None or change.flags:
             continue
-        if (change.change, change.verdict, change.reason) != (top.change, top.verdict, top.reason) and not change.flags:
+        if (change.change, change.verdict, change.reason) != (top.change, top.verdict, top.reason):
             mixed.add((top.root, top.path))
-        elif not change.flags:
+        else:
             counts[top.root, top.path] = counts.get((top.root, top.path), 0) + 1
     return {top: count for top, count in counts.items() if count > _LARGE and top not in mixed}
 
@@ -184,15 +182,9 @@ def line(run: Run, change: c.Change, paint: Paint, path: str = "") -> str:
     modes = ""
     if not path and change.change == c.MODE and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
-    told = "" if change.verdict == c.APPLIED else f"  [{change.verdict}: {printable(change.reason)}]"
+    verdict = "" if change.verdict == c.APPLIED else f"  [{change.verdict}: {printable(change.reason)}]"
     flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
-    return f"{paint(sign, colour)} {place}{modes}{flags}{told}"
-
-
-# ---- Commands that look: log, show, diff, output.
-
-_COLOURS = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
-_WIDEST = 60
+    return f"{paint(sign, colour)} {place}{modes}{flags}{verdict}"
 
 
 def add_commands(add: Add) -> None:
@@ -225,23 +217,24 @@ def _log(context: Context) -> int:
     counts = context.store.history.count_changes([run.run for run in runs])
     if context.as_json:
         return context.say(_audit(context, runs, counts), lambda: None)
-
     cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
-
-    def show() -> None:
-        colour = paint()
-        if not runs:
-            sys.stdout.write("nothing has run here yet; fumehood run -- COMMAND\n")
-        for session, group in _grouped(runs):
-            if session is not None:
-                sys.stdout.write(f"session {colour(printable(session), 'bold')}\n")
-            for run in group:
-                indent = "  " if session is not None else ""
-                for event in reversed(cleanings.get(run.run, ())):
-                    sys.stdout.write(f"{indent}{_event(event, colour)}\n")
-                sys.stdout.write(f"{indent}{_log_line(run, counts[run.run], colour)}\n")
-
-    return context.say(None, show)
+    colour = paint()
+    if not runs:
+        print("nothing has run here yet; fumehood run -- COMMAND")
+    # The runs of one session are told together, where its latest stands.
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.run if run.session is None else f"session {run.session}", []).append(run)
+    for group in groups.values():
+        session = group[0].session
+        if session is not None:
+            print(f"session {colour(printable(session), 'bold')}")
+        for run in group:
+            indent = "  " if session is not None else ""
+            for event in reversed(cleanings.get(run.run, ())):
+                print(f"{indent}{_event(event, colour)}")
+            print(f"{indent}{_log_line(run, counts[run.run], colour)}")
+    return 0
 
 
 def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
@@ -262,51 +255,28 @@ def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, in
     ]  # fmt: skip
 
 
-def _grouped(runs: list[Run]) -> list[tuple[str | None, list[Run]]]:
-    """Put the runs of one session together, where its latest stands."""
-    groups: list[tuple[str | None, list[Run]]] = []
-    begun: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.session in begun:
-            begun[run.session].append(run)
-            continue
-        groups.append((run.session, [run]))
-        if run.session is not None:
-            begun[run.session] = groups[-1][1]
-    return groups
-
-
 def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
-    state = colour(f"{run.outcome:12}", _COLOURS.get(run.state, "dim"))
+    state = colour(f"{run.outcome:12}", _STATES.get(run.state, "dim"))
     code = "" if not run.exit_code else colour(f" exit {run.exit_code}", "red")
     command = printable(run.command)
     command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"
     bare = "" if run.sandboxed else colour(" UNSANDBOXED", "red")
     gone = "" if run.layer or run.state != "applied" else colour(" backups cleaned away", "dim")
-    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {_counted(counts):14} {command}{code}{bare}{gone}"
-
-
-def _counted(counts: dict[str, int]) -> str:
-    signs = (("added", "+"), ("modified", "~"), ("deleted", "-"), ("mode", "m"), ("type", "t"))
-    return " ".join(f"{sign}{counts[kind]}" for kind, sign in signs if counts.get(kind))
+    changes = " ".join(f"{sign}{counts[kind]}" for kind, (sign, _) in _SIGNS.items() if counts.get(kind))
+    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {changes:14} {command}{code}{bare}{gone}"
 
 
 def _show(context: Context) -> int:
     run = context.run(context.options.run)
     events = context.store.audit.of([run.run])[run.run]
-    told = {**run.as_dict(), "dropped": list(run.dropped), "events": [event.fields() for event in events]}
-    return context.say(told, lambda: _tell(run, events))
-
-
-def _sandbox(run: Run) -> str:
-    if run.state == "refused":
-        return "nothing ran"
-    return f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
+    answer = {**run.as_dict(), "dropped": list(run.dropped), "events": [event.fields() for event in events]}
+    return context.say(answer, lambda: _tell(run, events))
 
 
 def _tell(run: Run, events: Sequence[Event]) -> None:
     colour = paint()
+    sandbox = f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
     facts = {
         "run": run.run,
@@ -315,7 +285,7 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         "project": run.project,
         "when": f"{when}, {run.duration_s:.3f} s",
         "exit code": "none" if run.exit_code is None else str(run.exit_code),
-        "sandbox": _sandbox(run),
+        "sandbox": "nothing ran" if run.state == "refused" else sandbox,
         "state": f"{run.state}: {run.reason}" if run.reason else run.state,
     }
     if run.session is not None:
@@ -325,15 +295,15 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
     if run.hosts:
         facts["hosts"] = ", ".join(run.hosts)
     for name, value in facts.items():
-        sys.stdout.write(f"{colour(f'{name:13}', 'dim')}{printable(value)}\n")
+        print(f"{colour(f'{name:13}', 'dim')}{printable(value)}")
     for connection in run.connections:
-        sys.stdout.write(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}\n")
+        print(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}")
     if run.found:
-        sys.stdout.write(f"{headline(run)}\n")
+        print(headline(run))
         for line in lines(run, colour, most=len(run.found)):
-            sys.stdout.write(f"  {line}\n")
+            print(f"  {line}")
     for event in events:
-        sys.stdout.write(f"{_event(event, colour)}\n")
+        print(_event(event, colour))
 
 
 def _event(event: Event, colour: Callable[[str, str], str]) -> str:
@@ -344,19 +314,19 @@ def _event(event: Event, colour: Callable[[str, str], str]) -> str:
     return f"{colour(when, 'dim')}  {event.act:9}{detail}  {colour(f'({printable(by)})', 'dim')}"
 
 
-def _connection(found: Connection, colour: Callable[[str, str], str]) -> str:
+def _connection(connection: Connection, colour: Callable[[str, str], str]) -> str:
     """Write one connection: with whom, how much went out and in, and why not."""
     from fumehood.core.hosts import shown
 
-    name = printable(shown(found.host, found.port) if found.port else found.host or "unknown")
-    times = f" {found.count} times" if found.count > 1 else ""
-    if not found.allowed:
-        return f"{colour('refused', 'red')} {name}{times}: {printable(found.reason)}"
-    moved = f"{found.sent} B out, {found.received} B in, {found.duration_s:.1f} s"
-    if found.reason:
-        moved = f"not reached: {printable(found.reason)}"
-    place = f" at {found.address}" if found.address else ""
-    return f"{colour('allowed', 'green')} {name}{times}{place} ({found.protocol}) {moved}"
+    name = printable(shown(connection.host, connection.port) if connection.port else connection.host or "unknown")
+    times = f" {connection.count} times" if connection.count > 1 else ""
+    if not connection.allowed:
+        return f"{colour('refused', 'red')} {name}{times}: {printable(connection.reason)}"
+    moved = f"{connection.sent} B out, {connection.received} B in, {connection.duration_s:.1f} s"
+    if connection.reason:
+        moved = f"not reached: {printable(connection.reason)}"
+    place = f" at {connection.address}" if connection.address else ""
+    return f"{colour('allowed', 'green')} {name}{times}{place} ({connection.protocol}) {moved}"
 
 
 def _diff(context: Context) -> int:
@@ -378,16 +348,8 @@ def write_difference(text: str) -> None:
     colour = paint()
     for line in text.split("\n")[:-1]:
         shown = "\t".join(printable(part) for part in line.split("\t"))
-        sys.stdout.write(f"{_coloured(shown, colour)}\n")
-
-
-def _coloured(line: str, colour: Callable[[str, str], str]) -> str:
-    if line.startswith(("+++", "---", "diff ")):
-        return colour(line, "bold")
-    for start, name in (("+", "green"), ("-", "red"), ("@@", "cyan")):
-        if line.startswith(start):
-            return colour(line, name)
-    return line
+        start = next((start for start in _DIFF_COLOURS if line.startswith(start)), None)
+        print(shown if start is None else colour(shown, _DIFF_COLOURS[start]))
 
 
 def _output(context: Context) -> int:
