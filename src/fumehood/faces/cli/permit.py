@@ -1,10 +1,9 @@
-"""Commands about what commands may do: roots, grants, the playground."""
+"""Commands about what commands may do and what was set: roots, grants, playground, config, tool, capabilities."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from typing import Any
 
@@ -25,12 +24,13 @@ from fumehood.store.config import compile_file, file_of, load, policy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.core.config import Complaint
     from fumehood.faces.cli.commands import Add
     from fumehood.store.audit import Grant
 
+_EXAMPLES = """  fumehood capabilities
+  fumehood capabilities --root alpine
+  fumehood capabilities --json | jq .runtimes"""
 
-# ---- Commands about what commands may do: roots, grants, the playground.
 
 def add_commands(add: Add) -> None:
     """Make these commands known."""
@@ -69,11 +69,11 @@ def _roots(context: Context) -> int:
 
     def show() -> None:
         for root in project.roots:
-            sys.stdout.write(f"{printable(root)}\n")
+            print(printable(root))
         if more:
-            sys.stdout.write("commands can't write these yet, a git directory or where a link leads; to let them:\n")
+            print("commands can't write these yet, a git directory or where a link leads; to let them:")
         for path in more:
-            sys.stdout.write(f"  fumehood roots add {printable(path)}\n")
+            print(f"  fumehood roots add {printable(path)}")
 
     return context.say({"roots": list(project.roots), "offered": more}, show)
 
@@ -84,19 +84,19 @@ def _grants(context: Context) -> int:
         if context.options.grant is None:
             raise BadRequest("grants revoke needs a number", hint="fumehood grants list shows them")
         gone = grants.revoke(context.options.grant)
-        return context.say(gone.fields(), lambda: print(f"revoked: {_told(gone)}"))
+        return context.say(gone.fields(), lambda: print(f"revoked: {_grant_line(gone)}"))
     kept = grants.all()
 
     def show() -> None:
         if not kept:
-            sys.stdout.write("no answers are kept: you are asked whenever a permission is needed\n")
+            print("no answers are kept: you are asked whenever a permission is needed")
         for grant in kept:
-            sys.stdout.write(f"{grant.id:4}  {_told(grant)}\n")
+            print(f"{grant.id:4}  {_grant_line(grant)}")
 
     return context.say([grant.fields() for grant in kept], show)
 
 
-def _told(grant: Grant) -> str:
+def _grant_line(grant: Grant) -> str:
     when = time.strftime("%Y-%m-%d", time.localtime(grant.kept_at))
     return f"{grant.answer:5} {grant.what}: {printable(grant.target)} in {printable(grant.project)}, since {when}"
 
@@ -108,12 +108,10 @@ def _playground(context: Context) -> int:
         return context.say({"bytes": freed}, lambda: print(f"{size_told(freed)} freed"))
     path = scratch.made(places)
     if what == "path":
-        return context.say({"path": path}, lambda: print(f"{printable(path)}"))
+        return context.say({"path": path}, lambda: print(printable(path)))
     size = scratch.size(places)
-    return context.say({"path": path, "bytes": size}, lambda: print(f"{size_told(size)}"))
+    return context.say({"path": path, "bytes": size}, lambda: print(size_told(size)))
 
-
-# ---- Commands that tell what was set: config, tool.
 
 def add_config(add: Add) -> None:
     """Make these commands known."""
@@ -130,54 +128,61 @@ def add_config(add: Add) -> None:
 
 
 def _tool(context: Context) -> int:
-    told = definition(context.options.format)
-    return context.say(told, lambda: print(json.dumps(told, indent=2)))
+    tool = definition(context.options.format)
+    return context.say(tool, lambda: print(json.dumps(tool, indent=2)))
 
 
 def _config(context: Context) -> int:
-    return {"show": _show, "path": _path, "check": _check}[context.options.what](context)
+    what, path = context.options.what, file_of(context.store.places)
+    if what == "path":
+        return context.say({"path": path}, lambda: print(path))
+    return _check(context, path) if what == "check" else _show(context, path)
 
 
-def _path(context: Context) -> int:
-    path = file_of(context.store.places)
-    return context.say({"path": path}, lambda: print(path))
-
-
-def _check(context: Context) -> int:
-    import os
-
-    path = file_of(context.store.places)
+def _check(context: Context, path: str) -> int:
     if not os.path.lexists(path):
-        told: dict[str, Any] = {"path": path, "exists": False, "problems": []}
-        return context.say(told, lambda: print(f"{printable(path)} does not exist: the defaults are used"))
+        answer: dict[str, Any] = {"path": path, "exists": False, "problems": []}
+        return context.say(answer, lambda: print(f"{printable(path)} does not exist: the defaults are used"))
     complaints = compile_file(path)[1].complaints
     if not complaints:
         # What is no matter of its text: who may write it.
         load(context.store.places, context.project.roots)
-    told = {"path": path, "exists": True, "problems": [each.fields() for each in complaints]}
-    context.say(told, lambda: _tell(path, complaints))
+
+    def show() -> None:
+        for each in complaints:
+            key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
+            hint = f" ({printable(each.hint)})" if each.hint else ""
+            print(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
+        if not complaints:
+            print(f"{printable(path)} is fine")
+
+    context.say({"path": path, "exists": True, "problems": [each.fields() for each in complaints]}, show)
     return 1 if complaints else 0
 
 
-def _tell(path: str, complaints: tuple[Complaint, ...]) -> None:
-    for each in complaints:
-        key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
-        hint = f" ({printable(each.hint)})" if each.hint else ""
-        print(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
-    if not complaints:
-        print(f"{printable(path)} is fine")
-
-
-def _show(context: Context) -> int:
+def _show(context: Context, path: str) -> int:
     project = context.project
     settings = load(context.store.places, project.roots)
     policy = policy_for(context.store.places, project.roots)
-    keys = [
-        {"key": key.name, "value": key.of(policy), "from": _origin(settings, project.path, key.place)} for key in KEYS
-    ]
+    own, everywhere = settings.get(project.path, {}), settings.get(EVERYWHERE, {})
+    keys = []
+    for key in KEYS:
+        origin = "project" if key.place in own else "global" if key.place in everywhere else "default"
+        keys.append({"key": key.name, "value": key.of(policy), "from": origin})
     sections = {each.name: list(map(_plain, getattr(policy, each.field))) for each in SECTIONS}
-    told = {"path": file_of(context.store.places), "project": project.path, "keys": keys, **sections}
-    return context.say(told, lambda: _tell_keys(keys, sections))
+
+    def show() -> None:
+        for key, each in zip(KEYS, keys, strict=True):
+            line = f"{key.name} = {printable(key.kind.write(each['value']))}"
+            print(paint()(line, "dim") if each["from"] == "default" else f"{line}    # {each['from']}")
+        for name, tables in sections.items():
+            for table in tables:
+                fields = {**table, **table.get("settings", {})}
+                unsaid = ("settings", "defaults")
+                inside = [f"{field} = {shown(value)}" for field, value in fields.items() if field not in unsaid]
+                print(f"[[{name}]] {printable(', '.join(inside))}")
+
+    return context.say({"path": path, "project": project.path, "keys": keys, **sections}, show)
 
 
 def _plain(table: Any) -> dict[str, Any]:
@@ -186,34 +191,8 @@ def _plain(table: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in ((), {})}
 
 
-def _origin(settings: dict[str, dict[str, Any]], project: str, field: str) -> str:
-    """Tell whose word counts: the project's table, the top of the file, or the default."""
-    if field in settings.get(project, {}):
-        return "project"
-    return "global" if field in settings.get(EVERYWHERE, {}) else "default"
-
-
-def _tell_keys(told: list[dict[str, Any]], sections: dict[str, Any]) -> None:
-    for key, each in zip(KEYS, told, strict=True):
-        line = f"{key.name} = {printable(key.kind.write(each['value']))}"
-        print(paint()(line, "dim") if each["from"] == "default" else f"{line}    # {each['from']}")
-    for name, tables in sections.items():
-        for table in tables:
-            given = {**table, **table.get("settings", {})}
-            unsaid = ("settings", "defaults")
-            inside = ", ".join(f"{field} = {shown(value)}" for field, value in given.items() if field not in unsaid)
-            print(f"[[{name}]] {printable(inside)}")
-
-
-# ---- `fumehood capabilities`: what commands find in their sandbox, for a system prompt or a program.
-
-_EXAMPLES = """  fumehood capabilities
-  fumehood capabilities --root alpine
-  fumehood capabilities --json | jq .runtimes"""
-
-
 def add_capabilities(add: Add) -> None:
-    """Make this command known."""
+    """Make `capabilities` known: what commands find in their sandbox, for a system prompt or a program."""
     about = "describe what commands find in their sandbox, as text for a model"
     command = add("capabilities", about, _capabilities, _EXAMPLES)
     command.add_argument("--root", metavar="ROOT", default="", help="the root to look in (default: the configured one)")
@@ -228,5 +207,5 @@ def _capabilities(context: Context) -> int:
 
     project = context.store.projects.open(context.project.path)
     hood = Hood(context.store, project, context.store.policy_of(project), start)
-    told = capabilities(hood, context.options.root, fresh=context.options.fresh)
-    return context.say(told, lambda: print(as_text(told), file=sys.stdout))
+    answer = capabilities(hood, context.options.root, fresh=context.options.fresh)
+    return context.say(answer, lambda: print(as_text(answer)))

@@ -1,4 +1,4 @@
-"""`fumehood rootfs`: install, list, check, update, remove root trees."""
+"""`fumehood rootfs` and `fumehood workspace`: root trees, and directories for agents that have no project."""
 
 from __future__ import annotations
 
@@ -12,47 +12,42 @@ from fumehood.faces.cli.commands import Context, add_act
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from fumehood.faces.cli.commands import Add
     from fumehood.rootfs.install import Installer, Order
     from fumehood.rootfs.tree import Installed
     from fumehood.store.projects import Workspace
 
-
-# ---- `fumehood rootfs`: install, list, check, update, remove root trees.
-
-_ACTS = ("list", "install", "check", "update", "use", "remove")
 _EXAMPLES = """  fumehood rootfs install
   fumehood rootfs install --tier 2
   fumehood rootfs install --from my-image.tar --name mine
   fumehood rootfs check && fumehood rootfs update
   fumehood run --root alpine -- 'cat /etc/os-release'"""
 
+_WORKSPACE_EXAMPLES = """  fumehood workspace create research --network ask --env LANG=de_DE.UTF-8
+  fumehood run --workspace research -- 'pip install requests'
+  fumehood workspace create builder --writable        # apk add works, for this workspace alone
+  fumehood workspace reset builder                    # and is forgotten again
+  cd "$(fumehood workspace path research)\""""
+
 
 def add_commands(add: Add) -> None:
     """Make this command known."""
     rootfs = add("rootfs", "install, list, check, update, use or remove root trees for --root", _rootfs, _EXAMPLES)
-    add_act(rootfs, *_ACTS)
+    add_act(rootfs, "list", "install", "check", "update", "use", "remove")
     rootfs.add_argument("name", nargs="?", metavar="NAME", help="the tree to use or remove")
-    _add_options(rootfs)
-
-
-def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+    rootfs.add_argument(
         "--tier", type=int, choices=(0, 1, 2),
         help="1: bash, Python, pip, coreutils, grep, sed (default); 2: also findutils, curl, wget, git, tar, unzip, jq,"
         " gawk, Node.js, npm; 0: nothing (default with --from)",
     )  # fmt: skip
-    command.add_argument("--version", metavar="V", help="this version (3.20.3), or the newest of a branch (3.20)")
-    command.add_argument("--from", dest="source", metavar="FILE|URL", help="a root tarball, or an OCI image archive")
-    command.add_argument("--name", dest="named", metavar="NAME", help="what the tree is called")
-    command.add_argument("--sha256", metavar="HEX", help="the checksum that the file must have")
-    command.add_argument("--mirror", metavar="URL", help="instead of rootfs.mirror of the configuration")
-    command.add_argument("--proxy", metavar="URL", help="instead of rootfs.proxy of the configuration")
-    command.add_argument(
-        "--key", action="append", metavar="FILE", help="a public key that signs packages; can be repeated"
-    )
+    rootfs.add_argument("--version", metavar="V", help="this version (3.20.3), or the newest of a branch (3.20)")
+    rootfs.add_argument("--from", dest="source", metavar="FILE|URL", help="a root tarball, or an OCI image archive")
+    rootfs.add_argument("--name", dest="named", metavar="NAME", help="what the tree is called")
+    rootfs.add_argument("--sha256", metavar="HEX", help="the checksum that the file must have")
+    rootfs.add_argument("--mirror", metavar="URL", help="instead of rootfs.mirror of the configuration")
+    rootfs.add_argument("--proxy", metavar="URL", help="instead of rootfs.proxy of the configuration")
+    key = "a public key that signs packages; can be repeated"
+    rootfs.add_argument("--key", action="append", metavar="FILE", help=key)
 
 
 def _rootfs(context: Context) -> int:
@@ -61,27 +56,22 @@ def _rootfs(context: Context) -> int:
         raise BadRequest(f"rootfs {options.what} needs a name", hint="fumehood rootfs list shows them")
     if options.what not in ("use", "remove") and options.name:
         raise BadRequest(f"rootfs {options.what} takes no name", hint=f"fumehood rootfs {options.what} --help")
-    act = {
-        "list": _list, "install": _install, "check": _check, "update": _update, "use": _use, "remove": _remove,
-    }[options.what]  # fmt: skip
-    return act(context)
+    acts = {"list": _list, "install": _install, "check": _check, "update": _update, "use": _use, "remove": _remove}
+    return acts[options.what](context)
 
 
 def _order(context: Context) -> Order:
     from fumehood.service import root_trees
 
     options = context.options
-    given = root_trees.order(
-        context.store, version=options.version, source=_whole(options.source), name=options.named,
+    source = options.source or ""
+    order = root_trees.order(
+        context.store, version=options.version, name=options.named,
+        source=os.path.abspath(source) if source and "://" not in source else source,
         sha256=(options.sha256 or "").lower(), mirror=options.mirror, proxy=options.proxy,
         keys=tuple(options.key or ()),
     )  # fmt: skip
-    tier = options.tier if options.tier is not None else 0 if options.source else 1
-    return given.replace(tier=tier)
-
-
-def _whole(source: str | None) -> str:
-    return source or "" if not source or "://" in source else os.path.abspath(source)
+    return order.replace(tier=options.tier if options.tier is not None else 0 if source else 1)
 
 
 def _installer(context: Context, proxy: str) -> Installer:
@@ -106,8 +96,8 @@ class DownloadProgress:
         part = done * 100 // total if total else done >> 20
         if part != self._shown:
             self._shown = part
-            told = f"{part:3} % of {total / (1 << 20):.1f} MiB" if total else f"{part} MiB"
-            sys.stderr.write(f"\r  {told}\x1b[K{chr(10) if total and done == total else ''}")
+            amount = f"{part:3} % of {total / (1 << 20):.1f} MiB" if total else f"{part} MiB"
+            sys.stderr.write(f"\r  {amount}\x1b[K{chr(10) if total and done == total else ''}")
             sys.stderr.flush()
 
 
@@ -118,16 +108,16 @@ def _tree_entry(tree: Installed, current: str) -> dict[str, object]:
 def _list(context: Context) -> int:
     from fumehood.service import root_trees
 
-    found, current = root_trees.installed(context.store)
+    trees, current = root_trees.installed(context.store)
 
     def show() -> None:
-        for tree in found:
+        for tree in trees:
             mark = "*" if tree.name == current else " "
-            sys.stdout.write(f"{mark} {tree.name:28} {tree.version:12} {printable(tree.path)}\n")
-        if not found:
-            sys.stdout.write("no root tree is installed; fumehood rootfs install\n")
+            print(f"{mark} {tree.name:28} {tree.version:12} {printable(tree.path)}")
+        if not trees:
+            print("no root tree is installed; fumehood rootfs install")
 
-    return context.say({"roots": [_tree_entry(tree, current) for tree in found]}, show)
+    return context.say({"roots": [_tree_entry(tree, current) for tree in trees]}, show)
 
 
 def _say_installed(context: Context, tree: Installed) -> int:
@@ -151,8 +141,8 @@ def _check(context: Context) -> int:
 
     order = _order(context)
     newer = _installer(context, order.proxy).newer(order.mirror)
-    found, current = root_trees.installed(context.store)
-    used = next((tree.version for tree in found if tree.name == current), None)
+    trees, current = root_trees.installed(context.store)
+    used = next((tree.version for tree in trees if tree.name == current), None)
 
     def show() -> None:
         if newer is None:
@@ -196,20 +186,10 @@ def _remove(context: Context) -> int:
     return context.say({"removed": name}, lambda: print(f"{name} is removed"))
 
 
-# ---- `fumehood workspace`: directories of Fumehood's own for agents that have no project.
-
-_WORKSPACE_ACTS = ("list", "create", "set", "path", "reset", "remove")
-_WORKSPACE_EXAMPLES = """  fumehood workspace create research --network ask --env LANG=de_DE.UTF-8
-  fumehood run --workspace research -- 'pip install requests'
-  fumehood workspace create builder --writable        # apk add works, for this workspace alone
-  fumehood workspace reset builder                    # and is forgotten again
-  cd "$(fumehood workspace path research)\""""
-
-
 def add_workspaces(add: Add) -> None:
     """Make this command known."""
     workspace = add("workspace", "make, list, change, reset or remove workspaces", _workspace, _WORKSPACE_EXAMPLES)
-    add_act(workspace, *_WORKSPACE_ACTS)
+    add_act(workspace, "list", "create", "set", "path", "reset", "remove")
     workspace.add_argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project")
     workspace.add_argument("--root", metavar="ROOT", help="the root its commands see (default: alpine)")
     workspace.add_argument("--network", metavar="RULE", help="none, ask or full (default: as configured)")
@@ -226,27 +206,35 @@ def _workspace(context: Context) -> int:
     options = context.options
     if options.what not in ("list", "reset") and not options.name:
         raise BadRequest(f"workspace {options.what} needs a name", hint="fumehood workspace list shows them")
-    act = {
-        "list": _list_workspaces, "create": _create, "set": _set, "path": _path, "reset": _reset,
+    if options.what == "path":
+        path = context.store.workspaces.find(options.name).path
+        return context.say({"path": path}, lambda: print(path))
+    acts = {
+        "list": _list_workspaces, "create": _create_or_set, "set": _create_or_set, "reset": _reset,
         "remove": _remove_workspace,
-    }[options.what]  # fmt: skip
-    return act(context)
+    }  # fmt: skip
+    return acts[options.what](context)
 
 
-def _settings(context: Context) -> dict[str, Any]:
+def _create_or_set(context: Context) -> int:
     options = context.options
-    given = {"root": options.root, "network": options.network, "writable": options.writable}
-    settings = {name: value for name, value in given.items() if value is not None}
+    wishes = {"root": options.root, "network": options.network, "writable": options.writable}
+    settings: dict[str, Any] = {name: value for name, value in wishes.items() if value is not None}
     if options.env is not None:
         pairs = [pair.partition("=") for pair in options.env]
         for name, equals, _ in pairs:
             if not equals:
                 raise BadRequest(f"{name!r} is not a variable with a value", hint="--env NAME=VALUE")
         settings["environment"] = tuple((name, value) for name, _, value in pairs)
-    return settings
+    if options.what == "create":
+        workspace, done = context.store.workspaces.create(options.name, **settings), "made"
+    else:
+        workspace, done = context.store.workspaces.change(options.name, settings), "changed"
+    text = f"the workspace {workspace.name} is {done}: {workspace.path}\nfumehood run --workspace {workspace.name} -- …"
+    return context.say(_workspace_entry(context, workspace), lambda: print(text))
 
 
-def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, object]:
+def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, Any]:
     from fumehood.service.projects import layer_of, size_of
 
     project = context.store.projects.open(workspace.path, register=False)
@@ -259,48 +247,22 @@ def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, object
 
 
 def _list_workspaces(context: Context) -> int:
-    told = [_workspace_entry(context, workspace) for workspace in context.store.workspaces.all()]
+    entries = [_workspace_entry(context, workspace) for workspace in context.store.workspaces.all()]
+
+    def mib(size: int) -> str:
+        return f"{size / (1 << 20):.1f} MiB"
 
     def show() -> None:
-        for each in told:
-            layer: Any = each["layer"]
-            kept = f"  own root layer: {_mib(layer['size'])} over {layer['base']}" if layer else ""
-            size: Any = each["size"]
+        for each in entries:
+            layer = each["layer"]
+            kept = f"  own root layer: {mib(layer['size'])} over {layer['base']}" if layer else ""
             network = each["network"] or "as configured"
-            sys.stdout.write(
-                f"{each['name']:16} {_mib(size):>10}  root {each['root']}, network {network}{kept}\n"
-                f"{'':16} {printable(str(each['path']))}\n"
-            )
-        if not told:
-            sys.stdout.write("there is no workspace yet; fumehood workspace create NAME\n")
+            print(f"{each['name']:16} {mib(each['size']):>10}  root {each['root']}, network {network}{kept}")
+            print(f"{'':16} {printable(each['path'])}")
+        if not entries:
+            print("there is no workspace yet; fumehood workspace create NAME")
 
-    return context.say({"workspaces": told}, show)
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB"
-
-
-def _say(context: Context, workspace: Workspace, done: str) -> int:
-    return context.say(
-        _workspace_entry(context, workspace),
-        lambda: print(f"{done}: {workspace.path}\nfumehood run --workspace {workspace.name} -- …"),
-    )
-
-
-def _create(context: Context) -> int:
-    workspace = context.store.workspaces.create(context.options.name, **_settings(context))
-    return _say(context, workspace, f"the workspace {workspace.name} is made")
-
-
-def _set(context: Context) -> int:
-    workspace = context.store.workspaces.change(context.options.name, _settings(context))
-    return _say(context, workspace, f"the workspace {workspace.name} is changed")
-
-
-def _path(context: Context) -> int:
-    workspace = context.store.workspaces.find(context.options.name)
-    return context.say({"path": workspace.path}, lambda: print(workspace.path))
+    return context.say({"workspaces": entries}, show)
 
 
 def _reset(context: Context) -> int:

@@ -1,4 +1,4 @@
-"""Commands that settle what a run left: apply, discard, undo, redo."""
+"""Commands that settle what a run left: apply, discard, undo, redo, review."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import sys
 
 from fumehood.core import changes as c
-from fumehood.core.changes import WAITING
 from fumehood.core.questions import held_item, waiting
 from fumehood.core.report import REDO, printable
 from fumehood.core.wording import MOST_OF_A_NAME, by_kind, listed, quoted, wrapped
@@ -25,7 +24,6 @@ from fumehood.store.history import LAST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
     from collections.abc import Callable, Sequence
     from typing import Any
 
@@ -33,8 +31,11 @@ if TYPE_CHECKING:
     from fumehood.core.wording import Item
     from fumehood.faces.cli.commands import Add
 
+_ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
+_CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
+_MOST_CHANGED = 3  # times that a person is shown anew what changes while they look
+_END = "q\x03\x04\x1b"
 
-# ---- Commands that settle what a run left: apply, discard, undo, redo.
 
 def add_commands(add: Add) -> None:
     """Make these commands known."""
@@ -43,14 +44,11 @@ def add_commands(add: Add) -> None:
         "  fumehood apply last\n  fumehood apply last Makefile\n  fumehood apply last notes.txt --force",
     )
     add_run(forth)
-    _add_paths(forth)
-    _add_force(forth, "also apply what was changed in the project after the run began")
     away = add(
         "discard", "throw away the changes that a run holds", _discard,
         "  fumehood discard last\n  fumehood discard last .git/hooks",
     )  # fmt: skip
     add_run(away)
-    _add_paths(away)
     back = add(
         "undo", "undo a run: bring back what was there before it (default: the last run that is not undone yet)",
         _undo, "  fumehood undo\n  fumehood undo 01J8ZQ\n  fumehood undo last src/main.py",
@@ -61,36 +59,30 @@ def add_commands(add: Add) -> None:
     )  # fmt: skip
     for command in (back, again):
         add_run(command, default=LAST)
-    _add_paths(back)
+    for command in (forth, away, back):
+        command.add_argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
+    since = "also bring back what was changed since"
+    forces = {forth: "also apply what was changed in the project after the run began", back: since, again: since}
+    for command, what in forces.items():
+        command.add_argument("--force", action="store_true", help=f"{what}; what is there now is saved first")
     for command in (back, again):
-        _add_force(command, "also bring back what was changed since")
         command.add_argument("--session", metavar="NAME", help="all runs of this session at once, or none")
         add_reach(command)
-
-
-def _add_paths(command: ArgumentParser) -> None:
-    command.add_argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
-
-
-def _add_force(command: ArgumentParser, what: str) -> None:
-    command.add_argument("--force", action="store_true", help=f"{what}; what is there now is saved first")
 
 
 def _apply(context: Context) -> int:
     options = context.options
     run = context.run(options.run)
-    done = decide.apply_held(
-        context.store, context.project_of(run), run, options.paths, here=here(), force=options.force
-    )
-    code = _say(context, done, lambda: _tell_decided(done))
+    project = context.project_of(run)
+    done = decide.apply_held(context.store, project, run, options.paths, here=here(), force=options.force)
+    _say(context, done, lambda: _tell_decided(done))
     # As those do who merge: what was asked for is not all done.
-    left = any(change.verdict in WAITING for change in chosen(done, options.paths, here=here()))
-    return 1 if left and not code else code
+    return int(any(change.verdict in c.WAITING for change in chosen(done, options.paths, here=here())))
 
 
 def _tell_decided(done: Run) -> None:
     """Tell which run it was: `last` may be another than the one that the person had looked at."""
-    sys.stdout.write(f"run {short(done.run)}: {quoted(done.command, MOST_OF_A_NAME)}\n")
+    print(f"run {short(done.run)}: {quoted(done.command, MOST_OF_A_NAME)}")
     tell_run(done, sys.stdout)
 
 
@@ -117,9 +109,7 @@ def _redo(context: Context) -> int:
     if options.session is not None:
         return _whole_session(context, options.session, redo_session)
     run = to_redo(context.store, options.run, *context.reaches(options.run))
-    forth = undo(
-        context.store, context.project_of(run), run, force=options.force, by=options.only_session or ""
-    )
+    forth = undo(context.store, context.project_of(run), run, force=options.force, by=options.only_session or "")
     return _say(context, forth, lambda: _tell_undo(forth))
 
 
@@ -149,29 +139,28 @@ def _tell_undo(back: Run) -> None:
     tell_run(back, sys.stdout)
     is_redo = back.command.startswith(f"{REDO} ")
     again = "to take it back again: fumehood undo" if is_redo else "to have it back: fumehood redo"
-    sys.stdout.write(f"  that was run {short(back.of or '')}; {again}\n")
-
-
-# ---- Go through what is held with the person: one change at a time, its difference, and one key.
-
-_ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
-_CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
-_MOST_CHANGED = 3  # times that a person is shown anew what changes while they look
-_END = "q\x03\x04\x1b"
+    print(f"  that was run {short(back.of or '')}; {again}")
 
 
 def add_review(add: Add) -> None:
-    """Make this command known."""
+    """Make `review` known: what is held, one change at a time, its difference, and one key."""
     add_run(add("review", "go through what is held, change by change", _review, "  fumehood review"), default="")
 
 
 def _review(context: Context) -> int:
     """Without a terminal, tell what waits; with one, ask for each."""
     runs = _held(context)
-    if context.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return context.say([_told(context, run) for run in runs], lambda: _list(context, runs))
+    if context.as_json:
+        return context.say([_as_object(context, run) for run in runs], lambda: None)
     if not runs:
-        sys.stdout.write("nothing is held\n")
+        print("nothing is held")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        for run in runs:
+            _say_run(run)
+            for change in _waiting(run):
+                _say_change(context, run, change)
+            print(f"{apply_line(run)}   or   fumehood discard {short(run.run)}\n")
+        return 0
     for run in runs:
         if not _go_through(context, run):
             break
@@ -202,13 +191,13 @@ def _conflicts(run: Run) -> set[tuple[int, str]]:
 
 
 def _lies_in(place: tuple[int, str], change: c.Change) -> bool:
-    """Tell whether a place is that of a change, or in the tree that it moves."""
+    """Return True for the place of a change, and for one in the tree that it moves."""
     root, path = place
     is_inside = path.startswith(f"{change.path}/") and not c.is_mode_alone(change)
     return root == change.root and (path == change.path or is_inside)
 
 
-def _told(context: Context, run: Run) -> dict[str, Any]:
+def _as_object(context: Context, run: Run) -> dict[str, Any]:
     places = [_place(run, change) for change in _waiting(run)]
     texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
     changes = [change for change in run.changes if change.verdict in c.WAITING]
@@ -219,18 +208,8 @@ def _told(context: Context, run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _list(context: Context, runs: Sequence[Run]) -> None:
-    if not runs:
-        sys.stdout.write("nothing is held\n")
-    for run in runs:
-        _say_run(run)
-        for change in _waiting(run):
-            _say_change(context, run, change)
-        sys.stdout.write(f"{apply_line(run)}   or   fumehood discard {short(run.run)}\n\n")
-
-
 def _go_through(context: Context, run: Run) -> bool:
-    """Ask for every change of one run; tell whether to go on with the next."""
+    """Ask for every change of one run; returns whether to go on with the next."""
     run = context.store.history.find(run.run)  # as it is now: the person took their time for those before it
     _say_run(run)
     _say_all(run)
@@ -252,14 +231,14 @@ def _go_through(context: Context, run: Run) -> bool:
         try:
             run = _decide(context, run, change, key)
         except FumehoodError as error:
-            sys.stdout.write(f"{printable(error.message)}\n  {printable(error.hint)}\n")
+            print(f"{printable(error.message)}\n  {printable(error.hint)}")
             run = context.store.history.find(run.run)
             times_changed += isinstance(error, ChangedMeanwhile)
             if isinstance(error, ChangedMeanwhile) and times_changed <= _MOST_CHANGED:
                 seen.discard((change.root, change.path))
                 _say_all(run)
         else:
-            sys.stdout.write(f"{headline(run)}\n")
+            print(headline(run))
             # What turned out to be a conflict is asked for once more, as that.
             seen -= _conflicts(run) - conflicts
     return True
@@ -281,29 +260,28 @@ def _place(run: Run, change: c.Change) -> str:
 
 
 def _say_run(run: Run) -> None:
-    colour = paint()
-    sys.stdout.write(f"{colour(short(run.run), 'bold')}  {quoted(run.command)}\n")
+    print(f"{paint()(short(run.run), 'bold')}  {quoted(run.command)}")
 
 
 def _say_all(run: Run) -> None:
     """Name all that one key applies or throws away with the whole run, what is dangerous first."""
     items = [held_item(run, change) for change in waiting(run)]
     if len(items) > 1:
-        sys.stdout.write(f"the whole run holds {by_kind(items)}:\n")
+        print(f"the whole run holds {by_kind(items)}:")
         _say_items(items, run)
 
 
 def _say_items(items: Sequence[Item], run: Run) -> None:
     for each in listed(items, seen_by=f"fumehood show {short(run.run)}"):
         for line in wrapped(each, columns(1) - 2):
-            sys.stdout.write(f"  {line}\n")
+            print(f"  {line}")
 
 
 def _say_change(context: Context, run: Run, change: c.Change) -> None:
     colour = paint()
     place = quoted(change.path if change.root == 0 else _place(run, change))
     why = quoted(change.reason, MOST_OF_A_NAME)
-    sys.stdout.write(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}\n")
+    print(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}")
     for each in each_difference(context.store, run, [_place(run, change)]):
         write_difference(each.text)
     sys.stdout.flush()
@@ -313,7 +291,7 @@ def _say_companions(run: Run, change: c.Change) -> None:
     """Name what can't stay behind when this change is applied, and so goes with it."""
     others = [each for each in decide.meant(run, [_place(run, change)]) if not _lies_in((each.root, each.path), change)]
     if others:
-        sys.stdout.write("applying it also applies:\n")
+        print("applying it also applies:")
         _say_items([held_item(run, each) for each in others], run)
 
 
@@ -324,9 +302,7 @@ def _key(*, is_conflict: bool) -> str:
         # Only now: what is typed from here on is an answer, and is not thrown away.
         sys.stdout.write(f"{_CONFLICT if is_conflict else _ONE}   {_ALL} > ")
         sys.stdout.flush()
-        while True:
-            key = os.read(0, 1).decode("latin-1") or "q"
-            if key in meant:
-                break
-    sys.stdout.write(f"{key if key.isalpha() else 'quit'}\n")
+        while (key := os.read(0, 1).decode("latin-1") or "q") not in meant:
+            pass
+    print(key if key.isalpha() else "quit")
     return key
