@@ -15,7 +15,7 @@ import pytest
 import reader
 from conftest import command_line, need
 from fumehood import Refused, Sandbox
-from fumehood.adapters.common import for_agent, instructions, refusal
+from fumehood.adapters.common import for_agent, instructions
 from fumehood.core.report import NOT_OURS
 from fumehood.service.store import Store
 from mcp_sdk import ERAS, IGNORED_WARNINGS
@@ -100,7 +100,7 @@ def test_an_adapter_s_notes_are_believed_and_nothing_else(sandbox: Sandbox) -> N
         assert hooked(lines)
         assert not reader.is_forged(lines)
     assert reader.is_visible(text)
-    told = refusal(sandbox, Refused("no", hint="because"))
+    told = sandbox.refusal(Refused("no", hint="because"))
     assert reader.believed(instructions(sandbox), told) == told.splitlines()
 
 

@@ -1,4 +1,4 @@
-"""An agent's own session on a project."""
+"""What the adapters share: an agent's own session on a project, what a model is told, files as a command sees them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from fumehood import BadRequest, FumehoodError, Run, Sandbox
+from fumehood import BadRequest, Run, Sandbox
 from fumehood.core.changes import APPLIED
 from fumehood.core.limits import OUTPUT, is_of
 from fumehood.core.report import joined, line_of, one_line, summary, told_ahead, visible
@@ -16,73 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-# ---- An agent's own session on a project.
-
-def opened(project: str | os.PathLike[str] | Sandbox, session: str | None) -> tuple[Sandbox, Callable[[], None]]:
-    """Open a session with a /tmp of its own; the second closes the records, unless the caller's Sandbox was given."""
-    if isinstance(project, Sandbox):
-        return project.session(session, own_tmp=True), lambda: None
-    whole = Sandbox(project)
-    return whole.session(session, own_tmp=True), whole.close
-
-
-# ---- What a command printed, whole, and what a model must be told besides.
-
-_SHOWN = 20
-
-
-def printed(sandbox: Sandbox, run: Run) -> tuple[str, str]:
-    """Return both outputs in full: a run itself holds only the head and the tail of a long one."""
-    if not run.output_truncated:
-        return run.stdout, run.stderr
-    return sandbox.output(run).decode("utf-8", "replace"), sandbox.output(run, "stderr").decode("utf-8", "replace")
-
-
-def is_cut(run: Run) -> bool:
-    """Tell whether the command printed more than the limit lets anyone keep."""
-    return any(is_of(each, OUTPUT) for each in run.blocked)
-
-
-def notes(run: Run) -> str:
-    """Write what was blocked and what did not reach the project, or nothing if all went through.
-
-    Each line has the mark, because frameworks put streams together as they like.
-    """
-    waiting = [change for change in run.found if change.verdict != APPLIED]
-    lines, left_out = summary(waiting, _SHOWN)
-    told = [each.line for each in run.blocked[:_SHOWN]]
-    told += [one_line(line) for line in lines]
-    told += [f"and {count} more: {kind}" for kind, count in left_out.items()]
-    if run.timed_out:
-        told.append("the time limit was reached and the command was ended")
-    return "\n".join(f"{line_of(run.mark)} {line}" for line in told)
-
-
-def shown(run: Run, text: str) -> str:
-    """Make what a command printed fit for a model: nothing invisible in it, and not the mark."""
-    return visible(text, run.mark)
-
-
-def for_agent(sandbox: Sandbox, run: Run) -> str:
-    """Return all that the command printed, and the notes after it."""
-    return joined(shown(run, joined(*printed(sandbox, run))), notes(run))
-
-
-def instructions(sandbox: Sandbox) -> str:
-    """Say to a model how our words are told from a command's; for its prompt."""
-    return told_ahead(sandbox.mark)
-
-
-def refusal(sandbox: Sandbox, error: FumehoodError) -> str:
-    """Write an error of ours for a model."""
-    return sandbox.refusal(error)
-
-
-# ---- Files as a command reads and writes them, with the errors that Python programs expect.
-
+_SHOWN = 20  # blocked things and changes in the notes
 _DEFAULT_LIMIT = 64 << 20
-
+_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EFBIG})
 # The exit status is the error's number, so that it does not depend on the language of a message.
 _READ = """
 [ -d "$1" ] && exit 21
@@ -100,7 +36,50 @@ case $1 in */*) mkdir -p -- "${1%/*}/" || exit 13 ;; esac
 : >>"$1" || exit 13
 exec cat >"$1"
 """
-_KNOWN = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EFBIG})
+
+def opened(project: str | os.PathLike[str] | Sandbox, session: str | None) -> tuple[Sandbox, Callable[[], None]]:
+    """Open a session with a /tmp of its own; the second closes the records, unless the caller's Sandbox was given."""
+    if isinstance(project, Sandbox):
+        return project.session(session, own_tmp=True), lambda: None
+    whole = Sandbox(project)
+    return whole.session(session, own_tmp=True), whole.close
+
+
+def printed(sandbox: Sandbox, run: Run) -> tuple[str, str]:
+    """Return both outputs in full: a run itself holds only the head and the tail of a long one."""
+    if not run.output_truncated:
+        return run.stdout, run.stderr
+    return sandbox.output(run).decode("utf-8", "replace"), sandbox.output(run, "stderr").decode("utf-8", "replace")
+
+
+def is_cut(run: Run) -> bool:
+    """Return True if the command printed more than the limit lets anyone keep."""
+    return any(is_of(each, OUTPUT) for each in run.blocked)
+
+
+def notes(run: Run) -> str:
+    """Write what was blocked and what did not reach the project, or nothing if all went through.
+
+    Each line has the mark, because frameworks put streams together as they like.
+    """
+    waiting = [change for change in run.found if change.verdict != APPLIED]
+    lines, left_out = summary(waiting, _SHOWN)
+    said = [each.line for each in run.blocked[:_SHOWN]]
+    said += [one_line(line) for line in lines]
+    said += [f"and {count} more: {kind}" for kind, count in left_out.items()]
+    if run.timed_out:
+        said.append("the time limit was reached and the command was ended")
+    return "\n".join(f"{line_of(run.mark)} {line}" for line in said)
+
+
+def for_agent(sandbox: Sandbox, run: Run) -> str:
+    """Return all that the command printed, and the notes after it."""
+    return joined(visible(joined(*printed(sandbox, run)), run.mark), notes(run))
+
+
+def instructions(sandbox: Sandbox) -> str:
+    """Say to a model how our words are told from a command's; for its prompt."""
+    return told_ahead(sandbox.mark)
 
 
 def read(sandbox: Sandbox, path: str, limit: int = _DEFAULT_LIMIT, *, cwd: str | None = None) -> bytes:
@@ -140,7 +119,7 @@ def _named(path: str) -> str:
 
 
 def _check(run: Run, path: str) -> None:
-    if run.exit_code in _KNOWN:
+    if run.exit_code in _ERRORS:
         raise OSError(run.exit_code, os.strerror(run.exit_code), path)
     if run.exit_code != 0:
         raise BadRequest(f"{path} can't be reached in the sandbox: {run.stderr.strip() or run.reason or run.state}")

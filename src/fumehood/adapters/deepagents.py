@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 from deepagents.backends.sandbox import BaseSandbox
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.common import instructions, is_cut, notes, opened, printed, read, refusal, shown, write
-from fumehood.core.report import NOT_OURS, joined
+from fumehood.adapters.common import instructions, is_cut, notes, opened, printed, read, write
+from fumehood.core.report import NOT_OURS, joined, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _ERRORS = {
     errno.ENOENT: "file_not_found", errno.EACCES: "permission_denied", errno.EISDIR: "is_directory",
@@ -55,51 +56,37 @@ class FumehoodSandbox(BaseSandbox):
         try:
             run = self.sandbox.run(command, timeout=limit, network=self._network)
         except FumehoodError as error:
-            return ExecuteResponse(output=refusal(self.sandbox, error), exit_code=error.exit_code, truncated=False)
+            return ExecuteResponse(output=self.sandbox.refusal(error), exit_code=error.exit_code, truncated=False)
         # The base class runs scripts of its own that answer in JSON, and nothing may stand after that; others end
         # names with a NUL.
         output = joined(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS)
-        if not _is_json(output):
-            output = joined("\0".join(shown(run, part) for part in output.split("\0")), notes(run))
+        if not (output.startswith('{"') and output.rstrip().endswith("}")):
+            output = joined("\0".join(visible(part, run.mark) for part in output.split("\0")), notes(run))
         return ExecuteResponse(output=output, exit_code=run.exit_code, truncated=is_cut(run))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         """Write files as a command would, each a run of its own; what fails is told file by file."""
-        return [FileUploadResponse(path=path, error=self._upload(path, data)) for path, data in files]
+        results = [self._tried(path, partial(write, self.sandbox, path, data)) for path, data in files]
+        return [
+            FileUploadResponse(path=path, error=error) for (path, _), (_, error) in zip(files, results, strict=True)
+        ]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """Read files as a command would; what fails is told file by file."""
-        return [self._download(path) for path in paths]
+        results = [(path, *self._tried(path, partial(read, self.sandbox, path))) for path in paths]
+        return [FileDownloadResponse(path=path, content=content, error=error) for path, content, error in results]
 
-    def _upload(self, path: str, data: bytes) -> str | None:
+    def _tried(self, path: str, act: Callable[[], Any]) -> tuple[Any, str | None]:
+        """Return what comes of a file operation, or why it failed."""
         if not path.startswith("/"):
-            return _ERRORS[errno.EINVAL]
+            return None, _ERRORS[errno.EINVAL]
         try:
-            write(self.sandbox, path, data)
+            return act(), None
         except OSError as error:
-            return _told(error)
+            return None, _ERRORS.get(error.errno or 0) or str(error)
         except FumehoodError as error:
-            return refusal(self.sandbox, error)
-        return None
-
-    def _download(self, path: str) -> FileDownloadResponse:
-        if not path.startswith("/"):
-            return FileDownloadResponse(path=path, content=None, error=_ERRORS[errno.EINVAL])
-        try:
-            return FileDownloadResponse(path=path, content=read(self.sandbox, path), error=None)
-        except OSError as error:
-            return FileDownloadResponse(path=path, content=None, error=_told(error))
-        except FumehoodError as error:
-            return FileDownloadResponse(path=path, content=None, error=refusal(self.sandbox, error))
+            return None, self.sandbox.refusal(error)
 
     def close(self) -> None:
         """Close the records, if the sandbox was made here."""
         self._close()
-
-
-def _told(error: OSError) -> str:
-    return _ERRORS.get(error.errno or 0) or str(error)
-
-
-def _is_json(text: str) -> bool:
-    return text.startswith('{"') and text.rstrip().endswith("}")

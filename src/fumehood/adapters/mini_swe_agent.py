@@ -14,7 +14,7 @@ from minisweagent.utils.serialize import recursive_merge
 from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.common import for_agent, instructions, opened, refusal
+from fumehood.adapters.common import for_agent, instructions, opened
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -51,35 +51,30 @@ class FumehoodEnvironment:
             )  # fmt: skip
         except FumehoodError as error:
             extra = {"exception_type": type(error).__name__, "exception": str(error)}
-            return {"output": "", "returncode": -1, "exception_info": refusal(self.sandbox, error), "extra": extra}
-        output = {"output": for_agent(self.sandbox, run), "returncode": run.exit_code, "exception_info": ""}
+            return {"output": "", "returncode": -1, "exception_info": self.sandbox.refusal(error), "extra": extra}
+        text = for_agent(self.sandbox, run)
+        output = {"output": text, "returncode": run.exit_code, "exception_info": ""}
         if run.timed_out:
             output["exception_info"] = f"the command did not end within {timeout or self.config.timeout} seconds"
-        _check_finished(output)
+        lines = text.lstrip().splitlines(keepends=True)
+        if lines and lines[0].strip() == _DONE and run.exit_code == 0:
+            submission = "".join(lines[1:])
+            extra = {"exit_status": "Submitted", "submission": submission}
+            raise Submitted({"role": "exit", "content": submission, "extra": extra})
         return output
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """Return what a prompt may mention; not the environment, which holds keys."""
         own = {"cwd": self.sandbox.project, "fumehood": instructions(self.sandbox)}
-        told: dict[str, Any] = recursive_merge(
-            self.config.model_dump(), own, platform.uname()._asdict(), kwargs
-        )
-        return told
+        variables: dict[str, Any] = recursive_merge(self.config.model_dump(), own, platform.uname()._asdict(), kwargs)
+        return variables
 
     def serialize(self) -> dict[str, Any]:
         """Return what a trajectory records of this environment."""
         kind = f"{type(self).__module__}.{type(self).__name__}"
-        told = {"environment": self.config.model_dump(mode="json"), "environment_type": kind}
-        return {"info": {"config": told | {"fumehood_session": self.sandbox.session_name}}}
+        config = {"environment": self.config.model_dump(mode="json"), "environment_type": kind}
+        return {"info": {"config": config | {"fumehood_session": self.sandbox.session_name}}}
 
     def close(self) -> None:
         """Close the records, if the sandbox was made here."""
         self._close()
-
-
-def _check_finished(output: dict[str, Any]) -> None:
-    lines = output["output"].lstrip().splitlines(keepends=True)
-    if lines and lines[0].strip() == _DONE and output["returncode"] == 0:
-        submission = "".join(lines[1:])
-        extra = {"exit_status": "Submitted", "submission": submission}
-        raise Submitted({"role": "exit", "content": submission, "extra": extra})

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from agents import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.common import instructions, notes, opened, printed, refusal, shown
-from fumehood.core.report import joined
+from fumehood.adapters.common import instructions, notes, opened, printed
+from fumehood.core.report import joined, visible
 
 if TYPE_CHECKING:
     import os
@@ -50,11 +50,12 @@ class ShellExecutor:
             run = await self.sandbox.arun(command, timeout=limit, network=self._network)
         except FumehoodError as error:
             refused = ShellCallOutcome(type="exit", exit_code=error.exit_code)
-            return ShellCommandOutput(stderr=refusal(self.sandbox, error), outcome=refused, command=command)
+            return ShellCommandOutput(stderr=self.sandbox.refusal(error), outcome=refused, command=command)
         outcome = ShellCallOutcome(type="timeout" if run.timed_out else "exit", exit_code=run.exit_code)
         stdout, stderr = printed(self.sandbox, run)
         return ShellCommandOutput(
-            stdout=shown(run, stdout), stderr=joined(shown(run, stderr), notes(run)), outcome=outcome, command=command,
+            stdout=visible(stdout, run.mark), stderr=joined(visible(stderr, run.mark), notes(run)),
+            outcome=outcome, command=command,
             provider_data={"fumehood": {"run": run.id, "state": run.state}},
         )  # fmt: skip
 

@@ -47,7 +47,7 @@ class AnyAnswer(BaseModel):
 
 
 def can_elicit(context: Context[Any, Any]) -> bool:
-    """Tell whether the client said that it can put a form to the person."""
+    """Return True if the client said that it can put a form to the person."""
     capabilities = context.client_capabilities
     elicitation = capabilities.elicitation if capabilities is not None else None
     # Bare `{}` is what clients said before there were kinds of it.
@@ -78,13 +78,18 @@ class OpenQuestions:
         self._numbers.pop(question.digest, None)
 
 
-def as_elicitation(question: Question, number: str) -> Elicit[Any]:
-    """Put a question into the shape that the client shows."""
+def asked_before(
+    context: Context[Any, Any], question: Question | None, open_questions: OpenQuestions
+) -> Elicit[Any] | None:
+    """Put a question into the shape that the client shows before the call; None where it can't, or need not."""
+    if question is None or question.unaskable or not can_elicit(context):
+        return None
     is_one_time = question.options == (ALLOW_ONCE, DENY_ONCE)
-    return Elicit(worded(question, number), OneTimeAnswer if is_one_time else AnyAnswer)
+    words = _worded(question, open_questions.number(question))
+    return Elicit(words, OneTimeAnswer if is_one_time else AnyAnswer)
 
 
-def worded(question: Question, number: str) -> str:
+def _worded(question: Question, number: str) -> str:
     """Write a question with all that a person needs to answer it.
 
     Four blanks make a client that knows Markdown show the lines as they are. The digest is of all that the answer is
@@ -144,7 +149,7 @@ class PersonBehindClient:
         }  # fmt: skip
         schema: dict[str, Any] = {"type": "object", "properties": {"answer": choice}, "required": ["answer"]}
         result = await self._context.session.elicit_form(
-            worded(asked.question, new_id()), schema, related_request_id=self._context.request_id
+            _worded(asked.question, new_id()), schema, related_request_id=self._context.request_id
         )
         answer = (result.content or {}).get("answer") if result.action == "accept" else DENY_ONCE
         asked.answer(answer if answer in options else DENY_ONCE)
@@ -152,11 +157,12 @@ class PersonBehindClient:
 
 def who_answers(
     context: Context[Any, Any], question: Question | None, outcome: Any, others: Sequence[Ask]
-) -> tuple[Ask, ...]:
+) -> list[Ask]:
     """Return who may answer for this call: who was asked `question` before it, the client while it runs, or others."""
     can_ask_now = can_elicit(context) and context.session.can_send_request
     client = PersonBehindClient(context, asyncio.get_running_loop()) if can_ask_now else None
-    if question is not None:
+    was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
+    if question is not None and was_asked:
         answer = outcome.data.answer if isinstance(outcome, AcceptedElicitation) else DENY_ONCE
-        return (AnsweredBefore(question, answer, client),)
-    return tuple(others) if client is None else (client,)
+        return [AnsweredBefore(question, answer, client)]
+    return list(others) if client is None else [client]

@@ -39,15 +39,15 @@ class Clients:
         self.jobs = Jobs()
         self.open_questions = OpenQuestions()
         self._project = None if project is None else os.path.realpath(project)
-        self._session = session
-        self._own_tmp = own_tmp
+        self.session = session
+        self.own_tmp = own_tmp
         self._opened: dict[str, Sandbox] = {}  # by project
-        self._sandboxes: dict[str, dict[str, Sandbox]] = {}  # by client and project
+        self.sandboxes: dict[str, dict[str, Sandbox]] = {}  # by client and project
         self._roots: dict[str, ListRootsResult] = {}
-        self._notices: list[str] = []
+        self.notices: list[str] = []
 
     def needs_roots(self, context: Context[Any, Any]) -> bool:
-        """Tell whether the client must be asked for its roots: it has some, has not told them, and they are wanted."""
+        """Return True if the client is to be asked for its roots: wanted, not told yet, and it has some."""
         capabilities = context.client_capabilities
         has_roots = capabilities is not None and capabilities.roots is not None
         return self._project is None and has_roots and _connection(context) not in self._roots
@@ -66,40 +66,12 @@ class Clients:
 
         Those for whom a person named one session are one.
         """
-        if self._session is not None:
+        if self.session is not None:
             return ""
         return f"{_connection(context)} {(context.headers or {}).get('authorization', '')}"
 
-    def sandbox(self, client: str, directories: list[str], working_dir: str | None = None) -> "Sandbox":
-        """Return the sandbox for a call: a session belongs to one client, and to one project."""
-        path = self._chosen(directories, working_dir)
-        sandboxes = self._sandboxes.setdefault(client, {})
-        if path not in sandboxes:
-            first = next(iter(sandboxes.values()), None)
-            base = first.session_name if first is not None else self._session or f"mcp-{new_id().lower()}"
-            session = f"{base}-{len(sandboxes) + 1}" if sandboxes else base
-            sandboxes[path] = self._open(path).session(session, own_tmp=self._own_tmp)
-        return sandboxes[path]
-
-    def holding(
-        self, client: str, directories: list[str], run: str, *, to_undo: bool = False, to_redo: bool = False
-    ) -> "Sandbox":
-        """Return the sandbox, among those of a client, that a run of its own belongs to."""
-        first = self.sandbox(client, directories)
-        others = [each for each in self._sandboxes[client].values() if each is not first]
-        if not others:
-            return first
-        session = first.find(run, beside=others, to_undo=to_undo, to_redo=to_redo).session
-        return next(each for each in (first, *others) if each.session_name == session)
-
-    def take_notices(self, client: str) -> list[str]:
-        """Return what the person should know, once."""
-        notices, self._notices = self._notices, []
-        for sandbox in self._sandboxes.get(client, {}).values():
-            notices += sandbox.take_notices()
-        return notices
-
-    def _open(self, path: str) -> "Sandbox":
+    def open(self, path: str) -> "Sandbox":
+        """Return the sandbox for a project, without a session."""
         if path not in self._opened:
             # Not before it is wanted: a client waits for the server to start.
             from fumehood import Sandbox
@@ -108,7 +80,8 @@ class Clients:
             self._opened[path] = Sandbox(path, face=MCP, mark=MARK)
         return self._opened[path]
 
-    def _chosen(self, directories: list[str], working_dir: str | None) -> str:
+    def project_for(self, directories: list[str], working_dir: str | None) -> str:
+        """Return the project that a call works on, given the client's directories."""
         if self._project is not None:
             return self._project
         roots = [os.path.realpath(directory) for directory in directories]
@@ -126,7 +99,7 @@ class Clients:
         except OSError as error:
             raise BadRequest("the server's directory is gone", hint="fumehood mcp --project DIR") from error
         finally:
-            self._notices += store.notices
+            self.notices += store.notices
             store.close()
 
 
@@ -143,14 +116,27 @@ class Place:
         self.clients = clients
         self.client = client
         self._directories = directories
+        self._sandboxes = clients.sandboxes.setdefault(client, {})
 
     def sandbox(self, working_dir: str | None = None) -> "Sandbox":
-        """Return the sandbox for the call."""
-        return self.clients.sandbox(self.client, self._directories, working_dir)
+        """Return the sandbox for the call: a session belongs to one client, and to one project."""
+        clients, sandboxes = self.clients, self._sandboxes
+        path = clients.project_for(self._directories, working_dir)
+        if path not in sandboxes:
+            first = next(iter(sandboxes.values()), None)
+            base = first.session_name if first is not None else clients.session or f"mcp-{new_id().lower()}"
+            session = f"{base}-{len(sandboxes) + 1}" if sandboxes else base
+            sandboxes[path] = clients.open(path).session(session, own_tmp=clients.own_tmp)
+        return sandboxes[path]
 
     def holding(self, run: str, *, to_undo: bool = False, to_redo: bool = False) -> "Sandbox":
-        """Return the sandbox that a run of this client belongs to."""
-        return self.clients.holding(self.client, self._directories, run, to_undo=to_undo, to_redo=to_redo)
+        """Return the sandbox, among those of this client, that a run of its own belongs to."""
+        first = self.sandbox()
+        others = [each for each in self._sandboxes.values() if each is not first]
+        if not others:
+            return first
+        session = first.find(run, beside=others, to_undo=to_undo, to_redo=to_redo).session
+        return next(each for each in (first, *others) if each.session_name == session)
 
     def job(self, name: str) -> Job:
         """Return a command that this client started."""
@@ -158,7 +144,10 @@ class Place:
 
     def take_notices(self) -> list[str]:
         """Return what the person should know, once."""
-        return self.clients.take_notices(self.client)
+        notices, self.clients.notices = self.clients.notices, []
+        for sandbox in self._sandboxes.values():
+            notices += sandbox.take_notices()
+        return notices
 
 
 def clients_of(context: Context[Any, Any]) -> Clients:

@@ -7,8 +7,9 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from fumehood.core.report import visible
 from fumehood.errors import BadRequest, FumehoodError, plain_error
-from fumehood.faces.mcp.results import foreign
+from fumehood.faces.mcp.results import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +39,6 @@ class Job:
         self._dropped = 0
         self._size = 0
         self._thread = threading.Thread(target=self._go, name=f"fumehood-{name}", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def _go(self) -> None:
@@ -62,7 +60,7 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether it has not ended yet."""
+        """True until it has ended."""
         return self._thread.is_alive()
 
     def output(self, offset: int) -> tuple[int, str]:
@@ -106,9 +104,8 @@ class Jobs:
             raise BadRequest(f"{_MOST_JOBS} commands are running already", hint="stop_command ends one")
         self._counts[client] = self._counts.get(client, 0) + 1
         name = f"job-{self._counts[client]}"
-        job = self._jobs[client, name] = Job(name, work)
-        job.start()
-        return job
+        self._jobs[client, name] = Job(name, work)
+        return self._jobs[client, name]
 
     def find(self, client: str, name: str) -> Job:
         """Return a job of a client by its name."""
@@ -168,11 +165,8 @@ class ProgressLines:
         while not self._ended.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _PROGRESS_S)
-            await self._send()
-
-    async def _send(self) -> None:
-        with self._lock:
-            lines, self._lines = self._lines, []
-            count = self._count
-        if lines:
-            await self._context.report_progress(count, None, foreign("\n".join(lines)))
+            with self._lock:
+                lines, self._lines = self._lines, []
+                count = self._count
+            if lines:
+                await self._context.report_progress(count, None, visible("\n".join(lines), MARK))

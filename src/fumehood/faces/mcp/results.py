@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, Field, WithJsonSchema
 
-from fumehood.core.report import (
-    MODEL_OUTPUT,
-    NOT_OURS,
-    foremost,
-    line_of,
-    printable,
-    refusal,
-    short,
-    shown_output,
-    visible,
-)
+from fumehood.core.report import MODEL_OUTPUT, NOT_OURS, foremost, line_of, printable, short, shown_output
 from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fumehood.core.changes import Change
     from fumehood.core.report import Run
-    from fumehood.errors import FumehoodError
 
 MARK = new_mark()  # this server's, for as long as it runs: its instructions and its tool's description tell it
 MOST_CHANGES = 200
@@ -128,24 +116,23 @@ class JobStatus(Answer):
 def report_of(run: Run) -> dict[str, Any]:
     """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
     listed, left_out = foremost(run.found, MOST_CHANGES)
-    output = shown_output(run.output, MARK)
     fields = {
         **{name: _text(getattr(run, name)) for name in _SAME}, "duration_s": round(run.duration_s, 6),
-        "output": output, "output_truncated": run.output_truncated or len(run.output) > MODEL_OUTPUT,
-        "changes": [_change(run, each) for each in listed],
+        "output": shown_output(run.output, MARK),
+        "output_truncated": run.output_truncated or len(run.output) > MODEL_OUTPUT,
+        "changes": [
+            {
+                "path": _text(each.path), "root": _text(run.roots[each.root]), "change": each.change,
+                "kind": each.kind, "verdict": each.verdict, "reason": _text(each.reason), "flags": list(each.flags),
+            }
+            for each in listed
+        ],
         "changes_left_out": sum(left_out.values()), "left_out": left_out,
         "blocked": [
             {name: _text(value) for name, value in each.fields().items()} for each in run.blocked[:_MOST_BLOCKED]
         ],
     }  # fmt: skip
     return {name: value for name, value in fields.items() if value or name not in _LEFT_OUT_IF_EMPTY}
-
-
-def _change(run: Run, change: Change) -> dict[str, Any]:
-    return {
-        "path": _text(change.path), "root": _text(run.roots[change.root]), "change": change.change,
-        "kind": change.kind, "verdict": change.verdict, "reason": _text(change.reason), "flags": list(change.flags),
-    }  # fmt: skip
 
 
 def _text(value: Any) -> Any:
@@ -177,13 +164,3 @@ def with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResu
         content=[TextContent(type="text", text=text)],
         structured_content={**(result.structured_content or {}), "notices": lines},
     )
-
-
-def foreign(text: str) -> str:
-    """Write what a command or a file says: all of it visible, and without the mark."""
-    return visible(text, MARK)
-
-
-def failed(error: FumehoodError) -> CallToolResult:
-    """Tell an error as the model's contract has it."""
-    return CallToolResult(content=[TextContent(type="text", text=refusal(error, MARK))], is_error=True)

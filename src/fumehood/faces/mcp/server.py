@@ -77,9 +77,7 @@ def build(clients: Clients) -> MCPServer[Any]:
         "fumehood", title="Fumehood", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING",
         description="Shell commands as transactions: isolated, captured, judged, undoable", lifespan=lifespan,
     )  # fmt: skip
-    server.add_tool(
-        tools.run_command, title=described.TITLE, description=_DESCRIPTION, annotations=_RUNNING
-    )
+    server.add_tool(tools.run_command, title=described.TITLE, description=_DESCRIPTION, annotations=_RUNNING)
     for tool, title, hints in _TOOLS:
         server.add_tool(tool, title=title, annotations=hints)
     _add_resources(server)
@@ -104,16 +102,21 @@ def _add_resources(server: MCPServer[Any]) -> None:
         machine = host(where.cache, where.state)
         bwrap = machine.bwrap.fields() if machine.bwrap else None
         captures = list(machine.captures)
-        return json.dumps(
-            {"version": __version__, "sandbox": bool(captures), "captures": captures, "bwrap": bwrap}
-        )
+        return json.dumps({"version": __version__, "sandbox": bool(captures), "captures": captures, "bwrap": bwrap})
 
 
 def serve(project: str | None, session: str | None, http: int | None, *, own_tmp: bool = False) -> int:
     """Serve until the client leaves, or for ever."""
     if project is not None and not os.path.isdir(project):
         raise BadRequest(f"the project {project} does not exist", hint="make it first, or name another project")
-    clients = Clients(project, session, own_tmp=own_tmp, others=_others(http))
+    others: tuple[Ask, ...] = ()
+    if http is not None and os.isatty(2):
+        # Who is asked where a client can't: the person who started us in a terminal of their own. On standard input
+        # we were started by the client, whose own screen the terminal shows.
+        from fumehood.faces.cli.prompt import terminal
+
+        others = terminal()
+    clients = Clients(project, session, own_tmp=own_tmp, others=others)
     server = build(clients)
     gc.freeze()  # all that was loaded stays; looking through it again and again would hold up calls
     try:
@@ -134,18 +137,6 @@ def _serve_streams(server: MCPServer[Any]) -> None:
         server.run()
     except* (BrokenPipeError, ConnectionResetError):
         pass  # the client has gone, and reads no more answers
-
-
-def _others(http: int | None) -> tuple[Ask, ...]:
-    """Return who is asked where a client can't: the person who started us in a terminal of their own.
-
-    On standard input we were started by the client, whose own screen the terminal shows.
-    """
-    if http is None or not os.isatty(2):
-        return ()
-    from fumehood.faces.cli.prompt import terminal
-
-    return terminal()
 
 
 def _serve_http(server: MCPServer[Any], port: int) -> None:
@@ -199,11 +190,9 @@ class TokenGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        authorization = dict(scope["headers"]).get(b"authorization", b"")
-        if any(hmac.compare_digest(authorization, wanted) for wanted in self._wanted):
+        authorization = dict(scope.get("headers", ())).get(b"authorization", b"")
+        is_let_in = any(hmac.compare_digest(authorization, wanted) for wanted in self._wanted)
+        if scope["type"] != "http" or is_let_in:
             await self._app(scope, receive, send)
             return
         from starlette.responses import JSONResponse

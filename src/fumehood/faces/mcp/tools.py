@@ -12,22 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio.to_thread
 from mcp.server.mcpserver import Context, ElicitationResult, Resolve
-from mcp.types import CallToolResult
+from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from fumehood.core import tool as described
 from fumehood.core.changes import HELD
 from fumehood.core.questions import Question, apply_question
-from fumehood.core.report import model_texts, set_apart, short
+from fumehood.core.report import model_texts, refusal, set_apart, short, visible
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.mcp import results as r
-from fumehood.faces.mcp.asking import as_elicitation, can_elicit, who_answers
+from fumehood.faces.mcp.asking import asked_before, who_answers
 from fumehood.faces.mcp.clients import Place, Where, WhereBefore, clients_of
 from fumehood.faces.mcp.jobs import Job, ProgressLines
 
 if TYPE_CHECKING:
     from fumehood import Run, Sandbox
-    from fumehood.core.report import Blocked
     from fumehood.service.ask import Ask
 
 _MOST_TEXT = 100_000
@@ -57,13 +56,14 @@ def answering_in_words(tool: Callable[..., Awaitable[CallToolResult]]) -> Callab
         try:
             result = await tool(where=where, **arguments)
         except Exception as error:  # noqa: BLE001 - a model reads whatever went wrong as one line
-            return r.failed(plain_error(error))
+            text = refusal(plain_error(error), r.MARK)
+            return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
         return r.with_notices(result, where.take_notices())
 
     return answering
 
 
-# --- what is asked before a tool is called ---
+# What is asked before a tool is called.
 
 
 async def foreseen_question(where: Where, command: str, working_dir: str | None, network: bool) -> Question | None:
@@ -78,7 +78,7 @@ async def foreseen_question(where: Where, command: str, working_dir: str | None,
 
 async def permission_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(foreseen_question)]) -> Any:
     """Ask the person, through the client, for what this command needs their word for."""
-    return _asked(ctx, question)
+    return asked_before(ctx, question, clients_of(ctx).open_questions)
 
 
 async def held_question(where: Where, run: str) -> Question | None:
@@ -91,13 +91,7 @@ async def held_question(where: Where, run: str) -> Question | None:
 
 async def consent_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(held_question)]) -> Any:
     """Ask the person, through the client, whether to apply what a run had to hold."""
-    return _asked(ctx, question)
-
-
-def _asked(ctx: Context[Any, Any], question: Question | None) -> Any:
-    if question is None or question.unaskable or not can_elicit(ctx):
-        return None
-    return as_elicitation(question, clients_of(ctx).open_questions.number(question))
+    return asked_before(ctx, question, clients_of(ctx).open_questions)
 
 
 def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
@@ -109,20 +103,16 @@ def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
 
 
 def _who_answers(ctx: Context[Any, Any], where: Place, outcome: Any, question: Question | None) -> "list[Ask]":
-    """Return who may answer for this call; `question` is what was asked before it, if anything was."""
-    was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
+    """Return who may answer for this call; a question that was asked before it is settled with that."""
     if question is not None:
         where.clients.open_questions.close(question)
-    return list(who_answers(ctx, question if was_asked else None, outcome, where.clients.others))
+    return who_answers(ctx, question, outcome, where.clients.others)
 
 
 Foreseen = Annotated[Any, Resolve(foreseen_question)]
 Permission = Annotated[ElicitationResult[Any], Resolve(permission_asked)]
 HeldQuestion = Annotated[Any, Resolve(held_question)]
 Consent = Annotated[ElicitationResult[Any], Resolve(consent_asked)]
-
-
-# --- running ---
 
 
 @answering_in_words
@@ -135,10 +125,10 @@ async def run_command(  # noqa: D103 - described by core/tool.py
     cwd = working_dir or sandbox.project
     asks = _who_answers(ctx, where, permission, question)
     async with ProgressLines(ctx) as progress:
-        run = await sandbox.arun(
-            command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take
-        )
-    run.blocked = tuple(map(_with_our_hint, run.blocked))
+        run = await sandbox.arun(command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take)
+    # How an agent gets what it was refused, where it can: not by our command line.
+    hint = "a command has no network unless it is called with `network`: the user is asked"
+    run.blocked = tuple(each.replace(hint=hint) if each.what == "network" else each for each in run.blocked)
     return r.returned(run.for_model(), **r.report_of(run))
 
 
@@ -183,17 +173,10 @@ async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolRe
     return _job_status(started, 0)
 
 
-def _with_our_hint(blocked: "Blocked") -> "Blocked":
-    """Say how an agent gets what it was refused, where it can: not by our command line."""
-    if blocked.what != "network":
-        return blocked
-    return blocked.replace(hint="a command has no network unless it is called with `network`: the user is asked")
-
-
 def _job_status(job: Job, offset: int) -> CallToolResult:
     job.join()
     begin, printed = job.output(offset)
-    output = r.foreign(printed[:_MOST_TEXT])
+    output = visible(printed[:_MOST_TEXT], r.MARK)
     error = f"ERROR: {short(job.error.message)}" if job.error is not None else ""
     state = "is running" if job.is_running else "has ended"
     ours = [part for part in (error, f"[{job.name} {state}]") if part]
@@ -202,9 +185,6 @@ def _job_status(job: Job, offset: int) -> CallToolResult:
         next_offset=begin + len(printed[:_MOST_TEXT]), output=output,
         report=r.report_of(job.run) if job.run is not None else None, error=error,
     )  # fmt: skip
-
-
-# --- about runs that were ---
 
 
 @answering_in_words
@@ -219,7 +199,7 @@ async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Anno
     """Show what a run changed, line by line."""
     sandbox = where.holding(run)
     past = sandbox.find(run)
-    whole = r.foreign(await anyio.to_thread.run_sync(sandbox.diff, past, paths or []))
+    whole = visible(await anyio.to_thread.run_sync(sandbox.diff, past, paths or []), r.MARK)
     text = whole[:_MOST_TEXT]
     return r.returned(text, run=past.run, text=text, truncated=len(whole) > len(text))
 
@@ -237,7 +217,7 @@ async def read_output(
     past = sandbox.find(run)
     data = await anyio.to_thread.run_sync(sandbox.output, past, stream)
     piece = data[offset : offset + limit]
-    end, text = offset + len(piece), r.foreign(piece.decode(errors="replace"))
+    end, text = offset + len(piece), visible(piece.decode(errors="replace"), r.MARK)
     following = end if end < len(data) else None
     return r.returned(
         text, run=past.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text
