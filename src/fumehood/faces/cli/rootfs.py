@@ -51,54 +51,71 @@ def add_commands(add: Add) -> None:
 
 
 def _rootfs(context: Context) -> int:
-    options = context.options
-    if options.what in ("use", "remove") and not options.name:
-        raise BadRequest(f"rootfs {options.what} needs a name", hint="fumehood rootfs list shows them")
-    if options.what not in ("use", "remove") and options.name:
-        raise BadRequest(f"rootfs {options.what} takes no name", hint=f"fumehood rootfs {options.what} --help")
-    acts = {"list": _list, "install": _install, "check": _check, "update": _update, "use": _use, "remove": _remove}
-    return acts[options.what](context)
-
-
-def _order(context: Context) -> Order:
     from fumehood.service import root_trees
 
-    options = context.options
+    store, options, what = context.store, context.options, context.options.what
+    if what in ("use", "remove") and not options.name:
+        raise BadRequest(f"rootfs {what} needs a name", hint="fumehood rootfs list shows them")
+    if what not in ("use", "remove") and options.name:
+        raise BadRequest(f"rootfs {what} takes no name", hint=f"fumehood rootfs {what} --help")
+    if what == "list":
+        return _list(context)
+    if what == "check":
+        return _check(context)
+    if what == "remove":
+        root_trees.remove(store, options.name, lambda line: print(line, file=sys.stderr))
+        return context.say({"removed": options.name}, lambda: print(f"{options.name} is removed"))
+    tree = _use(context) if what == "use" else _install(context)
+    if tree is None:
+        return context.say({"newer": None}, lambda: print("the newest version is installed"))
+    current = root_trees.installed(store)[1]
+    called = "alpine" if tree.name == current else tree.name
+    ready = f"{tree.name} is ready: fumehood run --root {called} -- 'cat /etc/os-release'"
+    return context.say(_tree_entry(tree, current), lambda: print(ready))
+
+
+def _use(context: Context) -> Installed:
+    from fumehood.rootfs.tree import find, switch
+    from fumehood.service import root_trees
+
+    at = root_trees.collection(context.store)
+    tree = find(at, context.options.name)
+    switch(at, tree.name)
+    return tree
+
+
+def _install(context: Context) -> Installed | None:
+    """Install what was asked for, or update; returns None where the newest is there already."""
+    from fumehood.rootfs.install import tier_of
+    from fumehood.service import root_trees
+
+    installer, order = _installer(context)
+    if context.options.what == "install":
+        return installer.install(order)
+    if context.options.tier is None:
+        order = order.replace(tier=tier_of(f"{root_trees.collection(context.store)}/current") or 1)
+    return installer.update(order)
+
+
+def _installer(context: Context) -> tuple[Installer, Order]:
+    from fumehood.service import root_trees
+
+    store, options = context.store, context.options
     source = options.source or ""
     order = root_trees.order(
-        context.store, version=options.version, name=options.named,
+        store, version=options.version, name=options.named,
         source=os.path.abspath(source) if source and "://" not in source else source,
         sha256=(options.sha256 or "").lower(), mirror=options.mirror, proxy=options.proxy,
         keys=tuple(options.key or ()),
     )  # fmt: skip
-    return order.replace(tier=options.tier if options.tier is not None else 0 if source else 1)
-
-
-def _installer(context: Context, proxy: str) -> Installer:
-    from fumehood.service import root_trees
+    order = order.replace(tier=options.tier if options.tier is not None else 0 if source else 1)
 
     def tell(line: str) -> None:
         if not context.as_json:
             sys.stderr.write(f"{printable(line)}\n")
 
     progress = DownloadProgress() if os.isatty(2) and not context.as_json else None
-    return root_trees.installer(context.store, proxy, tell, progress)
-
-
-class DownloadProgress:
-    """Shows on one line of a terminal how far a download is."""
-
-    def __init__(self) -> None:
-        self._shown = -1
-
-    def __call__(self, done: int, total: int) -> None:
-        """Take note of how many bytes are there."""
-        part = done * 100 // total if total else done >> 20
-        if part != self._shown:
-            self._shown = part
-            amount = f"{part:3} % of {total / (1 << 20):.1f} MiB" if total else f"{part} MiB"
-            sys.stderr.write(f"\r  {amount}\x1b[K{chr(10) if total and done == total else ''}")
-            sys.stderr.flush()
+    return root_trees.installer(store, order.proxy, tell, progress), order
 
 
 def _tree_entry(tree: Installed, current: str) -> dict[str, object]:
@@ -120,27 +137,11 @@ def _list(context: Context) -> int:
     return context.say({"roots": [_tree_entry(tree, current) for tree in trees]}, show)
 
 
-def _say_installed(context: Context, tree: Installed) -> int:
-    from fumehood.service import root_trees
-
-    _, current = root_trees.installed(context.store)
-    called = "alpine" if tree.name == current else tree.name
-    return context.say(
-        _tree_entry(tree, current),
-        lambda: print(f"{tree.name} is ready: fumehood run --root {called} -- 'cat /etc/os-release'"),
-    )
-
-
-def _install(context: Context) -> int:
-    order = _order(context)
-    return _say_installed(context, _installer(context, order.proxy).install(order))
-
-
 def _check(context: Context) -> int:
     from fumehood.service import root_trees
 
-    order = _order(context)
-    newer = _installer(context, order.proxy).newer(order.mirror)
+    installer, order = _installer(context)
+    newer = installer.newer(order.mirror)
     trees, current = root_trees.installed(context.store)
     used = next((tree.version for tree in trees if tree.name == current), None)
 
@@ -155,35 +156,20 @@ def _check(context: Context) -> int:
     return context.say({"current": used, "newer": None if newer is None else newer.version}, show)
 
 
-def _update(context: Context) -> int:
-    from fumehood.rootfs.install import tier_of
-    from fumehood.service import root_trees
+class DownloadProgress:
+    """Shows on one line of a terminal how far a download is."""
 
-    order = _order(context)
-    if context.options.tier is None:
-        order = order.replace(tier=tier_of(f"{root_trees.collection(context.store)}/current") or 1)
-    tree = _installer(context, order.proxy).update(order)
-    if tree is None:
-        return context.say({"newer": None}, lambda: print("the newest version is installed"))
-    return _say_installed(context, tree)
+    def __init__(self) -> None:
+        self._shown = -1
 
-
-def _use(context: Context) -> int:
-    from fumehood.rootfs.tree import find, switch
-    from fumehood.service import root_trees
-
-    at = root_trees.collection(context.store)
-    tree = find(at, context.options.name)
-    switch(at, tree.name)
-    return _say_installed(context, tree)
-
-
-def _remove(context: Context) -> int:
-    from fumehood.service import root_trees
-
-    name = context.options.name
-    root_trees.remove(context.store, name, lambda line: print(line, file=sys.stderr))
-    return context.say({"removed": name}, lambda: print(f"{name} is removed"))
+    def __call__(self, done: int, total: int) -> None:
+        """Take note of how many bytes are there."""
+        part = done * 100 // total if total else done >> 20
+        if part != self._shown:
+            self._shown = part
+            amount = f"{part:3} % of {total / (1 << 20):.1f} MiB" if total else f"{part} MiB"
+            sys.stderr.write(f"\r  {amount}\x1b[K{chr(10) if total and done == total else ''}")
+            sys.stderr.flush()
 
 
 def add_workspaces(add: Add) -> None:
