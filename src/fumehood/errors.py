@@ -6,12 +6,12 @@ from __future__ import annotations
 class FumehoodError(Exception):
     """Something Fumehood was asked to do can't be done; nothing was lost.
 
-    `run` is the id under which it is recorded, where it is, and `told` then the object that tells of that run.
+    `run` is the id under which it is recorded, where it is, and `report` then the object that tells of that run.
     """
 
     exit_code = 125
     run = ""
-    told: dict[str, object] | None = None
+    report: dict[str, object] | None = None
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -114,7 +114,7 @@ def note_refusal(run: Run, error: Refused) -> None:
     """Write down that a run was refused, and by what."""
     run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
     run.stdout = run.stderr = ""
-    error.run, error.told = run.run, run.as_dict()
+    error.run, error.report = run.run, run.as_dict()
 
 
 class Execution:

@@ -306,5 +306,5 @@ class Looking:
         self._store.history.end(self._run, self._printed)
 
     def _told(self, error: FumehoodError) -> FumehoodError:
-        error.run, error.told = self._run.run, self._run.as_dict()
+        error.run, error.report = self._run.run, self._run.as_dict()
         return error

@@ -215,8 +215,8 @@ def _tell_error(error: Exception, options: Options, brief: Brief | None, *, as_j
 
 def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     """Return the object that tells of a run that never was, with every field that a run has."""
-    if error.told is not None:
-        return {**error.told, "error": error.message, "hint": error.hint}
+    if error.report is not None:
+        return {**error.report, "error": error.message, "hint": error.hint}
     return {
         "run": None, "project": options.last("--project"), "command": shown(options.asked),
         "cwd": options.last("--cwd"),
