@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -111,6 +112,7 @@ class Machine(RuleBasedStateMachine):
         self._clocks = time.time, time.time_ns
         os.environ["HOME"] = str(self.home)
         os.environ["XDG_STATE_HOME"] = str(self.home / "state")
+        self._ahead: Iterator[int] = itertools.repeat(0)
         self.contents = Contents()
         self.group = another_group(self.capture)
         self._passes_on = dict(zip("st", passes_on, strict=True))
@@ -213,6 +215,7 @@ class Machine(RuleBasedStateMachine):
 
         line = "; ".join([*command.lines, repository.TELL if commits else "echo done"])
         self.model.open = self._open_ones()
+        self._tick()
         run = self.sandbox.run(line, apply=mode, on_output=on_output)
         assert run.exit_code == 0, run.output
         if commits:
@@ -390,6 +393,7 @@ class Machine(RuleBasedStateMachine):
         return [path for path in run.of_verdict(*WAITING) if path in SHARED]
 
     def _decide(self, done: Done, refusal: str, act: Callable[[], Run]) -> None:
+        self._tick()
         if refusal:
             try:
                 act()
@@ -423,6 +427,7 @@ class Machine(RuleBasedStateMachine):
 
     def _undo(self, done: Done | None, act: Callable[[], Run]) -> None:
         self.model.open = self._open_ones()
+        self._tick()
         try:
             back = act()
         except UndoRefused as refused:
@@ -444,42 +449,47 @@ class Machine(RuleBasedStateMachine):
 
     # --- the world ---
 
-    @rule(ahead=st.sampled_from((40 * DAY, DAY, 0, -HOUR)))
+    @rule(ahead=st.lists(st.sampled_from((40 * DAY, DAY, 0, -HOUR)), min_size=1, max_size=3))
     @counted
-    def step_the_clock(self, ahead: int) -> None:
-        """The clock that we read goes ahead, or back; that of the host is not ours to set.
+    def step_the_clock(self, ahead: list[int]) -> None:
+        """The clock that we read goes ahead, or back, or to and fro; that of the host is not ours to set.
 
         Then Fumehood cleans: all is young by the days on which it ran, even where the clock says otherwise.
         """
-        now, now_ns = self._clocks
-        time.time = lambda: now() + ahead
-        time.time_ns = lambda: now_ns() + ahead * 1_000_000_000
+        self._ahead = itertools.cycle(ahead)
+        self._tick()
         self._look_back()
         store = self.sandbox._store
         days = {*Days(store.database)._days, day_of(time.time())}
         freed = clean(store, budget=1 if len(days) <= ONE_READING else 0)
         assert (freed.runs, freed.backups, freed.not_undoable, freed.failed) == (0, 0, (), ())
 
+    def _tick(self) -> None:
+        """Let the clock be what it is next."""
+        now, now_ns = self._clocks
+        ahead = next(self._ahead)
+        time.time = lambda: now() + ahead
+        time.time_ns = lambda: now_ns() + ahead * 1_000_000_000
+
     @rule(data=st.data(), what=st.sampled_from(("move", "move", "move", "make_again", "go_to_another")))
     def go_elsewhere(self, data: st.DataObject, what: str) -> None:
         """A person moves the project, makes it anew, or goes on with another."""
         if what == "move":
-            self._move(self.home / data.draw(st.sampled_from(PLACES)))
-        elif what == "make_again":
-            self._make_again(is_kept=data.draw(st.booleans()))
-        elif self.beside:
+            places = [self.home / place for place in (*PLACES, self.contents.new())]
+            self._move(data.draw(st.sampled_from([place for place in places if not place.exists()])))
+        elif what == "make_again" or not self.beside:
+            self._make_again(is_kept=what != "make_again" or data.draw(st.booleans()))
+        else:
             self._go_to_another(data.draw(st.integers(0, len(self.beside) - 1)), is_moved_back=data.draw(st.booleans()))
 
     @counted
     def _move(self, target: Path) -> None:
         """Move the project, or back: all goes on there."""
-        old = self.project
-        if not target.exists():
-            self.sandbox.close()
-            target.parent.mkdir(exist_ok=True)
-            os.rename(old, target)
-            self.project = target
-            self._enter(old)
+        old, self.project = self.project, target
+        self.sandbox.close()
+        target.parent.mkdir(exist_ok=True)
+        os.rename(old, target)
+        self._enter(old)
 
     @counted
     def _make_again(self, *, is_kept: bool) -> None:

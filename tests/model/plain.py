@@ -96,6 +96,7 @@ class Done:
     sees: list[Done] = field(default_factory=list)  # held runs below it
     of: Done | None = None
     undone: bool = False
+    around: Tree = field(default_factory=dict)  # the directories that its paths lie in, as it saw them
 
     @property
     def first(self) -> Done:
@@ -153,7 +154,10 @@ class Model:
         """What a command sees."""
         tree = dict(self.project)
         for run in self.waiting():
-            tree = laid_over(tree, run.held())
+            held = run.held()
+            # What is held is seen even where its directory has gone meanwhile.
+            gone = {each for path in held for each in above(path) if not is_directory(tree.get(each))}
+            tree = laid_over(tree, {each: run.around[each] for each in gone & run.around.keys()} | held)
         return tree
 
     # --- what a command does ---
@@ -174,6 +178,7 @@ class Model:
             if not self.builds_on(run, path, run.sees):
                 left[path] = after[path]
         run.base = {path: before.get(path) for path in left}
+        run.around = {each: after[each] for path in left for each in above(path) if is_directory(after.get(each))}
         for path in left:
             run.verdicts[path] = {"apply": APPLIED, "hold": HELD, "discard": DISCARDED}[mode]
             if run.verdicts[path] == APPLIED and self.builds_on(run, path, run.sees):
@@ -184,6 +189,7 @@ class Model:
             if run.verdicts.get(path) in (APPLIED, HELD) and not self.builds_on(run, path, run.sees):
                 run.verdicts[path] = CONFLICT
         self._share_conflicts(run)
+        self.open -= edited.keys()  # another file is there now
         self._hold_open(run)
         self._take_over(run, run.of_verdict(APPLIED))
         self.runs.append(run)
@@ -260,8 +266,12 @@ class Model:
         return ""
 
     def _find_conflicts(self, run: Done) -> None:
-        for path in run.of_verdict(APPLIED):
-            if not is_version(self.project.get(path), run.base[path]):
+        going = run.of_verdict(APPLIED)
+        made = {path for path in going if is_directory(run.left[path])}
+        for path in going:
+            parent = path.rpartition("/")[0]
+            is_cut_off = parent and parent not in made and not is_directory(self.project.get(parent))
+            if is_cut_off or not is_version(self.project.get(path), run.base[path]):
                 # What was to lie in it can't be put there either.
                 for each in (path, *below(run.left, path)):
                     if run.verdicts[each] == APPLIED:

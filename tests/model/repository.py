@@ -29,7 +29,7 @@ _TIMES = itertools.count(1_000_000_000)
 
 def git(top: Path, *words: str) -> str:
     """Have git do something; it reads no configuration but the repository's."""
-    done = subprocess.run(["git", *words], cwd=top, capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", *words], cwd=top, capture_output=True, text=True, check=False, umask=0o022)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
