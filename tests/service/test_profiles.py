@@ -456,7 +456,7 @@ def test_a_line_that_only_names_the_program_gets_none_of_its_hosts(granting, pro
 
 def test_a_failed_one_is_told_what_a_plain_command_would_have_had(granting, server):
     run = granting().run(f"true; {fetching(server)}")
-    assert any(each.detail == server and "run by itself" in each.hint for each in run.blocked)
+    assert any(each.detail == server and "to its program alone" in each.hint for each in run.blocked)
 
 
 @pytest.mark.parametrize("command", [("sh", "-c", "{0}"), ("env", "curl", "{1}"), ("./curl", "{1}")])

@@ -14,7 +14,6 @@ from fumehood.core.concern import Protected, shown, within
 from fumehood.core.danger_tables import is_dot_git
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
-from fumehood.core.jsonc import commands_in
 from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
@@ -165,6 +164,8 @@ def protect_what_files_name(ways: Ways, tree: ProjectTree, root: str, home: str)
         if flag in ("shell-settings", "git-hook"):
             protect_script(ways, path, bases, home, because)
         elif flag == "agent-settings" and path.endswith((".json", ".jsonc", ".toml")):
+            from fumehood.core.jsonc import commands_in
+
             for line in commands_in(text_of(path), is_toml=path.endswith(".toml")):
                 protect_line(ways, line, bases, home, because)
 
