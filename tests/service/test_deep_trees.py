@@ -88,7 +88,7 @@ def test_a_tree_beyond_the_limit_is_kept_and_that_is_said(sandbox: Sandbox, stor
     assert list(project.iterdir()) == []
     run = sandbox.history()[0]
     assert (run.state, run.exit_code, run.output) == ("failed", 0, "made\n")
-    assert (failure.value.run, failure.value.told["output"]) == (run.run, "made\n")
+    assert (failure.value.run, failure.value.report["output"]) == (run.run, "made\n")
     layer = Path(store.places.layer(run.run, 0, "upper"))
     assert str(layer.parent.parent) in failure.value.hint
     assert (layer / "d/d/d/f").exists()
