@@ -351,6 +351,11 @@ class Model:
             if run.base[path] is None:
                 put(self.project, path, None)
         self._take_over(back, [path for path in paths if run.base[path] is not None])
+        for each in (each for each in self.runs if each.first is run.first):
+            # What came out is what a later undo or redo of it brings back, with the group that a person gave it.
+            (each.base if each.turns % 2 != run.turns % 2 else each.left).update(
+                {path: node for path, node in back.base.items() if path in each.left}
+            )
         stands, each = False, run
         while True:
             each.undone = not stands
