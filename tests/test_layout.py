@@ -22,7 +22,8 @@ MAX_LINES = 600
 
 # docs/design.md, section 4: each may import itself and what stands before it. The public names ("") are the
 # service's, shown to the faces and to users.
-ORDER = ["errors", "core", "linux", "proxy", "rootfs", "store", "service", "", "faces", "adapters", "__main__"]
+ORDER = ["errors", "bundle", "core", "linux", "proxy", "rootfs", "store", "service", "", "faces", "adapters"]
+ORDER += ["__main__"]
 
 SLOW = {"argparse", "asyncio", "contextlib", "dataclasses", "enum", "inspect", "json", "logging", "pathlib"}
 SLOW |= {"re", "signal", "socket", "subprocess", "threading", "tomllib", "typing"}

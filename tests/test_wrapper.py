@@ -21,7 +21,7 @@ NEEDED = ("fumehood", "requirements", "tools")
 # Stands in for the command line, to show how it was started.
 STAND_IN = """
 import json, os, sqlite3, sys
-def command():
+def command(bundle=None):
     print(json.dumps({
         "argv": sys.argv[1:], "path": sys.path, "cwd": os.getcwd(), "sqlite3": sqlite3.__file__,
         "here": __file__, "prefix": sys.prefix, "environment": dict(os.environ), "stdin": sys.stdin.read(),

@@ -238,6 +238,7 @@ def add_sources(target: Path) -> None:
 
     The sources come after the standard library, so that no file there can stand in for one of its modules. Nothing
     that is imported is garbage, and looking for some would take a twentieth of the time; the command turns it on again.
+    What an agent waits for all day finds its modules in one file (fumehood/bundle.py).
     """
     sources = CHECKOUT / "src"
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)}))
@@ -247,8 +248,15 @@ def add_sources(target: Path) -> None:
         "gc.disable()\n"
         f"sys.path += [{str(sources)!a}, {str(site_packages)!a}]\n"
         f"sys.prefix = sys.exec_prefix = {str(target)!a}\n"
+        "bundle = None\n"
+        "if sys.argv[1:2] in (['run'], ['hook']):\n"
+        "    from _frozen_importlib_external import SourceFileLoader\n"
+        "    module = type(sys)('fumehood.bundle')\n"
+        f"    SourceFileLoader('fumehood.bundle', {str(sources / 'fumehood/bundle.py')!a}).exec_module(module)\n"
+        f"    bundle = module.Bundle({str(target / 'bundle-')!a} + sys.argv[1], {str(sources)!a})\n"
+        "    sys.meta_path.insert(0, bundle)\n"
         "from fumehood.faces.cli.main import command\n"
-        "command()\n"
+        "command(bundle)\n"
     )
 
 

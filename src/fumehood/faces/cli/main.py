@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
+    from fumehood.bundle import Bundle
     from fumehood.faces.cli.commands import Add
 
 _MCP_EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
 _MCP_EXTRA = ("mcp", "mcp_types", "pydantic", "anyio")  # packages that the extra `mcp` brings
 
 
-def command() -> NoReturn:
-    """Be the command: run it and end at once.
+def command(bundle: Bundle | None = None) -> NoReturn:
+    """Be the command: run it, let the bundle keep the modules it has not, and end at once.
 
     Closing the database would write it all out and flush the disk, which costs more than the sandbox; what is
     committed is safe in its log. Nothing else is left to be tidied up.
@@ -36,6 +37,8 @@ def command() -> NoReturn:
             stream.flush()
         except OSError:
             continue  # nobody reads it, or it can't be written: that was told above
+    if bundle is not None:
+        bundle.keep()
     os._exit(code)
 
 

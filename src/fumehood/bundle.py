@@ -1,0 +1,113 @@
+"""The modules that a command loads, in one file: to look for a hundred of them takes a tenth of a short command.
+
+The file lies in the environment, beside the bytecode, and is made at the end of the first command. A module whose
+source has another time or size than it had then is imported in the ordinary way, and kept anew at the end.
+
+In the file: the head, the length of the list of modules, that list, and the code of each.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+# The public names for these are in importlib.machinery, which takes longer to load than this saves.
+from _frozen_importlib_external import MAGIC_NUMBER, ExtensionFileLoader, SourceFileLoader, spec_from_file_location
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import CodeType
+    from typing import Any
+
+    # Source, its time and size, the directory of a package, where its code begins and how long it is (0: a library).
+    Kept = tuple[str, int, int, str, int, int]
+
+_HEAD = MAGIC_NUMBER + b"\x00\x00\x00\x01"  # of this Python's bytecode; the last number is the form of this file
+_LENGTH = 8  # bytes of a length
+
+
+class Bundle:
+    """Finds modules in the file of one command, for Python's import system."""
+
+    def __init__(self, file: str, sources: str) -> None:
+        self._file = file
+        self._directories = f"{os.path.dirname(os.__file__)}/", f"{sources}/"
+        self._loaded_before = set(sys.modules)
+        self._modules: dict[str, Kept] = {}
+        self._used: set[str] = set()
+        self._codes = 0  # where the first begins
+        try:
+            # Open to the end: another command may replace the file, and the places in it are those of this one.
+            self._opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        if self._opened <= 2:  # the caller left a standard descriptor closed: not ours to have
+            os.close(self._opened)
+        elif os.read(self._opened, len(_HEAD)) == _HEAD:
+            length = int.from_bytes(os.read(self._opened, _LENGTH), "little")
+            self._modules = marshal.loads(os.read(self._opened, length))  # noqa: S302 - our own
+            self._codes = len(_HEAD) + _LENGTH + length
+
+    def find_spec(self, name: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
+        """Find a module that was kept and whose source is still the same."""
+        kept = self._modules.get(name)
+        if kept is None or _stamp(kept[0]) != kept[1:3]:
+            return None
+        self._used.add(name)
+        source, _, _, directory, place, length = kept
+        code = os.pread(self._opened, length, self._codes + place)
+        loader: Any = KeptLoader(name, source, code) if code else ExtensionFileLoader(name, source)
+        return spec_from_file_location(
+            name, source, loader=loader, submodule_search_locations=[directory] if directory else None
+        )
+
+    def keep(self) -> None:
+        """Write the file anew if a module was loaded that it does not have. Packages of others are not kept."""
+        loaded: dict[str, Any] = {
+            name: module.__spec__
+            for name, module in list(sys.modules.items())
+            if name not in self._loaded_before
+            and (getattr(getattr(module, "__spec__", None), "origin", None) or "").startswith(self._directories)
+        }
+        if loaded.keys() <= self._used:
+            return
+        specs = loaded | {name: spec for name in self._modules if (spec := self.find_spec(name)) is not None}
+        codes, modules = b"", {}
+        for name, spec in specs.items():
+            code = b"" if isinstance(spec.loader, ExtensionFileLoader) else marshal.dumps(spec.loader.get_code(name))
+            directory = os.path.dirname(spec.origin) if spec.submodule_search_locations is not None else ""
+            modules[name] = (spec.origin, *_stamp(spec.origin), directory, len(codes), len(code))
+            codes += code
+        listed = marshal.dumps(modules)
+        new = f"{self._file}.{os.getpid()}"
+        try:
+            with open(new, "wb") as stream:
+                stream.write(_HEAD + len(listed).to_bytes(_LENGTH, "little") + listed + codes)
+                stream.flush()
+                os.fsync(stream.fileno())  # a file cut short by a power failure would end every command
+            os.replace(new, self._file)
+        except OSError:
+            return  # the environment can't be written, as in the hood, or the disk is full
+
+
+class KeptLoader(SourceFileLoader):
+    """Loads a module from its kept code; whatever else is asked of it comes from the source."""
+
+    def __init__(self, name: str, source: str, code: bytes) -> None:
+        super().__init__(name, source)
+        self._code = code
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002
+        """The module's code."""
+        return marshal.loads(self._code)  # type: ignore[no-any-return]  # noqa: S302 - our own
+
+
+def _stamp(source: str) -> tuple[int, int]:
+    try:
+        status = os.stat(source)
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
