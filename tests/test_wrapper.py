@@ -370,10 +370,11 @@ def test_a_cache_inside_the_checkout_is_refused(checkout: Checkout) -> None:
     assert not (checkout.copy / "cache").exists()
 
 
-def test_without_a_home_one_line_says_so(checkout: Checkout) -> None:
-    refused = checkout.run(HOME="")
+@pytest.mark.parametrize(("home", "reason"), [("", "not set"), ("relative", "not an absolute path")])
+def test_without_a_home_one_line_says_so(checkout: Checkout, home: str, reason: str) -> None:
+    refused = checkout.run(HOME=home)
     assert refused.status == 125
-    assert refused.stderr == "fumehood: HOME is not set; type: export HOME=<your home directory>\n"
+    assert refused.stderr == f"fumehood: HOME is {reason}; type: export HOME=<your home directory>\n"
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def cache_directory() -> Path:
         return Path(named, "fumehood")
     home = os.environ.get("HOME", "")
     if not os.path.isabs(home):
-        raise CannotMakeError("HOME is not set; type: export HOME=<your home directory>")
+        raise CannotMakeError(f"HOME is {'not an absolute path' if home else 'not set'}; type: export HOME=<your home directory>")
     return Path(home, ".cache", "fumehood")
 
 

@@ -136,7 +136,7 @@ FLAGGED_SUFFIXES = _table(
 )
 FLAGGED_PREFIXES = _table(
     (_BUILD, "makefile."), (_CONTAINER, "dockerfile. containerfile. docker-compose."), (_CI, "jenkinsfile."),
-    (_TOOLS, ".env."),
+    (_VARIABLES, ".env."),
 )  # fmt: skip
 # `vite.config.ts`, `.eslintrc.js` and their kin are programs.
 SCRIPT_ENDINGS = frozenset(("js", "cjs", "mjs", "ts", "cts", "mts"))
