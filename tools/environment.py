@@ -90,7 +90,8 @@ def cache_directory() -> Path:
         return Path(named, "fumehood")
     home = os.environ.get("HOME", "")
     if not os.path.isabs(home):
-        raise CannotMakeError(f"HOME is {'not an absolute path' if home else 'not set'}; type: export HOME=<your home directory>")
+        trouble = "not an absolute path" if home else "not set"
+        raise CannotMakeError(f"HOME is {trouble}; type: export HOME=<your home directory>")
     return Path(home, ".cache", "fumehood")
 
 

@@ -434,6 +434,31 @@ def test_anything_else_runs_in_the_hood_as_any_command(asked: str) -> None:
 
 
 @pytest.mark.namespaces
+def test_a_command_runs_where_the_client_says_or_not_at_all(
+    answer: Any, home: Path, project: Path, test_directory: Path
+) -> None:
+    need(shutil.which("bash") is not None, "there is no bash")
+    beside = test_directory / "beside"
+    for place in (project, beside, home / "hidden"):
+        (place / "build").mkdir(parents=True)
+
+    def agent(where: Path, command: str) -> subprocess.CompletedProcess[str]:
+        line = answer(call(command, session_id="s", cwd=str(project)))["updatedInput"]["command"]
+        return subprocess.run(
+            ["bash", "-c", line], cwd=where, capture_output=True, encoding="utf-8", check=False, timeout=LONG_S
+        )
+
+    assert agent(project, "pwd").stdout == f"{project}\n"
+    refused = agent(beside, "pwd; rm -rf build")
+    assert refused.stdout.startswith(f"{beside}\n")
+    assert "Read-only file system" in refused.stdout + refused.stderr
+    unseen = agent(home / "hidden", "rm -rf build")
+    assert unseen.returncode == 125
+    assert f"Working directory is not in sight: {home}/hidden" in unseen.stdout + unseen.stderr
+    assert all((place / "build").is_dir() for place in (project, beside, home / "hidden"))
+
+
+@pytest.mark.namespaces
 def test_two_agents_in_two_projects_know_nothing_of_each_other(
     answer: Any, cli: Cli, project: Path, test_directory: Path
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from fumehood.core.judge import DISCARD, HOLD
+from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, NONE
 from fumehood.core.report import line_of, printable, refusal
 from fumehood.core.request import Request, quoted, shown
@@ -48,7 +49,8 @@ One argument is a shell line; several are a program and its arguments.
 options:
   --project DIR      the project (default: the one that holds the current directory)
   --workspace NAME   a workspace instead of a project; `default` is made when it is needed
-  --cwd DIR          where the command starts (default: the current directory, if it is in the project);
+  --cwd DIR          where the command starts (default: the current directory if it is in the project, else
+                     the project); outside of it a command can only read;
                      `playground` is the agent's own directory, ~/playground
   --hold             keep the changes for review instead of applying them
   --discard          throw the changes away
@@ -316,15 +318,13 @@ def _source(asked: str) -> str:
 
 
 def _directory(options: Options, project: Project) -> str:
-    """Return where the command starts: what is not absolute is relative to where it would start otherwise."""
-    asked = options.last("--cwd")
-    if asked is not None and (asked == PLAYGROUND or asked.startswith("/")):
-        return asked
-    if asked is None and "--session" in options.values:
+    """Return where the command starts: where the caller says, or is if that is in the project, never elsewhere."""
+    asked, current = options.last("--cwd"), here()
+    if asked is not None:
+        return asked if asked == PLAYGROUND else os.path.join(current, asked)
+    if "--session" in options.values:
         return ""  # where its last command ended
-    current = here()
-    inside = any(current == root or current.startswith(f"{root}/") for root in project.roots)
-    return os.path.join(current if inside else project.path, asked or "")
+    return current if is_in(current, project.roots) else project.path
 
 
 def _seconds(text: str | None) -> float | None:
