@@ -27,19 +27,19 @@ def claude() -> str:
 def agent(claude: str, environment: dict[str, str], project: Path) -> Agent:
     """Claude Code from its start to its end; returns what it told the model of each tool call."""
 
-    def run(script: Sequence[Step]) -> list[str]:
+    def run(script: Sequence[Step], *more: str) -> list[str]:
         with Anthropic(script) as model:
-            ended(start(claude, model, environment, project))
+            ended(start(claude, model, environment, project, *more))
             return model.results()
 
     return run
 
 
-def start(claude: str, model: Anthropic, environment: dict[str, str], project: Path) -> Any:
+def start(claude: str, model: Anthropic, environment: dict[str, str], project: Path, *more: str) -> Any:
     told = {"ANTHROPIC_BASE_URL": model.url, "ANTHROPIC_API_KEY": "none"}
     told["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
     line = [claude, "-p", "go", "--output-format", "json", "--allowedTools", "mcp__fumehood__run_command"]
-    return started(line, project, environment | told)
+    return started([*line, *more], project, environment | told)
 
 
 def bash(command: str, **more: Any) -> Step:
@@ -85,6 +85,21 @@ def test_the_shell_stays_where_a_command_left_it_and_keeps_its_functions(
     told = agent(script)
     assert told[1].splitlines()[:2] == [f"{project}/a b", "grep is a function"]
     assert "Exit code 7" in told[2]
+
+
+def test_a_command_elsewhere_stays_there_and_only_reads(
+    agent: Agent, fumehood: Any, project: Path, test_directory: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    beside = test_directory / "beside"
+    for place in (project, beside):
+        (place / "build").mkdir(parents=True)
+    script = [bash(f"cd {beside}"), bash("pwd; rm -rf build"), {"text": "done"}]
+    told = agent(script, "--add-dir", str(beside))
+    assert f"{beside}\n" in told[1]
+    assert "Read-only file system" in told[1]
+    assert (project / "build").is_dir()
+    assert (beside / "build").is_dir()
 
 
 def test_what_the_host_would_execute_waits_and_the_agent_can_undo(agent: Agent, fumehood: Any, project: Path) -> None:

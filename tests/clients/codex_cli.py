@@ -112,6 +112,21 @@ def test_a_working_directory_is_kept_and_statuses_are_the_commands(
     assert "exited with code 9" in told[0]
 
 
+def test_a_command_elsewhere_stays_there_and_only_reads(
+    agent: Agent, connected: Any, fumehood: Any, project: Path, test_directory: Path
+) -> None:
+    connected()
+    beside = test_directory / "beside"
+    for place in (project, beside):
+        (place / "build").mkdir(parents=True)
+    told = agent([shell("pwd; rm -rf build", workdir=str(beside)), shell("echo x >f"), {"text": "done"}])
+    assert [run["project"] for run in log(fumehood)] == [str(project)] * 2
+    assert f"{beside}\n" in told[0]
+    assert "Read-only file system" in told[0]
+    assert (project / "build").is_dir()
+    assert (beside / "build").is_dir()
+
+
 def test_a_shell_that_the_model_names_is_not_run_on_the_host(
     agent: Agent, connected: Any, home: Path, project: Path
 ) -> None:

@@ -32,18 +32,18 @@ def gemini() -> str:
 def agent(gemini: str, environment: dict[str, str], project: Path) -> Agent:
     """Gemini CLI from its start to its end; returns what it told the model of each tool call."""
 
-    def run(script: Sequence[Step]) -> list[str]:
+    def run(script: Sequence[Step], *more: str) -> list[str]:
         with Gemini(script) as model:
-            ended(start(gemini, model, environment, project))
+            ended(start(gemini, model, environment, project, *more))
             return model.results()
 
     return run
 
 
-def start(gemini: str, model: Gemini, environment: dict[str, str], project: Path) -> Any:
+def start(gemini: str, model: Gemini, environment: dict[str, str], project: Path, *more: str) -> Any:
     told = {"GOOGLE_GEMINI_BASE_URL": model.url, "GEMINI_API_KEY": "none", "GEMINI_CLI_TRUST_WORKSPACE": "true"}
     line = [gemini, "-p", "go", "--yolo", "--model", "gemini-2.5-pro", "--output-format", "json"]
-    return started(line, project, environment | told)
+    return started([*line, *more], project, environment | told)
 
 
 @pytest.fixture
@@ -100,6 +100,22 @@ def test_a_working_directory_is_kept_and_statuses_are_the_commands(
     told = agent([shell("pwd; exit 9", dir_path="a b"), {"text": "done"}])
     assert f"{project}/a b\n" in told[0]
     assert "Exit Code: 9" in told[0]
+
+
+def test_a_command_elsewhere_stays_there_and_only_reads(
+    agent: Agent, connected: Any, fumehood: Any, project: Path, test_directory: Path
+) -> None:
+    connected()
+    beside = test_directory / "beside"
+    for place in (project, beside):
+        (place / "build").mkdir(parents=True)
+    script = [shell("pwd; rm -rf build", dir_path=str(beside)), shell("echo x >f"), {"text": "done"}]
+    told = agent(script, "--include-directories", str(beside))
+    assert [run["project"] for run in log(fumehood)] == [str(project)] * 2
+    assert f"{beside}\n" in told[0]
+    assert "Read-only file system" in told[0]
+    assert (project / "build").is_dir()
+    assert (beside / "build").is_dir()
 
 
 def test_what_the_host_would_execute_waits_and_the_agent_can_undo(

@@ -48,9 +48,11 @@ def call(command: object, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def answer(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def answer(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """What the hook answers, asked in this process: a test of a hundred commands can't start Python for each."""
     monkeypatch.setattr(hook, "own_command", command_line)
+    monkeypatch.chdir(project)
+    monkeypatch.delenv("CLAUDE_PROJECT_DIR", raising=False)
 
     def ask(told: object, *arguments: str) -> dict[str, Any]:
         given = json.loads(hook.answered(json.dumps(told).encode(), hook.parse(arguments)))
@@ -448,25 +450,27 @@ def test_a_command_runs_where_the_client_says_or_not_at_all(
             ["bash", "-c", line], cwd=where, capture_output=True, encoding="utf-8", check=False, timeout=LONG_S
         )
 
-    assert agent(project, "pwd").stdout == f"{project}\n"
-    refused = agent(beside, "pwd; rm -rf build")
+    refused = agent(beside, "pwd; rm -rf build")  # the session's first: its project is where the client works
     assert refused.stdout.startswith(f"{beside}\n")
     assert "Read-only file system" in refused.stdout + refused.stderr
     unseen = agent(home / "hidden", "rm -rf build")
     assert unseen.returncode == 125
     assert f"Working directory is not in sight: {home}/hidden" in unseen.stdout + unseen.stderr
     assert all((place / "build").is_dir() for place in (project, beside, home / "hidden"))
+    assert agent(project, "pwd; rmdir build").stdout.startswith(f"{project}\n")
+    assert not (project / "build").exists()
 
 
 @pytest.mark.namespaces
 def test_two_agents_in_two_projects_know_nothing_of_each_other(
-    answer: Any, cli: Cli, project: Path, test_directory: Path
+    answer: Any, cli: Cli, project: Path, test_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(shutil.which("bash") is not None, "there is no bash")
     other = test_directory / "other"
     other.mkdir()
 
     def agent(session: str, where: Path, command: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(where)
         line = answer(call(command, session_id=session, cwd=str(where)))["updatedInput"]["command"]
         return subprocess.run(
             ["bash", "-c", line], cwd=where, capture_output=True, encoding="utf-8", check=False, timeout=LONG_S

@@ -14,7 +14,7 @@ from fumehood.core.report import told_ahead
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.cli.output import tell_error
+from fumehood.faces.cli.output import here, tell_error
 from fumehood.store.places import session_mark, state_directory
 
 TYPE_CHECKING = False
@@ -253,7 +253,7 @@ def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options
     usable = (each for each in shells if each.rpartition("/")[2] in ("bash", "zsh") and os.access(each, os.X_OK))
     shell = next(usable, "/bin/sh")
     words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
-    words += ["--session", session] if session else []
+    words += ["--session", session, "--begun-in", _client_directory(client)] if session else []
     if client == CLAUDE and shell != "/bin/sh":
         # Claude Code keeps the functions and aliases of the person's shell there. The newest is looked for when the
         # command starts: for a session's first one there is none yet.
@@ -266,6 +266,11 @@ def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options
         words += ["--keep-cwd", link]
         after = f'; {_STATUS}=$?; cd -P -- {quoted(link)} 2>/dev/null; (exit "${_STATUS}")'
     return " ".join([ours, "run", *map(quoted, words), "--", quoted(command, always=True)]) + after
+
+
+def _client_directory(client: str) -> str:
+    """Return where the client itself works, whatever directory this command is for."""
+    return (os.environ.get("CLAUDE_PROJECT_DIR", "") if client == CLAUDE else "") or here()
 
 
 def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:

@@ -90,11 +90,12 @@ examples:
   fumehood shell --root alpine --discard
 """
 
-# --brief and --keep-cwd are the hook's: what an agent must know and no more; a link to where the command ended.
+# The hook's: --brief, what an agent must know and no more; --keep-cwd, a link to where the command ended; --begun-in,
+# where the client works.
 _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty", "--explain"}
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
-_VALUES |= {"--session", "--shell", "--source", "--keep-cwd"}
-_OF_THE_HOOK = {"--brief", "--keep-cwd"}
+_VALUES |= {"--session", "--shell", "--source", "--keep-cwd", "--begun-in"}
+_OF_THE_HOOK = {"--brief", "--keep-cwd", "--begun-in"}
 _NO_TIME_LIMIT = "300000000"
 _WIDE = 34
 
@@ -298,7 +299,8 @@ def _project(store: Store, options: Options, session: str) -> str:
         begun = project_of(store, session)
         if begun is not None:
             return begun
-    return store.projects.holding(here())
+    # A client's first command may be for another directory than the one that the client works in.
+    return store.projects.holding(options.last("--begun-in") or here())
 
 
 def _source(asked: str) -> str:
