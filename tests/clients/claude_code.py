@@ -68,6 +68,12 @@ def test_the_model_is_told_how_our_words_are_known(
     assert knows_our_words(model)
 
 
+def test_what_a_command_prints_stays_in_order(agent: Agent, fumehood: Any) -> None:
+    fumehood("setup", "claude", "--yes")
+    (told,) = agent([bash("for i in 1 2 3; do echo out$i; echo err$i >&2; done"), {"text": "done"}])
+    assert "out1\nerr1\nout2\nerr2\nout3\nerr3" in told
+
+
 def test_a_write_outside_is_refused_and_the_agent_is_told_why(agent: Agent, fumehood: Any, home: Path) -> None:
     fumehood("setup", "claude", "--yes")
     (told,) = agent([bash("echo x >/usr/x; echo x >~/.bashrc; test -e /usr/x"), {"text": "done"}])

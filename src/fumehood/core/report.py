@@ -86,6 +86,7 @@ class Run:
         self.duration_s: float = fields.pop("duration_s", 0.0)
         self.stdout: str = fields.pop("stdout", "")
         self.stderr: str = fields.pop("stderr", "")
+        self.one_stream: bool = fields.pop("one_stream", False)  # all that was printed, in order, is in `stdout`
         self.output_truncated: bool = fields.pop("output_truncated", False)
         self.blocked: tuple[Blocked, ...] = fields.pop("blocked", ())
         self.started_at: float = fields.pop("started_at", 0.0)
@@ -145,7 +146,7 @@ class Run:
 
     @property
     def output(self) -> str:
-        """Standard output, then standard error."""
+        """Standard output, then standard error; in order where both went to one stream."""
         return joined(self.stdout, self.stderr)
 
     @property
@@ -167,7 +168,7 @@ class Run:
             "timed_out": self.timed_out, "sandboxed": self.sandboxed, "network": self.network,
             "hosts": list(self.hosts), "connections": [each.fields() for each in self.connections],
             "duration_s": round(self.duration_s, 6), "output": self.output,
-            "output_truncated": self.output_truncated,
+            "one_stream": self.one_stream, "output_truncated": self.output_truncated,
             "changes": [{**change.fields(), "flags": list(change.flags)} for change in self.changes],
             "blocked": [blocked.fields() for blocked in self.blocked],
             "started_at": self.started_at, "capture": self.capture, "act": self.act, "of": self.of,

@@ -196,9 +196,24 @@ class Stdio:
             self.feed.close()
 
 
-def piped(wish: str | bytes, outputs: tuple[Stream, Stream]) -> Stdio:
-    """Return the command a pipe for each output, and the input that is wished for."""
+def is_same_file(fd: int, other: int) -> bool:
+    """Return True if two descriptors lead to one file, pipe, terminal or device."""
+    try:
+        first, second = os.fstat(fd), os.fstat(other)
+    except OSError:  # closed
+        return False
+    return (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)
+
+
+def piped(wish: str | bytes, outputs: tuple[Stream, Stream], *, is_one: bool = False) -> Stdio:
+    """Return a pipe for each output, or one for both, and the input that is wished for.
+
+    Only in one pipe does what a command prints stay in order.
+    """
     stdin, feed = _input(wish)
+    if is_one:
+        out, out_end = os.pipe()
+        return Stdio((stdin, out_end, out_end), {out: outputs[0]}, feed)
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     return Stdio((stdin, out_end, err_end), {out: outputs[0], err: outputs[1]}, feed)
 

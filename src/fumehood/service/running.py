@@ -68,6 +68,7 @@ class Wishes(Value):
     watch: Callable[[Sequence[Layer]], Watched] | None = None
     cancelled: Callable[[], bool] | None = None
     terminal: Terminal | None = None  # the command's own, in place of pipes
+    is_one_stream: bool = False  # what it prints comes as standard output, errors too, in order
     signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does
     asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
 
@@ -311,7 +312,7 @@ def attend(
         return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
     if wishes.terminal is None:
-        return attended(piped(wishes.stdin, outputs))
+        return attended(piped(wishes.stdin, outputs, is_one=wishes.is_one_stream))
     # Only now: a person who is asked something answers on a terminal as they know it.
     with wishes.terminal as terminal:
         return attended(on_terminal(terminal, outputs[0]))
@@ -331,7 +332,8 @@ def _listening_inside(access: Access, command: tuple[str, ...], world: World) ->
 
 def _raise_failure(ended: Ended, cwd: str, seen: Seen | None) -> NoReturn:
     """Raise the error that says why the sandbox itself failed: the command did not run."""
-    why = ended.outcome.exit.failure or ended.stderr.text().strip() or "it ended without a message"
+    said = ended.stderr.text().strip() or ended.stdout.text().strip()
+    why = ended.outcome.exit.failure or said or "it ended without a message"
     if "Can't chdir to" not in why:
         raise LaunchFailed(f"the sandbox did not start: {why}", hint="fumehood doctor says what is missing here")
     if why.endswith("Permission denied"):

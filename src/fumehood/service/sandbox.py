@@ -160,10 +160,14 @@ class Hood(Workplace):
     ) -> Ended:  # fmt: skip
         """Run the command to its end, with its network; write down how it ended and what it printed."""
         line = arguments(checked(request.command), world.shell, source=request.source, tells_cwd=seat is not None)
-        errors = None if wishes.on_stderr is None else HeldBack(wishes.on_stderr)
+        run.one_stream = wishes.is_one_stream or wishes.terminal is not None
+        is_one = wishes.is_one_stream
+        to_errors = wishes.on_stdout if is_one else wishes.on_stderr
+        errors = None if to_errors is None else HeldBack(to_errors)
+        sinks = (errors, None) if is_one else (wishes.on_stdout, errors)
         out, err = (
             Stream(name, self.store.places.output(run.run, name), self.policy.output_limit, sink)
-            for name, sink in (("stdout", wishes.on_stdout), ("stderr", errors))
+            for name, sink in zip(("stdout", "stderr"), sinks, strict=True)
         )
         access = None if network is OFFLINE else self._access(run, network, world, wishes)
         try:
@@ -208,7 +212,8 @@ class Hood(Workplace):
 
             blocked.append(hit(OUTPUT, self.policy.output_limit))
         home = "" if ended.seen is None else ended.seen.home
-        refused = refused_writes(run.stderr, [world.cwd(root) for root in run.roots], world.remedy, home)
+        complaints = run.stdout if run.one_stream else run.stderr
+        refused = refused_writes(complaints, [world.cwd(root) for root in run.roots], world.remedy, home)
         blocked += (_missing_root(run) if run.exit_code else ()) or refused
         if run.exit_code and network.mode != FULL and not any(each.what == "network" for each in run.blocked):
             from fumehood.core.hints import suspected_network, unreached

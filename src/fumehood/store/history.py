@@ -108,7 +108,8 @@ class History:
             "UPDATE runs SET state = ?, reason = ?, duration_s = ?, exit_code = ?, timed_out = ?, stdout = ?,"
             " stderr = ?, stdout_size = ?, stderr_size = ?, blocked = ?, network = ?, hosts = ? WHERE id = ?",
             (
-                run.state, _text(run.reason), run.duration_s, run.exit_code, run.timed_out, stdout, stderr,
+                run.state, _text(run.reason), run.duration_s, run.exit_code, run.timed_out, stdout,
+                None if run.one_stream else stderr,  # with a size of 0: it is in the other
                 stdout_size, stderr_size, _blocked_text(run.blocked), run.network,
                 "\n".join(run.hosts), run.run,
             ),
@@ -398,6 +399,8 @@ class History:
 
     def _run(self, row: tuple[Any, ...]) -> Run:
         project, fields = os.fsdecode(row[0]), dict(zip(_COLUMNS, row[1:], strict=True))
+        has_ended = fields["exit_code"] is not None
+        fields["one_stream"] = has_ended and fields["stderr"] is None and not fields["stderr_size"]
         (stdout, cut_out), (stderr, cut_err) = (self._printed(fields, name) for name in ("stdout", "stderr"))
         fields["run"] = fields.pop("id")
         fields["cwd"] = os.fsdecode(fields["cwd"])

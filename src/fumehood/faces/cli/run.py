@@ -13,7 +13,7 @@ from fumehood.core.request import Request, quoted, shown
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices
 from fumehood.linux.launch import start
-from fumehood.linux.streams import CLOSED, INHERITED, TYPED
+from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals
 from fumehood.service.clean import upkeep
 from fumehood.service.opened import OpenedStore
@@ -353,16 +353,17 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     typed = os.isatty(0)
     if as_json:
         return Wishes(stdin=CLOSED if typed else INHERITED)
-    stdin = TYPED if typed else INHERITED
+    plain = Wishes(stdin=TYPED if typed else INHERITED, is_one_stream=is_same_file(1, 2))
     if brief is not None:
-        return Wishes(stdin=stdin, on_stdout=brief.sink(1), on_stderr=brief.sink(2))
+        # The model reads one text: what its client would read from two pipes comes in no certain order.
+        return plain.replace(is_one_stream=True, on_stdout=brief.sink(1))
     if "--quiet" in options.flags or not os.isatty(2) or os.environ.get("TERM") == "dumb":
-        return Wishes(stdin=stdin, on_stdout=sink_to(1), on_stderr=sink_to(2))
+        return plain.replace(on_stdout=sink_to(1), on_stderr=sink_to(2))
     from fumehood.faces.cli.live import LiveLine
 
     live = LiveLine()
     out, err = live.around(sink_to(1)), live.around(sink_to(2))
-    return Wishes(stdin=stdin, on_stdout=out, on_stderr=err, watch=live.watch)
+    return plain.replace(on_stdout=out, on_stderr=err, watch=live.watch)
 
 
 def shell(arguments: Sequence[str]) -> int:
