@@ -1,6 +1,7 @@
 """The real Codex CLI, with a model that follows a script: its commands go through the hood."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def codex() -> str:
 def agent(codex: str, environment: dict[str, str], home: Path, project: Path) -> Agent:
     """Codex from its start to its end; returns what it told the model of each tool call."""
 
-    def run(script: Sequence[Step], *, trusted: bool = True) -> list[str]:
+    def run(script: Sequence[Step | Callable[[list[str]], Step]], *, trusted: bool = True) -> list[str]:
         with OpenAI(script) as model:
             ended(start(codex, model, environment, home, project, trusted=trusted))
             return model.results()
@@ -131,6 +132,23 @@ def test_a_command_elsewhere_stays_there_and_only_reads(
     assert "Read-only file system" in told[0]
     assert (project / "build").is_dir()
     assert (beside / "build").is_dir()
+
+
+def test_a_program_on_a_terminal_can_be_typed_to(agent: Agent, connected: Any, fumehood: Any, project: Path) -> None:
+    def typed(keys: str) -> Callable[[list[str]], Step]:
+        def step(told: list[str]) -> Step:
+            number = re.search(r"session ID (\d+)", told[0])
+            assert number is not None, told
+            return {"tool": "write_stdin", "input": {"session_id": int(number[1]), "chars": keys}}
+
+        return step
+
+    connected()
+    script = [shell("python3 -q", tty=True), typed("print(6 * 7)\n"), typed("open('f', 'w').close()\n"), typed("\x04")]
+    told = agent([*script, {"text": "done"}])
+    assert "\n42" in told[1].replace("\r", ""), told
+    assert (project / "f").exists()
+    assert log(fumehood)[0]["command"] == "python3 -q"
 
 
 def test_a_shell_that_the_model_names_is_not_run_on_the_host(

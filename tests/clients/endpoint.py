@@ -1,12 +1,13 @@
 """Model endpoints that follow a script, so that real agents run with no model and no network.
 
-A script is a list of steps: `{"tool": NAME, "input": {…}}` (for Codex also "namespace") or `{"text": "…"}`. Which step
-is next is told by how many tool results the conversation holds; what the agent sent is kept in `requests`.
+A script is a list of steps: `{"tool": NAME, "input": {…}}` (for Codex also "namespace"), `{"text": "…"}`, or a function
+that makes one of what was told so far. Which step is next is told by how many tool results the conversation holds; what
+the agent sent is kept in `requests`.
 """
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Self
 
@@ -18,7 +19,7 @@ class Endpoint:
 
     handler: ClassVar[type["_Handler"]]
 
-    def __init__(self, script: Sequence[Step]) -> None:
+    def __init__(self, script: Sequence[Step | Callable[[list[str]], Step]]) -> None:
         self.script = list(script)
         self.requests: list[dict[str, Any]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
@@ -46,8 +47,9 @@ class Endpoint:
 
     def step(self, request: dict[str, Any]) -> tuple[int, Step]:
         self.requests.append(request)
-        number = len(self.told(request))
-        return number, self.script[min(number, len(self.script) - 1)]
+        told = self.told(request)
+        step = self.script[min(len(told), len(self.script) - 1)]
+        return len(told), step(told) if callable(step) else step
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -258,3 +258,15 @@ def test_tty_without_a_terminal_is_refused(cli):
     done = cli("run", "--tty", "--", "true")
     assert done.returncode == 125
     assert "needs a terminal" in done.stderr
+
+
+def test_an_agents_program_on_a_terminal_is_typed_to_and_shows_what_is_invisible(screen, home, project):
+    one = screen("run", "--brief", "--session", "s", "--", "python3 -q")
+    one.wait_for(">>> ")
+    one.type("import sys; print(sys.stdin.isatty(), 6 * 7)\n")
+    one.wait_for("True 42")
+    one.type("print('\\x1b]0;owned\\x07')\n")
+    one.wait_for("owned\\x07")
+    one.type("\x04")
+    one.end()
+    assert b"\x1b]" not in one.shown
