@@ -13,6 +13,7 @@ from fumehood.linux.modes import Note
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import Self
 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
 _LONGEST = 3000  # bytes of path given to the kernel at once; its own limit is 4096
@@ -32,6 +33,19 @@ _KINDS = {
     stat.S_IFCHR: c.DEVICE,
     stat.S_IFBLK: c.DEVICE,
 }
+
+
+class closing:  # noqa: N801 - read as a verb, in a `with`
+    """Closes a descriptor at the end of a `with` block."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._fd)
 
 
 def open_top(path: str) -> int:
@@ -63,27 +77,27 @@ def kind_of(mode: int) -> str:
     return _KINDS[stat.S_IFMT(mode)]
 
 
-def stamp_of(found: os.stat_result, meaning: str = "") -> c.Stamp:
+def stamp_of(status: os.stat_result, meaning: str = "") -> c.Stamp:
     """Turn what the kernel told about an entry into the stamp we keep."""
-    mode = found.st_mode
+    mode = status.st_mode
     return c.Stamp(
         _KINDS[mode & 0o170000],
-        found.st_ino,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
         mode & 0o7777,
-        found.st_nlink,
+        status.st_nlink,
         meaning,
     )
 
 
-def is_version(stamp: c.Stamp, found: os.stat_result) -> bool:
+def is_version(stamp: c.Stamp, status: os.stat_result) -> bool:
     """Tell whether a live path is what a run left there.
 
     The inode may be another one: what is undone from another file system comes back as a copy.
     """
-    return stamp.alike(stamp_of(found))
+    return stamp.alike(stamp_of(status))
 
 
 def look(directory: int, name: str) -> os.stat_result | None:
@@ -94,15 +108,20 @@ def look(directory: int, name: str) -> os.stat_result | None:
         return None
 
 
-def is_whiteout(found: os.stat_result) -> bool:
+def is_whiteout(status: os.stat_result) -> bool:
     """Tell whether an entry of a layer means "deleted"."""
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
 def split(path: str) -> tuple[str, str]:
     """Split a relative path into its parent and its name."""
     parent, _, name = path.rpartition("/")
     return parent, name
+
+
+def join(parent: str, name: str) -> str:
+    """Return the relative path of an entry of a directory; the top's own path is empty."""
+    return f"{parent}/{name}" if parent else name
 
 
 class Parents:
@@ -120,6 +139,12 @@ class Parents:
         self._fd = -1
         self._stops: list[tuple[str, int]] = []  # prefixes of the latest path, each ending in a slash
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
     def of(self, parent: str) -> int:
         """Return a descriptor of a directory by its relative path; it stays valid until the next call."""
         if parent != self._path:
@@ -133,12 +158,16 @@ class Parents:
         """Open what lies at a relative path; the descriptor is the caller's."""
         while self._stops and not path.startswith(self._stops[-1][0]):
             os.close(self._stops.pop()[1])
-        start, here = self._nearest()
+        start, here = (len(self._stops[-1][0]), self._stops[-1][1]) if self._stops else (0, self.top)
         while path.count("/", start) > _STRIDE:
             if len(self._stops) * _STRIDE >= DEEPEST or len(path) > LONGEST:
-                if self._is_bounded:
-                    raise _too_deep()
-                break
+                if not self._is_bounded:
+                    break
+                raise TooDeep(
+                    f"directories are nested more than {DEEPEST:,} deep, or to a path of more than {LONGEST:,}"
+                    " characters",
+                    hint="nothing of it was taken over; have the command make a flatter tree",
+                )
             end = start
             for _ in range(_STRIDE):
                 end = path.index("/", end) + 1
@@ -167,12 +196,6 @@ class Parents:
             os.close(self._fd)
             self._path = None
 
-    def _nearest(self) -> tuple[int, int]:
-        if not self._stops:
-            return 0, self.top
-        prefix, fd = self._stops[-1]
-        return len(prefix), fd
-
     def close(self) -> None:
         """Close what is open; the next call opens again."""
         if self._path is not None:
@@ -180,14 +203,6 @@ class Parents:
         self._path = None
         while self._stops:
             os.close(self._stops.pop()[1])
-
-
-def _too_deep() -> TooDeep:
-    """Say that a tree is deeper than any that is taken over."""
-    return TooDeep(
-        f"directories are nested more than {DEEPEST:,} deep, or to a path of more than {LONGEST:,} characters",
-        hint="nothing of it was taken over; have the command make a flatter tree",
-    )
 
 
 class Loosened:
@@ -199,6 +214,12 @@ class Loosened:
         self._parents = Parents(top)
         self._passable = ""  # a directory on the way to which all are open
         self._note = Note()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.restore()
 
     def reach(self, path: str, flags: int = LISTING) -> int:
         """Open a directory whose entries are to be looked at, even one that its owner closed."""
@@ -243,11 +264,11 @@ class Loosened:
             except FileNotFoundError:
                 return changed
             try:
-                found = os.fstat(directory)
-                if found.st_mode & 0o700 != 0o700 and found.st_uid == me:
-                    self._note.add(self.top, found, here)
-                    self.modes.setdefault(here, stat.S_IMODE(found.st_mode))
-                    set_mode(directory, stat.S_IMODE(found.st_mode) | 0o700)
+                status = os.fstat(directory)
+                if status.st_mode & 0o700 != 0o700 and status.st_uid == me:
+                    self._note.add(self.top, status, here)
+                    self.modes.setdefault(here, stat.S_IMODE(status.st_mode))
+                    set_mode(directory, stat.S_IMODE(status.st_mode) | 0o700)
                     changed = True
             finally:
                 os.close(directory)
@@ -306,20 +327,20 @@ class opened_up:  # noqa: N801 - read as a verb, in a `with`
     def __enter__(self) -> None:
         self._fd = os.open(self._name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._places[0])
         try:
-            found = os.fstat(self._fd)
-            if self._needs_opening(found):
+            status = os.fstat(self._fd)
+            if self._needs_opening(status):
                 for place in self._places:
-                    self._note.add(place, found, self._name)
-                self._mode = stat.S_IMODE(found.st_mode)
+                    self._note.add(place, status, self._name)
+                self._mode = stat.S_IMODE(status.st_mode)
                 set_mode(self._fd, self._mode | 0o700)
         except OSError:
             self._close()
             raise
 
-    def _needs_opening(self, found: os.stat_result) -> bool:
-        if self._is_to_move and not stat.S_ISDIR(found.st_mode):
+    def _needs_opening(self, status: os.stat_result) -> bool:
+        if self._is_to_move and not stat.S_ISDIR(status.st_mode):
             return False
-        return found.st_mode & 0o700 != 0o700 and found.st_uid == os.geteuid() != 0
+        return status.st_mode & 0o700 != 0o700 and status.st_uid == os.geteuid() != 0
 
     def __exit__(self, *_error: object) -> None:
         try:
@@ -393,12 +414,12 @@ def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
             directory = loosened.reach(here)
             try:
                 for name in sorted(os.listdir(directory)):
-                    found = look(directory, name)
-                    if found is None:
+                    status = look(directory, name)
+                    if status is None:
                         continue
-                    below = f"{here}/{name}" if here else name
-                    yield below, found
-                    if stat.S_ISDIR(found.st_mode):
+                    below = join(here, name)
+                    yield below, status
+                    if stat.S_ISDIR(status.st_mode):
                         waiting.append(below)
             finally:
                 os.close(directory)
@@ -413,11 +434,11 @@ def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.
         for change in changes:
             parent, _, name = change.path.rpartition("/")
             try:
-                found = look(reached(parents, loosened, parent), name)
+                status = look(reached(parents, loosened, parent), name)
             except OSError:
                 yield change, None, False  # gone, or something else stands there
             else:
-                yield change, found, True
+                yield change, status, True
     finally:
         parents.close()
         loosened.restore()

@@ -7,7 +7,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
+from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_directory
 from fumehood.linux.inuse import unless_written
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar
 
-    T = TypeVar("T")
-
     from fumehood.core.changes import Step
 
+    T = TypeVar("T")
 
-# ---- Do one step of an apply to the project, and take it back: by swaps that are atomic for each path.
 
 class Changed(Exception):
     """A live path is not, or no longer, what the step was judged against; the step left no trace."""
@@ -125,21 +123,21 @@ class Sides:
             raw = encoded(step.name)
             if not exchanged(layer, live, raw):
                 return at
-            found: os.stat_result | None
+            status: os.stat_result | None
             if even_open or before.kind != c.FILE:
-                found = look_at(raw, dir_fd=layer, follow_symlinks=False)
+                status = look_at(raw, dir_fd=layer, follow_symlinks=False)
             else:
-                found = unless_written(layer, raw)
+                status = unless_written(layer, raw)
             if (
-                found is None
-                or found.st_ino != before.inode
-                or found.st_mtime_ns != before.modified_ns
-                or found.st_size != before.size
-                or found.st_mode & 0o7777 != before.mode
+                status is None
+                or status.st_ino != before.inode
+                or status.st_mtime_ns != before.modified_ns
+                or status.st_size != before.size
+                or status.st_mode & 0o7777 != before.mode
             ):
                 libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
                 return at
-            before.links = found.st_nlink
+            before.links = status.st_nlink
             done.append((self, step))
         return len(steps)
 
@@ -185,12 +183,12 @@ class Sides:
             each.restore()
 
 
-def is_still(stamp: c.Stamp, found: os.stat_result | None) -> bool:
+def is_still(stamp: c.Stamp, status: os.stat_result | None) -> bool:
     """Tell whether an entry is the version a stamp names; renaming alone does not change that."""
-    if found is None or found.st_ino != stamp.inode or found.st_mode & 0o7777 != stamp.mode:
+    if status is None or status.st_ino != stamp.inode or status.st_mode & 0o7777 != stamp.mode:
         return False
     return stamp.kind == c.DIRECTORY or (
-        found.st_size == stamp.size and found.st_mtime_ns == stamp.modified_ns
+        status.st_size == stamp.size and status.st_mtime_ns == stamp.modified_ns
     )
 
 
@@ -308,8 +306,8 @@ def _mkdir_back(sides: Sides, step: Step) -> None:
 
 def _rmdir(sides: Sides, step: Step) -> None:
     live, layer = sides.live.of(step.parent), sides.layer.of(step.parent)
-    found = look(live, step.name)
-    if found is None or not stat.S_ISDIR(found.st_mode):
+    status = look(live, step.name)
+    if status is None or not stat.S_ISDIR(status.st_mode):
         raise Changed(step.change.path)
     # The layer's own stands for it from now on.
     copy_directory(live, layer, step.name)
@@ -358,8 +356,8 @@ def _chmod_back(sides: Sides, step: Step) -> None:
 
 
 def _mode_between(sides: Sides, step: Step, old: c.Stamp, new: c.Stamp) -> None:
-    found = look(sides.live.of(step.parent), step.name)
-    if found is None or found.st_ino != old.inode or not stat.S_ISDIR(found.st_mode):
+    status = look(sides.live.of(step.parent), step.name)
+    if status is None or status.st_ino != old.inode or not stat.S_ISDIR(status.st_mode):
         raise Changed(step.change.path)
     sides.set_directory_mode(step.change.path, new.mode)
 
@@ -418,8 +416,8 @@ def _at(parents: Parents, step: Step) -> os.stat_result | None:
         return None
 
 
-def _is(stamp: c.Stamp | None, found: os.stat_result | None) -> bool:
-    return stamp is not None and found is not None and found.st_ino == stamp.inode
+def _is(stamp: c.Stamp | None, status: os.stat_result | None) -> bool:
+    return stamp is not None and status is not None and status.st_ino == stamp.inode
 
 
 def _swapped(change: c.Change, slot: os.stat_result | None, live: os.stat_result | None) -> bool:
