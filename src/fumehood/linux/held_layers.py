@@ -1,8 +1,4 @@
-"""Move what is held between a run's layer and the tree of its own that later commands see.
-
-A layer's slots fill with the originals of what was applied, so what still waits is set apart from them. Every version
-is in one of the two places, and a move that was cut short is done again.
-"""
+"""Layers that wait: moved apart from a run's own layer, and folded into one tree; and files that have more names."""
 
 from __future__ import annotations
 
@@ -13,14 +9,15 @@ from itertools import islice
 
 from fumehood.core import changes as c
 from fumehood.linux import libc
-from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry
-from fumehood.linux.layer import Stack, hides, is_opaque, set_opaque, whiteout
+from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill
+from fumehood.linux.layer import Stack, is_opaque, set_opaque, whiteout
 from fumehood.linux.nofollow import (
     LISTING,
     Loosened,
-    Parents,
+    closing,
     entries,
     is_whiteout,
+    join,
     look,
     open_below,
     remove_directories,
@@ -54,28 +51,22 @@ def carry(source: int, target: int, moving: Sequence[c.Change], staying: Sequenc
 
 def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
     """Remove the layer's side of some changes."""
-    loosened, kept = Loosened(top), _ancestors(staying)
-    try:
+    kept = _ancestors(staying)
+    with Loosened(top) as loosened:
         for change in _tops(changes, kept):
             if not c.is_mode_alone(change) and change.path not in kept:
-                _in(loosened, change, remove_tree)
-    finally:
-        loosened.restore()
+                _in(loosened, change.path, remove_tree)
 
 
 def prune(top: int, waiting: Sequence[c.Change]) -> None:
     """Remove the directories that nothing waits in: one left behind would hide that the project's own is gone."""
     needed = _ancestors(waiting) | {change.path for change in waiting}
-    trees = {(0, change.path) for change in waiting if change.kind == c.DIRECTORY and change.change != c.MODE}
-    whole = c.Inside(trees)
-    found = [path for path, entry in walk(top, "") if stat.S_ISDIR(entry.st_mode)]
-    loosened = Loosened(top)
-    try:
-        for path in reversed(found):
+    whole = c.Inside({(0, each.path) for each in waiting if each.kind == c.DIRECTORY and each.change != c.MODE})
+    directories = [path for path, status in walk(top, "") if stat.S_ISDIR(status.st_mode)]
+    with Loosened(top) as loosened:
+        for path in reversed(directories):
             if path not in needed and whole.topmost(0, path) is None:
-                _in(loosened, c.Change(0, path, c.DELETED, c.DIRECTORY), _remove_empty)
-    finally:
-        loosened.restore()
+                _in(loosened, path, _remove_empty)
 
 
 def _remove_empty(directory: int, name: str) -> None:
@@ -105,43 +96,40 @@ def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:
     return tops
 
 
-def _in(loosened: Loosened, change: c.Change, act: Callable[[int, str], None]) -> None:
-    """Do something in the directory of a change, opened up where its owner may not change it; none is fine."""
-    parent, name = split(change.path)
+def _in(loosened: Loosened, path: str, act: Callable[[int, str], None]) -> None:
+    """Do something in the directory of a path, opened up where its owner may not change it; none is fine."""
+    parent, name = split(path)
     try:
         directory = loosened.reach(parent)
     except FileNotFoundError:
         return
-    try:
+    with closing(directory):
         # Ahead, because not everything that fails in a closed directory says so.
         if os.fstat(directory).st_mode & 0o300 != 0o300:
             loosened.loosen(parent)
         act(directory, name)
-    finally:
-        os.close(directory)
 
 
-def _is_used(directory: int, name: str) -> bool:
-    """Tell whether there is anything but directories in a directory."""
-    found = look(directory, name)
-    if found is None or not stat.S_ISDIR(found.st_mode):
-        return False
-    return any(not stat.S_ISDIR(entry.st_mode) for _, entry in walk(directory, name))
+def _mark(directory: int, name: str) -> None:
+    if look(directory, name) is None:
+        whiteout(directory, name)
+
+
+def _unmark(directory: int, name: str) -> None:
+    status = look(directory, name)
+    if status is not None and is_whiteout(status):
+        os.unlink(name, dir_fd=directory)
 
 
 def _merge(source: int, target: int, name: str) -> None:
     """Move what lies in a directory into another that has some of the run's originals; may be repeated."""
-    one, other = open_below(source, name), open_below(target, name)
-    try:
+    with closing(open_below(source, name)) as one, closing(open_below(target, name)) as other:
         for child in entries(one):
             raw = os.fsencode(child)
             try:
                 libc.renameat2(one, raw, other, raw, libc.RENAME_NOREPLACE)
             except FileExistsError:
                 _merge(one, other, child)
-    finally:
-        os.close(one)
-        os.close(other)
     os.rmdir(name, dir_fd=source)
 
 
@@ -160,39 +148,20 @@ class _Carrying:
         elif c.is_mode_alone(change) or (change.kind == c.DIRECTORY and change.path in self.kept):
             self._directory(change.path)
         elif change.change == c.DELETED:
-            self._mark(change)
+            # A mark: it is made there, and removed here; in an opaque directory there is none.
+            self._directory(split(change.path)[0])
+            if not self._is_hidden(change.path):
+                _in(self._target, change.path, _mark)
+                _in(self._source, change.path, _unmark)
         else:
             self._move(change)
 
-    def _mark(self, change: c.Change) -> None:
-        """A deletion is a mark: it is made there, and removed here; in an opaque directory there is none."""
-        parent = split(change.path)[0]
-        self._directory(parent)
-        if self._is_opaque(parent):
-            return
-
-        def mark(directory: int, name: str) -> None:
-            if look(directory, name) is None:
-                whiteout(directory, name)
-
-        def unmark(directory: int, name: str) -> None:
-            found = look(directory, name)
-            if found is not None and is_whiteout(found):
-                os.unlink(name, dir_fd=directory)
-
-        _in(self._target, change, mark)
-        _in(self._source, change, unmark)
-
-    def _is_opaque(self, path: str) -> bool:
-        """Tell whether a directory of the target hides all that lies below it, itself or by one above."""
-        while path:
-            directory = self._target.reach(path)
-            try:
+    def _is_hidden(self, path: str) -> bool:
+        """Tell whether a directory of the target above a path hides all that lies below it."""
+        while path := split(path)[0]:
+            with closing(self._target.reach(path)) as directory:
                 if is_opaque(directory):
                     return True
-            finally:
-                os.close(directory)
-            path = split(path)[0]
         return False
 
     def _move(self, change: c.Change) -> None:
@@ -200,71 +169,59 @@ class _Carrying:
         if after is None:
             raise ValueError(f"nothing to move: {change!r}")
         self._directory(parent)
-        to = self._target.reach(parent)
+        with closing(self._target.reach(parent)) as to:
 
-        def act(directory: int, name: str) -> None:
-            if look(directory, name) is None:
-                return  # moved before
-            try:
-                move(directory, to, name, after)
-            except FileExistsError:
-                if after.kind == c.DIRECTORY and _is_used(to, name):
-                    _merge(directory, to, name)
-                    return
-                remove_directories(to, name)  # what is left of one whose entries have gone their way
-                move(directory, to, name, after)
+            def act(directory: int, name: str) -> None:
+                if look(directory, name) is None:
+                    return  # moved before
+                try:
+                    move(directory, to, name, after)
+                except FileExistsError:
+                    if after.kind == c.DIRECTORY and _is_used(to, name):
+                        _merge(directory, to, name)
+                        return
+                    remove_directories(to, name)  # what is left of one whose entries have gone their way
+                    move(directory, to, name, after)
 
-        try:
             if os.fstat(to).st_mode & 0o700 != 0o700:
                 self._target.loosen(parent)
-            _in(self._source, change, act)
-        finally:
-            os.close(to)
+            _in(self._source, change.path, act)
 
     def _directory(self, path: str) -> None:
         """Make a directory of the target, with those above it, where they are missing: each like the source's."""
         missing = []
-        while path and not self._has(path):
-            path, name = split(path)
-            missing.append(name)
-        for name in reversed(missing):
-            here = self._target.reach(path)
+        while path:
             try:
-                self._make(here, path, name)
-            finally:
-                os.close(here)
-            path = f"{path}/{name}" if path else name
-
-    def _has(self, path: str) -> bool:
-        try:
-            os.close(self._target.reach(path))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _make(self, here: int, parent: str, name: str) -> None:
-        if os.fstat(here).st_mode & 0o700 != 0o700:
-            self._target.loosen(parent)
-        os.mkdir(name, 0o700, dir_fd=here)
-        like = self._source.reach(parent)
-        try:
-            found = look(like, name)
-            if found is not None and stat.S_ISDIR(found.st_mode):
-                copy_directory(like, here, name)
-                self._made.append((f"{parent}/{name}" if parent else name, stat.S_IMODE(found.st_mode)))
-        finally:
-            os.close(like)
+                os.close(self._target.reach(path))
+            except FileNotFoundError:
+                path, name = split(path)
+                missing.append(name)
+            else:
+                break
+        for name in reversed(missing):
+            with closing(self._target.open(path)) as here, closing(self._source.reach(path)) as like:
+                os.mkdir(name, 0o700, dir_fd=here)
+                status = look(like, name)
+                if status is not None and stat.S_ISDIR(status.st_mode):
+                    copy_directory(like, here, name)
+                    self._made.append((join(path, name), stat.S_IMODE(status.st_mode)))
+            path = join(path, name)
 
     def close(self) -> None:
         """Give every directory the mode that it should have."""
         self._source.restore()
         self._target.restore()
         for path, mode in reversed(self._made):
-            directory = open_below(self._target.top, path)
-            try:
+            with closing(open_below(self._target.top, path)) as directory:
                 set_mode(directory, mode)
-            finally:
-                os.close(directory)
+
+
+def _is_used(directory: int, name: str) -> bool:
+    """Tell whether there is anything but directories in a directory."""
+    status = look(directory, name)
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return False
+    return any(not stat.S_ISDIR(each.st_mode) for _, each in walk(directory, name))
 
 
 # ---- Fold layers into one tree that shows the same over a project, by hard links: nothing is copied, and each stays
@@ -278,114 +235,27 @@ _NO_MORE_LINKS = (errno.EMLINK, errno.EPERM, errno.EXDEV)
 
 def fold(target: int, layers: Sequence[int]) -> None:
     """Fill an empty directory with what layers show together; all are named by descriptors, the topmost first."""
-    folding = _Folding(target, layers)
-    try:
-        folding.fold()
-    finally:
-        folding.close()
+    with Stack(layers, over_project=False) as stack:
 
-
-class _Directory:
-    """One directory of several layers: the numbers of those that have part in it, and whether all below is hidden."""
-
-    __slots__ = ("is_closed", "is_opaque", "numbers", "path")
-
-    def __init__(self, path: str, numbers: Sequence[int]) -> None:
-        self.path = path
-        self.numbers = list(numbers)
-        self.is_opaque = False
-        self.is_closed = False  # to parts in layers further down
-
-
-class _Folding:
-    """One folding."""
-
-    def __init__(self, target: int, layers: Sequence[int]) -> None:
-        self._target = Parents(target)
-        self._layers = [Loosened(layer) for layer in layers]
-
-    def fold(self) -> None:
-        """Go down level by level; directories get what belongs to them when they are full, the deepest first."""
-        made: list[_Directory] = []
-        waiting = [_Directory("", range(len(self._layers)))]
-        while waiting:
-            directory = waiting.pop()
-            made.append(directory)
-            waiting += self._level(directory)
-        for directory in reversed(made):
-            self._finish(directory)
-
-    def _level(self, directory: _Directory) -> list[_Directory]:
-        """Fill one directory; return those in it, made but still empty."""
-        target = self._target.of(directory.path)
-        leaves: set[str] = set()
-        inside: dict[str, _Directory] = {}
-        for number in directory.numbers:
-            layer = self._layers[number].reach(directory.path)
+        def make(layer: int, folded: int, name: str, path: str, status: os.stat_result | None) -> bool:
+            if status is None:
+                whiteout(folded, name)
+                return False
+            if stat.S_ISDIR(status.st_mode):
+                os.mkdir(name, 0o700, dir_fd=folded)
+                if stack.covers(path):
+                    with closing(open_below(folded, name, LISTING)) as directory:
+                        set_opaque(directory)
+                return True
             try:
-                for name in os.listdir(layer):
-                    found = None if name in leaves else look(layer, name)
-                    if found is None:
-                        continue
-                    below = inside.get(name)
-                    if stat.S_ISDIR(found.st_mode):
-                        if below is None:
-                            path = f"{directory.path}/{name}" if directory.path else name
-                            below = inside[name] = _Directory(path, ())
-                            os.mkdir(name, 0o700, dir_fd=target)
-                        self._add(below, number)
-                    elif below is None:
-                        leaves.add(name)
-                        _link(layer, name, target, found)
-                    else:
-                        below.is_opaque = below.is_opaque or not below.is_closed
-                        below.is_closed = True
-            finally:
-                os.close(layer)
-        return list(inside.values())
+                os.link(name, name, src_dir_fd=layer, dst_dir_fd=folded, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _NO_MORE_LINKS:
+                    raise
+                copy_entry(layer, name, folded, name)
+            return False
 
-    def _add(self, directory: _Directory, number: int) -> None:
-        """Let one more layer have part in a directory, if nothing above hides it."""
-        if directory.is_closed:
-            return
-        directory.numbers.append(number)
-        part = self._layers[number].reach(directory.path)
-        try:
-            directory.is_opaque = directory.is_closed = is_opaque(part)
-        finally:
-            os.close(part)
-
-    def _finish(self, directory: _Directory) -> None:
-        source = self._layers[directory.numbers[0]]
-        reading, writing = source.reach(directory.path), self._target.open(directory.path, LISTING)
-        try:
-            if directory.is_opaque:
-                set_opaque(writing)
-            found = os.fstat(reading)
-            copy_belongings(reading, writing, found)
-            set_mode(writing, source.modes.get(directory.path, stat.S_IMODE(found.st_mode)))
-        finally:
-            os.close(reading)
-            os.close(writing)
-
-    def close(self) -> None:
-        """Close up what was opened to be read, and let go of the directories."""
-        self._target.close()
-        for layer in self._layers:
-            layer.restore()
-
-
-def _link(layer: int, name: str, target: int, found: os.stat_result) -> None:
-    """Give an entry a second name, or copy it where it can have no more."""
-    if hides(layer, name, found):
-        whiteout(target, name)
-        return
-    try:
-        os.link(name, name, src_dir_fd=layer, dst_dir_fd=target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_MORE_LINKS:
-            raise
-        copy_entry(layer, name, target, name)
+        fill(target, stack, make)
 
 
 # ---- The other names of a file that a command wrote: an overlay gives the new content to the one name it was
@@ -414,24 +284,17 @@ def keep_links(changes: list[c.Change], upper: int, *below: int) -> list[c.Chang
     `changes` are those of the layer `upper` over `below`, as for a scan. All names of a file must lie there, and no
     other may have changed.
     """
-    links = _Links(changes, upper, Stack(below))
-    try:
-        return c.by_path((*changes, *links.kept()))
-    finally:
-        links.close()
+    with Stack(below) as stack, Loosened(upper) as layer:
+        return c.by_path((*changes, *_Links(changes, layer, stack).kept()))
 
 
 class _Links:
     """The names of the files that one layer changes by one of them."""
 
-    def __init__(self, changes: list[c.Change], upper: int, below: Stack) -> None:
+    def __init__(self, changes: list[c.Change], layer: Loosened, below: Stack) -> None:
         self._changes = changes
-        self._upper = Loosened(upper)
+        self._layer = layer
         self._below = below
-
-    def close(self) -> None:
-        self._upper.restore()
-        self._below.restore()
 
     def kept(self) -> Iterator[c.Change]:
         """Make the names that belong to a file links in the layer too, and yield these as changes."""
@@ -439,15 +302,14 @@ class _Links:
         for change in self._changes:
             if change.before is not None and change.before.links > 1:
                 changed_names[change.before.inode] = changed_names.get(change.before.inode, 0) + 1
+        several = [(change, change.before) for change in linked(self._changes) if change.before is not None]
         alone = [
-            each for each in linked(self._changes)
-            if each.before is not None and changed_names[each.before.inode] == 1 and self._is_in_place(each.path)
-        ]  # fmt: skip
+            change.path
+            for change, before in several
+            if changed_names[before.inode] == 1 and self._is_in_place(change.path)
+        ]
         names = self._names(alone) if alone else {}
-        for change in linked(self._changes):
-            before = change.before
-            if before is None:
-                continue
+        for change, before in several:
             others = [path for path in names.get(change.path, ()) if path != change.path]
             if len(others) == before.links - 1:
                 yield from self._also_at(change, others)
@@ -457,41 +319,31 @@ class _Links:
     def _is_in_place(self, path: str) -> bool:
         """Tell whether nothing was made, renamed or removed where a file lies, so that it is no replacement."""
         parent = split(path)[0]
-        layer, live = self._upper.reach(parent), self._below.reach(parent)
-        try:
-            found, _ = live.look(".")
-            return found is not None and found.st_mtime_ns == os.fstat(layer).st_mtime_ns
-        finally:
-            live.close()
-            os.close(layer)
+        with closing(self._layer.reach(parent)) as layer, self._below.reach(parent) as live:
+            status, _ = live.look(".")
+            return status is not None and status.st_mtime_ns == os.fstat(layer).st_mtime_ns
 
-    def _names(self, changes: Sequence[c.Change]) -> dict[str, list[str]]:
+    def _names(self, changed: Sequence[str]) -> dict[str, list[str]]:
         """Return all names of files, by the path that was changed."""
         wanted: dict[tuple[int, int], list[str]] = {}
         names: dict[str, list[str]] = {}
-        for change in changes:
-            parent, name = split(change.path)
-            live = self._below.reach(parent)
-            try:
-                found, _ = live.look(name)
-            finally:
-                live.close()
-            if found is not None:
-                wanted[found.st_dev, found.st_ino] = names[change.path] = []
-        for path, found in islice(self._below.walk(""), _MOST):
-            if found.st_nlink > 1 and (found.st_dev, found.st_ino) in wanted:
-                wanted[found.st_dev, found.st_ino].append(path)
+        for path in changed:
+            parent, name = split(path)
+            with self._below.reach(parent) as live:
+                status, _ = live.look(name)
+            if status is not None:
+                wanted[status.st_dev, status.st_ino] = names[path] = []
+        for path, status in islice(self._below.walk(""), _MOST):
+            if status.st_nlink > 1 and (status.st_dev, status.st_ino) in wanted:
+                wanted[status.st_dev, status.st_ino].append(path)
         return names
 
     def _also_at(self, change: c.Change, others: Sequence[str]) -> Iterator[c.Change]:
         parent, name = split(change.path)
-        source = self._upper.reach(parent)
-        try:
+        with closing(self._layer.reach(parent)) as source:
             for path in others:
                 self._link(source, name, path)
             stamp = stamp_of(os.stat(name, dir_fd=source, follow_symlinks=False))
-        finally:
-            os.close(source)
         change.after = stamp
         for path in others:
             yield c.Change(
@@ -503,35 +355,22 @@ class _Links:
         """Give a file of the layer another name there; the directory's time stays, as with a copy-up."""
         parent, target = split(path)
         self._make_way(parent)
-        directory = self._upper.open(parent)
-        try:
+        with closing(self._layer.open(parent)) as directory:
             before = os.fstat(directory)
             if look(directory, target) is None:
                 os.link(name, target, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
             os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
-        finally:
-            os.close(directory)
 
     def _make_way(self, parent: str) -> None:
         """Make the directories of the layer that a path lies in, like those that they stand for."""
-        here = ""
+        above = ""
         for name in parent.split("/") if parent else ():
-            layer, live = self._upper.open(here), self._below.reach(here)
-            try:
+            path = join(above, name)
+            with closing(self._layer.open(above)) as layer:
                 if look(layer, name) is None:
                     os.mkdir(name, 0o700, dir_fd=layer)
-                    self._resemble(layer, live.look(name)[1], name)
-            finally:
-                live.close()
-                os.close(layer)
-            here = f"{here}/{name}" if here else name
-
-    def _resemble(self, layer: int, part: int, name: str) -> None:
-        like = Loosened(part)
-        reading, writing = like.reach(name), open_below(layer, name, LISTING)
-        try:
-            copy_belongings(reading, writing, os.fstat(reading))
-        finally:
-            os.close(reading)
-            os.close(writing)
-            like.restore()
+                    source, mode = self._below.topmost(path)
+                    with closing(source) as like, closing(open_below(layer, name, LISTING)) as made:
+                        copy_belongings(like, made, os.fstat(like))
+                        set_mode(made, mode)
+            above = path

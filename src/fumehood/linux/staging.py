@@ -18,6 +18,7 @@ from fumehood.linux.nofollow import (
     PATH_ONLY,
     Loosened,
     Parents,
+    closing,
     look,
     make_parents,
     open_below,
@@ -30,16 +31,10 @@ from fumehood.linux.nofollow import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fumehood.core.changes import Step
 
-
-# ---- Bring layers and project onto one file system for the time of a swap, where they are on two.
-#
-# New versions are copied into a directory at the top of the root, swapped from there like any layer, and
-# what comes out is copied home into the layer before the directory goes. Nothing is removed from either
-# side before its copy is whole.
 
 HOME, SETTLED = "home", "settled"  # beside the layer: what came out of the project, and what is left of that
 _HOMECOMING = (SWAP, PUT, TAKE, RMDIR)
@@ -55,11 +50,8 @@ def can_rename(first: int, second: int) -> bool:
 
 def mount_of(directory: int) -> bytes:
     """Return the number of the mount that a directory was opened on."""
-    info = os.open(f"/proc/self/fdinfo/{directory}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(f"/proc/self/fdinfo/{directory}", os.O_RDONLY | os.O_CLOEXEC)) as info:
         lines = os.read(info, 4096).split(b"\n")
-    finally:
-        os.close(info)
     return next(line for line in lines if line.startswith(b"mnt_id:")).split()[1]
 
 
@@ -70,19 +62,15 @@ class Staging:
         self._upper = upper
         self._live = live
         self._name = f".fumehood-{run}"
-        self._settled: str | None = None
         self.directory = -1
 
     def make(self) -> None:
         """Make the directory, empty."""
-        loosened = Loosened(self._live)
-        loosened.loosen("")
-        try:
+        with Loosened(self._live) as loosened:
+            loosened.loosen("")
             remove_tree(self._live, self._name)
             os.mkdir(self._name, 0o700, dir_fd=self._live)
             self.directory = open_below(self._live, self._name)
-        finally:
-            loosened.restore()
 
     def find(self) -> bool:
         """Open the directory that an interrupted apply has left, if there is one."""
@@ -94,32 +82,19 @@ class Staging:
 
     def prepare(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
         """Copy in what will be put into the project, and take note of the copies' identities."""
-        layer = open_top(self._upper)
-        loosened, target = Loosened(layer), Parents(self.directory)
-        links = Links(self.directory)
-        try:
+        with (
+            closing(open_top(self._upper)) as layer,
+            Loosened(layer) as loosened,
+            Parents(self.directory) as target,
+            Links(self.directory) as links,
+        ):
             for step in steps:
                 if step.act in (SWAP, PUT, TAKE, MKDIR):
                     make_parents(target, step.parent)
                 if step.act in (SWAP, PUT, MKDIR):
-                    source = loosened.reach(step.parent, PATH_ONLY)
-                    try:
-                        self._bring(step, source, target.of(step.parent), links)
-                    finally:
-                        os.close(source)
-        finally:
-            loosened.restore()
-            target.close()
-            links.close()
-            os.close(layer)
+                    with closing(loosened.reach(step.parent, PATH_ONLY)) as source:
+                        _bring(step, source, target.of(step.parent), links)
         self._note_copies(changes, steps)
-
-    def _bring(self, step: Step, source: int, target: int, links: Links) -> None:
-        if step.act != MKDIR:
-            copy_entry(source, step.name, target, step.name, links, step.change.path)
-        elif look(source, step.name) is not None:
-            os.mkdir(step.name, 0o700, dir_fd=target)
-            copy_directory(source, target, step.name)
 
     def _note_copies(self, changes: Sequence[c.Change], steps: Sequence[Step]) -> None:
         """Let changes name the copies: these are what will be in the project, save for directories made there."""
@@ -129,59 +104,44 @@ class Staging:
         for change in changes:
             if change.verdict != c.APPLIED or change.after is None or change.path in apart:
                 continue
-            found = copies.get(change.path)
-            if found is not None and (change.within is not None or change.path in moved):
-                change.after = stamp_of(found, change.after.meaning)
+            copy = copies.get(change.path)
+            if copy is not None and (change.within is not None or change.path in moved):
+                change.after = stamp_of(copy, change.after.meaning)
 
     def copy_home(self) -> None:
         """Copy what came out of the project to beside the layer, which stays as it is."""
-        above = open_top(os.path.dirname(self._upper))
-        try:
+        with closing(open_top(os.path.dirname(self._upper))) as above:
             remove_tree(above, HOME)
             copy_tree(self._live, self._name, above, HOME)
-        finally:
-            os.close(above)
 
     def settle_home(self, steps: Sequence[Step]) -> None:
         """Put those copies into the layer, in place of what went into the project; may be repeated.
 
         From here on there is only a forward: it is done again until it succeeds.
         """
-        above = open_top(os.path.dirname(self._upper))
-        try:
+        with closing(open_top(os.path.dirname(self._upper))) as above:
             if look(above, HOME) is None:
                 return  # it was all done, and only then removed
-            home, layer = open_below(above, HOME), open_top(self._upper)
-            source, target = Loosened(home), Loosened(layer)
-            try:
+            with (
+                closing(open_below(above, HOME)) as home,
+                closing(open_top(self._upper)) as layer,
+                Loosened(layer) as target,
+                Loosened(home) as source,
+            ):
+                opened = None
                 for step in steps:
                     if step.act in _HOMECOMING and step.change.verdict == c.APPLIED:
-                        self._settle(source, target, step)
-            finally:
-                source.restore()
-                target.restore()
-                os.close(home)
-                os.close(layer)
+                        if step.parent != opened:
+                            source.loosen(step.parent)
+                            target.loosen(step.parent)
+                            make_parents(layer, step.parent)
+                            opened = step.parent
+                        with closing(source.as_is(step.parent)) as here, closing(target.as_is(step.parent)) as there:
+                            (_resemble if step.act == RMDIR else _move_home)(here, there, step)
             # Renamed first: one that is not whole must not be taken for what is to be put into the layer.
             remove_tree(above, SETTLED)
             os.rename(HOME, SETTLED, src_dir_fd=above, dst_dir_fd=above)
             remove_tree(above, SETTLED)
-        finally:
-            os.close(above)
-
-    def _settle(self, source: Loosened, target: Loosened, step: Step) -> None:
-        """Bring one entry's copy to its place in the layer."""
-        if step.parent != self._settled:
-            source.loosen(step.parent)
-            target.loosen(step.parent)
-            make_parents(target.top, step.parent)
-            self._settled = step.parent
-        here, there = source.as_is(step.parent), target.as_is(step.parent)
-        try:
-            (_resemble if step.act == RMDIR else _move_home)(here, there, step)
-        finally:
-            os.close(here)
-            os.close(there)
 
     def close(self, *, remove: bool) -> None:
         """Let go of the directory, and remove it from the project."""
@@ -190,22 +150,27 @@ class Staging:
         self.directory = -1
         if not remove or look(self._live, self._name) is None:
             return  # where nothing was made, nothing may be writable
-        loosened = Loosened(self._live)
-        loosened.loosen("")
-        try:
+        with Loosened(self._live) as loosened:
+            loosened.loosen("")
             remove_tree(self._live, self._name)
-        finally:
-            loosened.restore()
+
+
+def _bring(step: Step, source: int, target: int, links: Links) -> None:
+    if step.act != MKDIR:
+        copy_entry(source, step.name, target, step.name, links, step.change.path)
+    elif look(source, step.name) is not None:
+        os.mkdir(step.name, 0o700, dir_fd=target)
+        copy_directory(source, target, step.name)
 
 
 def _move_home(here: int, there: int, step: Step) -> None:
     """Put a copy into the layer; where nothing came out of the project, what went in leaves the layer too."""
     name, before = step.name, step.change.before
-    found = look(here, name)
-    if found is not None or step.act == PUT:  # else it was done before an interruption
+    came_out = look(here, name)
+    if came_out is not None or step.act == PUT:  # else it was done before an interruption
         remove_tree(there, name)
-    if found is not None:
-        if stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o200:
+    if came_out is not None:
+        if stat.S_ISDIR(came_out.st_mode) and not came_out.st_mode & 0o200:
             # One that is read-only can't be moved: its own `..` is written.
             os.chmod(name, 0o700, dir_fd=here)
         raw = os.fsencode(name)
@@ -231,85 +196,54 @@ APART = "apart"  # the directory of copies, beside the layer
 
 
 class Parting:
-    """One parting of files in a layer; those that shared an inode share the new one."""
+    """One parting of files in a layer; those that shared an inode share the new one.
+
+    `version` names the stamp of a change that tells of the layer's side: before or after.
+    """
 
     def __init__(self, layer: int, loosened: Loosened, version: str) -> None:
-        self._parents = Parents(layer)
         self._loosened = loosened
         self._version = version
         self._above = os.open("..", PATH_ONLY | os.O_CLOEXEC, dir_fd=layer)
 
-    def _inode(self, change: c.Change) -> int:
+    def _stamp(self, change: c.Change) -> c.Stamp:
         stamp: c.Stamp = getattr(change, self._version)
-        return stamp.inode
+        return stamp
 
     def copy(self, sharing: Sequence[c.Change]) -> None:
         """Copy each inode once; the layer stays as it is."""
         remove_tree(self._above, APART)
         os.mkdir(APART, 0o700, dir_fd=self._above)
-        apart = open_below(self._above, APART)
         copied: set[int] = set()
-        try:
+        with closing(open_below(self._above, APART)) as apart:
             for change in sharing:
-                inode = self._inode(change)
+                inode = self._stamp(change).inode
                 if inode not in copied:
-                    self._in_layer(change, _copying_to(apart, str(inode)))
+                    parent, name = split(change.path)
+                    with closing(self._loosened.reach(parent)) as there:
+                        copy_file(there, name, apart, str(inode))
                     copied.add(inode)
-        finally:
-            os.close(apart)
 
     def place(self, sharing: Sequence[c.Change]) -> None:
         """Put the copies into the layer, and let the changes name them; may be repeated."""
         apart = open_below(self._above, APART) if look(self._above, APART) else -1
         try:
             for change in sharing:
-                copy = str(self._inode(change))
-                if apart >= 0 and look(apart, copy) is not None:
-                    self._in_layer(change, _linking_to(apart, copy))
-                setattr(change, self._version, self._stamp(change))
+                stamp, (parent, name) = self._stamp(change), split(change.path)
+                with closing(self._loosened.open(parent)) as there:
+                    if apart >= 0 and look(apart, str(stamp.inode)) is not None:
+                        # By a second name, for the copy may be wanted once more.
+                        copy, link = str(stamp.inode), f"{stamp.inode}.link"
+                        remove_tree(apart, link)
+                        os.link(copy, link, src_dir_fd=apart, dst_dir_fd=apart, follow_symlinks=False)
+                        os.rename(link, name, src_dir_fd=apart, dst_dir_fd=there)
+                    placed = os.stat(name, dir_fd=there, follow_symlinks=False)
+                setattr(change, self._version, stamp_of(placed, stamp.meaning))
         finally:
             if apart >= 0:
                 os.close(apart)
         remove_tree(self._above, APART)
 
-    def _stamp(self, change: c.Change) -> c.Stamp:
-        found: list[os.stat_result] = []
-        self._in_layer(
-            change, lambda there, name: found.append(os.stat(name, dir_fd=there, follow_symlinks=False))
-        )
-        was: c.Stamp = getattr(change, self._version)
-        return stamp_of(found[0], was.meaning)
-
-    def _in_layer(self, change: c.Change, act: Callable[[int, str], None]) -> None:
-        """Do something in the directory that holds a change, opened up if it forbids that to its owner."""
-        parent, name = split(change.path)
-        try:
-            act(self._parents.of(parent), name)
-        except PermissionError:
-            if not self._loosened.loosen(parent):
-                raise
-            act(self._parents.of(parent), name)
-
     def close(self) -> None:
-        """Let go of the directories."""
-        self._parents.close()
+        """Let go of the directory above the layer."""
         os.close(self._above)
-
-
-def _copying_to(apart: int, copy: str) -> Callable[[int, str], None]:
-    def act(there: int, name: str) -> None:
-        copy_file(there, name, apart, copy)
-
-    return act
-
-
-def _linking_to(apart: int, copy: str) -> Callable[[int, str], None]:
-    """Return what lets a name of the layer mean a copy, which may be wanted once more."""
-
-    def act(there: int, name: str) -> None:
-        link = f"{copy}.link"
-        remove_tree(apart, link)
-        os.link(copy, link, src_dir_fd=apart, dst_dir_fd=apart, follow_symlinks=False)
-        os.rename(link, name, src_dir_fd=apart, dst_dir_fd=there)
-
-    return act
