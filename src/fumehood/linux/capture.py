@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import stat
+from itertools import islice
 
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.namespaces import Layer, mounts_inside
-from fumehood.linux.nofollow import LISTING, Parents, open_below, open_top, split
+from fumehood.linux.nofollow import LISTING, Parents, closing, join, open_below, open_top, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,16 +69,10 @@ def at_the_top(roots: Sequence[str]) -> list[Stranger]:
             top = os.open(root, LISTING | os.O_CLOEXEC)
         except OSError:
             continue  # the launch says what is wrong with it
-        try:
-            strangers += _strangers(root, "", top, [".", *_first_entries(top)])
-        finally:
-            os.close(top)
+        with closing(top), os.scandir(top) as listing:
+            names = [entry.name for entry in islice(listing, _AT_THE_TOP)]
+            strangers += _strangers(root, "", top, [".", *names])
     return strangers
-
-
-def _first_entries(directory: int) -> list[str]:
-    with os.scandir(directory) as listing:
-        return [entry.name for entry, _ in zip(listing, range(_AT_THE_TOP), strict=False)]
 
 
 def everywhere(roots: Sequence[str], complaints: str = "") -> list[Stranger]:
@@ -85,58 +80,36 @@ def everywhere(roots: Sequence[str], complaints: str = "") -> list[Stranger]:
 
     Of several it is one that a command's complaints name, and those come first.
     """
-    names = _names_in(complaints)
+    for mark in _AROUND_NAMES:
+        complaints = complaints.replace(mark, " ")
+    named = {part for word in complaints.split() for part in word.split("/") if part}
     examples: dict[tuple[int, int, bool], Stranger] = {}
     for root in roots:
         for each in _walked(root):
             example = examples.setdefault((each.user, each.group, each.may_write), each)
-            if _name(example) not in names and _name(each) in names:
+            if split(example.path)[1] not in named and split(each.path)[1] in named:
                 examples[each.user, each.group, each.may_write] = each
-    return sorted(examples.values(), key=lambda each: _name(each) not in names)
-
-
-def _names_in(complaints: str) -> set[str]:
-    """Return the names that complaints may mean: of every word, each part of a path."""
-    for mark in _AROUND_NAMES:
-        complaints = complaints.replace(mark, " ")
-    return {part for word in complaints.split() for part in word.split("/") if part}
-
-
-def _name(stranger: Stranger) -> str:
-    return split(stranger.path)[1]
+    return sorted(examples.values(), key=lambda each: split(each.path)[1] not in named)
 
 
 def _walked(root: str) -> Iterator[Stranger]:
     """Yield the strangers of a root, level by level; what is closed to us, or too much, is left out."""
     from collections import deque
 
-    top = open_top(root)
-    parents = Parents(top, bounded=False)
     waiting, left = deque([""]), _AFTER_AN_ERROR
-    try:
+    with closing(open_top(root)) as top, Parents(top, bounded=False) as parents:
         yield from _strangers(root, "", top, ["."])
         while waiting:
             path = waiting.popleft()
-            strangers, names = _level(root, path, parents, left)
+            directory = parents.listing(path)
+            if directory is None:
+                continue
+            with closing(directory), os.scandir(directory) as listing:
+                names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(listing, left)]
+                strangers = _strangers(root, path, directory, [name for name, _ in names])
             yield from strangers
             left -= len(names)
-            waiting.extend(_joined(path, name) for name, is_directory in names if is_directory)
-    finally:
-        parents.close()
-        os.close(top)
-
-
-def _level(root: str, path: str, parents: Parents, most: int) -> tuple[list[Stranger], list[tuple[str, bool]]]:
-    """Return the strangers in one directory, and the names in it with whether each is a directory."""
-    directory = parents.listing(path)
-    if directory is None:
-        return [], []
-    try:
-        with os.scandir(directory) as listing:
-            names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing][:most]
-        return _strangers(root, path, directory, [name for name, _ in names]), names
-    finally:
-        os.close(directory)
+            waiting.extend(join(path, name) for name, is_directory in names if is_directory)
 
 
 def still_there(roots: Sequence[str], paths: Sequence[str]) -> list[Stranger]:
@@ -145,24 +118,14 @@ def still_there(roots: Sequence[str], paths: Sequence[str]) -> list[Stranger]:
     for path in paths:
         for root in roots:
             if path == root or path.startswith(f"{root}/"):
-                strangers += _stranger_at(root, path[len(root) + 1 :])
+                parent, name = split(path[len(root) + 1 :])
+                try:
+                    with closing(open_top(root)) as top, closing(open_below(top, parent)) as directory:
+                        strangers += _strangers(root, parent, directory, [name or "."])
+                except OSError:
+                    pass  # gone, or something else by now
                 break
     return strangers
-
-
-def _stranger_at(root: str, path: str) -> list[Stranger]:
-    parent, name = split(path)
-    top = open_top(root)
-    try:
-        directory = open_below(top, parent)
-        try:
-            return _strangers(root, parent, directory, [name or "."])
-        finally:
-            os.close(directory)
-    except OSError:
-        return []  # gone, or something else by now
-    finally:
-        os.close(top)
 
 
 def _strangers(root: str, parent: str, directory: int, names: Sequence[str]) -> list[Stranger]:
@@ -175,20 +138,13 @@ def _strangers(root: str, parent: str, directory: int, names: Sequence[str]) -> 
             continue  # it has just gone
         if entry.st_uid == me and entry.st_gid == group:
             continue
-        path = parent if name == "." else _joined(parent, name)
-        may_write = entry.st_uid == me or _may_write(directory, name, entry)
+        may_write = entry.st_uid == me or (
+            not stat.S_ISLNK(entry.st_mode)
+            and os.access(name, os.W_OK, dir_fd=directory, effective_ids=True, follow_symlinks=False)
+        )
+        path = parent if name == "." else join(parent, name)
         strangers.append(Stranger(root=root, path=path, user=entry.st_uid, group=entry.st_gid, may_write=may_write))
     return strangers
-
-
-def _may_write(directory: int, name: str, entry: os.stat_result) -> bool:
-    if stat.S_ISLNK(entry.st_mode):
-        return False
-    return os.access(name, os.W_OK, dir_fd=directory, effective_ids=True, follow_symlinks=False)
-
-
-def _joined(parent: str, name: str) -> str:
-    return f"{parent}/{name}" if parent else name
 
 
 def user_name(user: int) -> str:
@@ -211,12 +167,7 @@ def group_name(group: int) -> str:
         return str(group)
 
 
-# ---- The four ways of capturing a command's writes; each leaves the same kind of layer behind.
-#
-# kernel: an overlay that the launcher mounts in a namespace of its own
-# bwrap:  an overlay that bubblewrap mounts itself, from 0.11 on
-# fuse:   fuse-overlayfs, for kernels and policies that forbid the first two
-# copy:   a copied tree, compared with the project afterwards
+# ---- The ways of capturing.
 
 KERNEL, BWRAP, FUSE, COPY = "kernel", "bwrap", "fuse", "copy"
 LABELS = {
@@ -244,7 +195,7 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
         )
     if not works:
         raise OverlayUnavailable(f"nothing can be sandboxed here: {host.why}", hint="fumehood doctor")
-    strangers = [] if host.every_id and works[0] == KERNEL else _at_the_top(roots)
+    strangers = [] if host.every_id and works[0] == KERNEL else at_the_top(roots)
     if wanted:
         return Choice(way=wanted, groups=_groups(host, wanted, (*strangers, *failed_on)))
     inside = [mount for root in roots for mount in mounts_inside(root)]
@@ -255,10 +206,6 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
         raise OverlayUnavailable(f"cannot overlay {roots[0]}: {obstacles[best]}", hint=hint)
     why = "" if way == best else f"captured by {LABELS[way]}: {obstacles[best]}"
     return Choice(way=way, why=why, groups=_groups(host, way, (*strangers, *failed_on)))
-
-
-def _at_the_top(roots: Sequence[str]) -> list[Stranger]:
-    return at_the_top(roots)
 
 
 def _obstacle(
@@ -301,58 +248,48 @@ class Capture:
         self.way = way
         self.layers = layers
         self.groups = groups  # that the launcher maps into its namespace, besides our own
-        self._targets = targets or {}  # where roots appear, if not at their own paths
+        # Every root, and where it appears.
+        self.targets = tuple((each.root, (targets or {}).get(each.root, each.root)) for each in layers)
 
     @property
     def mounts(self) -> list[Operation]:
         """How each root is shown, so that what is written there goes to its layer."""
-        return [self._mount(each) for each in self.layers]
-
-    def _mount(self, layer: Layer) -> Operation:
-        target, why = self._target(layer), "a root"
-        if self.way in (KERNEL, BWRAP):
-            return Layered(target=target, lowers=layer.lowers, upper=layer.upper, work=layer.work, why=why)
-        return Bind(target=target, source=layer.merged, is_writable=True, why=why)
-
-    @property
-    def targets(self) -> tuple[tuple[str, str], ...]:
-        """Every root, and where it appears."""
-        return tuple((each.root, self._target(each)) for each in self.layers)
-
-    def _target(self, layer: Layer) -> str:
-        return self._targets.get(layer.root, layer.root)
+        operations: list[Operation] = []
+        for layer, (_, target) in zip(self.layers, self.targets, strict=True):
+            if self.way in (KERNEL, BWRAP):
+                operations.append(
+                    Layered(target=target, lowers=layer.lowers, upper=layer.upper, work=layer.work, why="a root")
+                )
+            else:
+                operations.append(Bind(target=target, source=layer.merged, is_writable=True, why="a root"))
+        return operations
 
     def begin(self) -> None:
         """Get ready what must stand before the sandbox starts."""
         if self.way == FUSE:
-            from fumehood.linux import capture_fuse
-
-            for each in self.layers:
-                capture_fuse.mount(each)
+            from fumehood.linux.capture_fuse import mount as prepare
         elif self.way == COPY:
-            from fumehood.linux import capture_copy
-
-            for each in self.layers:
-                capture_copy.prepare(each)
+            from fumehood.linux.capture_copy import prepare
+        else:
+            return
+        for each in self.layers:
+            prepare(each)
 
     def finish(self) -> None:
         """Make each upper directory the layer that a kernel overlay would have left."""
         if self.way == FUSE:
-            from fumehood.linux import capture_fuse
-
-            for each in self.layers:
-                capture_fuse.unmount(each)
-                capture_fuse.normalise(each)
+            from fumehood.linux.capture_fuse import collect
         elif self.way == COPY:
-            from fumehood.linux import capture_copy
-
-            for each in self.layers:
-                capture_copy.distil(each)
+            from fumehood.linux.capture_copy import distil as collect
+        else:
+            return
+        for each in self.layers:
+            collect(each)
 
     def abandon(self) -> None:
         """Undo `begin` after a failure."""
         if self.way == FUSE:
-            from fumehood.linux import capture_fuse
+            from fumehood.linux.capture_fuse import clear_away
 
             for each in self.layers:
-                capture_fuse.clear_away(each)
+                clear_away(each)

@@ -15,9 +15,9 @@ from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
 from fumehood.linux.host import may_mount
-from fumehood.linux.layer import attributes, set_opaque, unmark, whiteout
+from fumehood.linux.layer import attributes, is_opaque, set_opaque, unmark, whiteout
 from fumehood.linux.namespaces import mounts_inside
-from fumehood.linux.nofollow import Loosened, Parents, is_whiteout, look, open_top
+from fumehood.linux.nofollow import Loosened, Parents, closing, is_whiteout, join, look, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,38 +51,37 @@ def mount(layer: Layer) -> None:
     import subprocess
     import tempfile
 
-    _check_place(layer.upper)
+    place = os.path.realpath(os.path.dirname(layer.upper))
+    if ":" in place or "\\" in place:  # it resolves the path, then splits it at colons
+        raise OverlayUnavailable(
+            f"fuse-overlayfs can't write to {place}: there is a colon or a backslash in it",
+            hint="name another place for Fumehood's records: export XDG_STATE_HOME=/some/directory",
+        )
     lowers = [open_top(path) for path in layer.lowers]
-    with tempfile.TemporaryFile(dir=os.path.dirname(layer.upper)) as said:
+    with tempfile.TemporaryFile(dir=os.path.dirname(layer.upper)) as output:
         try:
             daemon = subprocess.Popen(
                 _command(layer, lowers), cwd=os.path.dirname(layer.upper), pass_fds=lowers,
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said, env={**os.environ, "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "LC_ALL": "C"},
                 start_new_session=True,  # Ctrl-C is for us, not for the mount that the command stands on
             )  # fmt: skip
         finally:
             for fd in lowers:
                 os.close(fd)
         _daemons[layer.merged] = daemon
+        is_serving = False
         try:
-            serves = _serves(daemon, layer.merged)
-        except BaseException:
-            clear_away(layer)
-            raise
-        if not serves:
-            clear_away(layer)
-            said.seek(0)
-            raise _failure(layer, said.read())
-
-
-def _check_place(upper: str) -> None:
-    """Refuse a place that fuse-overlayfs would misread: it resolves the path, then splits it at colons."""
-    place = os.path.realpath(os.path.dirname(upper))
-    if ":" in place or "\\" in place:
-        raise OverlayUnavailable(
-            f"fuse-overlayfs can't write to {place}: there is a colon or a backslash in it",
-            hint="name another place for Fumehood's records: export XDG_STATE_HOME=/some/directory",
-        )
+            is_serving = _serves(daemon, layer.merged)
+        finally:
+            if not is_serving:
+                clear_away(layer)
+        if not is_serving:
+            output.seek(0)
+            lines = output.read().decode(errors="replace").splitlines()
+            reason = "; ".join([line for line in lines if "argument ignored" not in line][-2:]) or "it did not start"
+            raise OverlayUnavailable(
+                f"fuse-overlayfs can't cover {layer.root}: {reason}", hint="fumehood doctor says what is missing here"
+            )
 
 
 def _command(layer: Layer, lowers: Sequence[int]) -> list[str]:
@@ -92,14 +91,14 @@ def _command(layer: Layer, lowers: Sequence[int]) -> list[str]:
     """
     import sys
 
-    found = programs("fuse-overlayfs")
-    if not found:
+    installed = programs("fuse-overlayfs")
+    if not installed:
         raise OverlayUnavailable("fuse-overlayfs is not installed", hint="fumehood doctor names the line to type")
     below = ":".join(f"/proc/self/fd/{fd}" for fd in lowers)
     upper, work = os.path.basename(layer.upper), os.path.basename(layer.work)
     options = f"lowerdir={below},upperdir={upper},workdir={work},volatile,writeback=0,nosuid,nodev"
     child = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid())]
-    return [*child, found[0], "-f", "-o", options, layer.merged]
+    return [*child, installed[0], "-f", "-o", options, layer.merged]
 
 
 def _serves(daemon: subprocess.Popen[bytes], merged: str) -> bool:
@@ -116,12 +115,10 @@ def _serves(daemon: subprocess.Popen[bytes], merged: str) -> bool:
     return False
 
 
-def _failure(layer: Layer, said: bytes) -> OverlayUnavailable:
-    lines = [line for line in said.decode(errors="replace").splitlines() if "argument ignored" not in line]
-    reason = "; ".join(lines[-2:]) or "it did not start"
-    return OverlayUnavailable(
-        f"fuse-overlayfs can't cover {layer.root}: {reason}", hint="fumehood doctor says what is missing here"
-    )
+def collect(layer: Layer) -> None:
+    """Take the mount away, and make the upper directory the layer that a kernel overlay would have left."""
+    unmount(layer)
+    normalise(layer)
 
 
 def unmount(layer: Layer) -> None:
@@ -193,30 +190,22 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
 
 def normalise(layer: Layer) -> None:
     """Put the layer into the form that the kernel leaves, and drop what fuse-overlayfs adds to it."""
+    lowers: list[Parents] = []
     try:
-        _normalise(layer)
+        lowers += [Parents(open_top(path)) for path in layer.lowers]
+        with closing(open_top(layer.upper)) as top, Loosened(top) as opened:
+            waiting: list[tuple[str, Sequence[Parents]]] = [("", lowers)]
+            while waiting:
+                waiting += _normalise_directory(opened, *waiting.pop())
     except OSError as error:
         raise FumehoodError(
             f"cannot collect what the command wrote to {layer.root}: {error.strerror}",
             hint="nothing was taken over; fumehood clean frees what is no longer needed",
         ) from error
-
-
-def _normalise(layer: Layer) -> None:
-    top = open_top(layer.upper)
-    lowers = [Parents(open_top(path)) for path in layer.lowers]
-    opened = Loosened(top)
-    waiting: list[tuple[str, Sequence[Parents]]] = [("", lowers)]
-    try:
-        while waiting:
-            path, below = waiting.pop()
-            waiting += _normalise_directory(opened, path, below)
     finally:
-        opened.restore()
         for lower in lowers:
             lower.close()
-        for fd in (top, *(lower.top for lower in lowers)):
-            os.close(fd)
+            os.close(lower.top)
 
 
 def _normalise_directory(
@@ -235,15 +224,15 @@ def _normalise_directory(
             _restore_special_bits(opened, path, here, below[0])
         passes_on = opened.modes.get(path, os.fstat(here).st_mode) & stat.S_ISGID
         for name in os.listdir(here):
-            found = os.stat(name, dir_fd=here, follow_symlinks=False)
-            hidden = _hidden_by(name, found)
+            status = os.stat(name, dir_fd=here, follow_symlinks=False)
+            hidden = _hidden_by(name, status)
             if hidden is not None:
                 _settle_whiteout(here, name, hidden, needed=bool(visible) and _exists(below, hidden))
                 continue
-            if passes_on and _is_new(here, name, found, below if visible else []):
-                _pass_on(here, name, found)
-            if stat.S_ISDIR(found.st_mode):
-                inside.append((f"{path}/{name}" if path else name, [lower for lower, _ in visible]))
+            if passes_on and _is_new(here, name, status, below if visible else []):
+                _pass_on(here, name, status)
+            if stat.S_ISDIR(status.st_mode):
+                inside.append((join(path, name), [lower for lower, _ in visible]))
             else:
                 unmark(here, name)
     finally:
@@ -259,29 +248,29 @@ def _restore_special_bits(opened: Loosened, path: str, here: int, lower: int) ->
         opened.modes[path] = was
 
 
-def _is_new(directory: int, name: str, found: os.stat_result, below: Sequence[int]) -> bool:
+def _is_new(directory: int, name: str, status: os.stat_result, below: Sequence[int]) -> bool:
     """Tell whether the command made an entry: files that were copied up have a mark, and directories made anew."""
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(status.st_mode):
         return _ORIGIN not in attributes(directory, name)
     if not _exists(below, name):
         return True
-    return stat.S_ISDIR(found.st_mode) and not set(_OPAQUE_MARKS).isdisjoint(attributes(directory, name))
+    return stat.S_ISDIR(status.st_mode) and not set(_OPAQUE_MARKS).isdisjoint(attributes(directory, name))
 
 
-def _pass_on(directory: int, name: str, found: os.stat_result) -> None:
+def _pass_on(directory: int, name: str, status: os.stat_result) -> None:
     """Give a new entry the group of a directory that passes its group on, which fuse-overlayfs forgets to do.
 
     Had the command moved the entry there, it would have kept its own; that can't be told.
     """
     group = os.fstat(directory).st_gid
-    if found.st_gid != group:
+    if status.st_gid != group:
         try:
             os.chown(name, -1, group, dir_fd=directory, follow_symlinks=False)
         except PermissionError:
             return  # not a group of ours
-    if not stat.S_ISLNK(found.st_mode):
-        inherited = stat.S_ISGID if stat.S_ISDIR(found.st_mode) else 0
-        os.chmod(name, stat.S_IMODE(found.st_mode) | inherited, dir_fd=directory)
+    if not stat.S_ISLNK(status.st_mode):
+        inherited = stat.S_ISGID if stat.S_ISDIR(status.st_mode) else 0
+        os.chmod(name, stat.S_IMODE(status.st_mode) | inherited, dir_fd=directory)
 
 
 def _directory_in(lower: Parents, path: str) -> int | None:
@@ -306,38 +295,31 @@ def _take_opaque_marks(directory: int) -> bool:
 
     It never writes the kernel's own mark for users: one that is there is the command's doing.
     """
-    names = os.listxattr(directory)
-    opaque = any(name in names and os.getxattr(directory, name) == b"y" for name in _OPAQUE_MARKS)
+    opaque = is_opaque(directory, _OPAQUE_MARKS)
     unmark(directory, ".")
-    found = look(directory, _OPAQUE_FILE)
-    if found is not None and _is_empty_file(found):
+    mark = look(directory, _OPAQUE_FILE)
+    if mark is not None and stat.S_ISREG(mark.st_mode) and mark.st_size == 0:
         os.unlink(_OPAQUE_FILE, dir_fd=directory)
         opaque = True
     return opaque
 
 
-def _is_empty_file(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode) and found.st_size == 0
-
-
-def _hidden_by(name: str, found: os.stat_result) -> str | None:
+def _hidden_by(name: str, status: os.stat_result) -> str | None:
     """Return the name that an entry declares deleted, if it does.
 
     Where device nodes can't be made, that is done by an empty file `.wh.NAME`. A command can only rename
     one into place, and then NAME is gone for it, too. Anything else of such a name is its own work.
     """
-    if is_whiteout(found):
+    if is_whiteout(status):
         return name
-    if name.startswith(_PREFIX) and _is_empty_file(found):
+    if name.startswith(_PREFIX) and stat.S_ISREG(status.st_mode) and status.st_size == 0:
         return name[len(_PREFIX) :]
     return None
 
 
 def _settle_whiteout(directory: int, name: str, hidden: str, *, needed: bool) -> None:
     """Keep a whiteout, as a device node, only where there is something to hide."""
-    if name == hidden:
-        if not needed:
-            os.unlink(name, dir_fd=directory)
+    if name == hidden and needed:
         return
     os.unlink(name, dir_fd=directory)
     if needed and look(directory, hidden) is None:

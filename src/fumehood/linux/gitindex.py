@@ -7,7 +7,7 @@ import stat
 from struct import Struct
 from struct import error as TooShort  # noqa: N812 - what it means here
 
-from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, closing, look, open_below, open_top, stamp_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from fumehood.core import changes as c
 
-
-# ---- What a git index means: its entries. The times and sizes beside them are a cache that any `git status` rewrites.
 
 LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
 
@@ -62,8 +60,8 @@ def meaning(data: bytes) -> str:
 def _digest(body: bytes, version: int, count: int, size: int) -> str:
     import hashlib
 
-    told = hashlib.sha256(bytes((size,)), usedforsecurity=False)
-    at = _take_entries(told.update, body, version, count, size)
+    digest = hashlib.sha256(bytes((size,)), usedforsecurity=False)
+    at = _take_entries(digest.update, body, version, count, size)
     while at < len(body):
         kind, length = _EXTENSION.unpack_from(body, at)
         at += _EXTENSION.size + length
@@ -71,10 +69,10 @@ def _digest(body: bytes, version: int, count: int, size: int) -> str:
         if not kind[:1].isupper():
             raise _NotUnderstood
         if kind == _RESOLVE_UNDO:
-            told.update(kind + body[at - length : at])
+            digest.update(kind + body[at - length : at])
     if at != len(body):
         raise _NotUnderstood
-    return told.hexdigest()
+    return digest.hexdigest()
 
 
 def _take_entries(take: Callable[[bytes], None], body: bytes, version: int, count: int, size: int) -> int:
@@ -93,12 +91,12 @@ def _take_entries(take: Callable[[bytes], None], body: bytes, version: int, coun
         if version == _COMPRESSED:
             flagged = at
             path, at = _path_after(path, body, at)
-            told = body[start + _OBJECT_AT : flagged] + path + b"\0"
+            meant = body[start + _OBJECT_AT : flagged] + path + b"\0"
         else:
             end = body.index(b"\0", at)
             at = start + ((end - start + 8) & ~7)
-            told = body[start + _OBJECT_AT : end + 1]
-        take(body[start + _MODE_AT : start + _MODE_AT + 4] + told)
+            meant = body[start + _OBJECT_AT : end + 1]
+        take(body[start + _MODE_AT : start + _MODE_AT + 4] + meant)
     return at
 
 
@@ -132,30 +130,26 @@ _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_HELD = 8  # descriptors are few in some places, and a project with more work trees just has more conflicts
 
 
-def meaning_in(directory: int, name: str, found: os.stat_result) -> str:
+def meaning_in(directory: int, name: str, status: os.stat_result) -> str:
     """Return what an entry of a directory means as a git index; nothing where it is none, or not this version."""
     try:
         file = os.open(name, _READING, dir_fd=directory)
     except OSError:
         return ""  # gone, or closed to us
-    try:
-        return _meaning(file, found)
-    finally:
-        os.close(file)
+    with closing(file):
+        return _meaning(file, status)
 
 
-def refreshed(stamp: c.Stamp, top: int, path: str, found: os.stat_result) -> c.Stamp | None:
+def refreshed(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.Stamp | None:
     """Return the stamp of what lies at a path now, if that is a git index which means what the stamped one did."""
-    if not stamp.meaning or not stat.S_ISREG(found.st_mode) or found.st_mode & 0o7777 != stamp.mode:
+    if not stamp.meaning or not stat.S_ISREG(status.st_mode) or status.st_mode & 0o7777 != stamp.mode:
         return None
     try:
         file = open_below(top, path, _READING)
     except OSError:
         return None
-    try:
-        return stamp_of(found, stamp.meaning) if _meaning(file, found) == stamp.meaning else None
-    finally:
-        os.close(file)
+    with closing(file):
+        return stamp_of(status, stamp.meaning) if _meaning(file, status) == stamp.meaning else None
 
 
 def _meaning(file: int, expected: os.stat_result) -> str:
@@ -181,11 +175,8 @@ class SeenIndexes:
         """Hold the indexes as they are now."""
         self.close()
         for number, root in enumerate(roots):
-            top = open_top(root)
-            try:
+            with closing(open_top(root)) as top:
                 self._look_in(number, top)
-            finally:
-                os.close(top)
 
     def _look_in(self, number: int, top: int) -> None:
         """Hold those of one root: it is a work tree, or a git directory itself."""
@@ -195,19 +186,14 @@ class SeenIndexes:
             if look(top, "HEAD") is None:
                 return
             git, prefix = os.dup(top), ""
-        try:
+        with closing(git):
             for path in (NAME, *_others(git)):
                 if len(self._held) < _MOST_HELD:
-                    self._hold((number, prefix + path), git, path)
-        finally:
-            os.close(git)
-
-    def _hold(self, place: tuple[int, str], git: int, path: str) -> None:
-        try:
-            file = open_below(git, path, _READING)
-        except OSError:
-            return  # there is none, or nobody may read it: what it was is not known then
-        self._held[place] = file, os.fstat(file)
+                    try:
+                        file = open_below(git, path, _READING)
+                    except OSError:
+                        continue  # there is none, or nobody may read it: what it was is not known then
+                    self._held[number, prefix + path] = file, os.fstat(file)
 
     def meaning(self, root: int, path: str, now: os.stat_result, means: str) -> str:
         """Return what an index meant when it was looked at; `means` is what the one that lies there now does."""
@@ -230,8 +216,6 @@ def _others(git: int) -> Iterator[str]:
             directory = os.open(kind, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=git)
         except OSError:
             continue
-        try:
+        with closing(directory):
             names = os.listdir(directory)
-        finally:
-            os.close(directory)
         yield from (f"{kind}/{name}/{NAME}" for name in names[:_MOST_HELD])

@@ -14,7 +14,7 @@ import os
 from fumehood.core import changes as c
 from fumehood.core.judge import JOURNALS, database
 from fumehood.core.report import printable
-from fumehood.linux.nofollow import Parents, look, open_top, split
+from fumehood.linux.nofollow import Parents, closing, look, open_top, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,11 +43,8 @@ def open_elsewhere(
         paths = list(_asked_for(mine, swaps_ask=swaps_ask))
         if not paths:
             continue
-        top = open_top(root)
-        try:
+        with closing(open_top(root)) as top:
             busy.update(((number, path), programs) for path, programs in written(top, paths).items())
-        finally:
-            os.close(top)
     return busy
 
 
@@ -80,20 +77,16 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
     """Return those paths below a directory that some program has open for writing, with the programs as far as seen."""
     refused: list[str] = []
     undecided: list[str] = []
-    parents = Parents(top)
     last, directory = None, -1
-    try:
+    with Parents(top) as parents:
         for path in paths:
             parent, _, name = path.rpartition("/")
             try:
                 if parent != last:
                     directory, last = parents.of(parent), parent
-                file = _open(name, _READING, dir_fd=directory)
-                try:
+                with closing(_open(name, _READING, dir_fd=directory)) as file:
                     _control(file, _SET_SIGNAL, _SIGURG)
                     _control(file, _SET_LEASE, _FOR_READING)  # given back when it is closed
-                finally:
-                    _close(file)
             except BlockingIOError:
                 refused.append(path)
             except OSError as error:
@@ -104,8 +97,6 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
         if refused and _is_by_a_server(top):
             refused, undecided = [], refused + undecided
         files = {path: _identity(parents, path) for path in (*refused, *undecided)}
-    finally:
-        parents.close()
     writers = _writers({split(path)[1] for path in files})
     named = {path: writers[identity] for path, identity in files.items() if identity in writers}
     return {path: _in_words(named.get(path, [])) for path in (*refused, *(each for each in undecided if each in named))}
@@ -114,10 +105,10 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
 def _identity(parents: Parents, path: str) -> tuple[int, int]:
     parent, name = split(path)
     try:
-        found = look(parents.of(parent), name)
+        status = look(parents.of(parent), name)
     except OSError:
-        found = None  # in a directory that is closed to us: the swap says more
-    return (0, 0) if found is None else (found.st_dev, found.st_ino)
+        status = None  # in a directory that is closed to us: the swap says more
+    return (0, 0) if status is None else (status.st_dev, status.st_ino)
 
 
 def _is_by_a_server(top: int) -> bool:
@@ -138,7 +129,7 @@ def _writers(names: set[str]) -> dict[tuple[int, int], list[tuple[str, str]]]:
 
     Only what bears one of the names is looked at: a stat may hang where a file system's server is gone.
     """
-    found: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    writers: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             descriptors = os.listdir(f"/proc/{process}/fd")
@@ -149,19 +140,15 @@ def _writers(names: set[str]) -> dict[tuple[int, int], list[tuple[str, str]]]:
             try:
                 if split(os.readlink(file))[1] not in names or not os.lstat(file).st_mode & 0o200:
                     continue
-                seen = os.stat(file)
-                program = _program(process)
+                status = os.stat(file)
+                with open(f"/proc/{process}/comm", "rb") as name:
+                    program = printable(os.fsdecode(name.read().rstrip(b"\n")))
             except OSError:
                 continue  # closed meanwhile
-            programs = found.setdefault((seen.st_dev, seen.st_ino), [])
+            programs = writers.setdefault((status.st_dev, status.st_ino), [])
             if (program, process) not in programs:
                 programs.append((program, process))
-    return found
-
-
-def _program(process: str) -> str:
-    with open(f"/proc/{process}/comm", "rb") as name:
-        return printable(os.fsdecode(name.read().rstrip(b"\n")))
+    return writers
 
 
 def _in_words(programs: Sequence[tuple[str, str]]) -> str:

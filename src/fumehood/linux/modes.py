@@ -24,14 +24,14 @@ class Note:
         self._path = ""
         self._file = -1
 
-    def add(self, fd: int, found: os.stat_result, below: str = "") -> None:
+    def add(self, fd: int, status: os.stat_result, below: str = "") -> None:
         """Write down the mode that something has now, before it is changed: what `fd` names, or a path below that."""
         if not directory:
             return
         if self._file < 0:
             self._begin()
         path = _place(fd) + (b"/" + os.fsencode(below) if below else b"")
-        entry = b"%d %d %o %s\0" % (found.st_dev, found.st_ino, stat.S_IMODE(found.st_mode), path)
+        entry = b"%d %d %o %s\0" % (status.st_dev, status.st_ino, stat.S_IMODE(status.st_mode), path)
         os.write(self._file, entry)
         os.fdatasync(self._file)
 
@@ -74,12 +74,12 @@ def _place(fd: int) -> bytes:
             except OSError as error:
                 if error.errno != errno.ENAMETOOLONG:
                     raise
-            found = os.fstat(here)
+            inode = os.fstat(here).st_ino
             above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
             os.close(here)
             here = above
             with os.scandir(above) as entries:
-                names.append(os.fsencode(next(each.name for each in entries if each.inode() == found.st_ino)))
+                names.append(os.fsencode(next(each.name for each in entries if each.inode() == inode)))
     finally:
         os.close(here)
 
@@ -97,13 +97,19 @@ def give_back(where: str) -> None:
 
     A note of which that fails again is kept. Whoever moves something has this done before, for a note names places.
     """
+    import fcntl
+
     left: dict[str, int] = {}
     kept: set[str] = set()
     entries: list[tuple[str, bytes]] = []
     try:
         for path in [f"{where}/{name}" for name in notes(where)]:
             try:
-                left[path] = file = _taken_up(path)
+                left[path] = file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(file), os.lstat(path)):
+                    kept.add(path)  # settled by another process, and a new one has its name
+                    continue
                 with open(file, "rb", closefd=False) as reading:
                     entries += [(path, entry) for entry in reading.read().split(b"\0")[:-1]]
             except OSError:
@@ -125,21 +131,6 @@ def give_back(where: str) -> None:
             os.close(file)
 
 
-def _taken_up(path: str) -> int:
-    """Open and lock a note whose process is gone, or raise OSError."""
-    import fcntl
-
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(file), os.lstat(path)):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    except OSError:
-        os.close(file)
-        raise
-    return file
-
-
 def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:
     """Set a mode, if it is still there, and still as it was opened up."""
     try:
@@ -147,8 +138,8 @@ def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:
     except OSError:
         return
     try:
-        found = os.fstat(fd)
-        if (found.st_dev, found.st_ino) == identity and stat.S_IMODE(found.st_mode) == mode | 0o700:
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) == identity and stat.S_IMODE(status.st_mode) == mode | 0o700:
             os.chmod(f"/proc/self/fd/{fd}", mode)
     finally:
         os.close(fd)
