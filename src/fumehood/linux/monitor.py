@@ -1,7 +1,9 @@
 """Tell live, by inotify, what a running command adds, updates and removes. It decides nothing: the scan does.
 
-An event only says *where to look*: what is told comes from what then lies in the layer and in the
-project (`linux/monitor.py`). Import this module only when somebody listens.
+An event only says *where to look*. A path's state follows from what lies there *now*, in the layer and in the project,
+never from the order of events: the kernel merges events, drops them under load, and gives none for a whiteout that a
+rename leaves behind. So the rules hold however much happened between two looks. Import this module only when somebody
+listens.
 """
 
 from __future__ import annotations
@@ -16,120 +18,27 @@ import inotify_simple  # type: ignore[import-untyped,unused-ignore]
 
 from fumehood.core.changes import ABSENT, DIRECTORY, WHITEOUT
 from fumehood.linux.layer import OPAQUE_MARKS, is_opaque
-from fumehood.linux.nofollow import PATH_ONLY, entries, is_whiteout, kind_of, look, open_below, open_top
+from fumehood.linux.nofollow import (
+    PATH_ONLY,
+    closing,
+    entries,
+    is_whiteout,
+    join,
+    kind_of,
+    look,
+    open_below,
+    open_top,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any, Self
+    from typing import Any
 
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Watched
 
-
-# ---- What a running command has done so far, path by path: the rules by which the live monitor tells it.
-#
-# A path's state follows from what lies there *now*, in the layer and in the project, never from the
-# order of events: the kernel merges events, drops them under load, and gives none for a whiteout that
-# a rename leaves behind. So the rules hold however much happened between two looks.
-
 ADDED, UPDATED, REMOVED, CANCELLED = "added", "updated", "removed", "cancelled"
-
-
-def state_of(layer: str, project: str, *, hidden: bool = False, altered: bool = False) -> str | None:
-    """Name what became of a path, given the kinds of entry in the layer and in the project; None: nothing.
-
-    `hidden`: something above in the layer covers the project, so what is only there is gone.
-    `altered`: of two directories, the layer's was made anew or has another mode; by itself, a
-    directory in the layer only means that something below it was touched.
-    """
-    if layer in (ABSENT, WHITEOUT):
-        covered = hidden or layer == WHITEOUT
-        return REMOVED if covered and project != ABSENT else None
-    if project == ABSENT:
-        return ADDED
-    if layer == project == DIRECTORY and not altered:
-        return None
-    return UPDATED
-
-
-def news(before: str | None, now: str | None) -> str | None:
-    """Say what a listener hears when a path's state changes; None: nothing it does not know.
-
-    A path that was told and is untouched again (created, then deleted) is cancelled. Writing on in a
-    file changes no state, so it is told once however long the writing goes on.
-    """
-    if before == now:
-        return None
-    return now or CANCELLED
-
-
-class Directory:
-    """What was told about the entries of one directory, and the directories below that matter."""
-
-    __slots__ = ("below", "gone", "hidden", "path", "told")
-
-    def __init__(self, path: str = "") -> None:
-        self.path = path
-        self.hidden = False  # the layer covers what the project has in here
-        self.gone = False  # no longer part of the tree: what is heard of it is of no interest
-        self.told: dict[str, str] = {}
-        self.below: dict[str, Directory] = {}
-
-    def path_of(self, name: str) -> str:
-        """Return the path of an entry, relative to the root."""
-        return f"{self.path}/{name}" if self.path else name
-
-    def known(self) -> set[str]:
-        """Return the names about which something was told, here or further down."""
-        return {*self.told, *self.below}
-
-    def record(self, name: str, now: str | None) -> str | None:
-        """Remember an entry's state; return what is news about it."""
-        before = self.told.get(name)
-        if now is None:
-            self.told.pop(name, None)
-        else:
-            self.told[name] = now
-        return news(before, now)
-
-    def enter(self, name: str) -> Directory:
-        """Return the directory of this name, a new one if it was not known."""
-        directory = self.below.get(name)
-        if directory is None:
-            directory = self.below[name] = Directory(self.path_of(name))
-        return directory
-
-    def drop(self, name: str) -> list[Directory]:
-        """Forget the directory of this name with all below it; return what was forgotten, parents first."""
-        top = self.below.pop(name, None)
-        if top is None:
-            return []
-        dropped = list(top.tree())
-        for directory in dropped:
-            directory.gone = True
-        return dropped
-
-    def tree(self) -> Iterator[Directory]:
-        """Yield this directory and all below it, parents first."""
-        waiting = [self]
-        while waiting:
-            directory = waiting.pop()
-            yield directory
-            waiting.extend(reversed(directory.below.values()))
-
-    def paths(self, state: str) -> Iterator[str]:
-        """Yield every path below that is in a state."""
-        for directory in self.tree():
-            for name, told in directory.told.items():
-                if told == state:
-                    yield directory.path_of(name)
-
-
-# ---- Tell live, by inotify, what a running command adds, updates and removes. It decides nothing: the scan does.
-#
-# An event only says *where to look*: what is told comes from what then lies in the layer and in the
-# project (`linux/monitor.py`). Import this module only when somebody listens.
 
 # Left alone, the library finds libc by running ldconfig, then gcc, whatever those are on the PATH.
 inotify_simple._libc = ctypes.CDLL(None, use_errno=True)
@@ -149,6 +58,84 @@ _LONGEST = 4096  # Nothing below a path that no program can name is followed: tr
 _LAST_READS = 64  # A process that outlives the run and goes on writing must not keep stop() from ending.
 
 
+def watcher(on_change: Callable[[str, str], None]) -> Callable[[Sequence[Layer]], Watched]:
+    """Return what starts watching a run's layers; listeners get what happened and the path."""
+
+    def watch(layers: Sequence[Layer]) -> Watched:
+        def tell(what: str, root: bytes, path: bytes) -> None:
+            on_change(what, os.fsdecode(os.path.join(root, path)))
+
+        monitor = Monitor([(os.fsencode(each.upper), os.fsencode(each.root)) for each in layers], tell)
+        monitor.start()
+        return monitor
+
+    return watch
+
+
+class _WatchedLayer:
+    """An upper directory, the root it lies over, and what was told about it."""
+
+    def __init__(self, upper: bytes, root: bytes) -> None:
+        self.upper = upper
+        self.root = root
+        self.top = _Directory(self, "")
+        self.upper_fd = self.project_fd = -1
+
+    def open(self) -> None:
+        self.project_fd = open_top(os.fsdecode(self.root))
+        try:
+            self.upper_fd = open_top(os.fsdecode(self.upper))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for fd in (self.upper_fd, self.project_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.upper_fd = self.project_fd = -1
+
+
+class _Directory:
+    """What was told about the entries of one directory of a layer, and the directories below that matter."""
+
+    __slots__ = ("below", "gone", "hidden", "layer", "path", "states")
+
+    def __init__(self, layer: _WatchedLayer, path: str) -> None:
+        self.layer = layer
+        self.path = path
+        self.hidden = False  # the layer covers what the project has in here
+        self.gone = False  # no longer part of the tree: what is heard of it is of no interest
+        self.states: dict[str, str] = {}
+        self.below: dict[str, _Directory] = {}
+
+    def enter(self, name: str) -> _Directory:
+        """Return the directory of this name, a new one if there was none."""
+        if name not in self.below:
+            self.below[name] = _Directory(self.layer, join(self.path, name))
+        return self.below[name]
+
+    def tree(self) -> Iterator[_Directory]:
+        """Yield this directory and all below it, parents first."""
+        waiting = [self]
+        while waiting:
+            directory = waiting.pop()
+            yield directory
+            waiting.extend(reversed(directory.below.values()))
+
+
+class _Visit:
+    """A directory to look through: some names or the whole, and whether all below it is due again."""
+
+    __slots__ = ("again", "directory", "names", "whole")
+
+    def __init__(self, directory: _Directory, *, whole: bool = False, again: bool = False) -> None:
+        self.directory = directory
+        self.names: dict[str, None] = {}  # in order: what happened first is told first
+        self.whole = whole
+        self.again = again
+
+
 class Monitor:
     """Watches layers while a command runs and tells one listener what happens to each path.
 
@@ -165,7 +152,7 @@ class Monitor:
         self._started = False
         self._inotify: Any = None
         self._silence = -1
-        self._watches: dict[int, tuple[_WatchedLayer, Directory]] = {}
+        self._watches: dict[int, _Directory] = {}
         self._todo: deque[_Visit] = deque()
         self._news: deque[tuple[str, bytes, bytes]] = deque()
         self._behind = False
@@ -186,6 +173,16 @@ class Monitor:
         """Every (root, path) of the project that the command took away, down to the last one."""
         return self._in_state(REMOVED)
 
+    def _in_state(self, wanted: str) -> tuple[tuple[bytes, bytes], ...]:
+        paths = [
+            (layer.root, os.fsencode(join(directory.path, name)))
+            for layer in self._layers
+            for directory in layer.top.tree()
+            for name, state in directory.states.items()
+            if state == wanted
+        ]
+        return tuple(sorted(paths))
+
     def start(self) -> None:
         """Watch the layers, and tell what is in them already; started again, go on from what was told."""
         if self._started:
@@ -194,7 +191,7 @@ class Monitor:
         self._attempt(self._open_inotify)
         for layer in self._layers:
             self._attempt(layer.open)
-        self.incomplete = self.incomplete or not all(layer.is_open for layer in self._layers)
+            self.incomplete = self.incomplete or layer.upper_fd < 0
         self._list_all()
         self._deliver()
 
@@ -230,26 +227,18 @@ class Monitor:
             if self.incomplete:
                 self._list_all()
         finally:
-            self._close()
+            self._started = False
+            if self._inotify is not None:
+                self._inotify.close()
+                self._inotify = None
+            if self._silence >= 0:
+                os.close(self._silence)
+                self._silence = -1
+            self._watches.clear()
+            self._todo.clear()
+            for layer in self._layers:
+                layer.close()
         self._deliver()
-
-    def _close(self) -> None:
-        self._started = False
-        if self._inotify is not None:
-            self._inotify.close()
-            self._inotify = None
-        if self._silence >= 0:
-            os.close(self._silence)
-            self._silence = -1
-        self._watches.clear()
-        self._todo.clear()
-        for layer in self._layers:
-            layer.close()
-
-    def _in_state(self, state: str) -> tuple[tuple[bytes, bytes], ...]:
-        return tuple(
-            sorted((layer.root, os.fsencode(path)) for layer in self._layers for path in layer.top.paths(state))
-        )
 
     def _read(self) -> bool:
         """Look wherever pending events point; return whether there were any."""
@@ -260,37 +249,30 @@ class Monitor:
         except OSError:
             self.incomplete = True
             return False
-        dirty: dict[Directory, _Visit] = {}
+        dirty: dict[_Directory, _Visit] = {}
         for watch, mask, _cookie, name in events:
             if mask & _FLAGS.Q_OVERFLOW:
                 self.incomplete = self._behind = True
             elif mask & _FLAGS.IGNORED:
                 self._watches.pop(watch, None)
             elif name and watch in self._watches:
-                layer, directory = self._watches[watch]
-                dirty.setdefault(directory, _Visit(layer, directory)).names[name] = None
+                directory = self._watches[watch]
+                dirty.setdefault(directory, _Visit(directory)).names[name] = None
         self._settle(dirty.values())
-        if self._behind:
-            self._catch_up()
-        return bool(events)
-
-    def _catch_up(self) -> None:
-        """List everything after events were lost; of a huge layer not often, or the run would stand still."""
         begun = monotonic()
-        if begun < self._rest_until:
-            return
-        self._behind = False
-        self._list_all()
-        self._rest_until = monotonic() + 9 * (monotonic() - begun)
+        if self._behind and begun >= self._rest_until:
+            # Events were lost; of a huge layer not often, or the run would stand still.
+            self._behind = False
+            self._list_all()
+            self._rest_until = monotonic() + 9 * (monotonic() - begun)
+        return bool(events)
 
     def _list_all(self) -> None:
         """Look at every path of every layer, whatever events said."""
-        visits = []
-        for layer in self._layers:
-            if layer.is_open:
-                self._watch(layer.upper_fd, layer, layer.top)
-                visits.append(_Visit(layer, layer.top, whole=True, again=True))
-        self._settle(visits)
+        layers = [layer for layer in self._layers if layer.upper_fd >= 0]
+        for layer in layers:
+            self._watch(layer.upper_fd, layer.top)
+        self._settle(_Visit(layer.top, whole=True, again=True) for layer in layers)
 
     def _settle(self, visits: Iterable[_Visit]) -> None:
         self._todo.extend(visits)
@@ -299,38 +281,49 @@ class Monitor:
             if not visit.directory.gone:
                 self._attempt(self._visit, visit)
 
-    def _attempt(self, step: Callable[..., None], *given: object) -> None:
+    def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
         """Take one step; what fails because the command was faster is of no concern."""
         try:
-            step(*given)
+            step(*arguments)
         except OSError as problem:
             if problem.errno not in _VANISHED:
                 self.incomplete = True
 
     def _visit(self, visit: _Visit) -> None:
-        directory = visit.directory
-        with _Sides(visit.layer, directory.path) as sides:
-            if sides.upper < 0 and not directory.hidden:
+        """Look at a directory as the layer and as the project have it: two descriptors, -1 where there is none."""
+        directory, upper, project = visit.directory, -1, -1
+        try:
+            upper = _open(directory.layer.upper_fd, directory.path)
+            project = _open(directory.layer.project_fd, directory.path)
+            if upper < 0 and not directory.hidden:
                 return  # It has just vanished: what that means is told by an event of its parent.
-            names = sides.names(directory) if visit.whole else visit.names
+            names: Iterable[str] = visit.names
+            if visit.whole:
+                # Every name about which there is or was something to tell.
+                layer_names = entries(upper) if upper >= 0 else ()
+                project_names = entries(project) if project >= 0 and directory.hidden else ()
+                names = sorted({*directory.states, *directory.below, *layer_names, *project_names})
             for name in names:
                 if name != _OPAQUE_FILE:
-                    self._attempt(self._examine, visit, sides, name)
+                    self._attempt(self._examine, visit, upper, project, name)
+        finally:
+            for fd in (upper, project):
+                if fd >= 0:
+                    os.close(fd)
 
-    def _examine(self, visit: _Visit, sides: _Sides, name: str) -> None:
+    def _examine(self, visit: _Visit, upper: int, project: int, name: str) -> None:
         """Compare one entry of a directory with the project's, record its state, go on below it."""
         directory = visit.directory
-        in_layer, layer_mode = _entry(sides.upper, name)
-        in_project, project_mode = _entry(sides.project, name)
+        in_layer, layer_mode = _entry(upper, name)
+        in_project, project_mode = _entry(project, name)
         altered = False
         if in_layer == DIRECTORY:
-            altered = self._follow(visit, sides.upper, name, in_project) or layer_mode != project_mode
+            altered = self._follow(visit, upper, name, in_project) or layer_mode != project_mode
         elif in_project == DIRECTORY and (directory.hidden or in_layer != ABSENT):
             self._enter(visit, name, hidden=True, afresh=True)
         else:
-            self._forget(visit.layer, directory, name)
-        state = state_of(in_layer, in_project, hidden=directory.hidden, altered=altered)
-        self._record(visit.layer, directory, name, state)
+            self._forget(directory, name)
+        self._record(directory, name, _state(in_layer, in_project, directory.hidden, altered))
 
     def _follow(self, visit: _Visit, upper: int, name: str, in_project: str) -> bool:
         """Watch a directory of the layer; return whether it covers what the project has there.
@@ -338,17 +331,14 @@ class Monitor:
         Watched before it is listed, so that nothing falls between the two. A descriptor names it to
         the kernel, because the command can put a symlink in its place at any moment.
         """
-        fd = os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)
-        try:
+        with closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)) as fd:
             covers = visit.directory.hidden or (in_project == DIRECTORY and is_opaque(f"/proc/self/fd/{fd}", _OPAQUE))
             child = visit.directory.enter(name)
-            is_new = self._watch(fd, visit.layer, child)
-        finally:
-            os.close(fd)
+            is_new = self._watch(fd, child)
         self._enter(visit, name, hidden=covers, afresh=is_new or visit.again or covers != child.hidden)
         return covers
 
-    def _watch(self, fd: int, layer: _WatchedLayer, directory: Directory) -> bool:
+    def _watch(self, fd: int, directory: _Directory) -> bool:
         """Watch an open directory; return False if it was watched already, and under the same path.
 
         The kernel gives the same number for the same directory, so a moved one shows by its old path.
@@ -360,9 +350,9 @@ class Monitor:
         except OSError:
             self.incomplete = True
             return True
-        known = self._watches.get(watch)
-        self._watches[watch] = (layer, directory)
-        return known is None or known[1] is not directory
+        before = self._watches.get(watch)
+        self._watches[watch] = directory
+        return before is not directory
 
     def _enter(self, visit: _Visit, name: str, *, hidden: bool, afresh: bool) -> None:
         """Go on below a directory; `afresh` looks at all that is in it."""
@@ -370,101 +360,56 @@ class Monitor:
         child.hidden = hidden
         if len(child.path) > _LONGEST:
             self.incomplete = True
-            self._forget(visit.layer, visit.directory, name)
+            self._forget(visit.directory, name)
         elif afresh:
-            self._todo.append(_Visit(visit.layer, child, whole=True, again=visit.again))
+            self._todo.append(_Visit(child, whole=True, again=visit.again))
 
-    def _forget(self, layer: _WatchedLayer, parent: Directory, name: str) -> None:
+    def _forget(self, parent: _Directory, name: str) -> None:
         """Take back what was told below a path that has nothing below it any more."""
-        for directory in parent.drop(name):
-            for told in list(directory.told):
-                self._record(layer, directory, told, None)
+        top = parent.below.pop(name, None)
+        for directory in () if top is None else top.tree():
+            directory.gone = True
+            for each in list(directory.states):
+                self._record(directory, each, None)
 
-    def _record(self, layer: _WatchedLayer, directory: Directory, name: str, state: str | None) -> None:
-        what = directory.record(name, state)
-        if what is not None:
-            self._news.append((what, layer.root, os.fsencode(directory.path_of(name))))
+    def _record(self, directory: _Directory, name: str, state: str | None) -> None:
+        """Remember an entry's state; where that is news, the listener is to hear it.
+
+        A path that was told and is untouched again (created, then deleted) is cancelled. Writing on in a
+        file changes no state, so it is told once however long the writing goes on.
+        """
+        if directory.states.get(name) == state:
+            return
+        if state is None:
+            del directory.states[name]
+        else:
+            directory.states[name] = state
+        self._news.append((state or CANCELLED, directory.layer.root, os.fsencode(join(directory.path, name))))
 
     def _deliver(self) -> None:
         """Tell the news, after all bookkeeping: so a listener may call any method here."""
         while self._news:
-            told = self._news.popleft()
+            news = self._news.popleft()
             if self.listener_error is None:
                 try:
-                    self._on_change(*told)
+                    self._on_change(*news)
                 except Exception as problem:  # noqa: BLE001  (theirs, and whatever it is, the run goes on)
                     self.listener_error = problem
 
 
-class _WatchedLayer:
-    """An upper directory, the root it lies over, and what was told about it."""
+def _state(layer: str, project: str, hidden: bool, altered: bool) -> str | None:
+    """Name what became of a path, given the kinds of entry in the layer and in the project; None: nothing.
 
-    def __init__(self, upper: bytes, root: bytes) -> None:
-        self.upper = upper
-        self.root = root
-        self.top = Directory()
-        self.upper_fd = self.project_fd = -1
-
-    @property
-    def is_open(self) -> bool:
-        return self.upper_fd >= 0
-
-    def open(self) -> None:
-        self.project_fd = open_top(os.fsdecode(self.root))
-        try:
-            self.upper_fd = open_top(os.fsdecode(self.upper))
-        except OSError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        for fd in (self.upper_fd, self.project_fd):
-            if fd >= 0:
-                os.close(fd)
-        self.upper_fd = self.project_fd = -1
-
-
-class _Visit:
-    """A directory to look through: some names or the whole, and whether all below it is due again."""
-
-    __slots__ = ("again", "directory", "layer", "names", "whole")
-
-    def __init__(self, layer: _WatchedLayer, directory: Directory, *, whole: bool = False, again: bool = False) -> None:
-        self.layer = layer
-        self.directory = directory
-        self.names: dict[str, None] = {}  # in order: what happened first is told first
-        self.whole = whole
-        self.again = again
-
-
-class _Sides:
-    """One directory as the layer and as the project have it: two descriptors, -1 where there is none."""
-
-    def __init__(self, layer: _WatchedLayer, path: str) -> None:
-        self.upper = _open(layer.upper_fd, path)
-        self.project = -1
-        try:
-            self.project = _open(layer.project_fd, path)
-        except OSError:
-            self.__exit__()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for fd in (self.upper, self.project):
-            if fd >= 0:
-                os.close(fd)
-
-    def names(self, directory: Directory) -> list[str]:
-        """List every name about which there is or was something to tell."""
-        names = directory.known()
-        if self.upper >= 0:
-            names.update(entries(self.upper))
-        if self.project >= 0 and directory.hidden:
-            names.update(entries(self.project))
-        return sorted(names)
+    `hidden`: something above in the layer covers the project, so what is only there is gone.
+    `altered`: of two directories, the layer's was made anew or has another mode; by itself, a
+    directory in the layer only means that something below it was touched.
+    """
+    if layer in (ABSENT, WHITEOUT):
+        covered = hidden or layer == WHITEOUT
+        return REMOVED if covered and project != ABSENT else None
+    if project == ABSENT:
+        return ADDED
+    return None if layer == project == DIRECTORY and not altered else UPDATED
 
 
 def _open(top: int, path: str) -> int:
@@ -479,24 +424,7 @@ def _open(top: int, path: str) -> int:
 
 def _entry(directory: int, name: str) -> tuple[str, int]:
     """Return the kind and mode of an entry, or of none."""
-    found = look(directory, name) if directory >= 0 else None
-    if found is None:
+    status = look(directory, name) if directory >= 0 else None
+    if status is None:
         return ABSENT, 0
-    return WHITEOUT if is_whiteout(found) else kind_of(found.st_mode), found.st_mode
-
-
-# ---- Tell a listener what a running command writes, as it writes it.
-
-def watcher(on_change: Callable[[str, str], None]) -> Callable[[Sequence[Layer]], Watched]:
-    """Return what starts watching a run's layers; listeners get what happened and the path."""
-
-    def watch(layers: Sequence[Layer]) -> Watched:
-        # Here, so that it costs nothing when nobody listens.
-        def tell(what: str, root: bytes, path: bytes) -> None:
-            on_change(what, os.fsdecode(os.path.join(root, path)))
-
-        monitor = Monitor([(os.fsencode(each.upper), os.fsencode(each.root)) for each in layers], tell)
-        monitor.start()
-        return monitor
-
-    return watch
+    return WHITEOUT if is_whiteout(status) else kind_of(status.st_mode), status.st_mode
