@@ -101,8 +101,8 @@ def compiled(place):
 
 
 def form(identity, settings):
-    body = marshal.dumps(settings)
-    return b"%b %08x\n%b" % (identity, crc32(body), body)
+    content = identity + b"\0" + marshal.dumps(settings)
+    return b"%08x%b" % (crc32(content), content)
 
 
 @pytest.mark.parametrize("damage", ["", "x", "cut", "flipped", "field", "value", "readable", "link", "fifo", "newer"])
@@ -111,7 +111,7 @@ def test_a_compiled_form_that_is_not_ours_or_not_whole_is_made_again(place, late
     config.policy_for(place, ["/p"])
     path = compiled(place)
     data = Path(path).read_bytes()
-    identity = data.partition(b"\n")[0].rpartition(b" ")[0]
+    identity = data[8:].partition(b"\0")[0]
     assert data == form(identity, {"": {"timeout": 5}})
     changed = {
         "": b"", "x": b"x", "cut": data[:-2], "flipped": data[:-1] + bytes([data[-1] ^ 1]),

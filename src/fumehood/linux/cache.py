@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import stat
 import zlib
@@ -10,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OTHERS_WRITE = 0o022
+_OTHERS = 0o077
 _LARGEST = 8 << 20
 _SUM = 8  # bytes in front that tell whether the rest is whole
 
@@ -27,14 +28,14 @@ def keep(path: str, content: bytes) -> None:
 
 
 def read_own(path: str) -> bytes | None:
-    """Return the content of a small file, or None where somebody else wrote it or could have."""
+    """Return the content of a small file, or None where it is not ours alone."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         there = os.fstat(file)
-        if there.st_uid != os.geteuid() or there.st_mode & _OTHERS_WRITE or there.st_size > _LARGEST:
+        if there.st_uid != os.geteuid() or there.st_mode & _OTHERS or there.st_size > _LARGEST:
             return None
         content = b""
         while piece := os.read(file, 1 << 20):
@@ -48,16 +49,23 @@ def read_own(path: str) -> bytes | None:
 
 def write_own(path: str, content: bytes) -> None:
     """Write a small file in one step, if that can be done."""
-    beside = f"{path}.{os.getpid()}"
     try:
-        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(file, content)
-        finally:
-            os.close(file)
-        os.replace(beside, path)
+        replace(path, content, f"{path}.{os.getpid()}.{_thread.get_ident()}")
     except OSError:
         return
+
+
+def replace(path: str, content: bytes, spare: str = "") -> None:
+    """Write a file beside its place, and let it take that when it is whole; raises OSError."""
+    spare = spare or f"{path}.new"
+    file = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(file, left) :]
+    finally:
+        os.close(file)
+    os.rename(spare, path)
 
 
 def forget(directory: str, prefix: str, before: float) -> None:

@@ -15,6 +15,7 @@ from struct import Struct
 from weakref import WeakKeyDictionary
 
 from fumehood.errors import FumehoodError, OverlayUnavailable
+from fumehood.linux.cache import replace
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file, fill
 from fumehood.linux.layer import Stack, own_attributes, same_content, set_opaque, unmark, whiteout
 from fumehood.linux.nofollow import (
@@ -86,9 +87,7 @@ def prepare(layer: Layer) -> None:
             set_mode(target, stat.S_IMODE(os.stat(layer.upper).st_mode))
         copying.wait_a_tick()
         _manifests[layer] = copying.manifest
-        with open(f"{_manifest_file(layer)}.new", "wb") as file:
-            marshal.dump(copying.manifest, file)
-        os.rename(f"{_manifest_file(layer)}.new", _manifest_file(layer))
+        replace(_manifest_file(layer), marshal.dumps(copying.manifest))
     except OSError as error:
         raise OverlayUnavailable(
             f"cannot copy {layer.root}: {error.strerror}: {_subject(error)}",

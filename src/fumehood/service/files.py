@@ -19,10 +19,9 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
 from fumehood.store import backups
-from fumehood.store.backups import Daily, Slots
+from fumehood.store.backups import Daily, Slots, seal
 from fumehood.store.database import day_of
 from fumehood.store.files import Files, Told
-from fumehood.store.seals import seal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

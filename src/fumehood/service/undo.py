@@ -32,9 +32,9 @@ from fumehood.service.decide import recorded
 from fumehood.service.files import record, release
 from fumehood.service.restore import versions
 from fumehood.service.settle import chosen, state_of, with_companions
+from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, LAST
 from fumehood.store.places import new_id
-from fumehood.store.seals import digest_of, is_untouched, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from fumehood.service.store import Store
+    from fumehood.store.backups import Seals
     from fumehood.store.history import Reach
     from fumehood.store.projects import Project
-    from fumehood.store.seals import Seals
 
 
 # ---- Take a run back: the same swaps the other way, as a run of its own, and only where nothing else would be lost.
@@ -425,7 +425,7 @@ def _changed(change: c.Change, kind: str, now: c.Stamp | None, after: c.Stamp | 
 
 # ---- See that backups are what was saved, before an undo puts them into the project.
 #
-# A backup is known by its stamp: kind, size, time and mode; and by its seal (`store/seals.py`), where it has one.
+# A backup is known by its stamp: kind, size, time and mode; and by its seal (`store/backups.py`), where it has one.
 
 def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
     """Let the changes of an undo name what lies in the layers of the `first` run, for it may have other inodes now.
@@ -433,7 +433,7 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
     Refuses where something is gone, altered or added there. Layers that were dropped because they held nothing are
     made again.
     """
-    seals = read(store.places, back.layer, back.of or "")
+    seals = read_seals(store.places, back.layer, back.of or "")
     for number, upper in enumerate(store.uppers(back)):
         os.makedirs(upper, 0o700, exist_ok=True)
         wanted = {change.path: change for change in back.found if change.root == number and _is_kept(change)}

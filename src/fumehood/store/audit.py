@@ -18,16 +18,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from fumehood.core.changes import Change
     from fumehood.store.database import Database
 
 
-
-# ---- The audit trail: who asked, what was decided and by whom, what became of it. Rows are only ever added.
-#
-# The database itself refuses to change or remove one. Whoever changes the state of something adds the event in the
-# same transaction, so that neither is there without the other.
 
 ASKED, DECIDED, RECOVERED, CLEANED = "asked", "decided", "recovered", "cleaned"
 REFUSED = "refused"
@@ -36,7 +32,6 @@ PYTHON, CLI, HOOK, MCP = "python", "cli", "hook", "mcp"
 _COLUMNS = ("at", "run", "project", "act", "uid", "user", "face", "agent", "detail")
 _INSERT = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _NAMED = 20  # paths named in one event
-_SOME = 500
 # What agents tell of themselves to the programs they start.
 _AGENTS = (
     ("CLAUDECODE", "claude-code"), ("CODEX_THREAD_ID", "codex"), ("CODEX_SANDBOX", "codex"),
@@ -55,6 +50,9 @@ class Event(Value):
     face: str
     agent: str
     detail: str
+
+
+_EVENTS = f"SELECT {', '.join(Event._fields)} FROM events"
 
 
 class Audit:
@@ -81,61 +79,58 @@ class Audit:
 
     def of(self, runs: Sequence[str]) -> dict[str, list[Event]]:
         """Return what happened to some runs, the earliest first."""
-        found: dict[str, list[Event]] = {run: [] for run in runs}
-        for start in range(0, len(runs), _SOME):
-            some = runs[start : start + _SOME]
-            for event in self._events(f"run IN ({', '.join('?' * len(some))})", some):
-                found[event.run].append(event)
-        return found
+        events: dict[str, list[Event]] = {run: [] for run in runs}
+        for row in self.database.rows_for(f"{_EVENTS} WHERE run IN (?) ORDER BY n", runs):
+            event = _event(row)
+            events[event.run].append(event)
+        return events
 
     def apart(self, project: int | None = None) -> list[Event]:
         """Return what happened that is about no run, of one project or of all, the earliest first."""
-        mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
-        return self._events(f"run = ''{mine}", ())
+        query = f"{_EVENTS} WHERE run = ''{_of(project)} ORDER BY n"
+        return [_event(row) for row in self.database.rows(query)]
 
     def cleanings(self, runs: Sequence[str], project: int | None = None) -> dict[str, list[Event]]:
         """Return what was cleaned away since the earliest of some runs, by the last of them that came before."""
-        began = self.database.rows(
-            f"SELECT run, min(n) FROM events WHERE run IN ({', '.join('?' * len(runs))}) GROUP BY run ORDER BY 2", runs
+        began = sorted(
+            self.database.rows_for("SELECT run, min(n) FROM events WHERE run IN (?) GROUP BY run", runs),
+            key=lambda row: row[1],
         )
-        found: dict[str, list[Event]] = {}
-        for number, (run, first) in enumerate(began):
-            until = f" AND n < {began[number + 1][1]}" if number + 1 < len(began) else ""
-            mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
-            found[run] = self._events(f"run = '' AND act = '{CLEANED}' AND n > {first}{until}{mine}", ())
-        return found
-
-    def _events(self, where: str, values: Sequence[str]) -> list[Event]:
-        rows = self.database.rows(
-            f"SELECT at, run, act, uid, user, face, agent, detail FROM events WHERE {where} ORDER BY n", values
-        )
-        return [Event(**dict(zip(Event._fields, row, strict=True))) for row in rows]
+        events: dict[str, list[Event]] = {}
+        for (run, first), (_, following) in zip(began, [*began[1:], ("", None)], strict=True):
+            until = "" if following is None else f" AND n < {following}"
+            query = f"{_EVENTS} WHERE run = '' AND act = '{CLEANED}' AND n > {first}{until}{_of(project)} ORDER BY n"
+            events[run] = [_event(row) for row in self.database.rows(query)]
+        return events
 
     def _who(self) -> tuple[int, str]:
         """Return the number and the name of the user; looked up once, because it costs more than the event."""
         uid = os.getuid()
-        if self._user is None or self._user[0] != uid:
-            self._user = uid, _name(uid)
+        if self._user is not None and self._user[0] == uid:
+            return self._user
+        import pwd
+
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            name = ""
+        behind = os.environ.get("SUDO_USER", "") if uid == 0 else ""
+        self._user = uid, f"{name} (sudo by {behind})" if behind else name
         return self._user
 
 
-def _name(uid: int) -> str:
-    import pwd
+def _event(row: tuple[Any, ...]) -> Event:
+    return Event(**dict(zip(Event._fields, row, strict=True)))
 
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = ""
-    behind = os.environ.get("SUDO_USER", "") if uid == 0 else ""
-    return f"{name} (sudo by {behind})" if behind else name
+
+def _of(project: int | None) -> str:
+    return "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
 
 
 def agent_of(environment: Mapping[str, str]) -> str:
     """Name the agent that started this process, as far as its environment tells."""
     named = environment.get("FUMEHOOD_AGENT") or environment.get("AI_AGENT")
-    if named:
-        return named
-    return next((agent for variable, agent in _AGENTS if environment.get(variable)), "")
+    return named or next((agent for variable, agent in _AGENTS if environment.get(variable)), "")
 
 
 def verdicts(changes: Sequence[Change]) -> str:
@@ -164,9 +159,10 @@ _INSERT_CONNECTION = (
 )
 
 
-def write(connection: sqlite3.Connection, run: str, found: Sequence[Connection]) -> None:
+def write(connection: sqlite3.Connection, run: str, connections: Sequence[Connection]) -> None:
     """Record what a run connected to."""
-    connection.executemany(_INSERT_CONNECTION, [(n, *each.fields().values(), run) for n, each in enumerate(found)])
+    rows = [(n, *each.fields().values(), run) for n, each in enumerate(connections)]
+    connection.executemany(_INSERT_CONNECTION, rows)
 
 
 def read(database: Database, run: str) -> tuple[Connection, ...]:
@@ -214,23 +210,18 @@ class Grants:
 
     def all(self) -> list[Grant]:
         """Return every kept answer, the oldest first."""
-        rows = self.database.rows("SELECT id, what, project, target, answer, kept_at FROM grants ORDER BY id")
-        return [
-            Grant(
-                id=number, what=what, project=os.fsdecode(project), target=os.fsdecode(target), answer=answer,
-                kept_at=kept_at,
-            )
-            for number, what, project, target, answer, kept_at in rows
-        ]  # fmt: skip
+        rows = self.database.rows(f"SELECT {', '.join(Grant._fields)} FROM grants ORDER BY id")
+        grants = [Grant(**dict(zip(Grant._fields, row, strict=True))) for row in rows]
+        return [each.replace(project=os.fsdecode(each.project), target=os.fsdecode(each.target)) for each in grants]
 
     def revoke(self, number: int) -> Grant:
         """Forget a kept answer, so that it is asked again."""
-        found = [grant for grant in self.all() if grant.id == number]
-        if not found:
+        grant = next((each for each in self.all() if each.id == number), None)
+        if grant is None:
             raise BadRequest(f"there is no grant {number}", hint="fumehood grants list shows them")
         with self.database.transaction(durable=True) as connection:
             connection.execute("DELETE FROM grants WHERE id = ?", (number,))
-        return found[0]
+        return grant
 
 
 def _row(key: Key) -> tuple[str, bytes, bytes]:

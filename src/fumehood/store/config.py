@@ -13,6 +13,7 @@ import time
 
 from fumehood.core.policy import EVERYWHERE, Policy
 from fumehood.errors import BadConfiguration
+from fumehood.linux import cache
 from fumehood.store.places import home, make_private
 
 TYPE_CHECKING = False
@@ -26,17 +27,11 @@ if TYPE_CHECKING:
     Settings = dict[str, dict[str, Any]]
 
 
-# ---- The person's configuration on disk, and a compiled form of it that a run can afford to read.
-#
-# `config.toml` is parsed and checked once for each version of it; what came out lies in the cache, under that
-# version's identity. Without a file, a run pays one failed `stat`.
-
 _FORMAT = "2"  # another one where the same text comes to mean something else
 _LONGEST = 1 << 20
 _OTHERS_WRITE = 0o002
 # A file time can be as coarse as 10 ms: a version younger than this could still be written without a new identity.
 _SETTLED_NS = 100_000_000
-_MAX_COMPILED = 8 << 20
 
 
 def file_of(places: Places) -> str:
@@ -58,14 +53,14 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
     """Return the settings for every project ("") and for single ones; raises BadConfiguration."""
     path = file_of(places)
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise _unreadable(path, error) from error
-    _check_reach(path, found, (*roots, places.data, f"{places.cache}/scratch"))
+    _check_reach(path, status, (*roots, places.data, f"{places.cache}/scratch"))
     compiled = f"{places.cache}/config-{os.geteuid()}"
-    settings = _remembered(compiled, _identity(found))
+    settings = _remembered(compiled, _identity(status))
     if settings is None:
         identity, checked = compile_file(path)
         if checked.complaints:
@@ -76,10 +71,8 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
     return settings
 
 
-def compile_file(path: str) -> tuple[str, Checked]:
-    """Read and check a configuration; its identity is "" where it may still be changing."""
-    import time
-
+def compile_file(path: str) -> tuple[bytes, Checked]:
+    """Read and check a configuration; its identity is empty where it may still be changing."""
     from fumehood.core.config import read
 
     try:
@@ -97,7 +90,7 @@ def compile_file(path: str) -> tuple[str, Checked]:
     identity = _identity(before)
     age = time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns)
     if identity != _identity(after) or age < _SETTLED_NS:
-        identity = ""
+        identity = b""
     return identity, _without_links(read(data, home()))
 
 
@@ -120,9 +113,9 @@ def _unreadable(path: str, error: OSError) -> BadConfiguration:
     return BadConfiguration(f"cannot read the configuration {path}: {error.strerror}", hint="check its permissions")
 
 
-def _check_reach(path: str, found: os.stat_result, roots: Sequence[str]) -> None:
+def _check_reach(path: str, status: os.stat_result, roots: Sequence[str]) -> None:
     """Refuse a configuration that a command, or anybody, could write: it could loosen every later run."""
-    if found.st_mode & _OTHERS_WRITE:
+    if status.st_mode & _OTHERS_WRITE:
         raise BadConfiguration(f"anybody may write the configuration {path}", hint=f"chmod go-w {path}")
     real = os.path.realpath(path)
     for root in roots:
@@ -136,33 +129,21 @@ def _check_reach(path: str, found: os.stat_result, roots: Sequence[str]) -> None
 def _refusal(path: str, checked: Checked) -> BadConfiguration:
     first = checked.complaints[0]
     more = len(checked.complaints) - 1
-    told = f"{path}, line {first.line}: {f'{first.key}: ' if first.key else ''}{first.message}"
+    complaint = f"{path}, line {first.line}: {f'{first.key}: ' if first.key else ''}{first.message}"
     check = "fumehood config check" + (f" tells of {more} more" if more else "")
-    return BadConfiguration(told, hint=f"{first.hint}; {check}" if first.hint else check)
+    return BadConfiguration(complaint, hint=f"{first.hint}; {check}" if first.hint else check)
 
 
-def _identity(found: os.stat_result) -> str:
+def _identity(status: os.stat_result) -> bytes:
     """Return what tells one version of the file, read for one home, from all others."""
-    parts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    return f"fumehood configuration {_FORMAT} {' '.join(map(str, parts))} {home()}"
+    parts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return os.fsencode(f"fumehood configuration {_FORMAT} {' '.join(map(str, parts))} {home()}")
 
 
-def _remembered(path: str, identity: str) -> Settings | None:
+def _remembered(path: str, identity: bytes) -> Settings | None:
     """Return the settings compiled from this version, or None where they must be made again."""
-    from binascii import crc32
-
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(file)
-        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-        compiled = os.read(file, _MAX_COMPILED) if ours else b""
-    finally:
-        os.close(file)
-    head, _, body = compiled.partition(b"\n")
-    if head != b"%b %08x" % (os.fsencode(identity), crc32(body)):
+    head, _, body = (cache.recalled(path) or b"").partition(b"\0")
+    if head != identity:
         return None
     try:
         settings: Settings = marshal.loads(body)  # noqa: S302 - ours, and what it says is checked
@@ -174,28 +155,13 @@ def _remembered(path: str, identity: str) -> Settings | None:
     return settings
 
 
-def _remember(path: str, identity: str, settings: Settings) -> None:
+def _remember(path: str, identity: bytes, settings: Settings) -> None:
     """Keep the compiled form; a cache that can't be written only costs time."""
-    from binascii import crc32
-
-    beside = f"{path}.{os.getpid()}"
-    body = marshal.dumps(settings, 4)
-    compiled = b"%b %08x\n%b" % (os.fsencode(identity), crc32(body), body)
-    if len(compiled) >= _MAX_COMPILED or "\n" in identity:
-        return
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            whole = os.write(file, compiled) == len(compiled)
-        finally:
-            os.close(file)
-        if whole:
-            os.rename(beside, path)
-        else:
-            os.unlink(beside)
     except OSError:
         return
+    cache.keep(path, identity + b"\0" + marshal.dumps(settings, 4))
 
 
 # ---- Change files that a person wrote: their configuration, and other programs' settings; a backup is kept.

@@ -13,14 +13,12 @@ from fumehood.errors import NoRoom, StoreDamaged
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 else:
     import _sqlite3 as sqlite3  # without its wrapper, which loads datetime for what is not used here
 
 
-
-# ---- The database: opened, brought up to date, and used in transactions.
 
 _FIRST = """
 CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied_at REAL NOT NULL);
@@ -174,6 +172,7 @@ MIGRATIONS = (
 
 
 _PATIENCE_S = 30.0
+_AT_ONCE = 500  # names in one query
 # Connections of a parent process: closing one here would drop the parent's locks.
 _abandoned: list[sqlite3.Connection] = []
 
@@ -187,24 +186,23 @@ class Database:
         self._open()
 
     def _open(self) -> None:
-        path = self.path
         self._process = os.getpid()
         self._lock = _thread.allocate_lock()
         try:
             try:
                 self._connect()
             except (OSError, sqlite3.DatabaseError):
-                if not give_back_if_full(os.path.dirname(path)):
+                if not give_back_if_full(os.path.dirname(self.path)):
                     raise
                 self._connect()
         except OSError as error:
-            _refuse_if_full(path, error)
+            _refuse_if_full(self.path, error)
             raise StoreDamaged(
-                f"the database {path} can't be made: {error.strerror}",
+                f"the database {self.path} can't be made: {error.strerror}",
                 hint="check that the disk is not full, and that you may write there",
             ) from error
         except sqlite3.DatabaseError as error:
-            raise unusable(path, error) from error
+            raise unusable(self.path, error) from error
 
     def _connect(self) -> None:
         if not os.path.exists(self.path):
@@ -213,9 +211,6 @@ class Database:
             self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False, cached_statements=64
         )
         self._connection.execute("PRAGMA synchronous=NORMAL")
-        self._bring_up_to_date()
-
-    def _bring_up_to_date(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > len(MIGRATIONS):
             raise StoreDamaged(
@@ -245,7 +240,7 @@ class Database:
         A durable one is on the disk at its end, whatever happens to the machine then; others may take a moment.
         """
         self._mind_forks()
-        return Transaction(self._lock, self._connection, self.path, durable)
+        return Transaction(self.path, self._lock, self._connection, durable)
 
     def _mind_forks(self) -> None:
         """Open the database anew in a child of the process that opened it: SQLite forbids to share a connection."""
@@ -261,6 +256,12 @@ class Database:
                 return self._connection.execute(query, tuple(values)).fetchall()
         except sqlite3.DatabaseError as error:
             raise unusable(self.path, error) from error
+
+    def rows_for(self, query: str, names: Sequence[Any], *others: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield what a query finds for any of many names, where it says `(?)`; other values come before them."""
+        for start in range(0, len(names), _AT_ONCE):
+            some = names[start : start + _AT_ONCE]
+            yield from self.rows(query.replace("(?)", f"({', '.join('?' * len(some))})"), (*others, *some))
 
     def close(self) -> None:
         """Close the connection."""
@@ -307,11 +308,8 @@ def _make(path: str) -> None:
 class Transaction:
     """One transaction, taken at its beginning: two writers wait for each other instead of failing."""
 
-    def __init__(self, lock: Any, connection: sqlite3.Connection, path: str, durable: bool) -> None:
-        self._lock = lock
-        self._connection = connection
-        self._path = path
-        self._durable = durable
+    def __init__(self, path: str, lock: Any, connection: sqlite3.Connection, durable: bool) -> None:
+        self._path, self._lock, self._connection, self._durable = path, lock, connection, durable
 
     def __enter__(self) -> sqlite3.Connection:
         give_back_if_full(os.path.dirname(self._path))
@@ -375,12 +373,22 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def keep(state: str) -> None:
     """Take the room that the end of a run needs, or refuse to begin one."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        taken = os.stat(_path(state)).st_size
-    except FileNotFoundError:
-        taken = 0
-    if taken < _SIZE:
-        _take(state)
+        file = os.open(_path(state), flags, 0o600)
+        try:
+            if os.fstat(file).st_size < _SIZE:
+                os.posix_fallocate(file, 0, _SIZE)
+        except OSError:
+            os.unlink(_path(state))
+            raise
+        finally:
+            os.close(file)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        lacking = shortage(state) or f"the disk of {state} is full"
+        raise NoRoom(f"no command can begin: {lacking}", hint=hint(state)) from error
     lacking = shortage(state)
     if lacking:
         raise NoRoom(f"no command can begin: {lacking}", hint=hint(state))
@@ -421,24 +429,6 @@ def _path(state: str) -> str:
     return f"{state}/reserve"
 
 
-def _take(state: str) -> None:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        file = os.open(_path(state), flags, 0o600)
-        try:
-            os.posix_fallocate(file, 0, _SIZE)
-        except OSError:
-            os.unlink(_path(state))
-            raise
-        finally:
-            os.close(file)
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        lacking = shortage(state) or f"the disk of {state} is full"
-        raise NoRoom(f"no command can begin: {lacking}", hint=hint(state)) from error
-
-
 # ---- The days on which Fumehood ran, in the order in which they were recorded.
 #
 # What is removed by itself is old by these: a clock that is wrong once adds one day, however far it jumped.
@@ -465,8 +455,8 @@ class Days:
     def __init__(self, database: Database) -> None:
         rows = database.rows("SELECT n, day, first_run FROM days ORDER BY n")
         self._numbers = [number for number, _, _ in rows]
-        self._days = [day for _, day, _ in rows]
         self._first_runs: dict[str, int] = {day: first for _, day, first in rows}
+        self._days = list(self._first_runs)
 
     def first_run(self, day: str) -> int:
         """Return the number of the first run of a day; 0 where that was not recorded."""

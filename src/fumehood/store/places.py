@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# ---- Where things lie on disk: the directories of the XDG standard, ours in each, closed to others.
-
 class Places(Value):
     """Our own directories."""
 
@@ -78,26 +76,26 @@ class Places(Value):
 
 def home() -> str:
     """The person's home directory."""
-    found = os.path.expanduser("~")
-    if not found.startswith("/"):
+    path = os.path.expanduser("~")
+    if not path.startswith("/"):
         # A relative one would be another directory wherever we start, and in a project a command could write it.
-        raise BadRequest(f"HOME is {found!r}, which is not an absolute path", hint="export HOME=/path/of/your/home")
-    return found
+        raise BadRequest(f"HOME is {path!r}, which is not an absolute path", hint="export HOME=/path/of/your/home")
+    return path
 
 
 def places(environment: Mapping[str, str] | None = None) -> Places:
     """Find our directories; those that hold the person's only copies are made at once."""
-    given = os.environ if environment is None else environment
-    found = Places(
-        state=_base(given, "XDG_STATE_HOME", ".local/state"),
-        data=_base(given, "XDG_DATA_HOME", ".local/share"),
-        cache=_base(given, "XDG_CACHE_HOME", ".cache"),
-        config=_base(given, "XDG_CONFIG_HOME", ".config"),
+    variables = os.environ if environment is None else environment
+    ours = Places(
+        state=_base(variables, "XDG_STATE_HOME", ".local/state"),
+        data=_base(variables, "XDG_DATA_HOME", ".local/share"),
+        cache=_base(variables, "XDG_CACHE_HOME", ".cache"),
+        config=_base(variables, "XDG_CONFIG_HOME", ".config"),
     )
-    for directory in (found.state, f"{found.state}/runs", f"{found.state}/outputs", f"{found.state}/locks"):
+    for directory in (ours.state, f"{ours.state}/runs", f"{ours.state}/outputs", f"{ours.state}/locks"):
         if not os.path.isdir(directory):
             make_private(directory)
-    return found
+    return ours
 
 
 def state_directory() -> str:
@@ -105,8 +103,8 @@ def state_directory() -> str:
     return _base(os.environ, "XDG_STATE_HOME", ".local/state")
 
 
-def _base(given: Mapping[str, str], variable: str, default: str) -> str:
-    value = given.get(variable, "")
+def _base(variables: Mapping[str, str], variable: str, default: str) -> str:
+    value = variables.get(variable, "")
     # The standard says to ignore a relative path.
     return f"{value if value.startswith('/') else f'{home()}/{default}'}/fumehood"
 
@@ -136,25 +134,29 @@ def new_id(now_ns: int | None = None) -> str:
     now = time.time_ns() if now_ns is None else now_ns
     milliseconds, rest = divmod(now, 1_000_000)
     chance = int.from_bytes(os.urandom(9), "big") >> 2
-    number = milliseconds << 80 | (rest // 1000) << 70 | chance
+    return _spelled(milliseconds << 80 | (rest // 1000) << 70 | chance, _ALPHABET, LENGTH)[::-1]
+
+
+def _spelled(number: int, alphabet: str, length: int) -> str:
+    """Write a number in some letters, the last digit first."""
     letters = []
-    for _ in range(LENGTH):
-        number, digit = divmod(number, 32)
-        letters.append(_ALPHABET[digit])
-    return "".join(reversed(letters))
+    for _ in range(length):
+        number, digit = divmod(number, len(alphabet))
+        letters.append(alphabet[digit])
+    return "".join(letters)
 
 
 # ---- The mark that tells our own words from a command's: letters that a model is told, and no command can know.
 
 # None that an escape of another letter is written with, so that no escape can be a part of a mark.
 _MARK_ALPHABET = "ghjkmpqsvwyz"
-_LENGTH = 12
+_MARK_LENGTH = 12
 _KEY_BYTES = 32
 
 
 def new_mark() -> str:
     """Return a mark that nobody knows yet."""
-    return _spelled(os.urandom(16))
+    return _spelled(int.from_bytes(os.urandom(16), "big"), _MARK_ALPHABET, _MARK_LENGTH)
 
 
 def session_mark(state: str, session: str) -> str:
@@ -165,42 +167,23 @@ def session_mark(state: str, session: str) -> str:
     import _blake2  # what `hashlib` has it from, without OpenSSL around it
 
     digest: bytes = _blake2.blake2b(os.fsencode(session), key=_key(state), digest_size=16).digest()
-    return _spelled(digest)
-
-
-def _spelled(chance: bytes) -> str:
-    number = int.from_bytes(chance, "big")
-    letters = []
-    for _ in range(_LENGTH):
-        number, digit = divmod(number, len(_MARK_ALPHABET))
-        letters.append(_MARK_ALPHABET[digit])
-    return "".join(letters)
+    return _spelled(int.from_bytes(digest, "big"), _MARK_ALPHABET, _MARK_LENGTH)
 
 
 def _key(state: str) -> bytes:
     path = f"{state}/mark.key"
-    try:
-        return _read(path)
-    except FileNotFoundError:
-        pass
-    if not os.path.isdir(state):
-        make_private(state)
-    beside = f"{path}.{os.urandom(8).hex()}"
-    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(file, os.urandom(_KEY_BYTES))
-        os.link(beside, path)
-    except FileExistsError:
-        pass  # another process was faster: its key counts
-    finally:
-        os.close(file)
-        os.unlink(beside)
-    return _read(path)
-
-
-def _read(path: str) -> bytes:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(file, _KEY_BYTES)
-    finally:
-        os.close(file)
+    if not os.path.exists(path):
+        if not os.path.isdir(state):
+            make_private(state)
+        beside = f"{path}.{os.urandom(8).hex()}"
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, os.urandom(_KEY_BYTES))
+            os.link(beside, path)
+        except FileExistsError:
+            pass  # another process was faster: its key counts
+        finally:
+            os.close(file)
+            os.unlink(beside)
+    with open(path, "rb") as key:
+        return key.read(_KEY_BYTES)

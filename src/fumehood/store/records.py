@@ -10,6 +10,7 @@ import os
 
 from fumehood.core.changes import Change, Stamp, by_path
 from fumehood.core.report import Run
+from fumehood.linux.cache import replace
 from fumehood.linux.streams import KEPT
 
 TYPE_CHECKING = False
@@ -32,29 +33,22 @@ def rows_of_changes(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
     grouped: dict[tuple[int, str, str | None], list[str]] = {}
     for change in changes:
         directory, _, name = change.path.rpartition("/")
-        key = change.root, directory, change.within
-        entry = _entry(change, name)
-        if key in grouped:
-            grouped[key].append(entry)
-        else:
-            grouped[key] = [entry]
+        before, after = change.before, change.after
+        # The NUL that ends an entry, and the slash before the name, can't be in a name.
+        entry = (
+            f"{change.change}\t{change.kind}\t{change.verdict}\t{change.marked}"
+            f"\t{'' if before is None else before.text()}\t{'' if after is None else after.text()}"
+            f"\t{' '.join(change.flags)}\t{change.reason}/{name}\0"
+        )
+        grouped.setdefault((change.root, directory, change.within), []).append(entry)
     for (root, directory, within), entries in grouped.items():
         above = None if within is None else os.fsencode(within)
         yield root, os.fsencode(directory), above, None, os.fsencode("".join(entries))
 
 
-def _entry(change: Change, name: str) -> str:
-    """Write what changed at one name; the NUL that ends it, and the slash before the name, can't be in a name."""
-    before, after = change.before, change.after
-    return (
-        f"{change.change}\t{change.kind}\t{change.verdict}\t{change.marked}\t{'' if before is None else before.text()}"
-        f"\t{'' if after is None else after.text()}\t{' '.join(change.flags)}\t{change.reason}/{name}\0"
-    )
-
-
-def changes_of_rows(found: Iterable[Sequence[Any]]) -> list[Change]:
+def changes_of_rows(rows: Iterable[Sequence[Any]]) -> list[Change]:
     """Return the changes that rows record, in the order they are reported."""
-    return by_path(change for row in found for change in _changes(*row))
+    return by_path(change for row in rows for change in _changes(*row))
 
 
 def _changes(
@@ -65,8 +59,8 @@ def _changes(
     above = None if within is None else os.fsdecode(within)
     prefix = f"{directory}/" if directory else ""
     for entry in os.fsdecode(entries).split("\0")[:-1]:
-        told, _, name = entry.rpartition("/")
-        change, kind, verdict, marked, before, after, flags, reason = told.split("\t", 7)
+        columns, _, name = entry.rpartition("/")
+        change, kind, verdict, marked, before, after, flags, reason = columns.split("\t", 7)
         yield Change(
             root, prefix + name, change, kind,
             before=Stamp.read(before) if before else None, after=Stamp.read(after) if after else None,
@@ -83,9 +77,7 @@ def counted(changes: Sequence[Change]) -> str:
     return " ".join(f"{kind}={count}" for kind, count in counts.items())
 
 
-# ---- A run's own record beside its layer, from which the database can be made again, should it be lost.
-#
-# Only runs that keep a layer have one: a file for each run that has versions there, written when the run is settled.
+# ---- The record itself.
 
 _FORMAT = 1
 _HEAD = b"fumehood record "  # a checksum and the line's end follow, then the record itself
@@ -139,19 +131,6 @@ def _path(places: Places, layer: str, run: str) -> str:
     return f"{places.run(layer)}/0/{run}{_END}"
 
 
-def replace(path: str, text: bytes) -> None:
-    """Write a file beside its place, and let it take that when it is whole."""
-    spare = f"{path}.new"
-    file = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        left = memoryview(text)
-        while left:
-            left = left[os.write(file, left) :]
-    finally:
-        os.close(file)
-    os.rename(spare, path)
-
-
 def _read(path: str) -> Run | None:
     from binascii import crc32
 
@@ -167,14 +146,14 @@ def _read(path: str) -> Run | None:
             return None
         if format_ != _FORMAT or set(fields) != set(_FIELDS):
             return None
-        found = changes_of_rows(
+        changes = changes_of_rows(
             (root, os.fsencode(directory), None if within is None else os.fsencode(within), None,
              os.fsencode("\0".join(entries)))
             for root, directory, within, entries in rows
         )  # fmt: skip
     except (ValueError, TypeError, KeyError, EOFError):
         return None
-    return Run(**fields, found=found)
+    return Run(**fields, found=changes)
 
 
 def _first_form(text: str) -> Any:
