@@ -13,7 +13,7 @@ from fumehood.service.store import Store
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots
 from fumehood.store.database import Days, day_of, note_day
-from fumehood.store.files import Files
+from fumehood.store.files import Files, Told
 
 ROOT = b"/project"
 
@@ -31,6 +31,13 @@ def files(store: Store, project: Path) -> Files:
 
 def numbers(files: Files, root: bytes, paths: Sequence[bytes]) -> dict[bytes, int]:
     return files.numbers(1, root, [(path, "file", 1, 2) for path in paths])
+
+
+def note(files: Files, run: str, *noted: tuple[int, bytes, str, int, int, bytes], are_deleted: bool = False) -> None:
+    """Record files that a run changed or deleted: number, path, kind, size, time, new copy."""
+    root = Told(ROOT)
+    (root.noted_deleted if are_deleted else root.noted).extend(noted)
+    files.record(1, run, [root])
 
 
 def all_of(files: Files) -> dict[str, dict[str, object]]:
@@ -80,27 +87,27 @@ def test_a_number_is_never_given_twice(files: Files) -> None:
     assert numbers(files, ROOT, [b"a", b"b"]) == first
     second = numbers(files, ROOT, [b"c"])
     assert set(first.values()).isdisjoint(second.values())
-    files.note(1, ROOT, "RUN1", [(second[b"c"], b"c", "file", 1, 2, b"")])
+    note(files, "RUN1", (second[b"c"], b"c", "file", 1, 2, b""))
     files.drop(second.values())
     assert numbers(files, ROOT, [b"d"])[b"d"] > second[b"c"]
 
 
 def test_a_known_path_keeps_its_number(files: Files) -> None:
     number = numbers(files, ROOT, [b"a"])[b"a"]
-    files.note(1, ROOT, "RUN1", [(number, b"a", "file", 1, 2, b"edited/1")])
+    note(files, "RUN1", (number, b"a", "file", 1, 2, b"edited/1"))
     assert numbers(files, ROOT, [b"a", b"b"])[b"a"] == number
     assert numbers(files, b"/other", [b"a"])[b"a"] != number
 
 
 def test_a_record_keeps_its_copy_until_there_is_a_newer_one(files: Files) -> None:
     number = numbers(files, ROOT, [b"a"])[b"a"]
-    files.note(1, ROOT, "RUN1", [(number, b"a", "file", 1, 2, b"edited/old")])
-    files.note(1, ROOT, "RUN2", [(number, b"a", "file", 5, 6, b"")], are_deleted=True)
+    note(files, "RUN1", (number, b"a", "file", 1, 2, b"edited/old"))
+    note(files, "RUN2", (number, b"a", "file", 5, 6, b""), are_deleted=True)
     known = files.at(1, "/project", "a")
     assert known is not None
     assert (known.last_approved_copy_path, known.is_deleted, known.size) == ("edited/old", True, 5)
     assert known.last_run == "RUN2"
-    files.note(1, ROOT, "RUN2", [(number, b"a", "file", 5, 6, b"edited/new")])
+    note(files, "RUN2", (number, b"a", "file", 5, 6, b"edited/new"))
     known = files.at(1, "/project", "a")
     assert known is not None
     assert (known.last_approved_copy_path, known.is_deleted) == ("edited/new", False)
@@ -110,7 +117,7 @@ def test_many_records_are_written_and_read(files: Files) -> None:
     paths = [b"d/%d" % n for n in range(1234)]
     given = numbers(files, ROOT, paths)
     assert len(set(given.values())) == 1234
-    files.note(1, ROOT, "RUN1", [(given[path], path, "file", 1, 2, b"") for path in paths])
+    note(files, "RUN1", *[(given[path], path, "file", 1, 2, b"") for path in paths])
     assert numbers(files, ROOT, paths) == given
     assert sum(len(some) for some in files.present(1, ROOT, 100)) == 1234
     assert len(files.below(1, "/project", "d")) == 1234
@@ -119,7 +126,7 @@ def test_many_records_are_written_and_read(files: Files) -> None:
 def test_a_name_of_any_bytes_is_kept(files: Files) -> None:
     raw = b"a\xff\n'\""
     number = numbers(files, ROOT, [raw])[raw]
-    files.note(1, ROOT, "RUN1", [(number, raw, "file", 1, 2, b"")])
+    note(files, "RUN1", (number, raw, "file", 1, 2, b""))
     assert files.at(1, "/project", os.fsdecode(raw)) is not None
     assert list(all_of(files)) == [os.fsdecode(raw)]
 

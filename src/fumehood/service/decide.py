@@ -172,8 +172,7 @@ def _apply(
     if others:
         held_runs.count_links(store, run)
     # What is in flight is `applied` in the journal, what was applied before is `done`.
-    begin = store.history.note if is_anew else store.history.note_verdicts
-    begin(run, APPLYING, decided=f"apply {named(waiting)}")
+    store.history.note(run, APPLYING, decided=f"apply {named(waiting)}", only_verdicts=not is_anew)
     expected, failure = outcomes(run.found), None
     try:
         _bring_back(store, run, others=others)

@@ -69,8 +69,8 @@ class Audit:
     ) -> None:
         """Add an event in a transaction that is under way."""
         uid, user = self._who()
-        text = detail.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        connection.execute(_INSERT, (time.time(), run, project, act, uid, user, self.face, self.agent, text))
+        values = (time.time(), run, project, act, uid, user, self.face, self.agent, storable(detail))
+        connection.execute(_INSERT, values)
 
     def tell(self, run: str, act: str, detail: str = "", *, project: int | None = None) -> None:
         """Add an event of its own."""
@@ -97,8 +97,8 @@ class Audit:
             key=lambda row: row[1],
         )
         events: dict[str, list[Event]] = {}
-        for (run, first), (_, following) in zip(began, [*began[1:], ("", None)], strict=True):
-            until = "" if following is None else f" AND n < {following}"
+        for at, (run, first) in enumerate(began, start=1):
+            until = f" AND n < {began[at][1]}" if at < len(began) else ""
             query = f"{_EVENTS} WHERE run = '' AND act = '{CLEANED}' AND n > {first}{until}{_of(project)} ORDER BY n"
             events[run] = [_event(row) for row in self.database.rows(query)]
         return events
@@ -117,6 +117,11 @@ class Audit:
         behind = os.environ.get("SUDO_USER", "") if uid == 0 else ""
         self._user = uid, f"{name} (sudo by {behind})" if behind else name
         return self._user
+
+
+def storable(text: str) -> str:
+    """Make a text storable: bytes that are no UTF-8 are written as escapes."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _event(row: tuple[Any, ...]) -> Event:

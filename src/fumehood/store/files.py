@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 # Rows in one statement: each costs half of what it would in a statement of its own, and SQLite's oldest
 # limit on values in a statement, 999, is kept.
 _ROWS = 100
-_PLACES = 500
-_MOST = (1 << 63) - 1
+_LARGEST = (1 << 63) - 1  # what the database has room for
+_NOTED = ("id", "path", "kind", "size", "modified_ns", "last_approved_copy_path")
+_SEEN = ("path", "kind", "size", "modified_ns")
 _CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
 _SET = (
     "kind = excluded.kind, size = excluded.size, modified_ns = excluded.modified_ns,"
@@ -97,46 +98,17 @@ class Files:
 
         It is kept before anything is named after it: should we die, its number is its own.
         """
-        known: dict[bytes, int] = {}
         paths = [each[0] for each in seen]
-        for start in range(0, len(paths), _PLACES):
-            some = paths[start : start + _PLACES]
-            query = f"SELECT path, id FROM files WHERE project = ? AND root = ? AND path IN ({_marks(len(some))})"
-            known.update(self.database.rows(query, (project, root, *some)))
-        fresh = [each for each in seen if each[0] not in known]
+        query = "SELECT path, id FROM files WHERE project = ? AND root = ? AND path IN (?)"
+        numbers = dict(self.database.rows_for(query, paths, project, root))
+        fresh = [each for each in seen if each[0] not in numbers]
         if fresh:
             with self.database.transaction() as connection:
                 ((last,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'files'")
-                self._learn(connection, project, root, fresh, 0.0, "", False)
+                _learn(connection, project, root, fresh, 0.0, "", are_deleted=False)
             # They are given in order, and never twice.
-            known.update(zip((each[0] for each in fresh), range(last + 1, last + 1 + len(fresh)), strict=True))
-        return known
-
-    def note(self, project: int, root: bytes, run: str, noted: Sequence[Noted], *, are_deleted: bool = False) -> None:
-        """Record files of one root that a run changed or deleted: number, path, kind, size, time, new copy."""
-        if noted:
-            with self.database.transaction() as connection:
-                self._note(connection, project, root, run, noted, are_deleted)
-
-    def _note(
-        self, connection: sqlite3.Connection, project: int, root: bytes, run: str, noted: Sequence[Noted],
-        are_deleted: bool,
-    ) -> None:  # fmt: skip
-        ((last_run,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run,))
-        # What is the same for all is in the text: values to be bound are what this costs.
-        same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {time.time()!r}, {int(last_run)}"
-        one = f"(?, ?, ?, ?, ?, ?, {same})"
-        for start in range(0, len(noted), _ROWS):
-            some = noted[start : start + _ROWS]
-            _insert(
-                connection,
-                "INSERT INTO files (id, path, kind, size, modified_ns, last_approved_copy_path, project, root,"
-                f" is_deleted, recorded_at, last_run) VALUES {', '.join([one] * len(some))}"
-                f" ON CONFLICT (id) DO UPDATE SET {_SET}, last_approved_copy_path ="
-                " CASE excluded.last_approved_copy_path WHEN x'' THEN last_approved_copy_path"
-                " ELSE excluded.last_approved_copy_path END",
-                some,
-            )
+            numbers.update(zip((each[0] for each in fresh), range(last + 1, last + 1 + len(fresh)), strict=True))
+        return numbers
 
     def learn(
         self, project: int, root: bytes, seen: Sequence[Seen], since: float, *, run: str = "", are_deleted: bool = False
@@ -148,45 +120,24 @@ class Files:
         if not seen:
             return 0
         with self.database.transaction() as connection:
-            return self._learn(connection, project, root, seen, since, run, are_deleted)
+            return _learn(connection, project, root, seen, since, run, are_deleted=are_deleted)
 
-    def _learn(
-        self, connection: sqlite3.Connection, project: int, root: bytes, seen: Sequence[Seen], since: float, run: str,
-        are_deleted: bool, *, is_latest: bool = False,
-    ) -> int:  # fmt: skip
-        rows = connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchall()
-        last_run = int(rows[0][0]) if rows else "NULL"
-        same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {since!r}, {last_run}"
-        one = f"(?, ?, ?, ?, {same})"
-        written = 0
-        for start in range(0, len(seen), _ROWS):
-            some = seen[start : start + _ROWS]
-            written += _insert(
-                connection,
-                "INSERT INTO files (path, kind, size, modified_ns, project, root, is_deleted, recorded_at,"
-                f" last_run) VALUES {', '.join([one] * len(some))} ON CONFLICT (project, root, path)"
-                f" DO UPDATE SET {_SET} WHERE ({int(is_latest)} OR recorded_at < {since!r})"
-                " AND (is_deleted != excluded.is_deleted"
-                " OR size != excluded.size OR modified_ns != excluded.modified_ns OR kind != excluded.kind"
-                " OR excluded.last_run > coalesce(last_run, 0))",
-                some,
-            )
-        return written
-
-    def record(self, project: int, run: str, told: Iterable[Told]) -> None:
+    def record(self, project: int, run: str, roots: Iterable[Told]) -> None:
         """Record all that is to be recorded after a run, in one transaction.
 
         That is the latest word on those files, whatever the clock says: the project's lock is held.
         """
         now = time.time()
         with self.database.transaction() as connection:
-            for each in told:
+            for each in roots:
                 for noted, are_deleted in ((each.noted, False), (each.noted_deleted, True)):
-                    if noted:
-                        self._note(connection, project, each.root, run, noted, are_deleted)
+                    conflict = (
+                        f"(id) DO UPDATE SET {_SET}, last_approved_copy_path = CASE excluded.last_approved_copy_path"
+                        " WHEN x'' THEN last_approved_copy_path ELSE excluded.last_approved_copy_path END"
+                    )
+                    _insert(connection, _NOTED, noted, (project, each.root, run, now, are_deleted), conflict)
                 for seen, are_deleted in ((each.seen, False), (each.seen_deleted, True)):
-                    if seen:
-                        self._learn(connection, project, each.root, seen, now, run, are_deleted, is_latest=True)
+                    _learn(connection, project, each.root, seen, now, run, are_deleted=are_deleted, is_latest=True)
 
     def due(self, project: int) -> list[Due]:
         """Return what is due, in order: number, run, when that was settled, whether its backups may be begun."""
@@ -252,11 +203,11 @@ class Files:
                 "SELECT id, path FROM files WHERE project = ? AND root = ? AND path > ?"
                 " AND NOT is_deleted AND NOT needs_approval ORDER BY path LIMIT ?"
             )
-            found = self.database.rows(query, (project, root, last, size))
-            if not found:
+            rows = self.database.rows(query, (project, root, last, size))
+            if not rows:
                 return
-            yield [(number, path) for number, path in found]
-            last = found[-1][1]
+            yield [(number, path) for number, path in rows]
+            last = rows[-1][1]
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Remove records; never one that is marked deleted, or that a held change waits on."""
@@ -275,12 +226,8 @@ class Files:
 
     def by_numbers(self, numbers: Sequence[int]) -> list[tuple[int, Record]]:
         """Return records by number, each with its project's."""
-        found: list[tuple[int, Record]] = []
-        for start in range(0, len(numbers), _PLACES):
-            some = numbers[start : start + _PLACES]
-            query = _RECORD.replace("SELECT", "SELECT files.project,", 1) + f" WHERE files.id IN ({_marks(len(some))})"
-            found += [(row[0], _record(row[1:])) for row in self.database.rows(query, some)]
-        return found
+        query = _RECORD.replace("SELECT", "SELECT files.project,", 1) + " WHERE files.id IN (?)"
+        return [(row[0], _record(row[1:])) for row in self.database.rows_for(query, numbers)]
 
     def at(self, project: int, root: str, path: str) -> Record | None:
         """Return the record of one path."""
@@ -316,7 +263,7 @@ class Files:
 
     def sources(self, project: int) -> dict[tuple[str, str], list[str]]:
         """Return for each root and path the runs whose layers should hold what was there before, the latest first."""
-        found: dict[tuple[str, str], list[str]] = {}
+        runs: dict[tuple[str, str], list[str]] = {}
         rows = self.database.rows(
             f"{_PAST} WHERE runs.project = ? AND runs.layer != '' AND runs.state IN ('applied', 'held')"
             " ORDER BY runs.number DESC",
@@ -325,12 +272,8 @@ class Files:
         for row in rows:
             for each in _pasts(row):
                 if each.change.before is not None:
-                    found.setdefault((each.root, each.change.path), []).append(each.run)
-        return found
-
-
-def _marks(count: int) -> str:
-    return ", ".join("?" * count)
+                    runs.setdefault((each.root, each.change.path), []).append(each.run)
+        return runs
 
 
 def _record(row: Sequence[Any]) -> Record:
@@ -353,14 +296,45 @@ def _pasts(row: Sequence[Any]) -> Iterator[Past]:
             )  # fmt: skip
 
 
-def _insert(connection: sqlite3.Connection, statement: str, rows: Sequence[Noted] | Sequence[Seen]) -> int:
-    """Write rows, and return how many that took.
+def _learn(
+    connection: sqlite3.Connection, project: int, root: bytes, seen: Sequence[Seen], since: float, run: str, *,
+    are_deleted: bool, is_latest: bool = False,
+) -> int:  # fmt: skip
+    conflict = (
+        f"(project, root, path) DO UPDATE SET {_SET} WHERE ({int(is_latest)} OR recorded_at < {since!r})"
+        " AND (is_deleted != excluded.is_deleted"
+        " OR size != excluded.size OR modified_ns != excluded.modified_ns OR kind != excluded.kind"
+        " OR excluded.last_run > coalesce(last_run, 0))"
+    )
+    return _insert(connection, _SEEN, seen, (project, root, run, since, are_deleted), conflict)
+
+
+def _insert(
+    connection: sqlite3.Connection, columns: Sequence[str], rows: Sequence[Noted] | Sequence[Seen],
+    common: tuple[int, bytes, str, float, bool], conflict: str,
+) -> int:  # fmt: skip
+    """Write rows, and return how many that took; `common` are project, root, run, time, and whether they are deleted.
 
     A command may give a file a time that the database has no room for; the nearest that fits is recorded.
     """
-    values = [value for row in rows for value in row]
-    try:
-        return connection.execute(statement, values).rowcount
-    except OverflowError:
-        fitting = [min(max(value, -_MOST), _MOST) if isinstance(value, int) else value for value in values]
-        return connection.execute(statement, fitting).rowcount
+    if not rows:
+        return 0
+    project, root, run, at, are_deleted = common
+    numbers = connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchall()
+    # What is the same for all is in the text: values to be bound are what this costs.
+    same = f"{int(project)}, x'{root.hex()}', {int(are_deleted)}, {at!r}, {int(numbers[0][0]) if numbers else 'NULL'}"
+    one = f"({', '.join('?' * len(columns))}, {same})"
+    written = 0
+    for start in range(0, len(rows), _ROWS):
+        some = rows[start : start + _ROWS]
+        statement = (
+            f"INSERT INTO files ({', '.join(columns)}, project, root, is_deleted, recorded_at, last_run)"
+            f" VALUES {', '.join([one] * len(some))} ON CONFLICT {conflict}"
+        )
+        values = [value for row in some for value in row]
+        try:
+            written += connection.execute(statement, values).rowcount
+        except OverflowError:
+            fitting = [min(max(value, -_LARGEST), _LARGEST) if isinstance(value, int) else value for value in values]
+            written += connection.execute(statement, fitting).rowcount
+    return written

@@ -12,32 +12,27 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
 from fumehood.store import records
-from fumehood.store.database import note_day
+from fumehood.store.database import note_day, packed, unpacked
 from fumehood.store.records import pieces, read_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from fumehood.core.changes import Change
-    from fumehood.core.network import Connection
     from fumehood.store.audit import Audit
     from fumehood.store.database import Database
     from fumehood.store.places import Places
 
     Printed = tuple[bytes | None, int]
-    from collections.abc import Callable
 
 
-
-# ---- The record of runs: what was asked, how it ended, what it changed.
 
 RUNNING, APPLYING = "running", "applying"
 HELD = "held"
 LAST = "last"
-_AT_ONCE = 500  # names in one query
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 UNFINISHED = (RUNNING, APPLYING, SETTLING)
 
@@ -52,6 +47,9 @@ _SELECT = (
 )
 _CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
 _INSERT = f"INSERT INTO changes (run, n, {', '.join(records.COLUMNS)}) VALUES (?, ?{', ?' * len(records.COLUMNS)})"
+
+
+_NUMBER = "(SELECT number FROM runs WHERE id = ?)"
 
 
 class Reach(Value):
@@ -81,7 +79,7 @@ class History:
             " network, started_at, process, dropped, session, below, day)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT max(n) FROM days))",
             (
-                run.run, project, run.act, run.of, run.layer, _text(run.command), os.fsencode(run.cwd),
+                run.run, project, run.act, run.of, run.layer, trail.storable(run.command), os.fsencode(run.cwd),
                 b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
                 run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
                 run.session, " ".join(run.below),
@@ -108,16 +106,14 @@ class History:
             "UPDATE runs SET state = ?, reason = ?, duration_s = ?, exit_code = ?, timed_out = ?, stdout = ?,"
             " stderr = ?, stdout_size = ?, stderr_size = ?, blocked = ?, network = ?, hosts = ? WHERE id = ?",
             (
-                run.state, _text(run.reason), run.duration_s, run.exit_code, run.timed_out, stdout,
+                run.state, trail.storable(run.reason), run.duration_s, run.exit_code, run.timed_out, stdout,
                 None if run.one_stream else stderr,  # with a size of 0: it is in the other
                 stdout_size, stderr_size, _blocked_text(run.blocked), run.network,
                 "\n".join(run.hosts), run.run,
             ),
         )  # fmt: skip
         if run.new_connections:
-            from fumehood.store import audit
-
-            audit.write(connection, run.run, run.new_connections)
+            trail.write(connection, run.run, run.new_connections)
 
     def journal(self, run: Run, outputs: Sequence[Printed], *, event: str = "") -> None:
         """Record all that is about to be done to the project, before it is done."""
@@ -128,7 +124,7 @@ class History:
                 if run.found:
                     self._write_changes(connection, run)
                 decided = trail.DECIDED if is_next else run.state
-                self.audit.add(connection, run.run, event or decided, _told(run, by="by the policy: "))
+                self.audit.add(connection, run.run, event or decided, _summary(run, by="by the policy: "))
         except NoRoom as error:
             raise NoRoom(
                 f"nothing was applied, and what run {run.run} did can't be recorded: {error.message}",
@@ -136,31 +132,18 @@ class History:
                 f" fumehood discard {run.run} throws it away",
             ) from error
 
-    def note(self, run: Run, state: str, *, decided: str = "") -> None:
-        """Record how far an apply or undo has come, with the changes as they are now; `decided` is a person's word."""
+    def note(self, run: Run, state: str, *, decided: str = "", only_verdicts: bool = False) -> None:
+        """Record how far an apply or undo has come, with the changes as they are now; `decided` is a person's word.
+
+        Where an apply takes over what was held, of the changes only the verdicts are new.
+        """
+        is_one_verdict = not any(change.verdict != APPLIED or change.reason for change in run.found)
         with self.database.transaction(durable=True) as connection:
             connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
-            self._rewrite_changes(connection, run)
-            if decided:
-                self.audit.add(connection, run.run, trail.DECIDED, decided)
-
-    def _make_due(self, connection: sqlite3.Connection, run: str) -> None:
-        """Remember that the records of files do not show yet what a run did."""
-        connection.execute(
-            "INSERT INTO files_due (project, run, at, begun) SELECT project, id, ?, 0 FROM runs WHERE id = ?",
-            (time.time(), run),
-        )
-
-    def note_verdicts(self, run: Run, state: str, *, decided: str = "") -> None:
-        """Record that an apply begins that takes over what was held; the changes are otherwise as they were."""
-        if any(change.verdict != APPLIED or change.reason for change in run.found):
-            self.note(run, state, decided=decided)
-            return
-        with self.database.transaction(durable=True) as connection:
-            connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
-            connection.execute(
-                "UPDATE changes SET verdict = ? WHERE run = (SELECT number FROM runs WHERE id = ?)", (APPLIED, run.run)
-            )
+            if only_verdicts and is_one_verdict:
+                connection.execute(f"UPDATE changes SET verdict = ? WHERE run = {_NUMBER}", (APPLIED, run.run))
+            else:
+                self._rewrite_changes(connection, run)
             if decided:
                 self.audit.add(connection, run.run, trail.DECIDED, decided)
 
@@ -171,11 +154,11 @@ class History:
         """
         mine = "" if project is None else f"AND project = {int(project)}"
         # Ordered here: asked to, SQLite would go through all runs.
-        found = self.database.rows(
+        rows = self.database.rows(
             "SELECT number, id, state, act, project FROM runs"
             f" WHERE state IN ('running', 'applying', 'settling') {mine}"
         )
-        return [(run, state, act, owner) for _, run, state, act, owner in sorted(found, reverse=True)]
+        return [(run, state, act, owner) for _, run, state, act, owner in sorted(rows, reverse=True)]
 
     def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
@@ -185,11 +168,12 @@ class History:
     def state(self, run: str, state: str, reason: str = "", *, event: str = "") -> None:
         """Record a new state."""
         with self.database.transaction() as connection:
-            connection.execute("UPDATE runs SET state = ?, reason = ? WHERE id = ?", (state, _text(reason), run))
+            values = (state, trail.storable(reason), run)
+            connection.execute("UPDATE runs SET state = ?, reason = ? WHERE id = ?", values)
             self.audit.add(connection, run, event or state, reason)
 
     def _rewrite_changes(self, connection: sqlite3.Connection, run: Run) -> None:
-        connection.execute("DELETE FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)", (run.run,))
+        connection.execute(f"DELETE FROM changes WHERE run = {_NUMBER}", (run.run,))
         self._write_changes(connection, run)
 
     def settle(
@@ -206,50 +190,51 @@ class History:
             connection.execute(
                 "UPDATE runs SET state = ?, reason = ?, duration_s = ?, decided_at = coalesce(?, decided_at),"
                 " settled_after = (SELECT max(number) FROM runs), day = (SELECT max(n) FROM days) WHERE id = ?",
-                (run.state, _text(run.reason), run.duration_s, decided_at, run.run),
+                (run.state, trail.storable(run.reason), run.duration_s, decided_at, run.run),
             )
             if rewrite:
                 self._rewrite_changes(connection, run)
             if decided:
                 self.audit.add(connection, run.run, trail.DECIDED, decided)
-            self.audit.add(connection, run.run, event or run.state, _told(run))
+            self.audit.add(connection, run.run, event or run.state, _summary(run))
             for other, is_rewritten in others:
                 connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (other.state, other.run))
                 if is_rewritten:
                     self._rewrite_changes(connection, other)
                 self.audit.add(connection, other.run, other.state, f"by run {run.run}")
             self._make_due(connection, run.run)
-        self._keep_records(run, others)
-
-    def _keep_records(self, run: Run, others: Iterable[tuple[Run, bool]]) -> None:
-        """Let the layer say by itself what it is: should the database be lost, that is all there is."""
+        # Let the layer say by itself what it is: should the database be lost, that is all there is.
         if any(needs_layer(change) for change in run.found) or records.is_kept(self.places, run):
             for each in (run, *(other for other, _ in others)):
                 records.write_record(self.places, each)
 
+    def _make_due(self, connection: sqlite3.Connection, run: str) -> None:
+        """Remember that the records of files do not show yet what a run did."""
+        connection.execute(
+            "INSERT INTO files_due (project, run, at, begun) SELECT project, id, ?, 0 FROM runs WHERE id = ?",
+            (time.time(), run),
+        )
+
     def rebuild(self, project: int, run: Run) -> None:
         """Record a run again that only its own directory knew of."""
-        printed = [self._left_of_output(run.run, stream) for stream in ("stdout", "stderr")]
+        outputs: list[Printed] = []
+        for stream in ("stdout", "stderr"):
+            try:
+                outputs.append((None, os.stat(self.places.output(run.run, stream)).st_size))
+            except FileNotFoundError:
+                outputs.append((b"", 0))
         with self.database.transaction() as connection:
             self._begin(connection, project, run, 0)
-            self._end(connection, run, printed)
+            self._end(connection, run, outputs)
             self._write_changes(connection, run)
             self.audit.add(connection, run.run, trail.RECOVERED, "its record was lost, and made again")
             if run.state in (APPLIED, HELD):
                 self._make_due(connection, run.run)
 
-    def _left_of_output(self, run: str, stream: str) -> Printed:
-        try:
-            return None, os.stat(self.places.output(run, stream)).st_size
-        except FileNotFoundError:
-            return b"", 0
-
     def held(self, project: int) -> list[str]:
         """Return the runs of a project that hold something, the latest first."""
-        found = self.database.rows(
-            "SELECT id FROM runs WHERE project = ? AND state = 'held' ORDER BY number DESC", (project,)
-        )
-        return [name for (name,) in found]
+        query = "SELECT id FROM runs WHERE project = ? AND state = 'held' ORDER BY number DESC"
+        return [name for (name,) in self.database.rows(query, (project,))]
 
     def roots(self, run: str) -> tuple[str, ...]:
         """Return the roots of a run."""
@@ -272,16 +257,11 @@ class History:
 
         By the record, for the clock may have been set back.
         """
-        is_late = "decided_at IS NOT NULL AND settled_after >= (SELECT number FROM runs WHERE id = ?)"
-        for start in range(0, len(runs), _AT_ONCE):
-            some = runs[start : start + _AT_ONCE]
-            marks = ", ".join("?" * len(some))
-            rows = self.database.rows(
-                f"SELECT id, state, {is_late}, roots FROM runs WHERE id IN ({marks})", (later.run, *some)
-            )
-            found = {row[0]: row for row in rows}
-            for run, state, was_decided_meanwhile, roots in (found[name] for name in some if name in found):
-                yield run, state, bool(was_decided_meanwhile), _roots(later.project, roots)
+        is_late = f"decided_at IS NOT NULL AND settled_after >= {_NUMBER}"
+        rows = self.database.rows_for(f"SELECT id, state, {is_late}, roots FROM runs WHERE id IN (?)", runs, later.run)
+        by_id = {row[0]: row for row in rows}
+        for run, state, was_decided_meanwhile, roots in (by_id[name] for name in runs if name in by_id):
+            yield run, state, bool(was_decided_meanwhile), _roots(later.project, roots)
 
     def find(self, name: str, *reaches: Reach) -> Run:
         """Return the run that an id, a unique prefix of one, `last` or `last~2` names, in every reach given.
@@ -322,8 +302,8 @@ class History:
     def undos(self, *reaches: Reach, of_layer: str = "") -> Iterator[Run]:
         """Yield the undos that are not taken back themselves, the latest first; of one layer, or of all."""
         mine = "runs.layer = ? AND" if of_layer else ""
-        found = self._ended(reaches, f"{mine} runs.act = 'undo' AND runs.state = 'applied'", of_layer)
-        return (run for run in found if self.turns(run) % 2)
+        undos = self._ended(reaches, f"{mine} runs.act = 'undo' AND runs.state = 'applied'", of_layer)
+        return (run for run in undos if self.turns(run) % 2)
 
     def _ended(self, reaches: Sequence[Reach], condition: str, *more: str) -> Iterator[Run]:
         conditions, values = _within(reaches)
@@ -344,7 +324,7 @@ class History:
     def withdraw(self, run: Run, reason: str) -> None:
         """Forget an undo that was refused, and so never was; the audit trail tells of it."""
         with self.database.transaction() as connection:
-            connection.execute("DELETE FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)", (run.run,))
+            connection.execute(f"DELETE FROM changes WHERE run = {_NUMBER}", (run.run,))
             connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
             self.audit.add(connection, run.run, trail.REFUSED, f"{run.command}: {reason}")
 
@@ -362,11 +342,9 @@ class History:
 
     def count_changes(self, runs: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each run how many changes of each kind it made."""
-        marks = ", ".join("?" * len(runs))
-        found = self.database.rows(f"SELECT id, counts FROM runs WHERE id IN ({marks})", runs)
         return {
             run: {kind: int(count) for kind, _, count in (part.partition("=") for part in counts.split())}
-            for run, counts in found
+            for run, counts in self.database.rows_for("SELECT id, counts FROM runs WHERE id IN (?)", runs)
         }
 
     def changes(self, run: str) -> list[Change]:
@@ -376,17 +354,11 @@ class History:
         )
         return records.changes_of_rows(rows)
 
-    def connections(self, run: str) -> tuple[Connection, ...]:
-        """Return what a run reached, or was refused."""
-        from fumehood.store import audit
-
-        return audit.read(self.database, run)
-
     def later_versions(self, run: str, path: str) -> list[tuple[str, Change]]:
         """Return the later changes of a path, the earliest first, with the runs that made them."""
         rows = self.database.rows(
             f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
-            " WHERE changes.directory = ? AND runs.number > (SELECT number FROM runs WHERE id = ?)"
+            f" WHERE changes.directory = ? AND runs.number > {_NUMBER}"
             " AND project = (SELECT project FROM runs WHERE id = ?) ORDER BY runs.number",
             (os.fsencode(path.rpartition("/")[0]), run, run),
         )
@@ -413,9 +385,9 @@ class History:
         fields["hosts"] = tuple(fields["hosts"].split("\n")) if fields["hosts"] else ()
         return Run(
             project=project, stdout=stdout, stderr=stderr, output_truncated=cut_out or cut_err,
-            found=lambda: self.changes(fields["run"]), connections=lambda: self.connections(fields["run"]), **fields,
+            found=lambda: self.changes(fields["run"]),
+            connections=lambda: trail.read(self.database, fields["run"]), **fields,
         )  # fmt: skip
-
 
     def _printed(self, fields: dict[str, Any], name: str) -> tuple[str, bool]:
         """Return an output from the record, or from its file."""
@@ -448,7 +420,7 @@ def _within(reaches: Sequence[Reach]) -> tuple[str, tuple[str | int, ...]]:
     return " AND ".join(conditions), tuple(values)
 
 
-def _told(run: Run, by: str = "") -> str:
+def _summary(run: Run, by: str = "") -> str:
     """Sum up a run for the audit trail: how its command ended, what became of its changes."""
     ended = "" if run.exit_code is None else f"exit {run.exit_code}"
     became = f"{by}{trail.verdicts(run.found)}" if run.found else ""
@@ -458,15 +430,6 @@ def _told(run: Run, by: str = "") -> str:
 def _roots(project: str, joined: bytes) -> tuple[str, ...]:
     """Return a run's roots; the first is the project, wherever that is by now."""
     return (project, *(os.fsdecode(root) for root in joined.split(b"\0")[1:]))
-
-
-def _text(text: str) -> str:
-    """Make a text storable: bytes that are no UTF-8 are written as escapes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
-    return text
 
 
 def _blocked_text(blocked: Sequence[Blocked]) -> str:
@@ -503,16 +466,16 @@ class Sessions:
 
     def open(self, project: int, name: str) -> Session:
         """Return the session of a name, which begins in this project if there is none yet."""
-        found = self.find(name)
-        if found is None:
+        session = self.find(name)
+        if session is None:
             with self.database.transaction() as connection:
                 connection.execute(
                     "INSERT OR IGNORE INTO sessions (name, project, started_at) VALUES (?, ?, ?)",
                     (name, project, time.time()),
                 )
-            found = self.find(name)
-            assert found is not None
-        return found
+            session = self.find(name)
+            assert session is not None
+        return session
 
     def update(self, name: str, change: Callable[[Session], Session]) -> Session:
         """Change what is remembered; runs of one session that end at once don't lose each other's word."""
@@ -521,7 +484,7 @@ class Sessions:
             session = change(_session(row))
             connection.execute(
                 "UPDATE sessions SET cwd = ?, environment = ? WHERE name = ?",
-                (os.fsencode(session.cwd), _joined(session.environment), name),
+                (os.fsencode(session.cwd), packed(session.environment), name),
             )
         return session
 
@@ -536,14 +499,8 @@ class Sessions:
         return [(_session(row[:-1]), row[-1]) for row in rows]
 
 
-def _joined(environment: tuple[tuple[str, str], ...]) -> bytes:
-    return b"\0".join(os.fsencode(f"{name}={value}") for name, value in environment)
-
-
 def _session(row: tuple[Any, ...]) -> Session:
     name, project, started_at, cwd, environment = row
-    variables = [os.fsdecode(each).partition("=") for each in environment.split(b"\0") if each]
     return Session(
-        name=name, project=project, started_at=started_at, cwd=os.fsdecode(cwd),
-        environment=tuple((variable, value) for variable, _, value in variables),
-    )  # fmt: skip
+        name=name, project=project, started_at=started_at, cwd=os.fsdecode(cwd), environment=unpacked(environment)
+    )
