@@ -15,9 +15,10 @@ from itertools import islice
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
+from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.namespaces import Layer, mounts_inside
-from fumehood.linux.nofollow import LISTING, Parents, closing, join, open_below, open_top, split
+from fumehood.linux.nofollow import LISTING, Parents, join, open_below, open_top, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def at_the_top(roots: Sequence[str]) -> list[Stranger]:
             top = os.open(root, LISTING | os.O_CLOEXEC)
         except OSError:
             continue  # the launch says what is wrong with it
-        with closing(top), os.scandir(top) as listing:
+        with Closing(top), os.scandir(top) as listing:
             names = [entry.name for entry in islice(listing, _AT_THE_TOP)]
             strangers += _strangers(root, "", top, [".", *names])
     return strangers
@@ -97,14 +98,14 @@ def _walked(root: str) -> Iterator[Stranger]:
     from collections import deque
 
     waiting, left = deque([""]), _AFTER_AN_ERROR
-    with closing(open_top(root)) as top, Parents(top, bounded=False) as parents:
+    with Closing(open_top(root)) as top, Parents(top, bounded=False) as parents:
         yield from _strangers(root, "", top, ["."])
         while waiting:
             path = waiting.popleft()
             directory = parents.listing(path)
             if directory is None:
                 continue
-            with closing(directory), os.scandir(directory) as listing:
+            with Closing(directory), os.scandir(directory) as listing:
                 names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(listing, left)]
                 strangers = _strangers(root, path, directory, [name for name, _ in names])
             yield from strangers
@@ -120,7 +121,7 @@ def still_there(roots: Sequence[str], paths: Sequence[str]) -> list[Stranger]:
             if path == root or path.startswith(f"{root}/"):
                 parent, name = split(path[len(root) + 1 :])
                 try:
-                    with closing(open_top(root)) as top, closing(open_below(top, parent)) as directory:
+                    with Closing(open_top(root)) as top, Closing(open_below(top, parent)) as directory:
                         strangers += _strangers(root, parent, directory, [name or "."])
                 except OSError:
                     pass  # gone, or something else by now

@@ -18,10 +18,10 @@ from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux.cache import replace
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file, fill
 from fumehood.linux.layer import Stack, own_attributes, same_content, set_opaque, unmark, whiteout
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
     Loosened,
-    closing,
     is_whiteout,
     join,
     open_below,
@@ -77,11 +77,11 @@ def prepare(layer: Layer) -> None:
     try:
         lowers += map(open_top, layer.lowers)
         with (
-            closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target,
+            Closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target,
             Stack(lowers) as shown,
         ):
             fill(target, shown, copying.make, may_vanish=True)
-            with closing(open_below(lowers[-1], "", LISTING)) as root:
+            with Closing(open_below(lowers[-1], "", LISTING)) as root:
                 copy_belongings(root, target, os.fstat(root))
             # The layer's own top directory is what an overlay would show.
             set_mode(target, stat.S_IMODE(os.stat(layer.upper).st_mode))
@@ -162,7 +162,7 @@ class _Copying:
 
 def _make_directory(writing: int, name: str, status: os.stat_result, is_readable: bool) -> bytes:
     os.mkdir(name, 0o700, dir_fd=writing)
-    with closing(open_below(writing, name, LISTING)) as made:
+    with Closing(open_below(writing, name, LISTING)) as made:
         if not is_readable:
             os.fchmod(made, 0)
         how = _COPIED if is_readable else _STAND_IN
@@ -232,8 +232,8 @@ class _Distilling:
         for path, mode in reversed(self._made.items()):
             # Each gets what belongs to the one it stands for.
             with (
-                closing(self._merged.as_is(path, LISTING)) as reading,
-                closing(self._upper.as_is(path, LISTING)) as writing,
+                Closing(self._merged.as_is(path, LISTING)) as reading,
+                Closing(self._upper.as_is(path, LISTING)) as writing,
             ):
                 copy_belongings(reading, writing, os.fstat(reading))
                 set_mode(writing, mode)
@@ -242,7 +242,7 @@ class _Distilling:
         """Take over what differs in a directory that is still the same one; return those like it inside."""
         before = self._manifest.pop(path, {})
         inside: list[str] = []
-        with closing(self._merged.open(path)) as here:
+        with Closing(self._merged.open(path)) as here:
             for name in os.listdir(here):
                 status = os.stat(name, dir_fd=here, follow_symlinks=False)
                 if is_whiteout(status):
@@ -261,7 +261,7 @@ class _Distilling:
     def _is_same_directory(self, path: str, status: os.stat_result, was: _Was) -> bool:
         if not (stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(was.mode)) or status.st_ino != was.inode:
             return False
-        with closing(self._merged.open(path)) as directory:
+        with Closing(self._merged.open(path)) as directory:
             if _generation(directory) != was.size:
                 return False
         if was.how == _STAND_IN:
@@ -298,7 +298,7 @@ class _Distilling:
             here = split(here)[0]
         for each in reversed(missing):
             above, name = split(each)
-            with closing(self._upper.as_is(above)) as directory:
+            with Closing(self._upper.as_is(above)) as directory:
                 os.mkdir(name, 0o700, dir_fd=directory)
             self._made[each] = self._mode_of(each)
         if self._open is not None:
@@ -311,7 +311,7 @@ class _Distilling:
         """Return the mode that the command left a directory of the copy at."""
         if path in self._merged.modes:
             return self._merged.modes[path]
-        with closing(self._merged.as_is(path)) as directory:
+        with Closing(self._merged.as_is(path)) as directory:
             return stat.S_IMODE(os.fstat(directory).st_mode)
 
     def _take(self, here: int, name: str, parent: str, status: os.stat_result, *, replacing: bool) -> None:
@@ -329,7 +329,7 @@ class _Distilling:
             self._upper.modes[path] = self._merged.modes.pop(path)
         self._clean_tree(path)
         if replacing:
-            with closing(open_below(target, name, LISTING)) as directory:
+            with Closing(open_below(target, name, LISTING)) as directory:
                 set_opaque(directory)
 
     def _clean_tree(self, top: str) -> None:
@@ -337,7 +337,7 @@ class _Distilling:
         waiting = [top]
         while waiting:
             path = waiting.pop()
-            with closing(self._upper.open(path)) as here:
+            with Closing(self._upper.open(path)) as here:
                 unmark(here, ".")
                 for name in os.listdir(here):
                     status = os.stat(name, dir_fd=here, follow_symlinks=False)

@@ -16,8 +16,9 @@ from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
 from fumehood.linux.host import may_mount
 from fumehood.linux.layer import attributes, is_opaque, set_opaque, unmark, whiteout
+from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import mounts_inside
-from fumehood.linux.nofollow import Loosened, Parents, closing, is_whiteout, join, look, open_top
+from fumehood.linux.nofollow import Loosened, Parents, is_whiteout, join, look, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def normalise(layer: Layer) -> None:
     lowers: list[Parents] = []
     try:
         lowers += [Parents(open_top(path)) for path in layer.lowers]
-        with closing(open_top(layer.upper)) as top, Loosened(top) as opened:
+        with Closing(open_top(layer.upper)) as top, Loosened(top) as opened:
             waiting: list[tuple[str, Sequence[Parents]]] = [("", lowers)]
             while waiting:
                 waiting += _normalise_directory(opened, *waiting.pop())

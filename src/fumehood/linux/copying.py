@@ -7,7 +7,8 @@ import os
 import stat
 
 from fumehood.linux.layer import BOOKKEEPING, Stack
-from fumehood.linux.nofollow import LISTING, Loosened, Parents, closing, join, open_below, opened_up, set_mode, split
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import LISTING, Loosened, Parents, join, open_below, opened_up, set_mode, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,17 +32,17 @@ def copy_file(source_dir: int, source: str, target_dir: int, target: str) -> Non
     except PermissionError:
         # Its owner makes it readable for a moment; its attributes, too, can only be read for as long.
         status = os.stat(source, dir_fd=source_dir, follow_symlinks=False)
-        with opened_up(source_dir, source), closing(os.open(source, _SOURCE, dir_fd=source_dir)) as reading:
+        with opened_up(source_dir, source), Closing(os.open(source, _SOURCE, dir_fd=source_dir)) as reading:
             _copy_open(reading, status, target_dir, target)
     else:
-        with closing(reading):
+        with Closing(reading):
             _copy_open(reading, os.fstat(reading), target_dir, target)
 
 
 def _copy_open(reading: int, status: os.stat_result, target_dir: int, target: str) -> None:
     import fcntl
 
-    with closing(os.open(target, _TARGET, 0o600, dir_fd=target_dir)) as writing:
+    with Closing(os.open(target, _TARGET, 0o600, dir_fd=target_dir)) as writing:
         try:
             fcntl.ioctl(writing, _FICLONE, reading)  # some file systems can share the blocks
         except OSError:
@@ -172,8 +173,8 @@ def copy_tree(
     """Copy a directory and all below it."""
     os.mkdir(target, 0o700, dir_fd=target_dir)
     with (
-        closing(open_below(source_dir, source)) as source_top,
-        closing(open_below(target_dir, target)) as target_top,
+        Closing(open_below(source_dir, source)) as source_top,
+        Closing(open_below(target_dir, target)) as target_top,
         Links(target_top) as own_links,
         Stack([source_top]) as tree,
     ):
@@ -214,7 +215,7 @@ def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False) -> 
             full.append(path)
         for path in reversed(full):
             source, mode = shown.topmost(path)
-            with closing(source) as reading, closing(parents.open(path, LISTING)) as writing:
+            with Closing(source) as reading, Closing(parents.open(path, LISTING)) as writing:
                 copy_belongings(reading, writing, os.fstat(reading))
                 set_mode(writing, mode)
 
@@ -223,7 +224,7 @@ def copy_directory(source_dir: int, target_dir: int, name: str) -> None:
     """Give a directory the owner and the attributes of another one of the same name."""
     with (
         Loosened(source_dir) as loosened,
-        closing(loosened.reach(name)) as reading,
-        closing(open_below(target_dir, name, LISTING)) as writing,
+        Closing(loosened.reach(name)) as reading,
+        Closing(open_below(target_dir, name, LISTING)) as writing,
     ):
         _copy_owner_and_attributes(reading, writing, os.fstat(reading))

@@ -7,7 +7,8 @@ import stat
 from struct import Struct
 from struct import error as TooShort  # noqa: N812 - what it means here
 
-from fumehood.linux.nofollow import LISTING, PATH_ONLY, closing, look, open_below, open_top, stamp_of
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def meaning_in(directory: int, name: str, status: os.stat_result) -> str:
         file = os.open(name, _READING, dir_fd=directory)
     except OSError:
         return ""  # gone, or closed to us
-    with closing(file):
+    with Closing(file):
         return _meaning(file, status)
 
 
@@ -148,7 +149,7 @@ def refreshed(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.
         file = open_below(top, path, _READING)
     except OSError:
         return None
-    with closing(file):
+    with Closing(file):
         return stamp_of(status, stamp.meaning) if _meaning(file, status) == stamp.meaning else None
 
 
@@ -175,7 +176,7 @@ class SeenIndexes:
         """Hold the indexes as they are now."""
         self.close()
         for number, root in enumerate(roots):
-            with closing(open_top(root)) as top:
+            with Closing(open_top(root)) as top:
                 self._look_in(number, top)
 
     def _look_in(self, number: int, top: int) -> None:
@@ -186,7 +187,7 @@ class SeenIndexes:
             if look(top, "HEAD") is None:
                 return
             git, prefix = os.dup(top), ""
-        with closing(git):
+        with Closing(git):
             for path in (NAME, *_others(git)):
                 if len(self._held) < _MOST_HELD:
                     try:
@@ -216,6 +217,6 @@ def _others(git: int) -> Iterator[str]:
             directory = os.open(kind, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=git)
         except OSError:
             continue
-        with closing(directory):
+        with Closing(directory):
             names = os.listdir(directory)
         yield from (f"{kind}/{name}/{NAME}" for name in names[:_MOST_HELD])

@@ -11,10 +11,10 @@ from fumehood.core import changes as c
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill
 from fumehood.linux.layer import Stack, is_opaque, set_opaque, whiteout
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
     Loosened,
-    closing,
     entries,
     is_whiteout,
     join,
@@ -103,7 +103,7 @@ def _in(loosened: Loosened, path: str, act: Callable[[int, str], None]) -> None:
         directory = loosened.reach(parent)
     except FileNotFoundError:
         return
-    with closing(directory):
+    with Closing(directory):
         # Ahead, because not everything that fails in a closed directory says so.
         if os.fstat(directory).st_mode & 0o300 != 0o300:
             loosened.loosen(parent)
@@ -123,7 +123,7 @@ def _unmark(directory: int, name: str) -> None:
 
 def _merge(source: int, target: int, name: str) -> None:
     """Move what lies in a directory into another that has some of the run's originals; may be repeated."""
-    with closing(open_below(source, name)) as one, closing(open_below(target, name)) as other:
+    with Closing(open_below(source, name)) as one, Closing(open_below(target, name)) as other:
         for child in entries(one):
             raw = os.fsencode(child)
             try:
@@ -159,7 +159,7 @@ class _Carrying:
     def _is_hidden(self, path: str) -> bool:
         """Tell whether a directory of the target above a path hides all that lies below it."""
         while path := split(path)[0]:
-            with closing(self._target.reach(path)) as directory:
+            with Closing(self._target.reach(path)) as directory:
                 if is_opaque(directory):
                     return True
         return False
@@ -169,7 +169,7 @@ class _Carrying:
         if after is None:
             raise ValueError(f"nothing to move: {change!r}")
         self._directory(parent)
-        with closing(self._target.reach(parent)) as to:
+        with Closing(self._target.reach(parent)) as to:
 
             def act(directory: int, name: str) -> None:
                 if look(directory, name) is None:
@@ -199,7 +199,7 @@ class _Carrying:
             else:
                 break
         for name in reversed(missing):
-            with closing(self._target.open(path)) as here, closing(self._source.reach(path)) as like:
+            with Closing(self._target.open(path)) as here, Closing(self._source.reach(path)) as like:
                 os.mkdir(name, 0o700, dir_fd=here)
                 status = look(like, name)
                 if status is not None and stat.S_ISDIR(status.st_mode):
@@ -212,7 +212,7 @@ class _Carrying:
         self._source.restore()
         self._target.restore()
         for path, mode in reversed(self._made):
-            with closing(open_below(self._target.top, path)) as directory:
+            with Closing(open_below(self._target.top, path)) as directory:
                 set_mode(directory, mode)
 
 
@@ -244,7 +244,7 @@ def fold(target: int, layers: Sequence[int]) -> None:
             if stat.S_ISDIR(status.st_mode):
                 os.mkdir(name, 0o700, dir_fd=folded)
                 if stack.covers(path):
-                    with closing(open_below(folded, name, LISTING)) as directory:
+                    with Closing(open_below(folded, name, LISTING)) as directory:
                         set_opaque(directory)
                 return True
             try:
@@ -319,7 +319,7 @@ class _Links:
     def _is_in_place(self, path: str) -> bool:
         """Tell whether nothing was made, renamed or removed where a file lies, so that it is no replacement."""
         parent = split(path)[0]
-        with closing(self._layer.reach(parent)) as layer, self._below.reach(parent) as live:
+        with Closing(self._layer.reach(parent)) as layer, self._below.reach(parent) as live:
             status, _ = live.look(".")
             return status is not None and status.st_mtime_ns == os.fstat(layer).st_mtime_ns
 
@@ -340,7 +340,7 @@ class _Links:
 
     def _also_at(self, change: c.Change, others: Sequence[str]) -> Iterator[c.Change]:
         parent, name = split(change.path)
-        with closing(self._layer.reach(parent)) as source:
+        with Closing(self._layer.reach(parent)) as source:
             for path in others:
                 self._link(source, name, path)
             stamp = stamp_of(os.stat(name, dir_fd=source, follow_symlinks=False))
@@ -355,7 +355,7 @@ class _Links:
         """Give a file of the layer another name there; the directory's time stays, as with a copy-up."""
         parent, target = split(path)
         self._make_way(parent)
-        with closing(self._layer.open(parent)) as directory:
+        with Closing(self._layer.open(parent)) as directory:
             before = os.fstat(directory)
             if look(directory, target) is None:
                 os.link(name, target, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
@@ -366,11 +366,11 @@ class _Links:
         above = ""
         for name in parent.split("/") if parent else ():
             path = join(above, name)
-            with closing(self._layer.open(above)) as layer:
+            with Closing(self._layer.open(above)) as layer:
                 if look(layer, name) is None:
                     os.mkdir(name, 0o700, dir_fd=layer)
                     source, mode = self._below.topmost(path)
-                    with closing(source) as like, closing(open_below(layer, name, LISTING)) as made:
+                    with Closing(source) as like, Closing(open_below(layer, name, LISTING)) as made:
                         copy_belongings(like, made, os.fstat(like))
                         set_mode(made, mode)
             above = path

@@ -14,7 +14,8 @@ import os
 from fumehood.core import changes as c
 from fumehood.core.judge import JOURNALS, database
 from fumehood.core.report import printable
-from fumehood.linux.nofollow import Parents, closing, look, open_top, split
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import Parents, look, open_top, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def open_elsewhere(
         paths = list(_asked_for(mine, swaps_ask=swaps_ask))
         if not paths:
             continue
-        with closing(open_top(root)) as top:
+        with Closing(open_top(root)) as top:
             busy.update(((number, path), programs) for path, programs in written(top, paths).items())
     return busy
 
@@ -84,7 +85,7 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
             try:
                 if parent != last:
                     directory, last = parents.of(parent), parent
-                with closing(_open(name, _READING, dir_fd=directory)) as file:
+                with Closing(_open(name, _READING, dir_fd=directory)) as file:
                     _control(file, _SET_SIGNAL, _SIGURG)
                     _control(file, _SET_LEASE, _FOR_READING)  # given back when it is closed
             except BlockingIOError:

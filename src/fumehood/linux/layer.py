@@ -9,10 +9,10 @@ import stat
 from fumehood.core import changes as c
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.gitindex import meaning_in
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     PATH_ONLY,
     Loosened,
-    closing,
     entries,
     is_whiteout,
     join,
@@ -170,7 +170,7 @@ class Stack:
         having: list[int] = []
         for number in self._parts[above][0]:
             try:
-                with closing(self._tops[number].reach(above)) as directory:
+                with Closing(self._tops[number].reach(above)) as directory:
                     status = look(directory, name)
                 if status is None:
                     continue
@@ -179,7 +179,7 @@ class Stack:
                 having.append(number)
                 # Asked of layers only: in the project itself, such a mark means nothing.
                 if number < self._layers:
-                    with closing(self._tops[number].reach(join(above, name))) as directory:
+                    with Closing(self._tops[number].reach(join(above, name))) as directory:
                         if is_opaque(directory):
                             return having, True
             except (FileNotFoundError, NotADirectoryError):
@@ -274,7 +274,7 @@ class _Scan:
         An opaque one hides what the project has there: all of that is deleted. One below it hides as much, though it
         bears no mark itself.
         """
-        with closing(self._layer.reach(path)) as upper, self._below.reach(path) as live:
+        with Closing(self._layer.reach(path)) as upper, self._below.reach(path) as live:
             hidden = hidden or is_opaque(upper)
             names = os.listdir(upper)
             for name in names:
@@ -338,7 +338,7 @@ class _Scan:
         waiting = [top]
         while waiting:
             here = waiting.pop()
-            with closing(self._layer.reach(here)) as directory:
+            with Closing(self._layer.reach(here)) as directory:
                 for name in os.listdir(directory):
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                     if hides(directory, name, status):
@@ -374,7 +374,7 @@ class _Scan:
             if after is None or change.change != c.ADDED or (after.size, after.modified_ns) not in self._others_gone:
                 continue
             parent, name = split(change.path)
-            with closing(self._layer.reach(parent)) as directory:
+            with Closing(self._layer.reach(parent)) as directory:
                 if os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid == self._owner:
                     change.flags = (c.NEW_OWNER,)
 
@@ -461,8 +461,8 @@ def own_attributes(directory: int, name: str, names: Sequence[str] | None = None
 def same_content(one: int, other: int, name: str) -> bool:
     """Compare the content of two files of one name."""
     with (
-        closing(os.open(name, _READING, dir_fd=one)) as mine,
-        closing(os.open(name, _READING, dir_fd=other)) as theirs,
+        Closing(os.open(name, _READING, dir_fd=one)) as mine,
+        Closing(os.open(name, _READING, dir_fd=other)) as theirs,
     ):
         while piece := os.read(mine, _PIECE):
             if piece != os.read(theirs, _PIECE):

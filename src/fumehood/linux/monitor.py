@@ -18,9 +18,9 @@ import inotify_simple  # type: ignore[import-untyped,unused-ignore]
 
 from fumehood.core.changes import ABSENT, DIRECTORY, WHITEOUT
 from fumehood.linux.layer import OPAQUE_MARKS, is_opaque
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     PATH_ONLY,
-    closing,
     entries,
     is_whiteout,
     join,
@@ -331,7 +331,7 @@ class Monitor:
         Watched before it is listed, so that nothing falls between the two. A descriptor names it to
         the kernel, because the command can put a symlink in its place at any moment.
         """
-        with closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)) as fd:
+        with Closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)) as fd:
             covers = visit.directory.hidden or (in_project == DIRECTORY and is_opaque(f"/proc/self/fd/{fd}", _OPAQUE))
             child = visit.directory.enter(name)
             is_new = self._watch(fd, child)

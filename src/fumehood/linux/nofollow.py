@@ -35,19 +35,6 @@ _KINDS = {
 }
 
 
-class closing:  # noqa: N801 - read as a verb, in a `with`
-    """Closes a descriptor at the end of a `with` block."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, *_error: object) -> None:
-        os.close(self._fd)
-
-
 def open_top(path: str) -> int:
     """Open a directory that the person named; everything below is then reached from it."""
     return os.open(path, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

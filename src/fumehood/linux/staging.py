@@ -14,11 +14,11 @@ from fumehood.core import changes as c
 from fumehood.core.changes import MKDIR, PUT, RMDIR, SWAP, TAKE
 from fumehood.linux import libc
 from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     PATH_ONLY,
     Loosened,
     Parents,
-    closing,
     look,
     make_parents,
     open_below,
@@ -50,7 +50,7 @@ def can_rename(first: int, second: int) -> bool:
 
 def mount_of(directory: int) -> bytes:
     """Return the number of the mount that a directory was opened on."""
-    with closing(os.open(f"/proc/self/fdinfo/{directory}", os.O_RDONLY | os.O_CLOEXEC)) as info:
+    with Closing(os.open(f"/proc/self/fdinfo/{directory}", os.O_RDONLY | os.O_CLOEXEC)) as info:
         lines = os.read(info, 4096).split(b"\n")
     return next(line for line in lines if line.startswith(b"mnt_id:")).split()[1]
 
@@ -83,7 +83,7 @@ class Staging:
     def prepare(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
         """Copy in what will be put into the project, and take note of the copies' identities."""
         with (
-            closing(open_top(self._upper)) as layer,
+            Closing(open_top(self._upper)) as layer,
             Loosened(layer) as loosened,
             Parents(self.directory) as target,
             Links(self.directory) as links,
@@ -92,7 +92,7 @@ class Staging:
                 if step.act in (SWAP, PUT, TAKE, MKDIR):
                     make_parents(target, step.parent)
                 if step.act in (SWAP, PUT, MKDIR):
-                    with closing(loosened.reach(step.parent, PATH_ONLY)) as source:
+                    with Closing(loosened.reach(step.parent, PATH_ONLY)) as source:
                         _bring(step, source, target.of(step.parent), links)
         self._note_copies(changes, steps)
 
@@ -110,7 +110,7 @@ class Staging:
 
     def copy_home(self) -> None:
         """Copy what came out of the project to beside the layer, which stays as it is."""
-        with closing(open_top(os.path.dirname(self._upper))) as above:
+        with Closing(open_top(os.path.dirname(self._upper))) as above:
             remove_tree(above, HOME)
             copy_tree(self._live, self._name, above, HOME)
 
@@ -119,12 +119,12 @@ class Staging:
 
         From here on there is only a forward: it is done again until it succeeds.
         """
-        with closing(open_top(os.path.dirname(self._upper))) as above:
+        with Closing(open_top(os.path.dirname(self._upper))) as above:
             if look(above, HOME) is None:
                 return  # it was all done, and only then removed
             with (
-                closing(open_below(above, HOME)) as home,
-                closing(open_top(self._upper)) as layer,
+                Closing(open_below(above, HOME)) as home,
+                Closing(open_top(self._upper)) as layer,
                 Loosened(layer) as target,
                 Loosened(home) as source,
             ):
@@ -136,7 +136,7 @@ class Staging:
                             target.loosen(step.parent)
                             make_parents(layer, step.parent)
                             opened = step.parent
-                        with closing(source.as_is(step.parent)) as here, closing(target.as_is(step.parent)) as there:
+                        with Closing(source.as_is(step.parent)) as here, Closing(target.as_is(step.parent)) as there:
                             (_resemble if step.act == RMDIR else _move_home)(here, there, step)
             # Renamed first: one that is not whole must not be taken for what is to be put into the layer.
             remove_tree(above, SETTLED)
@@ -215,12 +215,12 @@ class Parting:
         remove_tree(self._above, APART)
         os.mkdir(APART, 0o700, dir_fd=self._above)
         copied: set[int] = set()
-        with closing(open_below(self._above, APART)) as apart:
+        with Closing(open_below(self._above, APART)) as apart:
             for change in sharing:
                 inode = self._stamp(change).inode
                 if inode not in copied:
                     parent, name = split(change.path)
-                    with closing(self._loosened.reach(parent)) as there:
+                    with Closing(self._loosened.reach(parent)) as there:
                         copy_file(there, name, apart, str(inode))
                     copied.add(inode)
 
@@ -230,7 +230,7 @@ class Parting:
         try:
             for change in sharing:
                 stamp, (parent, name) = self._stamp(change), split(change.path)
-                with closing(self._loosened.open(parent)) as there:
+                with Closing(self._loosened.open(parent)) as there:
                     if apart >= 0 and look(apart, str(stamp.inode)) is not None:
                         # By a second name, for the copy may be wanted once more.
                         copy, link = str(stamp.inode), f"{stamp.inode}.link"

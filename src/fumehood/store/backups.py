@@ -17,7 +17,8 @@ from _blake2 import blake2b
 
 from fumehood.core import changes as c
 from fumehood.linux.cache import replace
-from fumehood.linux.nofollow import LISTING, Loosened, Parents, closing, look, open_top, reached, split
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import LISTING, Loosened, Parents, look, open_top, reached, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Daily:
             listing = os.open(self.path, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        with closing(listing), os.scandir(listing) as entries:
+        with Closing(listing), os.scandir(listing) as entries:
             for entry in entries:
                 yield entry.name, entry.inode()
 
@@ -266,7 +267,7 @@ def digest_of(directory: int, name: str, status: os.stat_result) -> bytes:
         if stat.S_ISLNK(status.st_mode):
             digest.update(os.fsencode(os.readlink(name, dir_fd=directory)))
         else:
-            with closing(os.open(name, _READING, dir_fd=directory)) as file:
+            with Closing(os.open(name, _READING, dir_fd=directory)) as file:
                 while piece := os.read(file, _PIECE):
                     digest.update(piece)
     except PermissionError:

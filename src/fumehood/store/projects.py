@@ -8,6 +8,7 @@ import time
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
+from fumehood.store.database import packed, unpacked
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -53,12 +54,12 @@ class Identity(Value):
 def identity_of(path: str) -> Identity | None:
     """Say which directory is at a path; None where there is none. Raises OSError where that can't be found out."""
     try:
-        found = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     # In an overlay, a directory that gets its first change is made anew above, and has another time of birth then.
     born = 0 if libc.is_overlay(os.fsencode(path)) else libc.born_ns(os.fsencode(path))
-    return Identity(device=found.st_dev, inode=found.st_ino & _LARGEST, born=born)
+    return Identity(device=status.st_dev, inode=status.st_ino & _LARGEST, born=born)
 
 
 # ---- Projects a person works in, which directory each is, and the roots they approved for it.
@@ -72,6 +73,7 @@ _SYSTEM = frozenset(
 )
 
 _ANOTHER, _SET_ASIDE = "another directory is there", "set aside: another directory took its place"
+_LEFT = (_ANOTHER, _SET_ASIDE, "not there")
 _COUNTS = "SELECT count(*), coalesce(sum(state = 'held'), 0) FROM runs WHERE project = ?"
 
 
@@ -129,29 +131,22 @@ class Projects:
         if not rows:
             return None
         number, then = rows[0][0], _identity(rows[0][1:4])
-        if now is not None and then != now:
-            if then is not None and then.is_another(now):
-                self._notice_another(number, real)
-                return None
-            self._learn(number, now)
-        return Project(id=number, path=real, extra=tuple(os.fsdecode(row[4]) for row in rows if row[4] is not None))
-
-    def _learn(self, number: int, now: Identity) -> None:
-        with self.database.transaction() as connection:
-            connection.execute(
-                "UPDATE projects SET device = ?, inode = ?, born = ? WHERE id = ?",
-                (now.device, now.inode, now.born, number),
+        if now is not None and then is not None and then.is_another(now):
+            # What is recorded of it is set aside, and said so.
+            ((runs, held),) = self.database.rows(_COUNTS, (number,))
+            self.set_aside(number)
+            self._notices.append(
+                f"another directory was at {real} before: its {_counted(runs, held)} kept as project"
+                f" {number}, and this one starts afresh (fumehood projects). If it is the same, restored from a"
+                f" backup: fumehood projects move {number} {real}"
             )
-
-    def _notice_another(self, number: int, real: str) -> None:
-        """Set the record of a directory aside that is no longer at its path, and say so."""
-        ((runs, held),) = self.database.rows(_COUNTS, (number,))
-        self.set_aside(number)
-        self._notices.append(
-            f"another directory was at {real} before: its {_counted(runs, held)} kept as project"
-            f" {number}, and this one starts afresh (fumehood projects). If it is the same, restored from a backup:"
-            f" fumehood projects move {number} {real}"
-        )
+            return None
+        if now is not None and then != now:
+            with self.database.transaction() as connection:
+                connection.execute(
+                    "UPDATE projects SET device = ?, inode = ?, born = ? WHERE id = ?", (*_columns(now), number)
+                )
+        return Project(id=number, path=real, extra=tuple(os.fsdecode(row[4]) for row in rows if row[4] is not None))
 
     def set_aside(self, number: int) -> None:
         """Let a project be at its path no longer; answers that were kept for the path, and sessions, end with it."""
@@ -165,12 +160,20 @@ class Projects:
 
     def _moved_here(self, real: str, now: Identity | None) -> Project | None:
         """Return the project that this directory was at another path, if it is there no longer."""
-        found = None if now is None else self._left_for(now)
-        if found is None or now is None:
+        record = None if now is None else self._left_for(now)
+        if record is None or now is None:
             return None
-        number, old = found
+        number, old = record
         self._put(number, old, real, now)
-        self._notices.append(f"this project was at {old} before: its history goes on here{self._left_in_settings(old)}")
+        # The configuration may still name it by its former path.
+        path, left = f"{self.places.config}/config.toml", ""
+        try:
+            with open(path, "rb") as file:
+                if os.fsencode(old) in file.read():
+                    left = f"; {path} names it by its former path: change that there"
+        except OSError:
+            pass  # there is none, or it can't be read: a run says that
+        self._notices.append(f"this project was at {old} before: its history goes on here{left}")
         return self._in_place(real, now)
 
     def _left_for(self, now: Identity) -> tuple[int, str] | None:
@@ -181,7 +184,7 @@ class Projects:
         )
         for number, raw, replaced_at, *identity in rows:
             then, old = _identity(identity), os.fsdecode(raw)
-            if then is not None and then.is_at(now) and (replaced_at is not None or _is_gone(then, old)):
+            if then is not None and then.is_at(now) and _place(old, replaced_at, then) in _LEFT:
                 return number, old
         return None
 
@@ -191,33 +194,19 @@ class Projects:
         with self.database.transaction() as connection:
             connection.execute(
                 "UPDATE projects SET path = ?, device = ?, inode = ?, born = ?, replaced_at = NULL WHERE id = ?",
-                (after, now.device, now.inode, now.born, number),
+                (after, *_columns(now), number),
             )
-            connection.execute(
-                "UPDATE files SET root = ? WHERE project = ? AND root = ?", (after, number, before)
-            )
+            connection.execute("UPDATE files SET root = ? WHERE project = ? AND root = ?", (after, number, before))
             connection.execute("UPDATE OR REPLACE grants SET project = ? WHERE project = ?", (after, before))
             connection.execute("UPDATE sessions SET cwd = x'' WHERE project = ?", (number,))
-
-    def _left_in_settings(self, old: str) -> str:
-        """Say where the configuration still names a project by its former path."""
-        path = f"{self.places.config}/config.toml"
-        try:
-            with open(path, "rb") as file:
-                is_named = os.fsencode(old) in file.read()
-        except OSError:
-            return ""
-        return f"; {path} names it by its former path: change that there" if is_named else ""
 
     def move(self, which: KnownProject, path: str) -> Project:
         """Let a project be the directory at a path, a person having said so; another's record is set aside."""
         real = self._checked(path, "project")
         now = identity_of(real)
         assert now is not None
-        rows = self.database.rows(
-            "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL", (os.fsencode(real),)
-        )
-        for (number,) in rows:
+        query = "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL"
+        for (number,) in self.database.rows(query, (os.fsencode(real),)):
             if number != which.id:
                 self.set_aside(number)
         self._put(which.id, which.path, real, now)
@@ -240,11 +229,10 @@ class Projects:
 
     def named(self, name: str) -> KnownProject:
         """Return the project that a number or a path names; what is at the path goes before what was there."""
-        known = self.known()
         if name.isascii() and name.isdigit():
-            matching = [each for each in known if each.id == int(name)]
+            matching = [each for each in self.known() if each.id == int(name)]
         else:
-            matching = [each for each in known if each.path in (os.path.realpath(name), os.path.abspath(name))]
+            matching = [each for each in self.known() if each.path in (os.path.realpath(name), os.path.abspath(name))]
         there = [each for each in matching if each.place == "there"] or matching
         if not there:
             raise BadRequest(f"no project is known as {name}", hint="fumehood projects list shows them")
@@ -274,11 +262,10 @@ class Projects:
     def remember(self, real: str) -> int:
         """Return the number of the project at a real path, which may be gone."""
         now = identity_of(real)
-        told = (None, None, None) if now is None else (now.device, now.inode, now.born)
         with self.database.transaction() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO projects (path, added_at, device, inode, born) VALUES (?, ?, ?, ?, ?)",
-                (os.fsencode(real), time.time(), *told),
+                (os.fsencode(real), time.time(), *_columns(now)),
             )
         ((number,),) = self.database.rows(
             "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL", (os.fsencode(real),)
@@ -303,12 +290,10 @@ class Projects:
         above = [real]
         while above[-1] != "/":
             above.append(os.path.dirname(above[-1]))
-        marks = ", ".join("?" * len(above))
-        rows = self.database.rows(
-            f"SELECT path FROM projects WHERE path IN ({marks})", [os.fsencode(each) for each in above]
-        )
-        if rows:
-            return max((os.fsdecode(row[0]) for row in rows), key=len)
+        paths = [os.fsencode(each) for each in above]
+        registered = [path for (path,) in self.database.rows_for("SELECT path FROM projects WHERE path IN (?)", paths)]
+        if registered:
+            return os.fsdecode(max(registered, key=len))
         inodes = {inode for (inode,) in self.database.rows("SELECT inode FROM projects")}
         for each in above if inodes else ():
             now = _seen(each)
@@ -349,9 +334,7 @@ class Projects:
         if wanted not in project.extra:
             raise BadRequest(f"{wanted} is not a root of {project.path}", hint="fumehood roots list shows them")
         with self.database.transaction() as connection:
-            connection.execute(
-                "DELETE FROM roots WHERE project = ? AND path = ?", (project.id, os.fsencode(wanted))
-            )
+            connection.execute("DELETE FROM roots WHERE project = ? AND path = ?", (project.id, os.fsencode(wanted)))
         return self.open(project.path)
 
     def _checked(self, path: str, what: str) -> str:
@@ -362,21 +345,17 @@ class Projects:
         if not os.path.isdir(real):
             there = "is not a directory" if os.path.lexists(real) else "does not exist"
             raise BadRequest(f"the {what} {path} {there}", hint=f"make it first, or name another {what}")
+        no = f"{real} can't be a {what}"
         if real == "/" or _inside(os.path.realpath(home()), real):
-            raise BadRequest(
-                f"{real} can't be a {what}: it holds your whole home", hint="choose a directory inside your home"
-            )
+            raise BadRequest(f"{no}: it holds your whole home", hint="choose a directory inside your home")
         if real in _SYSTEM:
-            raise BadRequest(
-                f"{real} can't be a {what}: it belongs to the system", hint="choose a directory of your own"
-            )
+            raise BadRequest(f"{no}: it belongs to the system", hint="choose a directory of your own")
         if os.path.dirname(real) == os.path.realpath(self.places.workspaces):
             return real
         for own in map(os.path.realpath, self.places.own()):
             if _inside(real, own) or _inside(own, real):
                 raise BadRequest(
-                    f"{real} can't be a {what}: Fumehood keeps its own records in {own}",
-                    hint="choose a directory apart from them",
+                    f"{no}: Fumehood keeps its own records in {own}", hint="choose a directory apart from them"
                 )
         if not os.access(real, os.R_OK | os.X_OK):
             raise BadRequest(f"the {what} {real} can't be entered", hint="check its permissions: ls -ld")
@@ -388,21 +367,16 @@ def _identity(columns: Sequence[int | None]) -> Identity | None:
     return None if device is None or inode is None or born is None else Identity(device=device, inode=inode, born=born)
 
 
+def _columns(identity: Identity | None) -> tuple[int | None, ...]:
+    return (None, None, None) if identity is None else (identity.device, identity.inode, identity.born)
+
+
 def _seen(path: str) -> Identity | None:
     """Say which directory is at a path, as far as we may look."""
     try:
         return identity_of(path)
     except OSError:
         return None
-
-
-def _is_gone(then: Identity, path: str) -> bool:
-    """Tell whether a directory is surely no longer at a path."""
-    try:
-        now = identity_of(path)
-    except OSError:
-        return False  # it may be there, for all we know
-    return now is None or then.is_another(now)
 
 
 def _place(path: str, replaced_at: float | None, then: Identity | None) -> str:
@@ -449,14 +423,14 @@ class Workspace(Value):
 
     def settings(self) -> dict[str, Any]:
         """Return what it lays over the person's policy, by field."""
-        found: dict[str, Any] = {"root": self.root}
+        settings: dict[str, Any] = {"root": self.root}
         if self.network:
-            found["network"] = self.network
+            settings["network"] = self.network
         if self.writable is not None:
-            found["rootfs.writable"] = self.writable
+            settings["rootfs.writable"] = self.writable
         if self.environment:
-            found["environment.set"] = self.environment
-        return found
+            settings["environment.set"] = self.environment
+        return settings
 
 
 class Workspaces:
@@ -468,9 +442,7 @@ class Workspaces:
 
     def path(self, name: str) -> str:
         """Return where a workspace lies; raises BadRequest for what is no name."""
-        if (
-            not name or len(name) > _LONGEST or not _LETTERS.issuperset(name) or not name[0].isalnum()
-        ):
+        if not name or len(name) > _LONGEST or not _LETTERS.issuperset(name) or not name[0].isalnum():
             raise BadRequest(
                 f"a workspace can't be called {name!r}",
                 hint=f"letters, digits, dots, dashes; a letter or digit first; at most {_LONGEST}",
@@ -491,7 +463,7 @@ class Workspaces:
         root, network, writable, environment = rows[0]
         return Workspace(
             name=name, path=path, root=root, network=network, writable=None if writable is None else bool(writable),
-            environment=_pairs(environment),
+            environment=unpacked(environment),
         )  # fmt: skip
 
     def create(self, name: str, **settings: Any) -> Workspace:
@@ -526,8 +498,8 @@ class Workspaces:
         above, _, name = project.rpartition("/")
         if above != os.path.realpath(self._places.workspaces):
             return None
-        known = self._database.rows("SELECT 1 FROM workspaces WHERE name = ?", (name,))
-        return self.find(name) if known else None
+        rows = self._database.rows("SELECT 1 FROM workspaces WHERE name = ?", (name,))
+        return self.find(name) if rows else None
 
     def forget(self, name: str) -> None:
         """Drop the record of a workspace; its runs stay in the history."""
@@ -536,13 +508,7 @@ class Workspaces:
 
 
 def _row(workspace: Workspace) -> tuple[Any, ...]:
-    pairs = "\0".join(f"{name}={value}" for name, value in workspace.environment)
-    return workspace.name, workspace.root, workspace.network, workspace.writable, os.fsencode(pairs)
-
-
-def _pairs(stored: bytes) -> tuple[tuple[str, str], ...]:
-    lines = [line.partition("=") for line in os.fsdecode(stored).split("\0") if line]
-    return tuple((name, value) for name, _, value in lines)
+    return workspace.name, workspace.root, workspace.network, workspace.writable, packed(workspace.environment)
 
 
 def _checked(workspace: Workspace) -> Workspace:
