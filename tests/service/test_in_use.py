@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from fumehood import ApplyFailed, Sandbox, UndoRefused
-from fumehood.linux.inuse import written
 from fumehood.linux.nofollow import open_top
+from fumehood.linux.staging import written
 from fumehood.service import apply as applying
 from fumehood.service.restore import restore
 from patience import LONG_S
@@ -249,7 +249,7 @@ def test_a_lease_that_is_broken_at_once_does_not_end_us(test_directory):
     opens = "import sys\nwhile True: open('contended', 'r+').close()"
     other = subprocess.Popen([sys.executable, "-I", "-c", opens], cwd=test_directory)
     asks = (
-        "import os; from fumehood.linux.inuse import written\n"
+        "import os; from fumehood.linux.staging import written\n"
         "top = os.open('.', os.O_PATH)\n"
         "for _ in range(20000): written(top, ['contended'])"
     )

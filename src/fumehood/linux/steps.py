@@ -10,7 +10,6 @@ from fumehood.core import changes as c
 from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_directory
-from fumehood.linux.inuse import unless_written
 from fumehood.linux.layer import ORIGIN, remove_attributes, unmark, whiteout
 from fumehood.linux.nofollow import (
     Loosened,
@@ -23,7 +22,7 @@ from fumehood.linux.nofollow import (
     split,
     stamp_of,
 )
-from fumehood.linux.staging import Parting
+from fumehood.linux.staging import Parting, unless_written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

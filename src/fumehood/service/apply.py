@@ -10,9 +10,8 @@ from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_togeth
 from fumehood.core.report import printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import modes
-from fumehood.linux.inuse import open_elsewhere
 from fumehood.linux.nofollow import make_parents, open_below, open_top, split
-from fumehood.linux.staging import Staging, can_rename
+from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Sides
 from fumehood.store.history import APPLYING, SETTLING
 

@@ -10,7 +10,6 @@ from fumehood.core.changes import inverse, is_plain, on_their_own, staying
 from fumehood.core.report import REDO, Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitindex import refreshed
-from fumehood.linux.inuse import open_elsewhere
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import (
     Loosened,
@@ -25,6 +24,7 @@ from fumehood.linux.nofollow import (
     stamp_of,
     walk,
 )
+from fumehood.linux.staging import open_elsewhere
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
