@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.linux import modes
+from fumehood.linux import nofollow
 from fumehood.linux.nofollow import Loosened, open_top
 from fumehood.service.clean import clean
 from fumehood.service.opened import OpenedStore
@@ -169,7 +169,7 @@ def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, 
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
     store.recover()
     assert stat.S_IMODE(closed.stat().st_mode) == 0o500
-    assert not modes.notes(store.places.modes)
+    assert not nofollow.notes(store.places.modes)
     store.close()
 
 

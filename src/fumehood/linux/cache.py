@@ -55,10 +55,10 @@ def write_own(path: str, content: bytes) -> None:
         return
 
 
-def replace(path: str, content: bytes, spare: str = "") -> None:
+def replace(path: str, content: bytes, spare: str = "", *, mode: int = 0o600) -> None:
     """Write a file beside its place, and let it take that when it is whole; raises OSError."""
     spare = spare or f"{path}.new"
-    file = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    file = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         left = memoryview(content)
         while left:

@@ -15,10 +15,10 @@ from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
 from fumehood.linux.host import may_mount
-from fumehood.linux.layer import attributes, is_opaque, set_opaque, unmark, whiteout
+from fumehood.linux.layer import Merged, Stack, attributes, is_opaque, set_opaque, unmark, whiteout
 from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import mounts_inside
-from fumehood.linux.nofollow import Loosened, Parents, is_whiteout, join, look, open_top
+from fumehood.linux.nofollow import Loosened, is_whiteout, join, look, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -191,13 +191,13 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
 
 def normalise(layer: Layer) -> None:
     """Put the layer into the form that the kernel leaves, and drop what fuse-overlayfs adds to it."""
-    lowers: list[Parents] = []
+    lowers: list[int] = []
     try:
-        lowers += [Parents(open_top(path)) for path in layer.lowers]
-        with Closing(open_top(layer.upper)) as top, Loosened(top) as opened:
-            waiting: list[tuple[str, Sequence[Parents]]] = [("", lowers)]
+        lowers += map(open_top, layer.lowers)
+        with Closing(open_top(layer.upper)) as top, Loosened(top) as opened, Stack(lowers) as stack:
+            waiting = [("", True)]
             while waiting:
-                waiting += _normalise_directory(opened, *waiting.pop())
+                waiting += _normalise_directory(opened, stack, *waiting.pop())
     except OSError as error:
         raise FumehoodError(
             f"cannot collect what the command wrote to {layer.root}: {error.strerror}",
@@ -205,55 +205,61 @@ def normalise(layer: Layer) -> None:
         ) from error
     finally:
         for lower in lowers:
-            lower.close()
-            os.close(lower.top)
+            os.close(lower)
 
 
-def _normalise_directory(
-    opened: Loosened, path: str, lowers: Sequence[Parents]
-) -> list[tuple[str, Sequence[Parents]]]:
-    """Put one directory in order; return those in it, each with the lower layers that matter there."""
-    here = opened.open(path)
-    visible = [(lower, fd) for lower in lowers if (fd := _directory_in(lower, path)) is not None]
-    below = [fd for _, fd in visible]
-    inside: list[tuple[str, Sequence[Parents]]] = []
-    try:
-        if _take_opaque_marks(here) and below:
+def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: bool) -> list[tuple[str, bool]]:
+    """Put one directory in order, which lower layers show through or not; return those in it."""
+    inside: list[tuple[str, bool]] = []
+    with Closing(opened.open(path)) as here, _below(stack, path, is_merged) as below:
+        parts = (*below.layers, *below.live)
+        is_merged = bool(parts)
+        if _take_opaque_marks(here) and is_merged:
             set_opaque(here)
-            visible = []
-        elif below:
-            _restore_special_bits(opened, path, here, below[0])
+            is_merged = False
+        elif is_merged:
+            # fuse-overlayfs loses the set-user and set-group bits when it copies a directory up.
+            mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, parts[0]))
+            if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:
+                opened.modes[path] = was
         passes_on = opened.modes.get(path, os.fstat(here).st_mode) & stat.S_ISGID
         for name in os.listdir(here):
             status = os.stat(name, dir_fd=here, follow_symlinks=False)
             hidden = _hidden_by(name, status)
             if hidden is not None:
-                _settle_whiteout(here, name, hidden, needed=bool(visible) and _exists(below, hidden))
+                _settle_whiteout(here, name, hidden, needed=is_merged and _exists(below, hidden))
                 continue
-            if passes_on and _is_new(here, name, status, below if visible else []):
+            if passes_on and _is_new(here, name, status, is_below=is_merged and _exists(below, name)):
                 _pass_on(here, name, status)
             if stat.S_ISDIR(status.st_mode):
-                inside.append((join(path, name), [lower for lower, _ in visible]))
+                inside.append((join(path, name), is_merged))
             else:
                 unmark(here, name)
-    finally:
-        for fd in (here, *below):
-            os.close(fd)
     return inside
 
 
-def _restore_special_bits(opened: Loosened, path: str, here: int, lower: int) -> None:
-    """Give a directory back the set-user and set-group bits that fuse-overlayfs loses when it copies one up."""
-    mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, lower))
-    if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:
-        opened.modes[path] = was
+def _below(stack: Stack, path: str, is_merged: bool) -> Merged:
+    """Open what lower layers show in a directory; no part of it where they have none there that could be seen."""
+    try:
+        return stack.reach(path) if is_merged else Merged()
+    except OSError as error:
+        if error.errno not in _NOTHING_THERE:
+            raise
+        return Merged()
 
 
-def _is_new(directory: int, name: str, status: os.stat_result, below: Sequence[int]) -> bool:
+def _exists(directory: Merged, name: str) -> bool:
+    try:
+        return directory.look(name)[0] is not None
+    except PermissionError:
+        return False
+
+
+def _is_new(directory: int, name: str, status: os.stat_result, *, is_below: bool) -> bool:
     """Tell whether the command made an entry: files that were copied up have a mark, and directories made anew."""
     if stat.S_ISREG(status.st_mode):
         return _ORIGIN not in attributes(directory, name)
-    if not _exists(below, name):
+    if not is_below:
         return True
     return stat.S_ISDIR(status.st_mode) and not set(_OPAQUE_MARKS).isdisjoint(attributes(directory, name))
 
@@ -272,23 +278,6 @@ def _pass_on(directory: int, name: str, status: os.stat_result) -> None:
     if not stat.S_ISLNK(status.st_mode):
         inherited = stat.S_ISGID if stat.S_ISDIR(status.st_mode) else 0
         os.chmod(name, stat.S_IMODE(status.st_mode) | inherited, dir_fd=directory)
-
-
-def _directory_in(lower: Parents, path: str) -> int | None:
-    """Open a directory of a lower layer, or tell that it has none there that could be seen."""
-    try:
-        return lower.open(path)
-    except OSError as error:
-        if error.errno not in _NOTHING_THERE:
-            raise
-        return None
-
-
-def _exists(directories: Sequence[int], name: str) -> bool:
-    try:
-        return any(look(directory, name) is not None for directory in directories)
-    except PermissionError:
-        return False
 
 
 def _take_opaque_marks(directory: int) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
 from fumehood.core import changes as c
 from fumehood.errors import TooDeep
 from fumehood.linux import libc
-from fumehood.linux.modes import Note
+from fumehood.linux.libc import Closing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ _STRIDE = 128  # levels between directories that are kept open on the way to a d
 DEEPEST, LONGEST = 4096, 32768
 PATH_ONLY = os.O_PATH | os.O_DIRECTORY
 LISTING = os.O_RDONLY | os.O_DIRECTORY
+
+# Where modes are noted that are changed for a while; nothing is noted while this is empty.
+notes_directory = ""
 
 _KINDS = {
     stat.S_IFREG: c.FILE,
@@ -68,15 +72,9 @@ def stamp_of(status: os.stat_result, meaning: str = "") -> c.Stamp:
     """Turn what the kernel told about an entry into the stamp we keep."""
     mode = status.st_mode
     return c.Stamp(
-        _KINDS[mode & 0o170000],
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        mode & 0o7777,
-        status.st_nlink,
-        meaning,
-    )
+        _KINDS[mode & 0o170000], status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
+        mode & 0o7777, status.st_nlink, meaning,
+    )  # fmt: skip
 
 
 def is_version(stamp: c.Stamp, status: os.stat_result) -> bool:
@@ -192,6 +190,85 @@ class Parents:
             os.close(self._stops.pop()[1])
 
 
+class Note:
+    """The modes that one piece of work changes for a while, on disk, so that they are given back even if we die.
+
+    It is a file, locked by its process for as long as that lives; it goes when the modes are back.
+    """
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._file = -1
+
+    def add(self, fd: int, status: os.stat_result, below: str = "") -> None:
+        """Write down the mode that something has now, before it is changed: what `fd` names, or a path below that."""
+        if not notes_directory:
+            return
+        if self._file < 0:
+            self._begin()
+        path = _path_of(fd) + (b"/" + os.fsencode(below) if below else b"")
+        entry = b"%d %d %o %s\0" % (status.st_dev, status.st_ino, stat.S_IMODE(status.st_mode), path)
+        os.write(self._file, entry)
+        os.fdatasync(self._file)
+
+    def _begin(self) -> None:
+        import fcntl
+
+        os.makedirs(notes_directory, 0o700, exist_ok=True)
+        name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        # By a dot in front until it is locked, so that nothing can be in it.
+        new, path = f"{notes_directory}/.{name}", f"{notes_directory}/{name}"
+        file = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.rename(new, path)
+        except OSError:
+            os.close(file)
+            raise
+        self._path, self._file = path, file
+
+    def end(self) -> None:
+        """Remove the note: all modes are back."""
+        if self._file >= 0:
+            os.unlink(self._path)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the note, if there still is one, to whoever looks next: some mode could not be given back."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def _path_of(fd: int) -> bytes:
+    """Return the path of what a descriptor names; one longer than a page is found by climbing."""
+    names: list[bytes] = []
+    here = os.dup(fd)
+    try:
+        while True:
+            try:
+                return b"/".join((os.readlink(b"/proc/self/fd/%d" % here), *reversed(names)))
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+            inode = os.fstat(here).st_ino
+            above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+            os.close(here)
+            here = above
+            with os.scandir(above) as entries:
+                names.append(os.fsencode(next(each.name for each in entries if each.inode() == inode)))
+    finally:
+        os.close(here)
+
+
+def notes(where: str) -> list[str]:
+    """Return the names of all notes, those of living processes too."""
+    try:
+        return os.listdir(where)
+    except FileNotFoundError:
+        return []
+
+
 class Loosened:
     """Directories below one top that forbid something to their own owner, opened up for a while."""
 
@@ -282,10 +359,8 @@ class Loosened:
             directory = self._parents.itself(path)
         except OSError:
             return  # removed, or replaced by something that is not ours to change
-        try:
+        with Closing(directory):
             set_mode(directory, mode)
-        finally:
-            os.close(directory)
 
     def forget(self, path: str) -> None:
         """Look a directory up anew that was made, moved or removed."""
@@ -381,11 +456,8 @@ def _is_directory(parents: Parents, path: str) -> bool:
 
 def entries(directory: int) -> list[str]:
     """List a directory held by a descriptor of any kind."""
-    listing = os.open(".", LISTING | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with Closing(os.open(".", LISTING | os.O_CLOEXEC, dir_fd=directory)) as listing:
         return os.listdir(listing)
-    finally:
-        os.close(listing)
 
 
 def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -489,11 +561,8 @@ def _empty(parent: int, name: str) -> None:
 
 def _move_up(directory: int, name: str, top: int, number: int) -> int:
     """Move a directory to another one, under the next number that is free there; return that."""
-    inner = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with Closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as inner:
         _make_usable(inner)  # its own `..` is written
-    finally:
-        os.close(inner)
     while True:
         number += 1
         try:

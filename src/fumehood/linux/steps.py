@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 
@@ -11,11 +12,15 @@ from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_directory
 from fumehood.linux.layer import ORIGIN, remove_attributes, unmark, whiteout
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     Loosened,
     Parents,
     is_whiteout,
     look,
+    notes,
+    open_below,
+    open_top,
     opened_up,
     remove_directories,
     set_mode,
@@ -449,3 +454,55 @@ def _mode_set(change: c.Change, _slot: os.stat_result | None, live: os.stat_resu
 
 
 _ACTS = {SWAP: _swapped, PUT: _was_put, TAKE: _taken, MKDIR: _made, RMDIR: _removed, CHMOD: _mode_set}
+
+
+# ---- Modes that were changed for a while, and that nobody has given back.
+
+def give_back(where: str) -> None:
+    """Give back the modes that dead processes had changed, and those that could not be given back at first.
+
+    A note of which that fails again is kept. Whoever moves something has this done before, for a note names places.
+    """
+    left: dict[str, int] = {}
+    kept: set[str] = set()
+    entries: list[tuple[str, bytes]] = []
+    try:
+        for path in [f"{where}/{name}" for name in notes(where)]:
+            try:
+                left[path] = file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(file), os.lstat(path)):
+                    kept.add(path)  # settled by another process, and a new one has its name
+                    continue
+                with open(file, "rb", closefd=False) as reading:
+                    entries += [(path, entry) for entry in reading.read().split(b"\0")[:-1]]
+            except OSError:
+                kept.add(path)  # locked by a living process, settled by another one, or can't be read
+        # The deepest first, of all notes together: a directory above may close the way.
+        for path, entry in sorted(entries, key=lambda each: -len(each[1].split(b" ", 3)[3])):
+            device, inode, mode, place = entry.split(b" ", 3)
+            try:
+                _set(place, (int(device), int(inode)), int(mode, 8))
+            except OSError:
+                kept.add(path)
+        for path in left.keys() - kept:
+            try:
+                os.unlink(path)
+            except OSError:
+                continue  # the next one removes it
+    finally:
+        for file in left.values():
+            os.close(file)
+
+
+def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:
+    """Set a mode, if it is still there, and still as it was opened up."""
+    try:
+        with Closing(open_top("/")) as root:
+            fd = open_below(root, os.fsdecode(place.lstrip(b"/")), os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return
+    with Closing(fd):
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) == identity and stat.S_IMODE(status.st_mode) == mode | 0o700:
+            set_mode(fd, mode)

@@ -9,10 +9,10 @@ from fumehood.core.changes import PUT, RMDIR, SWAP, TAKE, plan, sharing
 from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_together
 from fumehood.core.report import printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
-from fumehood.linux import modes
+from fumehood.linux import nofollow
 from fumehood.linux.nofollow import make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
-from fumehood.linux.steps import NO_WAY, Changed, Sides
+from fumehood.linux.steps import NO_WAY, Changed, Sides, give_back
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
@@ -73,7 +73,7 @@ def take_over(
         except (Changed, OSError, FumehoodError) as error:
             is_torn = not or_nothing and _is_cut_off(error, changes, roots)
             if not is_torn:
-                modes.give_back(modes.directory)
+                give_back(nofollow.notes_directory)
                 left = between.take_back(done)
                 raise _failure(error, run, left) from error
         if is_torn:

@@ -14,9 +14,10 @@ from fumehood.core import changes as c
 from fumehood.core.judge import Waiting
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
-from fumehood.linux import held_layers, modes
+from fumehood.linux import held_layers
 from fumehood.linux.held_layers import fold
 from fumehood.linux.nofollow import looks, open_top, remove_tree
+from fumehood.linux.steps import give_back
 from fumehood.service import layers as layering
 from fumehood.store.places import new_id
 
@@ -126,7 +127,7 @@ def layers(store: Store, run: Run) -> tuple[Layer, ...]:
 
 def set_apart(store: Store, run: Run) -> None:
     """Move what waits out of the layer into the tree that later commands see; may be repeated."""
-    modes.give_back(store.places.modes)
+    give_back(store.places.modes)
     for number, root in enumerate(run.roots):
         mine = [change for change in run.found if change.root == number]
         waits = [change for change in mine if change.verdict in c.WAITING]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.linux import modes
+from fumehood.linux import nofollow
 from fumehood.service.store import Store
 from fumehood.store.audit import PYTHON
 
@@ -28,7 +28,7 @@ class OpenedStore(Store):
         What can't be mended now is left for the next time: nothing else may fail for it.
         """
         unfinished = self.history.unfinished()
-        if unfinished or modes.notes(self.places.modes):
+        if unfinished or nofollow.notes(self.places.modes):
             from fumehood.service.recover import recover
 
             recover(self, unfinished)

@@ -17,7 +17,6 @@ from fumehood.core.judge import DISCARD, HOLD, judge
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, TooDeep
-from fumehood.linux import modes
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.layer import whiteout
 from fumehood.linux.libc import InterruptsHeld
@@ -33,7 +32,7 @@ from fumehood.linux.nofollow import (
     stamp_of,
 )
 from fumehood.linux.staging import APART, HOME, SETTLED
-from fumehood.linux.steps import NO_WAY, Changed
+from fumehood.linux.steps import NO_WAY, Changed, give_back
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
@@ -74,7 +73,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
     """Mend what dead processes left; what living ones are at is passed over, and what fails is left as it is."""
     with InterruptsHeld() as interrupts:
         # First, so that what is then looked at has the modes that it should have.
-        modes.give_back(store.places.modes)
+        give_back(store.places.modes)
         for run, state, act, project in unfinished:
             if not store.projects.is_in_place(project):
                 continue  # another directory is there: nothing of this run is to be looked for in it
@@ -99,7 +98,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
 
 def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
     """Take back applies and undos of the project whose lock is held."""
-    modes.give_back(store.places.modes)
+    give_back(store.places.modes)
     for run, state, act, project in unfinished:
         if state != RUNNING or act != "run":
             with store.stack(project, settling=True):

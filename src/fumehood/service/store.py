@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.linux import modes
+from fumehood.linux import nofollow
 from fumehood.store.audit import PYTHON, Audit, Grants
 from fumehood.store.config import policy_for
 from fumehood.store.database import Database
@@ -35,7 +35,7 @@ class Store:
         self.projects = Projects(self.database, self.places, self.notices)
         self.sessions = Sessions(self.database)
         self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
-        modes.directory = self.places.modes
+        nofollow.notes_directory = self.places.modes
 
     @property
     def workspaces(self) -> Workspaces:

@@ -218,14 +218,6 @@ def replace(path: str, before: str, after: str) -> str | None:
     if os.path.exists(path):
         mode = os.stat(path).st_mode & 0o755
         backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
-        _put(backup, before, mode)
-    beside = f"{path}.new-{os.getpid()}"
-    _put(beside, after, mode)
-    os.replace(beside, path)
+        cache.replace(backup, before.encode(), mode=mode)
+    cache.replace(path, after.encode(), f"{path}.new-{os.getpid()}", mode=mode)
     return backup
-
-
-def _put(path: str, text: str, mode: int) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with open(file, "w", encoding="utf-8", newline="") as writing:
-        writing.write(text)
