@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from fumehood.core.changes import ABSENT, DIRECTORY, LAYER_KINDS, LIVE_KINDS, OPAQUE, PAIRS, WHITEOUT
-from fumehood.linux.monitor import ADDED, CANCELLED, REMOVED, UPDATED, Directory, news, state_of
+from fumehood.linux.monitor import ADDED, CANCELLED, REMOVED, UPDATED, Directory, WatchedLayer, state_of
 
 ENTRIES = [kind for kind in LAYER_KINDS if kind not in (WHITEOUT, OPAQUE)]
 STATES = (None, ADDED, UPDATED, REMOVED)
+
+
+def news(before: str | None, now: str | None) -> str | None:
+    """What a listener hears of a path that was in one state and is in another."""
+    directory = Directory(WatchedLayer(b"", b""))
+    directory.record("a", before)
+    return directory.record("a", now)
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
@@ -63,24 +70,24 @@ def test_each_rule_between_two_looks() -> None:
 
 
 def test_a_directory_remembers_what_it_told() -> None:
-    top = Directory()
+    top = Directory(WatchedLayer(b"", b""))
     assert top.record("a", ADDED) == ADDED
     assert top.record("a", ADDED) is None
     assert top.enter("sub").enter("deep").record("b", ADDED) == ADDED
     assert top.enter("sub").record("c", REMOVED) == REMOVED
     assert sorted(top.paths(ADDED)) == ["a", "sub/deep/b"]
-    assert list(top.paths(REMOVED)) == ["sub/c"]
-    assert top.known() == {"a", "sub"}
+    assert top.paths(REMOVED) == ["sub/c"]
+    assert top.names() == {"a", "sub"}
 
 
 def test_a_dropped_directory_is_gone_with_all_below_it() -> None:
-    top = Directory()
+    top = Directory(WatchedLayer(b"", b""))
     sub = top.enter("sub")
     deep = sub.enter("deep")
     deep.record("b", ADDED)
     assert top.drop("sub") == [sub, deep]
     assert sub.gone
     assert deep.gone
-    assert list(top.paths(ADDED)) == []
+    assert top.paths(ADDED) == []
     assert top.drop("sub") == []
     assert top.enter("sub") is not sub

@@ -105,7 +105,7 @@ class Hood:
 
     def lists(self) -> tuple[list[str], list[str], list[str]]:
         """Return the paths added, updated and removed so far."""
-        pairs = self.monitor.added, self.monitor.updated, self.monitor.removed
+        pairs = (self.monitor.paths(state) for state in ("added", "updated", "removed"))
         added, updated, removed = ([os.fsdecode(path) for _, path in each] for each in pairs)
         return added, updated, removed
 
@@ -312,7 +312,7 @@ def test_each_layer_speaks_for_its_own_root(test_directory: Path) -> None:
     monitor.start()
     monitor.stop()
     assert heard == [("added", one, b"f"), ("updated", two, b"f")]
-    assert (monitor.added, monitor.updated) == (((one, b"f"),), ((two, b"f"),))
+    assert (monitor.paths("added"), monitor.paths("updated")) == ([(one, b"f")], [(two, b"f")])
 
 
 def test_names_are_any_bytes(layer: Hood) -> None:
@@ -321,7 +321,7 @@ def test_names_are_any_bytes(layer: Hood) -> None:
     for name in names:
         os.mkdir(bytes(layer.upper) + b"/" + name)
     layer.monitor.stop()
-    assert [path for _, path in layer.monitor.added] == names
+    assert [path for _, path in layer.monitor.paths("added")] == names
 
 
 def test_lost_events_are_made_up_for_by_listing(layer: Hood) -> None:
@@ -333,7 +333,7 @@ def test_lost_events_are_made_up_for_by_listing(layer: Hood) -> None:
     (layer.upper / "0").unlink()
     layer.monitor.drain()
     assert layer.monitor.incomplete
-    assert len(layer.monitor.added) == queue + 99
+    assert len(layer.monitor.paths("added")) == queue + 99
 
 
 @pytest.mark.parametrize(("lacking", "code"), [("INotify", errno.EMFILE), ("INotify.add_watch", errno.ENOSPC)])
@@ -376,7 +376,7 @@ def test_an_endlessly_deep_tree_is_followed_as_far_as_paths_go(layer: Hood) -> N
     layer.monitor.stop()
     shutil.rmtree(layer.upper)  # by descriptors, as these paths are too long to be named
     assert layer.monitor.incomplete
-    assert len(layer.monitor.added) == 1 + 15 + 1 + 6
+    assert len(layer.monitor.paths("added")) == 1 + 15 + 1 + 6
 
 
 def test_a_listener_that_raises_is_not_called_again(layer: Hood) -> None:

@@ -72,16 +72,17 @@ def watcher(on_change: Callable[[str, str], None]) -> Callable[[Sequence[Layer]]
     return watch
 
 
-class _WatchedLayer:
+class WatchedLayer:
     """An upper directory, the root it lies over, and what was told about it."""
 
     def __init__(self, upper: bytes, root: bytes) -> None:
         self.upper = upper
         self.root = root
-        self.top = _Directory(self, "")
+        self.top = Directory(self)
         self.upper_fd = self.project_fd = -1
 
     def open(self) -> None:
+        """Open both top directories."""
         self.project_fd = open_top(os.fsdecode(self.root))
         try:
             self.upper_fd = open_top(os.fsdecode(self.upper))
@@ -90,32 +91,59 @@ class _WatchedLayer:
             raise
 
     def close(self) -> None:
+        """Let go of them; what was told stays."""
         for fd in (self.upper_fd, self.project_fd):
             if fd >= 0:
                 os.close(fd)
         self.upper_fd = self.project_fd = -1
 
 
-class _Directory:
+class Directory:
     """What was told about the entries of one directory of a layer, and the directories below that matter."""
 
     __slots__ = ("below", "gone", "hidden", "layer", "path", "states")
 
-    def __init__(self, layer: _WatchedLayer, path: str) -> None:
+    def __init__(self, layer: WatchedLayer, path: str = "") -> None:
         self.layer = layer
         self.path = path
         self.hidden = False  # the layer covers what the project has in here
         self.gone = False  # no longer part of the tree: what is heard of it is of no interest
         self.states: dict[str, str] = {}
-        self.below: dict[str, _Directory] = {}
+        self.below: dict[str, Directory] = {}
 
-    def enter(self, name: str) -> _Directory:
+    def names(self) -> set[str]:
+        """Return the names about which something was told, here or further down."""
+        return {*self.states, *self.below}
+
+    def record(self, name: str, state: str | None) -> str | None:
+        """Remember an entry's state; return what a listener hears of it, None where that is no news.
+
+        A path that was told and is untouched again (created, then deleted) is cancelled. Writing on in a
+        file changes no state, so it is told once however long the writing goes on.
+        """
+        if self.states.get(name) == state:
+            return None
+        if state is None:
+            del self.states[name]
+        else:
+            self.states[name] = state
+        return state or CANCELLED
+
+    def enter(self, name: str) -> Directory:
         """Return the directory of this name, a new one if there was none."""
         if name not in self.below:
-            self.below[name] = _Directory(self.layer, join(self.path, name))
+            self.below[name] = Directory(self.layer, join(self.path, name))
         return self.below[name]
 
-    def tree(self) -> Iterator[_Directory]:
+    def drop(self, name: str) -> list[Directory]:
+        """Forget the directory of this name with all below it; return what was forgotten, parents first."""
+        top = self.below.pop(name, None)
+        dropped = [] if top is None else list(top.tree())
+        for directory in dropped:
+            directory.gone = True
+        return dropped
+
+    def tree(self) -> Iterator[Directory]:
         """Yield this directory and all below it, parents first."""
         waiting = [self]
         while waiting:
@@ -123,13 +151,22 @@ class _Directory:
             yield directory
             waiting.extend(reversed(directory.below.values()))
 
+    def paths(self, wanted: str) -> list[str]:
+        """Return every path below that is in a state."""
+        return [
+            join(directory.path, name)
+            for directory in self.tree()
+            for name, state in directory.states.items()
+            if state == wanted
+        ]
+
 
 class _Visit:
     """A directory to look through: some names or the whole, and whether all below it is due again."""
 
     __slots__ = ("again", "directory", "names", "whole")
 
-    def __init__(self, directory: _Directory, *, whole: bool = False, again: bool = False) -> None:
+    def __init__(self, directory: Directory, *, whole: bool = False, again: bool = False) -> None:
         self.directory = directory
         self.names: dict[str, None] = {}  # in order: what happened first is told first
         self.whole = whole
@@ -147,41 +184,20 @@ class Monitor:
     def __init__(self, layers: list[tuple[bytes, bytes]], on_change: Callable[[str, bytes, bytes], None]) -> None:
         self.incomplete = False
         self.listener_error: Exception | None = None
-        self._layers = [_WatchedLayer(upper, root) for upper, root in layers]
+        self._layers = [WatchedLayer(upper, root) for upper, root in layers]
         self._on_change = on_change
         self._started = False
         self._inotify: Any = None
         self._silence = -1
-        self._watches: dict[int, _Directory] = {}
+        self._watches: dict[int, Directory] = {}
         self._todo: deque[_Visit] = deque()
         self._news: deque[tuple[str, bytes, bytes]] = deque()
         self._behind = False
         self._rest_until = 0.0
 
-    @property
-    def added(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Every (root, path) that the project lacks and the command made."""
-        return self._in_state(ADDED)
-
-    @property
-    def updated(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Every (root, path) of the project that the command wrote or replaced."""
-        return self._in_state(UPDATED)
-
-    @property
-    def removed(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Every (root, path) of the project that the command took away, down to the last one."""
-        return self._in_state(REMOVED)
-
-    def _in_state(self, wanted: str) -> tuple[tuple[bytes, bytes], ...]:
-        paths = [
-            (layer.root, os.fsencode(join(directory.path, name)))
-            for layer in self._layers
-            for directory in layer.top.tree()
-            for name, state in directory.states.items()
-            if state == wanted
-        ]
-        return tuple(sorted(paths))
+    def paths(self, state: str) -> list[tuple[bytes, bytes]]:
+        """Return every (root, path) that the command has added, updated or removed so far."""
+        return sorted((layer.root, os.fsencode(path)) for layer in self._layers for path in layer.top.paths(state))
 
     def start(self) -> None:
         """Watch the layers, and tell what is in them already; started again, go on from what was told."""
@@ -249,7 +265,7 @@ class Monitor:
         except OSError:
             self.incomplete = True
             return False
-        dirty: dict[_Directory, _Visit] = {}
+        dirty: dict[Directory, _Visit] = {}
         for watch, mask, _cookie, name in events:
             if mask & _FLAGS.Q_OVERFLOW:
                 self.incomplete = self._behind = True
@@ -302,7 +318,7 @@ class Monitor:
                 # Every name about which there is or was something to tell.
                 layer_names = entries(upper) if upper >= 0 else ()
                 project_names = entries(project) if project >= 0 and directory.hidden else ()
-                names = sorted({*directory.states, *directory.below, *layer_names, *project_names})
+                names = sorted({*directory.names(), *layer_names, *project_names})
             for name in names:
                 if name != _OPAQUE_FILE:
                     self._attempt(self._examine, visit, upper, project, name)
@@ -323,7 +339,8 @@ class Monitor:
             self._enter(visit, name, hidden=True, afresh=True)
         else:
             self._forget(directory, name)
-        self._record(directory, name, _state(in_layer, in_project, directory.hidden, altered))
+        state = state_of(in_layer, in_project, hidden=directory.hidden, altered=altered)
+        self._record(directory, name, state)
 
     def _follow(self, visit: _Visit, upper: int, name: str, in_project: str) -> bool:
         """Watch a directory of the layer; return whether it covers what the project has there.
@@ -338,7 +355,7 @@ class Monitor:
         self._enter(visit, name, hidden=covers, afresh=is_new or visit.again or covers != child.hidden)
         return covers
 
-    def _watch(self, fd: int, directory: _Directory) -> bool:
+    def _watch(self, fd: int, directory: Directory) -> bool:
         """Watch an open directory; return False if it was watched already, and under the same path.
 
         The kernel gives the same number for the same directory, so a moved one shows by its old path.
@@ -364,27 +381,16 @@ class Monitor:
         elif afresh:
             self._todo.append(_Visit(child, whole=True, again=visit.again))
 
-    def _forget(self, parent: _Directory, name: str) -> None:
+    def _forget(self, parent: Directory, name: str) -> None:
         """Take back what was told below a path that has nothing below it any more."""
-        top = parent.below.pop(name, None)
-        for directory in () if top is None else top.tree():
-            directory.gone = True
+        for directory in parent.drop(name):
             for each in list(directory.states):
                 self._record(directory, each, None)
 
-    def _record(self, directory: _Directory, name: str, state: str | None) -> None:
-        """Remember an entry's state; where that is news, the listener is to hear it.
-
-        A path that was told and is untouched again (created, then deleted) is cancelled. Writing on in a
-        file changes no state, so it is told once however long the writing goes on.
-        """
-        if directory.states.get(name) == state:
-            return
-        if state is None:
-            del directory.states[name]
-        else:
-            directory.states[name] = state
-        self._news.append((state or CANCELLED, directory.layer.root, os.fsencode(join(directory.path, name))))
+    def _record(self, directory: Directory, name: str, state: str | None) -> None:
+        news = directory.record(name, state)
+        if news is not None:
+            self._news.append((news, directory.layer.root, os.fsencode(join(directory.path, name))))
 
     def _deliver(self) -> None:
         """Tell the news, after all bookkeeping: so a listener may call any method here."""
@@ -397,7 +403,7 @@ class Monitor:
                     self.listener_error = problem
 
 
-def _state(layer: str, project: str, hidden: bool, altered: bool) -> str | None:
+def state_of(layer: str, project: str, *, hidden: bool = False, altered: bool = False) -> str | None:
     """Name what became of a path, given the kinds of entry in the layer and in the project; None: nothing.
 
     `hidden`: something above in the layer covers the project, so what is only there is gone.
