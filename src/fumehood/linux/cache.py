@@ -68,10 +68,10 @@ def replace(path: str, content: bytes, spare: str = "", *, mode: int = 0o600) ->
     os.rename(spare, path)
 
 
-def forget(directory: str, prefix: str, before: float) -> None:
+def forget(directory: str, prefixes: tuple[str, ...], before: float) -> None:
     """Remove what was kept under names that begin so, and was last written before a time."""
     try:
-        names = [name for name in os.listdir(directory) if name.startswith(prefix)]
+        names = [name for name in os.listdir(directory) if name.startswith(prefixes)]
     except OSError:
         return
     for name in names:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import zlib
 
 from fumehood.linux import cache, libc
 from fumehood.linux.bwrap import memory
 from fumehood.linux.guards import GUARDS
 
+KEPT = "filter-"  # how the names begin of what is kept in the cache
 _programs: dict[tuple[bool, bool], bytes] = {}
-_SOURCE = f"{os.path.dirname(os.path.dirname(__file__))}/core/syscalls.py"
+_TABLES = f"{os.path.dirname(os.path.dirname(__file__))}/core/syscalls.py"
 
 
 def machine() -> str:
@@ -32,16 +34,15 @@ def filter_for(directory: str, *, unix_sockets: bool, pretends_owners: bool = Fa
     """
     program = _programs.get((unix_sockets, pretends_owners))
     if program is None:
+        tables = _tables()
         variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
-        path = f"{directory}/filter-{machine()}{variant}"
-        made_from = _made_from()
-        kept = cache.recalled(path)
-        if made_from and kept is not None and kept.startswith(made_from):
-            program = kept[len(made_from) :]
-        else:
+        # Named by content: installations that share a cache keep out of each other's way.
+        path = f"{directory}/{KEPT}{machine()}{variant}-{zlib.crc32(tables):08x}"
+        program = cache.recalled(path) if tables else None
+        if program is None:
             program = _compiled(unix_sockets=unix_sockets, pretends_owners=pretends_owners)
-            if made_from:
-                cache.keep(path, made_from + program)
+            if tables:
+                cache.keep(path, program)
         _programs[unix_sockets, pretends_owners] = program
     return program
 
@@ -55,13 +56,13 @@ def _compiled(*, unix_sockets: bool, pretends_owners: bool) -> bytes:
     return program(machine(), more)
 
 
-def _made_from() -> bytes:
-    """Return the version of the tables, by their file, which need not be read for that; b"" where there is none."""
+def _tables() -> bytes:
+    """Return the text of the tables of system calls, which is quicker read than compiled; b"" where there is none."""
     try:
-        file = os.stat(_SOURCE)
+        with open(_TABLES, "rb") as file:
+            return file.read()
     except OSError:
         return b""
-    return f"{file.st_ino} {file.st_size} {file.st_mtime_ns}\n".encode()
 
 
 # Landlock: writing confined by the kernel a second time, and abstract sockets of a network that is shared kept out.

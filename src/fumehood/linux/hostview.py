@@ -150,9 +150,8 @@ class HostViews:
         """Look the host over, unless an earlier process did so and nothing has changed since."""
         import marshal
 
-        asked = f"{FORMAT} {sight!r}".encode(errors="surrogateescape")
-        path = f"{self._directory}/{KEPT}{zlib.crc32(asked):08x}"
-        key = asked + repr(mount_table()).encode()
+        key = f"{FORMAT} {sight!r} {mount_table()!r}".encode(errors="surrogateescape")
+        path = f"{self._directory}/{KEPT}{zlib.crc32(key):08x}"
         kept = cache.recalled(path)
         # Its beginning tells that it is whole, ours and an answer to the same question.
         if kept is not None and kept.startswith(key):

@@ -12,8 +12,8 @@ import time
 from fumehood.core.changes import WAITING
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux import confine, hostview
 from fumehood.linux.cache import forget
-from fumehood.linux.hostview import KEPT
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import layers as layering
@@ -130,7 +130,7 @@ def clean(
         )
         if not dry:
             if project is None:
-                forget(store.places.cache, KEPT, old)
+                forget(store.places.cache, (confine.KEPT, hostview.KEPT), old)
             if freed != Freed(days=days):
                 store.audit.tell("", CLEANED, freed.told().replace("\n", "; "), project=owner)
         return freed
