@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from fumehood import LaunchFailed, Policy, Sandbox
+from fumehood.core.policy import Profile
 from fumehood.errors import OverlayUnavailable
+from fumehood.linux import hostview
 from fumehood.linux.launcher import shared
 from fumehood.linux.mounts import View
+from fumehood.store.places import places
 from patience import eventually
 from processes import LONG, left_over
 
@@ -68,6 +71,55 @@ def test_one_that_is_ended_at_any_moment_of_its_start_is_gone(sandbox):
         run = sandbox.run(f"sleep {LONG}.29", timeout=(quarters or 0.01) / 4000)
         assert run.timed_out
     assert not left_over(f"{LONG}.29")
+
+
+# --- what is looked up once ---
+
+
+@pytest.fixture
+def surveys(monkeypatch):
+    """What the host was looked over for, each time."""
+    sights, look_over = [], hostview.look_over
+
+    def counted(sight, written):
+        sights.append(sight)
+        return look_over(sight, written)
+
+    monkeypatch.setattr(hostview, "look_over", counted)
+    return sights
+
+
+def settle(sandbox, surveys, *lines):
+    """Run commands until the host is not looked over for them any more; forget what the cache has of that."""
+
+    def is_settled():
+        surveys.clear()
+        for line in lines:
+            sandbox.run(line)
+        return not surveys
+
+    assert eventually(is_settled)
+    for kept in Path(places().cache).glob(f"{hostview.KEPT}*"):
+        kept.unlink()
+
+
+@pytest.mark.parametrize("command", ["git status", "make --version"])
+def test_a_command_with_a_profile_sees_the_host_as_it_was_looked_over_before(sandbox, surveys, command):
+    settle(sandbox, surveys, "true")
+    for line in (command, "true", command):
+        sandbox.run(line)
+    assert not surveys
+
+
+def test_what_a_profile_masks_is_out_of_sight_for_its_commands_and_looked_over_once(home, project, surveys):
+    (home / "notes").write_text("private\n")
+    masking = Profile(match=("cat",), settings={"mask": (str(home / "notes"),)})
+    with Sandbox(project, policy=Policy(show=(str(home / "notes"),), profiles=(masking,))) as sandbox:
+        settle(sandbox, surveys, f"cat {home}/notes", f"head {home}/notes")
+        for _ in range(2):
+            assert sandbox.run(f"cat {home}/notes").stdout == ""
+            assert sandbox.run(f"head {home}/notes").stdout == "private\n"
+    assert not surveys
 
 
 # --- what was done ahead of a launch ---

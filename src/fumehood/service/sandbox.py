@@ -15,6 +15,7 @@ from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
+from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
@@ -56,10 +57,13 @@ class Hood(Workplace):
     """One project's sandbox: every command a transaction."""
 
     def __init__(
-        self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None
-    ) -> None:
+        self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None,
+        surroundings: Surroundings | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(store, project, policy, start, permissions)
-        self.surroundings = Surroundings(store.places, policy, store.projects.paths)
+        if surroundings is None:
+            surroundings = Surroundings(store.places, policy, HostViews(store.places.cache, store.projects.paths))
+        self.surroundings = surroundings
         self._profiles: tuple[Profile, ...] = ()
         self._withheld: dict[str, Any] = {}  # what profiles would grant a plain command
 
@@ -272,7 +276,8 @@ class Hood(Workplace):
         from fumehood.service.profiles import profiled
 
         profile = profiled(self.store, self.project, self.policy, request, profiles)
-        hood = Hood(self.store, self.project, profile.policy, self.start, self.permissions)
+        surroundings = self.surroundings.under(profile.policy)
+        hood = Hood(self.store, self.project, profile.policy, self.start, self.permissions, surroundings)
         hood._host, hood._profiles, hood._withheld = self._host, profiles, profile.withheld
         return hood, profile.request
 

@@ -25,7 +25,7 @@ from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from fumehood.core.policy import Policy
     from fumehood.linux.capture import Capture
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 HOST, ALPINE = "host", "alpine"
 _OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
+_DECIDING = ("home", "show", "mask", "unmask")  # what of a policy decides what is seen
 
 
 class World(Value):
@@ -251,15 +252,23 @@ class Seen(Value):
 class Surroundings:
     """Puts together what one project's commands see."""
 
-    def __init__(self, places: Places, policy: Policy, projects: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, places: Places, policy: Policy, views: HostViews) -> None:
         self._places = places
         self._policy = policy
-        self._views = HostViews(places.cache, projects)
+        self._views = views
         self._kernel: dict[bool, tuple[Operation, ...]] = {}
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
         self._is_locked: bool | None = None
         self._last_sight: tuple[object, Sight] | None = None
         self._in_roots = masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
+
+    def under(self, policy: Policy) -> Surroundings:
+        """Return what surrounds a command under another policy; what was looked up on the host is shared."""
+        if all(getattr(policy, name) == getattr(self._policy, name) for name in _DECIDING):
+            return self
+        other = Surroundings(self._places, policy, self._views)
+        other._kernel, other._homes, other._is_locked = self._kernel, self._homes, self._is_locked
+        return other
 
     @property
     def cache(self) -> str:
