@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fumehood import Policy, Sandbox
-from fumehood.linux.hostview import HostView, Sight, is_current, look_over
+from fumehood.linux.cache import Snapshot
+from fumehood.linux.hostview import HostView, Sight, look_over
 from fumehood.linux.mounts import Tmpfs, View
 from patience import LONG_S, eventually
 
@@ -48,14 +49,13 @@ def test_a_mount_point_inside_a_mask_is_made_and_the_rest_stays_hidden(home):
 
 
 def test_a_look_at_the_host_holds_until_something_it_looked_at_changes(home):
-    os.utime(home, (1, 1))  # long ago, or what is made next could bear the same time
     watched = looked_over(f"{home}/.ssh/id_rsa", home=home).watched
     # Others may be at work in the directories above.
-    mine = {path: times for path, times in watched.items() if path.startswith(str(home))}
-    assert mine
-    assert is_current(mine)
+    mine = Snapshot(*({path: part[path] for path in part if path.startswith(str(home))} for part in watched.parts))
+    assert len(mine)
+    assert mine.is_current()
     (home / ".ssh").mkdir()
-    assert not is_current(mine)
+    assert not mine.is_current()
 
 
 def test_nothing_is_made_on_the_host(sandbox, home, project):

@@ -145,22 +145,6 @@ def test_explain_tells_what_is_seen_and_runs_nothing(cli, home, project):
     assert "what it sees" in cli("run", "--explain", "--", "true").stdout
 
 
-def test_a_file_that_is_replaced_in_the_home_costs_no_new_look(home, project):
-    with Sandbox(project) as sandbox:
-        sandbox.run("true")
-        views = sandbox._hood.surroundings._views
-        ((_, before),) = views._remembered.values()
-        write(home / ".history.new", "x").rename(home / ".history")
-        sandbox.run("touch made")
-        sandbox.run("true")
-        ((_, after),) = views._remembered.values()
-        # Others may be at work in other places of this machine.
-        top = str(home.parent)
-        assert {path: seen for path, seen in after.watched.items() if path.startswith(top)} == {
-            path: seen for path, seen in before.watched.items() if path.startswith(top)
-        }
-
-
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_login_shell_finds_the_tools_of_the_home(policy, home, project, monkeypatch, shell):
     write(home / ".local/bin/greet", "#!/bin/sh\necho hello\n", 0o755)

@@ -122,6 +122,34 @@ def test_what_a_profile_masks_is_out_of_sight_for_its_commands_and_looked_over_o
     assert not surveys
 
 
+@pytest.mark.parametrize("view", ["hidden", "visible"])
+def test_what_is_replaced_in_the_home_costs_no_new_look(home, project, monkeypatch, surveys, view):
+    for place in ("bin/tool", ".local/bin/tool", ".cargo/bin/tool"):
+        (home / place).parent.mkdir(parents=True)
+        (home / place).write_text("#!/bin/sh\n")
+        (home / place).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}/bin:{home}/.local/bin:{home}/.cargo/bin:{os.environ['PATH']}")
+    (home / ".claude.json").write_text("{}")
+    with Sandbox(project, policy=Policy(home=view)) as sandbox:
+        settle(sandbox, surveys, "true")
+        for folder in (home, home / ".local", home / ".cargo", home / ".cargo/bin", Path(places().cache)):
+            (folder / "new").write_text("{}")
+            (folder / "new").rename(folder / ".claude.json")
+            (folder / ".claude.json").unlink()
+            sandbox.run("touch made")
+    assert not surveys
+
+
+def test_a_secret_behind_a_new_link_is_out_of_sight_at_once(home, project, test_directory, surveys):
+    (test_directory / "keys").mkdir()
+    (test_directory / "keys/id").write_text("secret\n")
+    with Sandbox(project, policy=Policy(home="visible")) as sandbox:
+        settle(sandbox, surveys, "true")
+        assert sandbox.run(f"cat {test_directory}/keys/id").stdout == "secret\n"
+        (home / ".ssh").symlink_to(test_directory / "keys")
+        assert sandbox.run(f"cat {test_directory}/keys/id {home}/.ssh/id").stdout == ""
+
+
 # --- what was done ahead of a launch ---
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import _thread
 import os
 import stat
+import time
 import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 _OTHERS = 0o077
 _LARGEST = 8 << 20
@@ -93,89 +95,194 @@ _SETTINGS = 4096  # bytes of a file of settings
 _MOST_ENTRIES = 6000  # of one directory
 _MOST_HEADS = 500
 _MOST_STEPS = 400  # on the way of one path; the kernel follows 40 links
-_ABSENT = (0, 0)
+TICK_NS = 50_000_000  # file times may be coarser than this only on old kernels
+_NEVER = 1  # in place of a time: no file has this one
 
 
-def is_current(watched: dict[str, tuple[int, int]]) -> bool:
-    """Return True if everything that was looked up is as it was, and what was absent still is."""
-    for path, (time, inode) in watched.items():
+class Snapshot:
+    """What was looked up on the disk, and whether it is still so.
+
+    `files` were read, and have the time of their last change, which nobody can set back, and their inode. `inodes`
+    belong to what only had to be there, 0 where nothing was. `links` say where links lead, "" for anything else.
+    `listings` have a directory's inode and a sum of its names. All but the files are looked at again only where the
+    directory around them, in `folders`, has changed: whoever replaces a file beside them costs no more than that.
+    """
+
+    def __init__(self, *parts: dict[str, Any]) -> None:
+        self.parts = parts or ({}, {}, {}, {}, {})
+        self.files: dict[str, tuple[int, int]]
+        self.inodes: dict[str, int]
+        self.links: dict[str, str]
+        self.listings: dict[str, tuple[int, int]]
+        self.folders: dict[str, tuple[int, int]]
+        self.files, self.inodes, self.links, self.listings, self.folders = self.parts
+
+    def __len__(self) -> int:
+        """The number of paths that are looked at each time."""
+        return len(self.files) + len(self.folders)
+
+    @property
+    def sum(self) -> int:
+        """A number that differs where something else was seen."""
+        return hash(tuple(row for part in self.parts[:4] for row in part.items()))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no file changed so late that another change may bear the same time."""
+        return all(changed != _NEVER for changed, _ in self.files.values())
+
+    def add(self, other: Snapshot) -> None:
+        """Take in what another one has seen after this."""
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine.update({path: seen for path, seen in theirs.items() if path not in mine})
+
+    def file(self, path: str, *, is_as_read: bool = True) -> os.stat_result | None:
+        """Look at a file whose content counts; one that is not as it was read counts as changed."""
+        if not is_as_read:
+            self.files[path] = (_NEVER, 0)
+            return None
         try:
-            now = os.lstat(path)
+            status = os.lstat(path)
         except OSError:
-            if inode:
+            self.exists(path)
+            return None
+        self.files[path] = _settled(_state(status))
+        return status
+
+    def exists(self, path: str) -> bool:
+        """Return True if something is there, whatever it is."""
+        if path not in self.inodes:
+            self._look_around(path)
+            self.inodes[path] = _inode(path)
+        return self.inodes[path] != 0
+
+    def leads(self, path: str) -> str:
+        """Return where a link leads; "" for anything else, which may change as it likes."""
+        if path not in self.links:
+            self._look_around(path)
+            self.links[path] = _link(path)
+        return self.links[path]
+
+    def listing(self, path: str) -> dict[str, str]:
+        """Return a directory's names with `d`, `f`, `l` or nothing for each one's kind; of anything else, none."""
+        self.folders.setdefault(path, _settled(_folder(path)))
+        names = _names(path)
+        self.listings[path] = _inode(path), _sum_of(names)
+        return names
+
+    def _look_around(self, path: str) -> None:
+        """Note the time of the directory around a path, before anything is looked at in there."""
+        folder = path.rpartition("/")[0] or "/"
+        if folder not in self.folders:
+            self.folders[folder] = _settled(_folder(folder))
+
+    def is_current(self) -> bool:
+        """Return True if everything is as it was, and what was absent still is."""
+        for path, seen in self.files.items():
+            try:
+                if _state(os.lstat(path)) != seen:
+                    return False
+            except OSError:
                 return False
-        else:
-            if now.st_ino != inode or (time and now.st_ctime_ns != time):
-                return False
-    return True
+        for folder, seen in self.folders.items():
+            now = _folder(folder)
+            if now != seen:
+                if not self._is_same_in(folder):
+                    return False
+                self.folders[folder] = _settled(now)
+        return True
+
+    def _is_same_in(self, folder: str) -> bool:
+        if folder in self.listings and self.listings[folder] != (_inode(folder), _sum_of(_names(folder))):
+            return False
+        top = folder.rstrip("/")
+        return all(
+            seen == now(path)
+            for part, now in ((self.inodes, _inode), (self.links, _link))
+            for path, seen in part.items() if path.rpartition("/")[0] == top
+        )  # fmt: skip
+
+
+def _state(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ctime_ns, status.st_ino
+
+
+def _settled(state: tuple[int, int]) -> tuple[int, int]:
+    """Return a state to compare with later, or one that nothing equals: another change now may bear the same time."""
+    return (_NEVER, 0) if abs(time.time_ns() - state[0]) < TICK_NS else state
+
+
+def _folder(path: str) -> tuple[int, int]:
+    try:
+        return _state(os.stat(path))
+    except OSError:
+        return (0, 0)
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.lstat(path).st_ino
+    except OSError:
+        return 0
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _names(path: str) -> dict[str, str]:
+    names: dict[str, str] = {}
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    names[entry.name] = _kind(entry)
+                    if len(names) >= _MOST_ENTRIES:
+                        break
+    except OSError:  # gone, or not for us to read: nothing in it is shown
+        names.clear()
+    return names
+
+
+def _sum_of(names: dict[str, str]) -> int:
+    return zlib.crc32("/".join(f"{name}/{names[name]}" for name in sorted(names)).encode(errors="surrogateescape"))
 
 
 class Lookup:
-    """Listings, links and first lines, each read once.
-
-    `watched` has the time of the last change and the inode of each path: no time where only being there counts, and
-    neither where nothing was. The time is that of the inode, so a new mode is seen too, and nobody can set it back.
-    """
+    """Listings, links and first lines, each read once."""
 
     def __init__(self, real: Sequence[str] = ()) -> None:
         self._real = [f"{folder}/" for folder in real]  # known to have no link on the way
-        self.watched: dict[str, tuple[int, int]] = {}
+        self.watched = Snapshot()
+        self.exists = self.watched.exists
         self._links: dict[str, str | None] = {}
         self._listings: dict[str, dict[str, str]] = {}
         self._ways: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {}
         self._heads_left = _MOST_HEADS
 
-    def _watch(self, path: str, now: os.stat_result) -> None:
-        self.watched[path] = (now.st_ctime_ns, now.st_ino)
-
-    def exists(self, path: str) -> bool:
-        """Return True if something is there, whatever it is."""
-        if path not in self.watched:
-            try:
-                self.watched[path] = (0, os.lstat(path).st_ino)
-            except OSError:
-                self.watched[path] = _ABSENT
-        return self.watched[path] != _ABSENT
-
     def mode(self, path: str) -> int:
         """Return what kind of file is there and who may use it, without following a link; 0 where nothing is."""
-        try:
-            now = os.lstat(path)
-        except OSError:
-            self.watched[path] = _ABSENT
-            return 0
-        self._watch(path, now)
-        return now.st_mode
+        status = self.watched.file(path)
+        return 0 if status is None else status.st_mode
 
     def listing(self, path: str) -> dict[str, str]:
         """Return a directory's names with `d`, `f`, `l` or nothing for each one's kind; of anything else, none."""
-        names = self._listings.get(path)
-        if names is None:
-            names = self._listings[path] = {}
-            if stat.S_ISDIR(self.mode(path)):
-                try:
-                    with os.scandir(path) as entries:
-                        for entry in entries:
-                            names[entry.name] = _kind(entry)
-                            if len(names) >= _MOST_ENTRIES:
-                                break
-                except OSError:  # not for us to read: nothing in it is shown
-                    names.clear()
-        return names
+        if path not in self._listings:
+            self._listings[path] = self.watched.listing(path)
+        return self._listings[path]
 
     def link(self, path: str) -> str | None:
         """Return where a link points, "" for what is not a link, None where nothing is."""
         if path not in self._links:
             target: str | None = ""
             try:
-                now = os.lstat(path)
-                if stat.S_ISLNK(now.st_mode):
-                    if path.rpartition("/")[0] not in self._listings:  # else a new link is seen by the directory's time
-                        self._watch(path, now)
-                    target = os.readlink(path)
+                if stat.S_ISLNK(os.lstat(path).st_mode):
+                    target = self.watched.leads(path)
             except OSError:
-                self.watched[path] = _ABSENT
-                target = None
+                target = "" if self.exists(path) else None
             self._links[path] = target
         return self._links[path]
 

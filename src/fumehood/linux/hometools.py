@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from fumehood.linux.cache import Snapshot
+
 _MOST_SINGLE = 64  # programs that are shown as files, for each is a mount
 _MOST_SHOWN = 256
 _MOST_FOLDERS = 400  # of one root, or of a collection of environments
@@ -32,13 +34,13 @@ class InSight(Value):
     """What of the homes is shown, each with the reason, in words for people.
 
     `folders` are real paths of directories, or of single files. `links` are made again: path, target, reason.
-    `masked` lies inside of the folders and must be hidden there. The answer holds while `cache.is_current(watched)`.
+    `masked` lies inside of the folders and must be hidden there. The answer holds while `watched` is current.
     """
 
     folders: tuple[tuple[str, str], ...]
     links: tuple[tuple[str, str, str], ...]
     masked: tuple[tuple[str, str], ...]
-    watched: dict[str, tuple[int, int]]
+    watched: Snapshot
 
 
 def tools_in_sight(
@@ -171,7 +173,7 @@ class _Search:
                 self._add(above, why)
             elif self.homes.is_installation(real):
                 self._add(real, why)
-            elif name in homes.PROGRAMS and "pyvenv.cfg" in self._disk.listing(above):
+            elif name in homes.PROGRAMS and self._disk.exists(f"{above}/pyvenv.cfg"):
                 for part in homes.ENVIRONMENT:
                     self._show_part(f"{above}/{part}", why)
             else:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 import zlib
 
 from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below, is_in
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.linux import cache
-from fumehood.linux.cache import is_current
+from fumehood.linux.cache import Lookup, Snapshot
 from fumehood.linux.mounts import Bind, Devices, Folder, Link, Mask, Operation, Text, Tmpfs, View, packed, unpacked
 from fumehood.linux.namespaces import mount_table
 
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
 
     from fumehood.linux.hometools import InSight
 
-    Watched = dict[str, tuple[int, int]]
-
 KEPT = "hostview-"  # how the names begin of what is kept in the cache
-FORMAT = "1"  # to be changed with how the host is shown: what was kept before is then looked for again
+FORMAT = "2"  # to be changed with how the host is shown: what was kept before is then looked for again
 # Asking a server that is gone may take for ever, so these are shown only where a command can't do without.
 _REMOTE = frozenset({"afs", "autofs", "ceph", "cifs", "nfs", "nfs4", "smb3", "smbfs", "ncpfs", "davfs", "glusterfs"})
 # Can't be overlaid, and can't hold a socket either.
@@ -55,9 +52,6 @@ _SETTINGS = (
     "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "PIP_CONFIG_FILE", "UV_CONFIG_FILE", "UV_NO_CONFIG", "GOENV",
     "npm_config_userconfig", "NPM_CONFIG_USERCONFIG", "YARN_RC_FILENAME", "CARGO_HOME",
 )  # fmt: skip
-_TICK_NS = 50_000_000  # file times may be coarser than this only on old kernels
-_AGAIN_S = 1.0
-_NEVER = (1, 1)  # in place of a time and an inode: no file has these
 _FOR_CAPABILITIES = frozenset({"kcore", "kmsg"})  # nobody opens these without
 _KERNEL_FOLDERS = ("/proc", "/proc/tty", "/proc/driver", "/proc/fs", "/proc/bus", "/proc/sysvipc")
 
@@ -95,23 +89,8 @@ class HostView(Value):
 
     operations: tuple[Operation, ...]
     inside: tuple[str, ...]
-    watched: Watched
-    links: dict[str, str]  # where each of some paths leads to, if it is a link; else ""
-
-    @property
-    def look(self) -> int:
-        """A number that differs after another look at the host."""
-        return hash((*self.watched.items(), *self.links.items()))
-
-    @property
-    def is_just_made(self) -> bool:
-        """Return True if something it was read from changed just now: another change may bear the same time."""
-        now = time.time_ns()
-        return any(abs(now - changed) < _TICK_NS for changed, _ in self.watched.values())
-
-    def holds(self) -> bool:
-        """Return True if everything that it was read from is as it was."""
-        return is_current(self.watched) and all(_link(path) == to for path, to in self.links.items())
+    watched: Snapshot  # what it was read from
+    look: int  # a number that differs after another look at the host
 
 
 class HostViews:
@@ -121,26 +100,15 @@ class HostViews:
         self._directory = directory
         self._written = written  # tells where else commands write: nothing there is believed
         self._remembered: dict[Sight, tuple[object, HostView]] = {}
-        self._links_seen = 0.0
 
     def of(self, sight: Sight) -> HostView:
         """Return how the host is shown."""
         table = mount_table()
         seen, view = self._remembered.get(sight, (None, None))
-        if view is None or seen is not table or not self._holds(view):
+        if view is None or seen is not table or not view.watched.is_current():
             view = self._looked_over(sight)
-        if view.is_just_made:
-            self._remembered.pop(sight, None)
-        else:
             self._remembered[sight] = table, view
         return view
-
-    def _holds(self, view: HostView) -> bool:
-        now = time.monotonic()
-        if now - self._links_seen < _AGAIN_S:  # links, of which there are many, are looked at once in a while
-            return is_current(view.watched)
-        self._links_seen = now
-        return view.holds()
 
     def forget(self) -> None:
         """Look everything over again for the next run: what was thought to be there is not."""
@@ -155,49 +123,31 @@ class HostViews:
         kept = cache.recalled(path)
         # Its beginning tells that it is whole, ours and an answer to the same question.
         if kept is not None and kept.startswith(key):
-            rows, fields = marshal.loads(kept[len(key) :])  # noqa: S302 - our own, and nobody else's
-            view = HostView(operations=unpacked(rows), **fields)
-            if view.holds():
-                return view
+            rows, inside, parts = marshal.loads(kept[len(key) :])  # noqa: S302 - our own, and nobody else's
+            watched = Snapshot(*parts)
+            if watched.is_current():
+                return HostView(operations=unpacked(rows), inside=inside, watched=watched, look=watched.sum)
         view = look_over(sight, self._written())
-        if view.is_just_made:
-            return view
-        fields = {name: value for name, value in view.fields().items() if name != "operations"}
-        cache.keep(path, key + marshal.dumps((packed(view.operations), fields)))
+        if view.watched.is_settled:
+            cache.keep(path, key + marshal.dumps((packed(view.operations), view.inside, view.watched.parts)))
         return view
 
 
 def look_over(sight: Sight, written: Sequence[str] = ()) -> HostView:
     """Look the host over, whatever is remembered; `written` are places besides the roots that commands write."""
     survey = _Survey(sight, written)
-    for entry in survey.listed("/"):
-        survey.place(f"/{entry.name}", entry)
+    survey.place_all("/")
     if sight.is_home_hidden:
         survey.furnish_homes()
     return survey.finished()
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def _identity(path: str, *, lists: bool) -> tuple[int, int]:
-    try:
-        there = os.lstat(path)
-    except OSError:
-        return (0, 0)
-    return (there.st_ctime_ns if lists else 0, there.st_ino)
 
 
 class _Survey:
     def __init__(self, sight: Sight, written: Sequence[str]) -> None:
         self._sight = sight
         self._written = written
-        self.watched: Watched = {}
-        self._links: dict[str, str] = {}
+        self._disk = Lookup()
+        self._watched = self._disk.watched
         self._mounts = {os.fsdecode(point): kind for point, kind in mount_table()}
         self._shown = tuple(path for path in sight.shown if os.path.exists(path))
         self._hidden_homes: tuple[str, ...] = ()
@@ -209,28 +159,18 @@ class _Survey:
         self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
         self._operations: list[Operation] = []
 
-    def listed(self, path: str) -> list[os.DirEntry[str]]:
-        """List a directory, and remember that it was; one that may not be listed is empty."""
-        self._watch(path)
-        try:
-            with os.scandir(path) as entries:
-                return sorted(entries, key=lambda entry: entry.name)
-        except OSError:
-            return []
-
-    def _watch(self, path: str, *, lists: bool = True) -> None:
-        if lists or path not in self.watched:
-            self.watched[path] = _identity(path, lists=lists)
-
     def _watch_file(self, path: str, *, is_as_read: bool) -> None:
         """Remember a file that was read, and where links lead to it; one that changed meanwhile is looked at again."""
         real = f"{self._real_folder(os.path.dirname(path)).rstrip('/')}/{os.path.basename(path)}"
         for each in dict.fromkeys((path, os.path.realpath(real))):
-            self.watched[each] = _identity(each, lists=not os.path.isdir(each)) if is_as_read else _NEVER
+            if is_as_read and os.path.isdir(each):
+                self._disk.exists(each)
+            else:
+                self._watched.file(each, is_as_read=is_as_read)
 
     def _other_homes(self) -> list[str]:
         """Find the homes of people, from 1000 on, that are not in the directories known to hold homes."""
-        self._watch("/etc/passwd")
+        self._watched.file("/etc/passwd")
         try:
             with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as file:
                 accounts = [line.rstrip("\n").split(":") for line in file]
@@ -253,11 +193,11 @@ class _Survey:
                 missing = above
                 while not os.path.isdir(os.path.dirname(missing)):
                     missing = os.path.dirname(missing)
-                self._watch(missing, lists=False)
+                self._disk.exists(missing)
                 paths.add(missing)
                 continue
             real = f"{above.rstrip('/')}/{name}"
-            if self._leads(real):
+            if self._watched.leads(real):
                 target = os.path.realpath(real)
                 if not self._is_needed(target):
                     paths.add(target)
@@ -269,14 +209,8 @@ class _Survey:
         """Resolve a directory, and notice when one on its way becomes another."""
         parts = folder.split("/")
         for length in range(2, len(parts) + 1):
-            self._leads("/".join(parts[:length]))
+            self._watched.leads("/".join(parts[:length]))
         return os.path.realpath(folder or "/")
-
-    def _leads(self, path: str) -> str:
-        """Return where a link leads to, and remember; what else stands there may change as it likes."""
-        if path not in self._links:
-            self._links[path] = _link(path)
-        return self._links[path]
 
     def furnish_homes(self) -> None:
         """Put an empty home in the place of each, with the tools in it and settings that hold no secret."""
@@ -293,7 +227,7 @@ class _Survey:
             self._hidden_homes, dict(self._sight.variables), self._sight.points, written=self._written,
             hidden=self._sight.hidden,
         )  # fmt: skip
-        self.watched |= tools.watched
+        self._watched.add(tools.watched)
         self._hidden |= {path for path, _ in tools.masked}
         for path, to, why in tools.links:
             self._add(Link(target=path, to=to, why=why))
@@ -301,7 +235,8 @@ class _Survey:
             self._show(path, why)
         for path in self._sight.added:
             real = os.path.realpath(path)
-            self._watch(path, lists=False)
+            self._disk.exists(path)
+            self._disk.exists(real)
             # Never what is masked by name.
             if os.path.exists(real) and not is_in(real, self._hidden) and self._is_unseen(real):
                 self._show(real, "you show it")
@@ -347,24 +282,27 @@ class _Survey:
             elif text:
                 self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
 
-    def place(self, path: str, entry: os.DirEntry[str]) -> None:
-        """Decide on one entry of a directory that is made anew."""
+    def place_all(self, folder: str) -> None:
+        """Decide on each entry of a directory that is made anew."""
+        for name, kind in sorted(self._disk.listing(folder).items()):
+            self._place(f"{folder.rstrip('/')}/{name}", kind)
+
+    def _place(self, path: str, kind: str) -> None:
         if path in UNSEEN:
             self._add(Folder(target=path))
         elif path in self._hidden:
             if self._leads_to_kept(path):
                 self._add(Folder(target=path))
-        elif entry.is_symlink():
-            self._add(Link(target=path, to=os.readlink(path)))
-        elif entry.is_dir():
+        elif kind == "l":
+            self._add(Link(target=path, to=self._watched.leads(path)))
+        elif kind == "d":
             self._directory(path)
-        elif entry.is_file() and os.access(path, os.R_OK):
-            if entry.stat().st_size > _SMALL:
+        elif kind == "f" and os.access(path, os.R_OK):
+            if os.path.getsize(path) > _SMALL:
                 self._add(Bind(target=path, source=path))
                 return
-            self._watch(path)
+            mode = stat.S_IMODE(self._disk.mode(path)) & 0o755
             with open(path, "rb") as file:  # a copy costs no mount in every run
-                mode = stat.S_IMODE(entry.stat().st_mode) & 0o755
                 self._add(Text(target=path, content=file.read(), mode=mode))
 
     def _add(self, operation: Operation) -> None:
@@ -382,9 +320,8 @@ class _Survey:
             self._way_to_kept(path)
         elif self._sight.is_locked and any(is_below(point, path) for point in self._mounts):
             self._add(Folder(target=path))
-            for entry in self.listed(path):
-                self.place(f"{path}/{entry.name}", entry)
-        elif not self.listed(path):
+            self.place_all(path)
+        elif self._is_empty(path):
             self._add(Folder(target=path))
         else:
             self._add(View(target=path, sources=(path,), why=why))
@@ -393,14 +330,25 @@ class _Survey:
                 if is_below(point, path) and not is_in(point, self._hidden) and not is_in(point, UNSEEN):
                     self._inner(point)
 
+    def _is_empty(self, path: str) -> bool:
+        """Return True if a directory has no entry; what entries it has makes no difference."""
+        try:
+            with os.scandir(path) as entries:
+                is_empty = next(entries, None) is None
+        except OSError:
+            is_empty = True
+        return not self._disk.listing(path) if is_empty else not self._disk.exists(path)
+
     def _way_to_kept(self, path: str) -> None:
         """Make a directory anew, with only those entries that lead to what is needed."""
         self._add(Folder(target=path))
-        for entry in self.listed(path):
-            child = f"{path}/{entry.name}"
+        names = {place[len(path) + 1 :].partition("/")[0] for place in self._kept if is_below(place, path)}
+        for child in sorted(f"{path}/{name}" for name in names):
+            self._disk.exists(child)
+            is_link = bool(self._watched.leads(child))
             if child in self._sight.homes or child in self._shown:
-                self.place(child, entry)
-            elif self._leads_to_kept(child) and not entry.is_symlink():
+                self._place(child, "l" if is_link else "d" if os.path.isdir(child) else "f")
+            elif os.path.isdir(child) and not is_link:
                 self._way_to_kept(child)
 
     def _inner(self, point: str) -> None:
@@ -428,7 +376,7 @@ class _Survey:
                 continue
         return HostView(
             operations=(Tmpfs(target="/", is_sealed=True), *operations, Devices(target="/dev")),
-            inside=inside(sorted(self._hidden), self._sight.points), watched=self.watched, links=self._links,
+            inside=inside(sorted(self._hidden), self._sight.points), watched=self._watched, look=self._watched.sum,
         )  # fmt: skip
 
     def _with_masks(self) -> list[Operation]:
