@@ -239,10 +239,25 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
 def _hand_out(directory: int) -> None:
     """Give a descriptor to whoever waits for the report."""
     report = _socket.socket(fileno=os.dup(_REPORT_FD))
-    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, directory.to_bytes(4, sys.byteorder))
-    report.sendmsg([_HANDED_OUT, _used(directory)], [rights])
+    send_descriptors(report, _HANDED_OUT + _used(directory), [directory])
     report.close()
     os.close(directory)
+
+
+# `socket` has these too. It loads much that every fork would have to carry.
+
+
+def send_descriptors(connection: _socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
+    """Send descriptors along with some data."""
+    rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
+    connection.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else [])
+
+
+def receive_descriptors(connection: _socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """Receive data and the descriptors that come along."""
+    data, received, *_ = connection.recvmsg(size, _socket.CMSG_SPACE(4 * most), _socket.MSG_CMSG_CLOEXEC)
+    rights = b"".join(each for _, _, each in received)
+    return data, [int.from_bytes(rights[at : at + 4], sys.byteorder) for at in range(0, len(rights), 4)]
 
 
 def _used(directory: int) -> bytes:
@@ -328,18 +343,16 @@ class RunningSandbox:
         report, home = b"", -1
         connection = _socket.socket(fileno=self._report)
         while True:
-            data, received, *_ = connection.recvmsg(4096, _socket.CMSG_SPACE(4))
+            data, descriptors = receive_descriptors(connection, 4096, 1)
             if not data:
                 connection.close()
                 return report.decode(errors="surrogateescape"), home
-            if not received:
+            if not descriptors:
                 report += data
-            for _, _, rights in received:
-                home = int.from_bytes(rights, sys.byteorder)
-                os.set_inheritable(home, False)
-                if data == _HANDED_OUT + _used(home):
-                    os.close(home)
-                    home = -1
+            elif data == _HANDED_OUT + _used(descriptors[0]):
+                os.close(descriptors[0])
+            else:
+                home = descriptors[0]
 
     def hold(self) -> None:
         """Keep its mounts for a while: their end takes time that whoever waits for the command need not wait.
@@ -419,7 +432,7 @@ def forked(child: Callable[[int, int], NoReturn]) -> RunningSandbox:
     """Fork a process that becomes a sandbox, given where its status and its report are written."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     status, status_end = os.pipe()
-    report, report_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)  # `socket` takes long to load
+    report, report_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     process = os.fork()
     if process == 0:
         try:

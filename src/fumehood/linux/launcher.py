@@ -3,17 +3,18 @@
 Forking with work between fork and exec is not safe in a threaded program, a fresh interpreter for each
 command is slow, and a sandbox dies with the thread that forked it. The launcher has none of these troubles.
 It ends, and everything it started with it, when its program does.
+
+Every sandbox is a fork of it, which pays for each module: that is why `_socket` and `_thread` are used as they are.
 """
 
 from __future__ import annotations
 
+import _socket
+import _thread
 import gc
 import marshal
 import os
 import select
-import socket
-import threading
-from contextlib import suppress
 
 from fumehood.errors import LaunchFailed
 from fumehood.linux import confine, launch, libc, mounts, process
@@ -25,6 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    _Host = tuple[bytes, tuple[mounts.Operation, ...]]  # what shows the host, written down and as it is
+
 
 class Launcher:
     """The program's side: asks for sandboxes."""
@@ -33,34 +36,37 @@ class Launcher:
         import subprocess
 
         self.owner = os.getpid()
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        # What showed the host last, as it is and written down.
-        self._host: tuple[tuple[mounts.Operation, ...], bytes] = ((), b"")
-        with theirs:
+        self._lock = _thread.allocate_lock()
+        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._host: _Host = b"", ()
+        try:
             self._process = subprocess.Popen(
                 process.interpreter(__name__, "serve", str(theirs.fileno()), str(self.owner)),
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 cwd="/", start_new_session=True,
             )  # fmt: skip
+        finally:
+            theirs.close()
 
     def start(self, plan: launch.Plan, streams: launch.Streams) -> Remote:
         """Have a sandbox started; its events come on a channel of its own."""
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         # The same objects as last time, mostly: most of what a plan holds is then written down already.
-        if self._host[0] != plan.shows_host:
-            self._host = plan.shows_host, marshal.dumps(mounts.packed(plan.shows_host))
+        if self._host[1] != plan.shows_host:
+            self._host = marshal.dumps(mounts.packed(plan.shows_host)), plan.shows_host
         owner = None if plan.owner is None else plan.owner.fields()
         own = mounts.packed(plan.mounts[plan.ahead :])
-        message = marshal.dumps((self._host[1], {**plan.fields(), "mounts": own, "owner": owner}))
+        message = marshal.dumps((self._host[0], {**plan.fields(), "mounts": own, "owner": owner}))
         try:
-            with self._lock, theirs:
+            with self._lock:
                 self._socket.sendall(len(message).to_bytes(4, "big"))
-                socket.send_fds(self._socket, [plan.entered], [*streams, theirs.fileno()])
+                launch.send_descriptors(self._socket, plan.entered, [*streams, theirs.fileno()])
                 self._socket.sendall(message)
         except OSError as error:
             mine.close()
             raise LaunchFailed("the launcher is gone", hint="it was killed; the next run starts another") from error
+        finally:
+            theirs.close()
         return Remote(mine)
 
     @property
@@ -80,7 +86,7 @@ class Launcher:
 class Remote:
     """One sandbox that the launcher attends for us."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: _socket.socket) -> None:
         self._channel = channel
         self._init: int | None = None
         self._asked = False
@@ -92,10 +98,10 @@ class Remote:
     def advance(self) -> process.Exit | None:
         """Take in what the launcher says: which process is the first inside, or how the sandbox ended."""
         try:
-            message, descriptors, *_ = socket.recv_fds(self._channel, 1 << 16, 1)
+            message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 1)
         except ConnectionResetError:
             # It closed the channel without reading what it was asked last; what it said before that is still there.
-            message, descriptors, *_ = socket.recv_fds(self._channel, 1 << 16, 1)
+            message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 1)
         event: Any = marshal.loads(message) if message else (None, "the launcher is gone")  # noqa: S302 - our own
         if isinstance(event, int):
             self._init, self._asked = event or None, event != 0
@@ -119,12 +125,14 @@ class Remote:
         self._send(_INTERRUPT)
 
     def _send(self, request: bytes) -> None:
-        with suppress(OSError):  # it has just ended
+        try:
             self._channel.send(request)
+        except OSError:
+            return  # it has just ended
 
 
 _shared: Launcher | None = None
-_shared_lock = threading.Lock()
+_shared_lock = _thread.allocate_lock()
 
 
 def shared() -> Launcher:
@@ -141,7 +149,7 @@ def shared() -> Launcher:
 
 def serve(descriptor: str, program: str) -> None:
     """Be the launcher, until the program at the other end is gone."""
-    control = socket.socket(fileno=int(descriptor))
+    control = _socket.socket(fileno=int(descriptor))
     try:
         watch = os.pidfd_open(int(program))
     except ProcessLookupError:
@@ -153,7 +161,7 @@ def serve(descriptor: str, program: str) -> None:
     _Service(control, watch).serve()
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
+def _exactly(connection: _socket.socket, size: int) -> bytes | None:
     """Receive so many bytes, or None where the other end is gone."""
     data = b""
     while len(data) < size:
@@ -164,48 +172,49 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
     return data
 
 
-def _unpacked(message: bytes, last: tuple[bytes, tuple[mounts.Operation, ...]] = (b"", ())) -> launch.Plan:
-    """Read a plan; `last` is what showed the host last, as it was written down and as it is."""
-    host, fields = marshal.loads(message)  # noqa: S302 - our own
-    shown = last[1] if host == last[0] else mounts.unpacked(marshal.loads(host))  # noqa: S302 - our own
-    fields["mounts"] = (*shown, *mounts.unpacked(fields["mounts"]))
+def _unpacked(message: bytes, last: _Host) -> tuple[launch.Plan, _Host]:
+    """Read a plan, and what shows the host in it: the same as last time, mostly."""
+    written, fields = marshal.loads(message)  # noqa: S302 - our own
+    host = last if written == last[0] else (written, mounts.unpacked(marshal.loads(written)))  # noqa: S302 - our own
+    fields["mounts"] = (*host[1], *mounts.unpacked(fields["mounts"]))
     fields["owner"] = None if fields["owner"] is None else launch.Owner(**fields["owner"])
-    return launch.Plan(**fields)
+    return launch.Plan(**fields), host
 
 
 class _Child:
-    """A process that waits to be told which sandbox to become.
+    """A process that waits to be told which sandbox to become; `host` is what showed the host last.
 
     One that is made like the last launch is in namespaces of its own already, with the host's views mounted: a spare,
     which saves the next launch that work.
     """
 
-    def __init__(self, like: bytes = b"", entered: bytes = launch.NONE) -> None:
-        self.entered = entered
-        self._orders, waiting = socket.socketpair()
-        with waiting:
-            self._sandbox = launch.forked(lambda status, report: self._wait(waiting, status, report, like))
+    def __init__(self, host: _Host, like: launch.Plan | None = None) -> None:
+        self.entered = launch.NONE if like is None else like.entered
+        self._orders, waiting = _socket.socketpair()
+        self._sandbox = launch.forked(lambda status, report: self._wait(waiting, status, report, host, like))
+        waiting.close()
 
-    def _wait(self, waiting: socket.socket, status: int, report: int, like: bytes) -> NoReturn:
+    def _wait(
+        self, waiting: _socket.socket, status: int, report: int, host: _Host, like: launch.Plan | None
+    ) -> NoReturn:
         self._orders.close()
         libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
-        ready = None
-        last: tuple[bytes, tuple[mounts.Operation, ...]] = (b"", ())
-        if like:
-            plan = _unpacked(like)
-            ready = launch.made_ready(plan)
-            last = marshal.loads(like)[0], plan.shows_host  # noqa: S302 - our own
-        head, streams, _, _ = socket.recv_fds(waiting, 4, 4)
+        ready = None if like is None else launch.made_ready(like)
+        head, streams = launch.receive_descriptors(waiting, 4, 4)
         message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
         if message is None or len(streams) < 3:
             os._exit(125)
-        launch.become(_unpacked(message, last), streams, status, report, ready)
+        launch.become(_unpacked(message, host)[0], streams, status, report, ready)
 
     def become(self, message: bytes, streams: list[int]) -> launch.RunningSandbox:
         """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
-        with suppress(BrokenPipeError, ConnectionResetError), self._orders:
-            socket.send_fds(self._orders, [len(message).to_bytes(4, "big")], streams)
+        try:
+            launch.send_descriptors(self._orders, len(message).to_bytes(4, "big"), streams)
             self._orders.sendall(message)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        finally:
+            self._orders.close()
         return self._sandbox
 
     def dismiss(self) -> None:
@@ -214,10 +223,19 @@ class _Child:
         self._sandbox.dismiss()
 
 
+def _tell(channel: _socket.socket, ended: process.Exit) -> None:
+    """Say how a sandbox ended; whoever waited for it may have given up."""
+    event = marshal.dumps((ended.status, ended.failure))
+    try:
+        launch.send_descriptors(channel, event, [ended.home] if ended.home >= 0 else [])
+    except BrokenPipeError:
+        return
+
+
 class _Service:
     """The launcher's side: one thread, one poll, any number of sandboxes."""
 
-    def __init__(self, control: socket.socket, program: int) -> None:
+    def __init__(self, control: _socket.socket, program: int) -> None:
         self._control = control
         # A child that the program forked holds the other end of the socket too, so that its end tells nothing.
         self._program = program
@@ -227,9 +245,10 @@ class _Service:
         self._poll.register(program, select.POLLIN)
         self._poll.register(self._mounts, select.POLLPRI)
         # By the descriptor that is polled: the sandbox's own, and that of the channel to whoever waits for it.
-        self._sandboxes: dict[int, tuple[launch.RunningSandbox, socket.socket]] = {}
-        self._channels: dict[int, tuple[launch.RunningSandbox, socket.socket]] = {}
+        self._sandboxes: dict[int, tuple[launch.RunningSandbox, _socket.socket]] = {}
+        self._channels: dict[int, tuple[launch.RunningSandbox, _socket.socket]] = {}
         self._spare: _Child | None = None
+        self._host: _Host = b"", ()
         self._last, self._entered = b"", launch.NONE
 
     def serve(self) -> None:
@@ -257,14 +276,14 @@ class _Service:
         head = _exactly(self._control, 4)
         if head is None:
             return False
-        entered, descriptors, _, _ = socket.recv_fds(self._control, 1, 5)
+        entered, descriptors = launch.receive_descriptors(self._control, 1, 5)
         message = _exactly(self._control, int.from_bytes(head, "big"))
         if message is None or len(descriptors) < 4:
             return False
-        channel = socket.socket(fileno=descriptors.pop())
+        channel = _socket.socket(fileno=descriptors.pop())
         if self._spare is not None and self._spare.entered != entered:
             self._drop_spare()
-        sandbox = (self._spare or _Child()).become(message, descriptors)
+        sandbox = (self._spare or _Child(self._host)).become(message, descriptors)
         for fd in descriptors:
             os.close(fd)
         self._spare, self._last, self._entered = None, message, entered
@@ -299,13 +318,12 @@ class _Service:
         if channel.fileno() in self._channels:
             self._poll.unregister(channel.fileno())
             del self._channels[channel.fileno()]
-            event = marshal.dumps((ended.status, ended.failure))
-            with suppress(BrokenPipeError):  # whoever waited for it has given up
-                socket.send_fds(channel, [event], [ended.home] if ended.home >= 0 else [])
+            _tell(channel, ended)
         channel.close()
         if ended.home >= 0:
             os.close(ended.home)
         sandbox.release()
         if self._spare is None and self._entered != launch.NONE:
             # The next launch is likely to be as the last one was.
-            self._spare = _Child(self._last, self._entered)
+            plan, self._host = _unpacked(self._last, self._host)
+            self._spare = _Child(self._host, plan)
