@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
+
+from fumehood.linux.cache import TICK_NS
 
 Done = TypeVar("Done")
 
@@ -18,6 +21,13 @@ def eventually(is_so: Callable[[], object]) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def let_time_pass(top: Path) -> None:
+    """Wait until nothing that is there has just been changed: another change would bear the same time."""
+    newest = max(path.lstat().st_ctime_ns for path in (top, *top.rglob("*")))
+    while time.time_ns() - newest < TICK_NS:
+        time.sleep(0.01)
 
 
 def with_enough_time(run: Callable[[float], Done], has_begun: Callable[[Done], object]) -> Done:

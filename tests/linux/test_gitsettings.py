@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood.linux.git_includes import global_files, is_unchanged
+from fumehood.linux.git_includes import global_files
 from fumehood.linux.home_settings import SECTIONS, Settings, flat_git_settings, named
+from patience import let_time_pass
 
 Pairs = list[tuple[str, str | None]]
 OURS = {"commit.gpgsign", "tag.gpgsign", "core.excludesfile", "core.attributesfile"}
@@ -532,22 +533,25 @@ def test_what_a_command_leaves_in_the_repository_only_chooses(trick: str, person
 
 def test_every_file_that_was_looked_at_is_watched(person: Person) -> None:
     person.write({".gitconfig": '[include]\n\tpath = a\n[includeIf "onbranch:x"]\n\tpath = b\n', "a": PERSON})
+    let_time_pass(person.home)
     watched = person.settings().watched
-    names = {os.path.relpath(path, person.home) for path in watched}
+    paths = sorted({*watched.files, *watched.inodes})
+    names = {os.path.relpath(path, person.home) for path in paths}
     assert names == {
         ".config/git/config", ".gitconfig", "a", "work/app/.git", "work/app/.git/HEAD", ".config/git/ignore",
         ".config/git/attributes",
     }  # fmt: skip
-    assert is_unchanged(watched)
-    for path in sorted(watched):
+    assert watched.is_current()
+    for path in paths:
         if path.endswith("/.git"):
             continue
+        let_time_pass(person.home)
         before = person.settings().watched
         data = Path(path).read_bytes() if os.path.exists(path) else b""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(f"{path}.new").write_bytes(data)
         Path(f"{path}.new").rename(path)
-        assert not is_unchanged(before), path
+        assert not before.is_current(), path
 
 
 def test_without_any_configuration_there_is_none(person: Person) -> None:

@@ -5,17 +5,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import fumehood
 from fumehood.core.masks import HOME
-from fumehood.linux.cache import TICK_NS
 from fumehood.linux.homes import relevant
 from fumehood.linux.hometools import InSight, tools_in_sight
 from homes import Planted, plant
+from patience import let_time_pass
 
 SLOW = {"argparse", "dataclasses", "enum", "json", "pathlib", "re", "signal", "socket", "subprocess", "typing"}
 
@@ -79,13 +78,6 @@ def leave_only(home: Path, answer: InSight) -> None:
 def run(command: str, environment: dict[str, str]) -> str:
     done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
     return (done.stdout + done.stderr).strip()
-
-
-def let_time_pass(top: Path) -> None:
-    """Wait until nothing that is there has just been changed: another change would bear the same time."""
-    newest = max(path.lstat().st_ctime_ns for path in (top, *top.rglob("*")))
-    while time.time_ns() - newest < TICK_NS:
-        time.sleep(0.01)
 
 
 def test_every_tool_works_and_no_secret_is_left_with_only_what_is_in_sight(test_directory):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.git_includes import is_unchanged
 from fumehood.linux.home_settings import PackageSettings, package_settings
+from patience import let_time_pass
 
 PIP = """
 # PLANT1
@@ -464,12 +464,15 @@ print(sorted(slow & set(sys.modules)))"""
 
 def test_every_file_that_was_looked_at_is_watched(person: Person) -> None:
     person.write({".npmrc": NPM})
+    let_time_pass(person.home)
     before = person.settings().watched
-    assert {os.path.relpath(path, person.home) for path in before} == {*FILES, ".pip/pip.conf", ".cargo/config"}
-    assert [path for path, identity in before.items() if identity] == [f"{person.home}/.npmrc"]
-    assert is_unchanged(before)
+    paths = (*before.files, *before.inodes)
+    assert {os.path.relpath(path, person.home) for path in paths} == {*FILES, ".pip/pip.conf", ".cargo/config"}
+    assert list(before.files) == [f"{person.home}/.npmrc"]
+    assert before.is_current()
     for name in (*FILES, ".pip/pip.conf", ".cargo/config"):
+        let_time_pass(person.home)
         before = person.settings().watched
         person.write({f"{name}.new": "x"})
         (person.home / f"{name}.new").rename(person.home / name)
-        assert not is_unchanged(before), name
+        assert not before.is_current(), name

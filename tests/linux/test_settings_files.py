@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.git_includes import Unreadable, Watch, is_unchanged, seen_at
+from fumehood.linux.git_includes import Unreadable, Watch, seen_at
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_directory_counts_by_what_it_is_and_not_by_what_is_in_it(tmp_path: Pat
     (tmp_path / "d").mkdir()
     watch.look(str(tmp_path / "d"))
     (tmp_path / "d/x").touch()
-    assert is_unchanged(watch.identities)
+    assert watch.snapshot.is_current()
     (tmp_path / "d/x").unlink()
     (tmp_path / "d").rename(tmp_path / "e")
     (tmp_path / "d").touch()
-    assert not is_unchanged(watch.identities)
+    assert not watch.snapshot.is_current()

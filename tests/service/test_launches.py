@@ -140,6 +140,22 @@ def test_what_is_replaced_in_the_home_costs_no_new_look(home, project, monkeypat
     assert not surveys
 
 
+def test_what_another_process_looked_over_holds_when_something_is_replaced_in_the_home(home, project, surveys):
+    (home / ".claude.json").write_text("{}")
+    with Sandbox(project, policy=Policy(home="visible")) as sandbox:
+        settle(sandbox, surveys, "true")
+        views = sandbox._hood.surroundings._views
+        views.forget()
+        sandbox.run("true")
+        surveys.clear()
+        for _ in range(2):
+            (home / "new").write_text("{}")
+            (home / "new").rename(home / ".claude.json")
+            views.forget()  # as a process that begins
+            sandbox.run("true")
+    assert not surveys
+
+
 def test_a_secret_behind_a_new_link_is_out_of_sight_at_once(home, project, test_directory, surveys):
     (test_directory / "keys").mkdir()
     (test_directory / "keys/id").write_text("secret\n")

@@ -136,11 +136,8 @@ class Snapshot:
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.update({path: seen for path, seen in theirs.items() if path not in mine})
 
-    def file(self, path: str, *, is_as_read: bool = True) -> os.stat_result | None:
-        """Look at a file whose content counts; one that is not as it was read counts as changed."""
-        if not is_as_read:
-            self.files[path] = (_NEVER, 0)
-            return None
+    def file(self, path: str) -> os.stat_result | None:
+        """Look at a file whose content counts, before it is read."""
         try:
             status = os.lstat(path)
         except OSError:

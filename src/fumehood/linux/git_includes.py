@@ -13,6 +13,7 @@ import stat
 from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.masks import is_in
 from fumehood.core.patterns import matches
+from fumehood.linux.cache import Snapshot
 from fumehood.linux.nofollow import open_below, open_top
 
 TYPE_CHECKING = False
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fumehood.core.gitconfig import Entry
-
-    Identity = tuple[int, int] | None
 
 
 # Following a path by its text, name by name, as the kernel would.
@@ -78,18 +77,31 @@ class Unreadable(Exception):
 
 
 class Watch:
-    """Every file that was looked at, with its time of change and inode, or None where there was none."""
+    """Reads files; a snapshot has how they were, and the links on the way to them."""
 
     def __init__(self) -> None:
-        self.identities: dict[str, Identity] = {}
+        self.snapshot = Snapshot()
+        self._looked_at: dict[str, bool] = {}
 
-    def look(self, path: str) -> Identity:
-        """Remember how a file is, before it is read: a change that comes meanwhile is then noticed later."""
-        return self.identities.setdefault(path, identity_of(path))
+    def look(self, path: str) -> bool:
+        """Return True if a file is there, and remember how it is before it is read: a later change is then noticed.
+
+        A directory's time does not count: nothing is read from it, and it changes with every file that is made there.
+        """
+        if path not in self._looked_at and "\0" not in path:
+            end = "/"
+            for end, _, _ in followed(path):
+                self.snapshot.leads(end)
+            if os.path.isdir(end):
+                self.snapshot.exists(end)
+            else:
+                self.snapshot.file(end)
+            self._looked_at[path] = os.path.exists(path)
+        return self._looked_at.get(path, False)
 
     def read(self, path: str) -> bytes | None:
         """Return a file's content, or None where there is none; a device, like /dev/null, is none either."""
-        if self.look(path) is None:
+        if not self.look(path):
             return None
         try:
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -117,23 +129,6 @@ def content(file: int) -> bytes | None:
     return bytes(data)
 
 
-def identity_of(path: str) -> Identity:
-    """Return what tells one version of a file from the next; follows links, as its readers do.
-
-    A directory's time does not count: nothing is read from it, and it changes with every file that is made there.
-    """
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # a NUL in it
-        return None
-    return 0 if stat.S_ISDIR(status.st_mode) else status.st_mtime_ns, status.st_ino
-
-
-def is_unchanged(watched: Mapping[str, Identity]) -> bool:
-    """Return True if every file is as it was."""
-    return all(identity_of(path) == identity for path, identity in watched.items())
-
-
 def seen_at(path: str, directories: Sequence[str]) -> str | None:
     """Return where a path comes into one of some directories, by itself or by a link on its way, or None.
 
@@ -143,6 +138,7 @@ def seen_at(path: str, directories: Sequence[str]) -> str | None:
         if is_in(place, directories):
             return os.path.join(place, *names)
     return None
+
 
 INCLUDE = "include.path"
 _DEEPEST = 10  # files within files, as git has it

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fumehood.core.gitconfig import Entry
-    from fumehood.linux.git_includes import Identity
+    from fumehood.linux.cache import Snapshot
 
 
 class SettingsFile(Value):
@@ -33,7 +33,7 @@ class PackageSettings(Value):
     """The files of all managers, and every file that was looked at for them."""
 
     files: tuple[SettingsFile, ...]
-    watched: Mapping[str, Identity]
+    watched: Snapshot
 
 
 def package_settings(home: str, environment: Mapping[str, str], writable: Sequence[str] = ()) -> PackageSettings:
@@ -47,7 +47,7 @@ def package_settings(home: str, environment: Mapping[str, str], writable: Sequen
     files: list[SettingsFile] = []
     dropped: tuple[str, ...]
     for path, manager in dict(_places(home, environment, watch)).items():
-        if watch.look(path) is None or not is_in(path, (home,)) or is_in(path, ours):
+        if not watch.look(path) or not is_in(path, (home,)) or is_in(path, ours):
             continue
         text, dropped = "", ("all of it: it lies where commands can write",)
         if seen_at(path, ours) is None:
@@ -58,7 +58,7 @@ def package_settings(home: str, environment: Mapping[str, str], writable: Sequen
                 dropped = (f"all of it: {error}",)
         name = os.path.relpath(path, home)
         files.append(SettingsFile(path=name, text=text, why=f"addresses and options of {manager}", dropped=dropped))
-    return PackageSettings(files=tuple(files), watched=watch.identities)
+    return PackageSettings(files=tuple(files), watched=watch.snapshot)
 
 
 def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator[tuple[str, str]]:
@@ -138,7 +138,7 @@ class Settings(Value):
     dropped_keys: tuple[str, ...]  # as `named` has them
     files: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, str], ...]  # files of which nothing is used, and why
-    watched: Mapping[str, Identity]
+    watched: Snapshot
 
 
 def flat_git_settings(
@@ -173,7 +173,7 @@ def flat_git_settings(
         kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
     return Settings(
         text="".join(map(_written, kept)), dropped_keys=tuple(sorted(set(map(named, dropped)))), files=tuple(files),
-        unread=tuple(configuration.unread), watched=watch.identities,
+        unread=tuple(configuration.unread), watched=watch.snapshot,
     )  # fmt: skip
 
 

@@ -159,15 +159,6 @@ class _Survey:
         self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
         self._operations: list[Operation] = []
 
-    def _watch_file(self, path: str, *, is_as_read: bool) -> None:
-        """Remember a file that was read, and where links lead to it; one that changed meanwhile is looked at again."""
-        real = f"{self._real_folder(os.path.dirname(path)).rstrip('/')}/{os.path.basename(path)}"
-        for each in dict.fromkeys((path, os.path.realpath(real))):
-            if is_as_read and os.path.isdir(each):
-                self._disk.exists(each)
-            else:
-                self._watched.file(each, is_as_read=is_as_read)
-
     def _other_homes(self) -> list[str]:
         """Find the homes of people, from 1000 on, that are not in the directories known to hold homes."""
         self._watched.file("/etc/passwd")
@@ -258,7 +249,6 @@ class _Survey:
         home, variables = self._sight.homes[0], dict(self._sight.variables)
         if home not in self._hidden_homes:
             return
-        from fumehood.linux.git_includes import identity_of
         from fumehood.linux.home_settings import NAME, flat_git_settings, package_settings
 
         roots = self._sight.points
@@ -273,8 +263,8 @@ class _Survey:
             # What a login shell reads last: the system's files set PATH anew, without the tools of the home.
             texts[".profile"] = texts[".zprofile"] = f"PATH={quoted(path, always=True)}\nexport PATH\n"
         texts |= {each.path: each.text for each in packages.files}
-        for path, identity in (*git.watched.items(), *packages.watched.items()):
-            self._watch_file(path, is_as_read=identity_of(path) == identity)
+        self._watched.add(git.watched)
+        self._watched.add(packages.watched)
         for name, text in texts.items():
             target = f"{home}/{name}"
             if is_in(target, [path for path, _ in tools.folders]):
