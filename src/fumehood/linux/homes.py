@@ -156,13 +156,17 @@ MOVED_SECRETS = (
     "REGISTRY_AUTH_FILE", "RESTIC_PASSWORD_FILE", "SOPS_AGE_KEY_FILE", "SQLITE_HISTORY", "TF_CLI_CONFIG_FILE",
     "UV_CONFIG_FILE", "XAUTHORITY", "npm_config_globalconfig", "npm_config_userconfig",
 )  # fmt: skip
-
+# Variables that say where settings are.
+_SETTINGS = (
+    "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "PIP_CONFIG_FILE", "UV_CONFIG_FILE", "UV_NO_CONFIG", "GOENV",
+    "npm_config_userconfig", "NPM_CONFIG_USERCONFIG", "YARN_RC_FILENAME", "CARGO_HOME",
+)  # fmt: skip
 _VARIABLES = tuple(
     dict.fromkeys(
         (
             "PATH", *(variable for _, variable in MOVABLE), *(row[0] for row in TOOL_HOMES if row[0]),
             *(variable for variable, _ in ENVIRONMENTS), *INSTALLATIONS, *LIBRARIES, *SINGLE_PROGRAMS,
-            *MOVED_SECRETS,
+            *MOVED_SECRETS, *_SETTINGS,
         )
     )
 )  # fmt: skip

@@ -20,7 +20,7 @@ from fumehood.linux.namespaces import mount_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fumehood.linux.hometools import InSight
 
@@ -47,22 +47,8 @@ _SYS = (
 )  # fmt: skip
 # Links that programs are found through on some systems.
 _RUN = ("/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/shm")
-# Variables that say where settings are.
-_SETTINGS = (
-    "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "PIP_CONFIG_FILE", "UV_CONFIG_FILE", "UV_NO_CONFIG", "GOENV",
-    "npm_config_userconfig", "NPM_CONFIG_USERCONFIG", "YARN_RC_FILENAME", "CARGO_HOME",
-)  # fmt: skip
 _FOR_CAPABILITIES = frozenset({"kcore", "kmsg"})  # nobody opens these without
 _KERNEL_FOLDERS = ("/proc", "/proc/tty", "/proc/driver", "/proc/fs", "/proc/bus", "/proc/sysvipc")
-
-
-def relevant_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables on which it depends what of a home is shown."""
-    from fumehood.linux.homes import relevant
-
-    environment = dict(environment)  # the process's own is slow to ask
-    settings = {name: environment[name] for name in _SETTINGS if environment.get(name)}
-    return tuple((dict(relevant(environment)) | settings).items())
 
 
 class Sight(Value):

@@ -15,7 +15,8 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.bwrap import TMP, check_tmp
 from fumehood.linux.capture import BWRAP, COPY, KERNEL
-from fumehood.linux.hostview import HostViews, Sight, kernel_masks, relevant_variables
+from fumehood.linux.homes import relevant
+from fumehood.linux.hostview import HostViews, Sight, kernel_masks
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
@@ -48,6 +49,7 @@ class World(Value):
 
     environment: dict[str, str]
     home: str = ""  # by the person's word, whatever a command had its session keep: what is masked depends on it
+    variables: tuple[tuple[str, str], ...] = ()  # the person's own too: what is shown of a hidden home depends on them
     dropped: tuple[str, ...] = ()
     tree: RootTree | None = None
     targets: dict[str, str] = {}  # noqa: RUF012 - never changed
@@ -174,8 +176,8 @@ def around(
     """
     is_shown = policy.playground and owner is None and (plays or is_there(places))
     if root in ("", HOST):
-        wishes = policy.environment
-        environment, dropped = inherited(os.environ, wishes.keep, wishes.drop)
+        wishes, own = policy.environment, dict(os.environ)  # the process's own is slow to ask
+        environment, dropped = inherited(own, wishes.keep, wishes.drop)
         if policy.home == HIDDEN:
             for name in _OF_GIT:
                 environment.pop(name, None)  # they lead git past the settings that are made for it
@@ -186,7 +188,7 @@ def around(
         shown = playground(places, base, roots, makes_points=makes_points) if is_shown else None
         return World(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
-            ownership=policy.ownership,
+            ownership=policy.ownership, variables=relevant(own) if policy.home == HIDDEN else (),
         )
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
@@ -296,7 +298,9 @@ class Surroundings:
                 with open("/proc/self/uid_map", "rb") as file:
                     self._is_locked = file.read().split() != [b"0", b"0", b"%d" % (2**32 - 1)]
             is_locked = not privileged or bool(self._is_locked)
-            sight = self._sight(homes, points, as_root=user == 0, is_locked=is_locked, by_launcher=by_launcher)
+            sight = self._sight(
+                homes, points, world.variables, as_root=user == 0, is_locked=is_locked, by_launcher=by_launcher
+            )
             view = self._views.of(sight)
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
                 home = sight.homes[0]
@@ -358,11 +362,11 @@ class Surroundings:
         return masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
 
     def _sight(
-        self, homes: Sequence[str], points: tuple[str, ...], *, as_root: bool, is_locked: bool, by_launcher: bool
-    ) -> Sight:
-        is_hidden = self._policy.home == HIDDEN
+        self, homes: Sequence[str], points: tuple[str, ...], variables: tuple[tuple[str, str], ...], *, as_root: bool,
+        is_locked: bool, by_launcher: bool,
+    ) -> Sight:  # fmt: skip
         linked = [os.path.realpath(path) for root in points for path in self._links_in(root)]
-        asked = (homes, points, linked, as_root, is_locked, by_launcher, dict(os.environ) if is_hidden else {})
+        asked = (homes, points, variables, linked, as_root, is_locked, by_launcher)
         if self._last_sight is not None and self._last_sight[0] == asked:
             return self._last_sight[1]
         masked = self.masks(homes, as_root=as_root)
@@ -371,9 +375,7 @@ class Surroundings:
         sight = Sight(
             homes=tuple(dict.fromkeys(os.path.realpath(home) for home in homes)), points=points,
             hidden=(*masked.hidden, *linked), shown=masked.shown, added=added,
-            # The person's own: a command may have had its session keep others.
-            variables=relevant_variables(os.environ) if is_hidden else (),
-            is_home_hidden=is_hidden, is_locked=is_locked,
+            variables=variables, is_home_hidden=self._policy.home == HIDDEN, is_locked=is_locked,
         )  # fmt: skip
         self._last_sight = asked, sight
         return sight
