@@ -894,3 +894,12 @@ def test_json_on_a_terminal_is_only_the_object(home: Path, project: Path) -> Non
     seen = terminal.read()
     assert terminal.close() == 0
     assert json.loads(seen)["state"] == "applied"
+
+
+@in_the_hood
+def test_the_log_for_programs_has_the_first_paths_and_their_number(told: Callable[..., Any]) -> None:
+    run = told("run", "--", "mkdir many; cd many; seq 300 | xargs touch")
+    (logged,) = told("log")
+    assert (logged["run"], logged["path_count"], logged["changes"]) == (run["run"], 301, {"added": 301})
+    assert logged["paths"] == run["changes"][:20]
+    assert len(told("show")["changes"]) == 301

@@ -19,7 +19,7 @@ from fumehood.core.wording import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from fumehood.core.changes import Change
@@ -152,13 +152,15 @@ class Run:
     @property
     def changes(self) -> tuple[ReportedChange, ...]:
         """Every path the run changed."""
-        return tuple(
-            ReportedChange(
+        return tuple(self.reported(self.found))
+
+    def reported(self, changes: Iterable[Change]) -> Iterator[ReportedChange]:
+        """Yield changes of this run as others are told of them."""
+        for change in changes:
+            yield ReportedChange(
                 path=change.path, root=self.roots[change.root], change=change.change, kind=change.kind,
                 verdict=change.verdict, reason=change.reason, flags=change.flags,
-            )
-            for change in self.found
-        )  # fmt: skip
+            )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of the contract."""

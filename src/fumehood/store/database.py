@@ -165,9 +165,15 @@ DROP TABLE projects;
 ALTER TABLE known_projects RENAME TO projects;
 CREATE UNIQUE INDEX projects_in_place ON projects (path) WHERE replaced_at IS NULL;
 """
+_LONG_HISTORY = """
+-- What is asked for over and over, found without going through all that ever ran.
+CREATE INDEX runs_of_layer ON runs (layer);
+CREATE INDEX runs_undos ON runs (project, number) WHERE act = 'undo';
+CREATE INDEX changes_of_directory ON changes (directory, run);
+"""
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
-    _STACKED, _ORDER, _IDENTITIES,
+    _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY,
 )  # fmt: skip
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 RUNNING, APPLYING = "running", "applying"
 HELD = "held"
 LAST = "last"
+_LIKELY = 10  # runs among which the one that is looked for usually is
+_ANY_NUMBER = 1 << 62  # above that of any run
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 UNFINISHED = (RUNNING, APPLYING, SETTLING)
 
@@ -307,12 +309,14 @@ class History:
 
     def _ended(self, reaches: Sequence[Reach], condition: str, *more: str) -> Iterator[Run]:
         conditions, values = _within(reaches)
-        rows = self.database.rows(
-            f"SELECT runs.id FROM runs WHERE {conditions} AND {condition} AND runs.counts != ''"
-            " ORDER BY runs.number DESC",
-            (*values, *(each for each in more if each)),
+        query = (
+            f"SELECT runs.id, runs.number FROM runs WHERE {conditions} AND {condition} AND runs.counts != ''"
+            f" AND runs.number < ? ORDER BY runs.number DESC LIMIT {_LIKELY}"
         )
-        return (self.find(name) for (name,) in rows)
+        before = _ANY_NUMBER
+        while rows := self.database.rows(query, (*values, *(each for each in more if each), before)):
+            yield from (self.find(name) for name, _ in rows)
+            before = rows[-1][1]
 
     def turns(self, run: Run) -> int:
         """Count the undos between a run and the first one, whose changes they all move: where odd, it takes back."""
@@ -353,6 +357,13 @@ class History:
             f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n", (run,)
         )
         return records.changes_of_rows(rows)
+
+    def first_changes(self, run: str, most: int) -> list[Change]:
+        """Return the first of what a run changed, without reading the rest."""
+        rows = self.database.rows(
+            f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n LIMIT ?", (run, most)
+        )
+        return records.changes_of_rows((*row[:-1], records.beginning(row[-1], most)) for row in rows)[:most]
 
     def later_versions(self, run: str, path: str) -> list[tuple[str, Change]]:
         """Return the later changes of a path, the earliest first, with the runs that made them."""

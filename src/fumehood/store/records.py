@@ -46,6 +46,11 @@ def rows_of_changes(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
         yield root, os.fsencode(directory), above, None, os.fsencode("".join(entries))
 
 
+def beginning(entries: bytes, most: int) -> bytes:
+    """Return the first entries of a row, at most so many."""
+    return b"".join(entry + b"\0" for entry in entries.split(b"\0", most)[:most] if entry)
+
+
 def changes_of_rows(rows: Iterable[Sequence[Any]]) -> list[Change]:
     """Return the changes that rows record, in the order they are reported."""
     return by_path(change for row in rows for change in _changes(*row))

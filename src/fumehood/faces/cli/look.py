@@ -33,6 +33,7 @@ _SIGNS = {
 }  # fmt: skip
 _DIFF_COLOURS = {"+++": "bold", "---": "bold", "diff ": "bold", "+": "green", "-": "red", "@@": "cyan"}
 _STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
+_PATHS = 20  # of each run in the log for programs; `show --json` has them all
 _WIDEST = 60  # characters of a command in the log
 _VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
 _NEXT = {
@@ -238,15 +239,17 @@ def _log(context: Context) -> int:
 
 
 def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
-    """Tell all there is to know of runs: who asked, what ran, what was decided and by whom, what changed."""
+    """Tell of runs: who asked, what ran, what was decided and by whom, how much changed and the first of it."""
     events = context.store.audit.of([run.run for run in runs])
+    first = {run.run: run.reported(context.store.history.first_changes(run.run, _PATHS)) for run in runs}
     return [
         {
             "run": run.run, "project": run.project, "command": run.command, "cwd": run.cwd, "state": run.state,
             "reason": run.reason, "act": run.act, "of": run.of, "exit_code": run.exit_code, "session": run.session,
             "timed_out": run.timed_out, "started_at": run.started_at, "duration_s": run.duration_s,
             "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
-            "paths": [{**change.fields(), "flags": list(change.flags)} for change in run.changes],
+            "path_count": sum(counts[run.run].values()),
+            "paths": [{**change.fields(), "flags": list(change.flags)} for change in first[run.run]],
             "blocked": [blocked.fields() for blocked in run.blocked],
             "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
             "events": [event.fields() for event in events[run.run]],
