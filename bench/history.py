@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -43,11 +42,11 @@ def _command(line: str, project: Path) -> object:
     return quiet([str(REPOSITORY / "fumehood"), *line.split()], cwd=project, env=environment)
 
 
-def _in_home(home: Path, code: str) -> str:
+def _in_home(home: Path, code: str) -> None:
     """Run Python with a home of its own."""
     code = f"import sys; sys.path.insert(0, {str(REPOSITORY / 'src')!r}); from fumehood import Sandbox\n{code}"
     environment = {**os.environ, "HOME": str(home)}
-    return subprocess.run([sys.executable, "-c", code], env=environment, check=True, text=True, capture_output=True).stdout
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
 
 
 def _project(home: Path, runs: int) -> Path:
@@ -118,7 +117,9 @@ def many(room: Path) -> Iterator[Figure]:
         began = time.perf_counter()
         process = subprocess.Popen([command, *line.split()], cwd=project, stdout=subprocess.PIPE)
         assert process.stdout is not None
-        printed = sum(map(len, iter(lambda: process.stdout.read(1 << 20), b"")))
+        printed = 0
+        while piece := process.stdout.read(1 << 20):
+            printed += len(piece)
         _, _, used = os.wait4(process.pid, 0)
         process.returncode = 0
         taken = time.perf_counter() - began

@@ -3,6 +3,7 @@
 import json
 import marshal
 import os
+from binascii import crc32
 from pathlib import Path
 
 import pytest
@@ -160,11 +161,19 @@ def test_a_record_that_was_damaged_anywhere_is_not_read(sandbox, project, store)
 
 
 @pytest.mark.namespaces
-def test_a_record_in_the_first_form_is_read(sandbox, project, store):
+@pytest.mark.parametrize("form", ["first", "second"])
+def test_a_record_in_an_earlier_form_is_read(form, sandbox, project, store):
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")
     (record,) = Path(store.places.run(run.run), "0").glob("*.record")
-    record.write_bytes(os.fsencode(first_form(marshal.loads(record.read_bytes().partition(b"\n")[2]))))
+    _, fields, rows = marshal.loads(record.read_bytes().partition(b"\n")[2])
+    texts = [
+        (root, os.fsdecode(directory), within, os.fsdecode(entries).split("\0"))
+        for root, directory, within, _, entries in rows
+    ]
+    body = marshal.dumps((1, fields, texts), 4)
+    second = b"fumehood record %08x\n%b" % (crc32(body), body)
+    record.write_bytes(second if form == "second" else os.fsencode(first_form((1, fields, texts))))
     (read,) = read_records(store.places, run.layer)
     assert read.as_dict() | {"output": ""} == run.as_dict() | {"output": ""}
 

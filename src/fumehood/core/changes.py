@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sys import intern
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,7 +22,6 @@ NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # flags: the new version is not
 OTHER_NAMES = "other-names"  # with a number: as many names of the file keep the old content
 
 ORIGIN, OTHERS = 1, 2
-_NUMBERS = 5  # in every stamp's text
 
 LIVE_KINDS = (ABSENT, FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, DEVICE)
 LAYER_KINDS = (WHITEOUT, FILE, DIRECTORY, OPAQUE, SYMLINK, FIFO, SOCKET, DEVICE)
@@ -90,10 +91,10 @@ class Stamp:
     @classmethod
     def read(cls, text: str) -> Stamp:
         """Read a stamp from the record."""
-        kind, *numbers = text.split(" ")
-        meaning = numbers.pop() if len(numbers) > _NUMBERS else ""
-        inode, size, modified_ns, mode, links = map(int, numbers)
-        return cls(kind, inode, size, modified_ns, 0, mode, links, meaning)
+        kind, inode, size, modified_ns, mode, links, *meaning = text.split(" ")
+        return cls(
+            intern(kind), int(inode), int(size), int(modified_ns), 0, int(mode), int(links), "".join(meaning)
+        )
 
     def __repr__(self) -> str:
         return f"Stamp({self.text()})"

@@ -34,19 +34,18 @@ _MOST_WORK = 10_000_000  # pairs of equal lines looked at: a few seconds
 
 def hunks(old: str, new: str) -> Iterator[str]:
     """Yield the hunks that turn one text into the other, line by line."""
-    import difflib
-
     before, after = _lines(old), _lines(new)
-
-    class Matched(difflib.SequenceMatcher[str]):
-        """Groups the steps that were found here."""
-
-        def get_opcodes(self) -> list[Step]:  # type: ignore[override]
-            return list(_steps(before, after))
-
     if before == after:
         return
-    for group in Matched().get_grouped_opcodes(_CONTEXT):
+    if not before or not after:
+        yield f"@@ -{_range(0, len(before))} +{_range(0, len(after))} @@\n"
+        yield from _signed("-" if before else "+", before or after)
+        return
+    import difflib
+
+    matcher = difflib.SequenceMatcher[str]()
+    matcher.get_opcodes = lambda: list(_steps(before, after))  # type: ignore[method-assign, arg-type]
+    for group in matcher.get_grouped_opcodes(_CONTEXT):
         first, last = group[0], group[-1]
         yield f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@\n"
         for act, start, end, new_start, new_end in group:
@@ -112,26 +111,25 @@ class _TooMuchError(Exception):
 
 def _compared(old: list[str], new: list[str]) -> Sequence[Step]:
     """Compare what is left; where that would take too long, all of it counts as replaced, which is no less true."""
+    if not old or not new:
+        return [("insert" if new else "delete", 0, len(old), 0, len(new))] if old or new else []
     import difflib
     from itertools import accumulate
 
-    class Bounded(difflib.SequenceMatcher[str]):
-        """Counts the work it does: texts made for it keep the original busy for hours."""
+    matcher = difflib.SequenceMatcher(None, old, new)
+    stands_at: dict[str, list[int]] = matcher.b2j  # type: ignore[attr-defined]
+    pairs = list(accumulate((1 + len(stands_at.get(line, ())) for line in old), initial=0))
+    find, work = matcher.find_longest_match, 0
 
-        b2j: dict[str, list[int]]  # where each line of the new text stands
-        work = 0
+    def find_bounded(alo: int, ahi: int, blo: int, bhi: int) -> difflib.Match:
+        """Count the work: texts made for it keep the original busy for hours."""
+        nonlocal work
+        work += pairs[ahi] - pairs[alo]
+        if work > _MOST_WORK:
+            raise _TooMuchError
+        return find(alo, ahi, blo, bhi)
 
-        def find_longest_match(
-            self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
-        ) -> difflib.Match:
-            end = len(old) if ahi is None else ahi
-            self.work += pairs[end] - pairs[alo]
-            if self.work > _MOST_WORK:
-                raise _TooMuchError
-            return super().find_longest_match(alo, ahi, blo, bhi)
-
-    matcher = Bounded(None, old, new)
-    pairs = list(accumulate((1 + len(matcher.b2j.get(line, ())) for line in old), initial=0))
+    matcher.find_longest_match = find_bounded  # type: ignore[method-assign, assignment]
     try:
         return matcher.get_opcodes()
     except _TooMuchError:
@@ -152,7 +150,6 @@ _MOST_OPEN = 64  # directories
 _WITH_CONTENT = (c.FILE, c.SYMLINK)
 _GIT_MODES = {0o644, 0o755}
 _ENTRY = os.O_PATH | os.O_NOFOLLOW
-_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _CHANGED_SINCE = "changed since; shown against what is there now"
 
 
@@ -294,14 +291,16 @@ class _Versions:
 
     def _places(self, change: c.Change, stamp: c.Stamp, *, in_slot: bool) -> Iterator[str]:
         """Yield the directories in which a version may lie, the likeliest first."""
-        slot = [tree for each in self._slots[change.root : change.root + 1] for tree in (_held(each), each)]
         root = self._run.roots[change.root]
-        if in_slot:
-            yield from slot
-        yield root
-        yield from self._taken_out(root, change.path, stamp)
         if not in_slot:
-            yield from slot
+            yield root
+            yield from self._taken_out(root, change.path, stamp)
+        for slot in self._slots[change.root : change.root + 1]:
+            yield f"{os.path.dirname(slot)}/held"  # what waits for a person
+            yield slot
+        if in_slot:
+            yield root
+            yield from self._taken_out(root, change.path, stamp)
 
     def _taken_out(self, root: str, path: str, stamp: c.Stamp) -> Iterator[str]:
         """Yield the layers into which later runs moved a version out of the project."""
@@ -362,11 +361,6 @@ def _slots(store: Store, run: Run) -> Sequence[str]:
     return store.uppers(run) if run.layer else ()
 
 
-def _held(upper: str) -> str:
-    """The tree beside a layer with what waits for a person."""
-    return f"{os.path.dirname(upper)}/held"
-
-
 def _gone(stamp: c.Stamp, what: str) -> _Version:
     return _Version(stamp=stamp, data=None, why=f"{what} is no longer kept")
 
@@ -375,21 +369,21 @@ def _read(top: int, path: str, wanted: c.Stamp | None) -> _Version | None:
     """Read what lies at a path, or None where it is not the wanted version; follows nothing, waits for nothing."""
     entry = open_below(top, path, _ENTRY)
     try:
-        found = stamp_of(os.fstat(entry))
-        if wanted is not None and not wanted.alike(found):
+        stamp = stamp_of(os.fstat(entry))
+        if wanted is not None and not wanted.alike(stamp):
             return None
-        if found.kind == c.SYMLINK:
-            return _Version(stamp=found, data=os.fsencode(os.readlink("", dir_fd=entry)))
+        if stamp.kind == c.SYMLINK:
+            return _Version(stamp=stamp, data=os.fsencode(os.readlink("", dir_fd=entry)))
+        if stamp.kind != c.FILE:
+            return _Version(stamp=stamp)
+        # The very file that was looked at, whatever has taken its place.
+        file = os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _content(file, stamp)
+        finally:
+            os.close(file)
     finally:
         os.close(entry)
-    if found.kind != c.FILE:
-        return _Version(stamp=found)
-    file = open_below(top, path, _READING)
-    try:
-        # Between the two looks, something else may have taken its place.
-        return _content(file, found) if found.same(stamp_of(os.fstat(file))) else None
-    finally:
-        os.close(file)
 
 
 def _content(file: int, stamp: c.Stamp) -> _Version:

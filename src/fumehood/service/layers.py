@@ -16,7 +16,7 @@ from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tre
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from fumehood.core.changes import Change
     from fumehood.store.places import Places
@@ -221,7 +221,7 @@ def _drop_all(places: Places, run: str) -> None:
         os.close(above)
 
 
-def drop_if_empty(places: Places, run: str, changes: Sequence[Change] | None = None) -> None:
+def drop_if_empty(places: Places, run: str, changes: Iterable[Change] | None = None) -> None:
     """Remove layers that hold no backup and nothing that waits for a person.
 
     A backup may be an empty directory, so only the changes tell whether what is left is needed; without

@@ -95,13 +95,14 @@ def undo(
             others=consequences(store, run, back),
         )  # fmt: skip
         record(store, project.id, back)
-        held = [change for change in first.found if change.verdict in c.WAITING]
-        layering.drop_if_empty(store.places, back.layer, [*back.found, *held, *_others(store, back)])
+        layering.drop_if_empty(store.places, back.layer, _in_layer(store, back, first))
     return back
 
 
-def _others(store: Store, back: Run) -> Iterator[c.Change]:
-    """Yield what other runs have in the layer of an undo, for some of its paths may have been undone before."""
+def _in_layer(store: Store, back: Run, first: Run) -> Iterator[c.Change]:
+    """Yield what an undo and other runs have in its layer, for some of its paths may have been undone before."""
+    yield from back.found
+    yield from (change for change in first.found if change.verdict in c.WAITING)
     for name in store.history.users_of(back.layer):
         if name != back.run:
             other = store.history.find(name)

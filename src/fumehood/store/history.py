@@ -208,7 +208,7 @@ class History:
         # Let the layer say by itself what it is: should the database be lost, that is all there is.
         if any(needs_layer(change) for change in run.found) or records.is_kept(self.places, run):
             for each in (run, *(other for other, _ in others)):
-                records.write_record(self.places, each)
+                records.write_record(self.places, each, self._rows_of_changes(each.run))
 
     def _make_due(self, connection: sqlite3.Connection, run: str) -> None:
         """Remember that the records of files do not show yet what a run did."""
@@ -298,7 +298,9 @@ class History:
         An undo is none of them: what it took back, or brought back, is told of the run that it was about.
         """
         for run in self._ended(reaches, "runs.act != 'undo' AND runs.state IN ('applied', 'held')"):
-            if any(change.verdict == APPLIED for change in run.found):
+            rows = self._rows_of_changes(run.run)
+            # Most runs have applied their first change: the others need not be read.
+            if any(change.verdict == APPLIED for row in rows for change in records.changes_of_row(*row)):
                 yield run
 
     def undos(self, *reaches: Reach, of_layer: str = "") -> Iterator[Run]:
@@ -353,16 +355,15 @@ class History:
 
     def changes(self, run: str) -> list[Change]:
         """Return what a run changed."""
-        rows = self.database.rows(
-            f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n", (run,)
-        )
-        return records.changes_of_rows(rows)
+        return records.changes_of_rows(self._rows_of_changes(run))
+
+    def _rows_of_changes(self, run: str, most: int = -1) -> list[tuple[Any, ...]]:
+        query = f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n LIMIT ?"
+        return self.database.rows(query, (run, most))
 
     def first_changes(self, run: str, most: int) -> list[Change]:
         """Return the first of what a run changed, without reading the rest."""
-        rows = self.database.rows(
-            f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n LIMIT ?", (run, most)
-        )
+        rows = self._rows_of_changes(run, most)
         return records.changes_of_rows((*row[:-1], records.beginning(row[-1], most)) for row in rows)[:most]
 
     def later_versions(self, run: str, path: str) -> list[tuple[str, Change]]:

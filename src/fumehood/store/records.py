@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import marshal
 import os
+from sys import intern
 
 from fumehood.core.changes import Change, Stamp, by_path
 from fumehood.core.report import Run
@@ -46,6 +47,38 @@ def rows_of_changes(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
         yield root, os.fsencode(directory), above, None, os.fsencode("".join(entries))
 
 
+class RecordedChange(Change):
+    """A change from the record: its stamps are texts until somebody asks for them, which most never do."""
+
+    __slots__ = ("_after", "_before")
+    _before: Any
+    _after: Any
+
+    @property
+    def before(self) -> Stamp | None:
+        """The version that was there, if any."""
+        if isinstance(self._before, str):
+            self._before = Stamp.read(self._before)
+        stamp: Stamp | None = self._before
+        return stamp
+
+    @before.setter
+    def before(self, stamp: Any) -> None:
+        self._before = stamp
+
+    @property
+    def after(self) -> Stamp | None:
+        """The version that the run left, if any."""
+        if isinstance(self._after, str):
+            self._after = Stamp.read(self._after)
+        stamp: Stamp | None = self._after
+        return stamp
+
+    @after.setter
+    def after(self, stamp: Any) -> None:
+        self._after = stamp
+
+
 def beginning(entries: bytes, most: int) -> bytes:
     """Return the first entries of a row, at most so many."""
     return b"".join(entry + b"\0" for entry in entries.split(b"\0", most)[:most] if entry)
@@ -53,10 +86,10 @@ def beginning(entries: bytes, most: int) -> bytes:
 
 def changes_of_rows(rows: Iterable[Sequence[Any]]) -> list[Change]:
     """Return the changes that rows record, in the order they are reported."""
-    return by_path(change for row in rows for change in _changes(*row))
+    return by_path(change for row in rows for change in changes_of_row(*row))
 
 
-def _changes(
+def changes_of_row(
     root: int, raw: bytes, within: bytes | None, later: str | None, entries: bytes
 ) -> Iterator[Change]:
     """Yield what one row tells; a later verdict on all of it goes before those in the entries."""
@@ -64,12 +97,12 @@ def _changes(
     above = None if within is None else os.fsdecode(within)
     prefix = f"{directory}/" if directory else ""
     for entry in os.fsdecode(entries).split("\0")[:-1]:
-        columns, _, name = entry.rpartition("/")
-        change, kind, verdict, marked, before, after, flags, reason = columns.split("\t", 7)
-        yield Change(
-            root, prefix + name, change, kind,
-            before=Stamp.read(before) if before else None, after=Stamp.read(after) if after else None,
-            within=above, marked=int(marked), verdict=later or verdict, reason="" if later else reason,
+        fields, _, name = entry.rpartition("/")
+        change, kind, verdict, marked, before, after, flags, reason = fields.split("\t", 7)
+        # Hundreds of thousands have the same few words: these are kept once.
+        yield RecordedChange(
+            root, prefix + name, intern(change), intern(kind), before=before or None, after=after or None,  # type: ignore[arg-type]
+            within=above, marked=int(marked), verdict=later or intern(verdict), reason="" if later else intern(reason),
             flags=tuple(flags.split()) if flags else (),
         )  # fmt: skip
 
@@ -84,7 +117,7 @@ def counted(changes: Sequence[Change]) -> str:
 
 # ---- The record itself.
 
-_FORMAT = 1
+_FORMAT = 2  # the rows as they are in the database; in the first form, they were texts
 _HEAD = b"fumehood record "  # a checksum and the line's end follow, then the record itself
 _END = ".record"
 _FIELDS = (
@@ -93,16 +126,11 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def write_record(places: Places, run: Run) -> None:
-    """Write down what a run is now, beside the layer that it uses."""
+def write_record(places: Places, run: Run, rows: list[Any]) -> None:
+    """Write down what a run is now, beside the layer that it uses, with the rows of its changes."""
     from binascii import crc32
 
     path = _path(places, run.layer, run.run)
-    rows = [
-        (root, os.fsdecode(directory), None if within is None else os.fsdecode(within),
-         os.fsdecode(entries).split("\0"))
-        for root, directory, within, _, entries in rows_of_changes(run.found)
-    ]  # fmt: skip
     body = marshal.dumps((_FORMAT, {name: getattr(run, name) for name in _FIELDS}, rows), 4)
     try:
         replace(path, b"%b%08x\n%b" % (_HEAD, crc32(body), body))
@@ -149,16 +177,20 @@ def _read(path: str) -> Run | None:
             format_, fields, rows = marshal.loads(body)  # noqa: S302 - ours
         else:
             return None
-        if format_ != _FORMAT or set(fields) != set(_FIELDS):
+        if format_ not in (1, _FORMAT) or set(fields) != set(_FIELDS):
             return None
-        changes = changes_of_rows(
-            (root, os.fsencode(directory), None if within is None else os.fsencode(within), None,
-             os.fsencode("\0".join(entries)))
-            for root, directory, within, entries in rows
-        )  # fmt: skip
+        if format_ == 1:
+            rows = [
+                (root, os.fsencode(directory), None if within is None else os.fsencode(within), None,
+                 os.fsencode("\0".join(entries)))
+                for root, directory, within, entries in rows
+            ]  # fmt: skip
+        changes = changes_of_rows(rows)
+        for change in changes:
+            _ = change.before, change.after  # a record with a stamp that can't be read is none
+        return Run(**fields, found=changes)
     except (ValueError, TypeError, KeyError, EOFError):
         return None
-    return Run(**fields, found=changes)
 
 
 def _first_form(text: str) -> Any:
