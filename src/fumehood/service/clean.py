@@ -32,6 +32,7 @@ from fumehood.store.files import Files
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any
 
     from fumehood.core.policy import Clean
     from fumehood.service.store import Store
@@ -52,6 +53,8 @@ _GONE = layering.GONE
 _LOCK = "clean"
 _SHORT = 16  # letters of an id, as reports show it
 _NAMED = 5
+_AT_ONCE = 500  # names in one query
+_ANY_DAY = 1 << 62  # after every recorded one
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -170,12 +173,21 @@ class _Cleaning:
             # A run makes its directory before it is recorded, so one without a record may be starting just now:
             # only those that have been there for long go.
             on_disk, printed = entries(runs), entries(outputs)
-            known = _layers(self._store)
-            here = [known[name] for name in on_disk if name in known and self._is_meant(known[name].project)]
-            old = [layer for layer in here if self._may_go(layer, self._days)]
-            going = old + self._beyond_budget([each for each in here if each not in old], runs)
+            self._measure(runs)
+            going = self._beyond_budget(on_disk)
+            # Of a long history, most is too young: nothing else need be known of that.
+            first_kept = self._recorded.first_kept(1) if self._days else _ANY_DAY
+            rows = self._store.database.rows("SELECT id FROM runs WHERE space >= 0 AND day >= ?", (first_kept,))
+            young = {name for (name,) in rows}
+            older = [name for name in on_disk if name not in young]
+            recorded = _layers(self._store, older)
+            chosen = {layer.name for layer in going}
+            going += [
+                layer for name, layer in recorded.items()
+                if self._is_meant(layer.project) and name not in chosen and self._may_go(layer, self._days)
+            ]
             strays = [] if self._project is not None else [
-                name for name in on_disk if name not in known and self._is_stray(name, runs)
+                name for name in older if name not in recorded and self._is_stray(name, runs)
             ]
             if self._is_dry:
                 # What a daily backup has too is counted here: that is not younger, and goes as well.
@@ -209,18 +221,38 @@ class _Cleaning:
         is_old = self._is_old(layer.day, 1 if _is_useless(layer) else days)
         return is_old and not self._holds_something(layer)
 
-    def _beyond_budget(self, layers: Sequence[_OldLayer], runs: int) -> list[_OldLayer]:
+    def _measure(self, runs: int) -> None:
+        """Record what the layers take in which something was settled since the last time."""
+        database = self._store.database
+        unmeasured = (
+            "SELECT DISTINCT layer FROM runs WHERE space IS NULL AND layer != ''"
+            " AND state NOT IN ('running', 'applying', 'settling')"
+        )
+        sizes = [
+            (-1 if look(runs, name) is None else space_of(runs, name), name) for (name,) in database.rows(unmeasured)
+        ]
+        with database.transaction() as connection:
+            connection.executemany("UPDATE runs SET space = -1 WHERE layer = ?", [(name,) for _, name in sizes])
+            connection.executemany("UPDATE runs SET space = ? WHERE id = ?", sizes)
+
+    def _beyond_budget(self, on_disk: Sequence[str]) -> list[_OldLayer]:
         """Return the oldest layers that may go, until those left fit into the budget; the last day is always kept."""
-        if not self._budget:
+        mine = "" if self._project is None else f"AND project = {int(self._project)}"
+        sizes = f"SELECT {{}} FROM runs WHERE space >= 0 {mine}"
+        ((total,),) = self._store.database.rows(sizes.format("coalesce(sum(space), 0)"))
+        if not self._budget or total <= self._budget:
             return []
-        sizes = {layer.name: space_of(runs, layer.name) for layer in layers}
-        total, going = sum(sizes.values()), []
+        space: dict[str, int] = dict(self._store.database.rows(sizes.format("id, space")))
+        layers = [layer for name, layer in _layers(self._store, on_disk).items() if name in space]
+        going = [layer for layer in layers if self._may_go(layer, self._days)]
+        chosen = {layer.name for layer in going}
+        total = sum(space[layer.name] for layer in layers if layer.name not in chosen)
         for layer in sorted(layers, key=_by_age):
             if total <= self._budget:
                 break
-            if sizes[layer.name] and self._may_go(layer, 1):
+            if layer.name not in chosen and space[layer.name] and self._may_go(layer, 1):
                 going.append(layer)
-                total -= sizes[layer.name]
+                total -= space[layer.name]
         return going
 
     def _holds_something(self, layer: _OldLayer) -> bool:
@@ -236,11 +268,15 @@ class _Cleaning:
         retired: list[_OldLayer] = []
         for project in sorted({layer.project for layer in layers}):
             with self._store.alone(project):
-                now = _layers(self._store, project)
-                mine = [layer for layer in layers if layer.project == project and now.get(layer.name) == layer]
+                mine = [layer for layer in layers if layer.project == project]
+                now = _layers(self._store, [layer.name for layer in mine])
+                mine = [layer for layer in mine if now.get(layer.name) == layer]
                 with self._store.database.transaction() as connection:
                     for layer in mine:
-                        connection.execute("UPDATE runs SET layer = '' WHERE layer = ?", (layer.name,))
+                        connection.execute(
+                            "DELETE FROM versions WHERE run IN (SELECT number FROM runs WHERE layer = ?)", (layer.name,)
+                        )
+                        connection.execute("UPDATE runs SET layer = '', space = -1 WHERE layer = ?", (layer.name,))
                         for run, _ in layer.users:
                             self._store.audit.add(connection, run, CLEANED, "its backups are no longer kept")
                 self._set_aside([layer.name for layer in mine], runs)
@@ -283,8 +319,9 @@ class _Cleaning:
 
     def _remove_outputs(self, names: Sequence[str], outputs: int) -> int:
         """Remove the outputs of old runs; their records say how long they were."""
-        query = "SELECT id, project, state, day FROM runs"
-        runs = {run: (project, state, day) for run, project, state, day in self._store.database.rows(query)}
+        ids = sorted({name.partition(".")[0] for name in names})
+        rows = _rows_among(self._store, "SELECT id, project, state, day FROM runs WHERE id", ids)
+        runs = {run: (project, state, day) for run, project, state, day in rows}
         stray_limit = self._recorded.moment(max(self._days, 1), self._now)
         removed = 0
         for name in names:
@@ -304,19 +341,26 @@ class _Cleaning:
         return removed
 
 
-def _layers(store: Store, project: int | None = None) -> dict[str, _OldLayer]:
-    """Return the layers that records name, and by their own ids the runs that have none."""
-    mine = "" if project is None else f"WHERE project = {int(project)}"
-    rows = store.database.rows(
-        f"SELECT id, layer, project, state, max(number, settled_after), day FROM runs {mine} ORDER BY number"
-    )
-    found: dict[str, _OldLayer] = {}
-    for run, layer, owner, state, latest, day in rows:
-        name = layer or run
-        known = found.get(name, _OldLayer(name=name, project=owner, users=()))
-        users = (*known.users, (run, state))
-        found[name] = known.replace(users=users, latest=max(known.latest, latest), day=max(known.day, day))
-    return found
+def _layers(store: Store, names: Sequence[str]) -> dict[str, _OldLayer]:
+    """Return those of some layers that records name, and by their own ids the runs that have none."""
+    columns = "SELECT number, id, layer, project, state, max(number, settled_after), day FROM runs WHERE"
+    rows = _rows_among(store, f"{columns} layer", names) + _rows_among(store, f"{columns} layer = '' AND id", names)
+    layers: dict[str, _OldLayer] = {}
+    for _, run, name, owner, state, latest, day in sorted(rows):
+        layer = layers.get(name or run, _OldLayer(name=name or run, project=owner, users=()))
+        layers[layer.name] = layer.replace(
+            users=(*layer.users, (run, state)), latest=max(layer.latest, latest), day=max(layer.day, day)
+        )
+    return layers
+
+
+def _rows_among(store: Store, query: str, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return what a query finds for the names that its last column may be."""
+    rows: list[tuple[Any, ...]] = []
+    for start in range(0, len(names), _AT_ONCE):
+        some = names[start : start + _AT_ONCE]
+        rows += store.database.rows(f"{query} IN ({', '.join('?' * len(some))})", some)
+    return rows
 
 
 def _undoable(layer: _OldLayer) -> list[str]:

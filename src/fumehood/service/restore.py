@@ -68,24 +68,25 @@ class KnownFile(Value):
     state: str  # the directory that its backups lie below
     days: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    run_count: int = 0  # of all runs that it can be restored from, where only the latest are named
 
     def told(self) -> dict[str, Any]:
         """Return what programs are told."""
-        known = self.record
-        copy = known.last_approved_copy_path
+        record = self.record
+        copy = record.last_approved_copy_path
         return {
-            "id": known.id, "path": known.path, "root": known.root, "kind": known.kind, "size": known.size,
-            "modified_at": known.modified_ns / 1e9, "is_deleted": known.is_deleted,
-            "needs_approval": known.needs_approval, "last_run": known.last_run,
+            "id": record.id, "path": record.path, "root": record.root, "kind": record.kind, "size": record.size,
+            "modified_at": record.modified_ns / 1e9, "is_deleted": record.is_deleted,
+            "needs_approval": record.needs_approval, "last_run": record.last_run,
             "last_approved_copy_path": f"{self.state}/{copy}" if copy else "",
-            "days": list(self.days), "runs": list(self.runs),
+            "days": list(self.days), "runs": list(self.runs), "run_count": self.run_count,
         }  # fmt: skip
 
     @property
     def is_worth_telling(self) -> bool:
         """Whether something happened to it: a run made or changed it, or a held change waits on it."""
-        known = self.record
-        return bool(self.days or self.runs or known.last_run or known.is_deleted or known.needs_approval)
+        record = self.record
+        return bool(self.days or self.runs or record.last_run or record.is_deleted or record.needs_approval)
 
 
 def known_files(store: Store, project: Project, root: str = "", path: str = "") -> list[KnownFile]:
@@ -94,16 +95,15 @@ def known_files(store: Store, project: Project, root: str = "", path: str = "") 
     files = Files(store.database)
     with Daily(store.places.state) as daily:
         names = daily.by_file()
-    sources = files.sources(project.id)
+    sources = files.sources(project.id, project.path)
     tops = (root,) if root else project.roots
     records = [each for top in tops for each in _as_they_are(top, files.below(project.id, top, path))]
-    return [
-        KnownFile(
-            record=record, state=store.places.state, days=tuple(_day(name) for name in names.get(record.id, ())),
-            runs=tuple(sources.get((record.root, record.path), ())),
-        )
-        for record in records
-    ]  # fmt: skip
+    listed = []
+    for each in records:
+        runs, count = sources.get((each.root, each.path), ((), 0))
+        days = tuple(_day(name) for name in names.get(each.id, ()))
+        listed.append(KnownFile(record=each, state=store.places.state, days=days, runs=tuple(runs), run_count=count))
+    return listed
 
 
 def known_file(store: Store, project: Project, root: str, path: str) -> KnownFile | None:
@@ -116,7 +116,7 @@ def known_file(store: Store, project: Project, root: str, path: str) -> KnownFil
     found = versions(store, project, root, path)
     days = tuple(each.source for each in found if "-" in each.source)
     runs = tuple(each.source for each in found if "-" not in each.source)
-    return KnownFile(record=record, state=store.places.state, days=days, runs=runs)
+    return KnownFile(record=record, state=store.places.state, days=days, runs=runs, run_count=len(runs))
 
 
 def _as_they_are(root: str, records: Sequence[Record]) -> list[Record]:

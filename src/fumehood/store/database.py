@@ -170,6 +170,17 @@ _LONG_HISTORY = """
 CREATE INDEX runs_of_layer ON runs (layer);
 CREATE INDEX runs_undos ON runs (project, number) WHERE act = 'undo';
 CREATE INDEX changes_of_directory ON changes (directory, run);
+CREATE TABLE versions (             -- the paths that runs replaced or deleted: store/files.py
+    run INTEGER NOT NULL REFERENCES runs(number),
+    root BLOB NOT NULL,             -- empty for the project itself
+    path BLOB NOT NULL, PRIMARY KEY (run, root, path)) WITHOUT ROWID;
+-- whether `versions` has what this run did
+ALTER TABLE runs ADD COLUMN is_listed INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX runs_unlisted ON runs (project) WHERE NOT is_listed AND counts != '';
+-- the bytes that its layer took at the last cleaning; -1: it has none; NULL: not looked at since it was settled
+ALTER TABLE runs ADD COLUMN space INTEGER;
+CREATE INDEX runs_measured ON runs (day, id, project, space) WHERE space >= 0;
+CREATE INDEX runs_unmeasured ON runs (layer) WHERE space IS NULL AND layer != '';
 """
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
@@ -482,6 +493,10 @@ class Days:
     def since(self, number: int) -> int:
         """Return how many days were recorded after the one of this number."""
         return sum(each > number for each in self._numbers)
+
+    def first_kept(self, days: int) -> int:
+        """Return the number of the first day since which no more than so many were recorded; 0 where that is all."""
+        return self._numbers[-1 - days] if len(self._numbers) > days else 0
 
     def since_day(self, day: str) -> int:
         """Return how many days were recorded after one; where that one was not, those that are later by name."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # limit on values in a statement, 999, is kept.
 _ROWS = 100
 _LARGEST = (1 << 63) - 1  # what the database has room for
+_LISTED_AT_ONCE = 500  # runs
+SOURCES = 20  # runs named as the sources of one file in a list of many
 _NOTED = ("id", "path", "kind", "size", "modified_ns", "last_approved_copy_path")
 _SEEN = ("path", "kind", "size", "modified_ns")
 _CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
@@ -36,10 +38,10 @@ _SET = (
     " last_run = max(coalesce(excluded.last_run, last_run), coalesce(last_run, excluded.last_run))"
 )
 _PAST = (
-    "SELECT runs.id, runs.number, runs.act, runs.command, runs.layer, runs.started_at, runs.roots,"
-    f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run"
+    "SELECT runs.id, runs.number, runs.act, runs.command, runs.layer, runs.started_at, projects.path, runs.roots,"
+    f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run JOIN projects ON projects.id = runs.project"
 )
-_COLUMNS = 7  # of the run, before those of the change
+_COLUMNS = 8  # of the run, before those of the change
 _ENTRIES = _COLUMNS + records.COLUMNS.index("entries")
 _RECORD = (
     "SELECT files.id, root, path, kind, size, modified_ns, files.last_approved_copy_path, is_deleted, needs_approval,"
@@ -248,7 +250,8 @@ class Files:
         """Return the changes of one path that were applied, the latest first."""
         directory, _, name = path.rpartition("/")
         rows = self.database.rows(
-            f"{_PAST} WHERE runs.project = ? AND changes.directory = ? ORDER BY runs.number DESC",
+            # By the directory: the plus keeps SQLite from going through all runs of the project.
+            f"{_PAST} WHERE +runs.project = ? AND changes.directory = ? ORDER BY changes.run DESC",
             (project, os.fsencode(directory)),
         )
         # Read only if it is there: very much may have changed in one directory.
@@ -261,19 +264,53 @@ class Files:
             if each.change.path == path and each.root == root
         ]
 
-    def sources(self, project: int) -> dict[tuple[str, str], list[str]]:
-        """Return for each root and path the runs whose layers should hold what was there before, the latest first."""
-        runs: dict[tuple[str, str], list[str]] = {}
+    def sources(self, project: int, home: str) -> dict[tuple[str, str], tuple[list[str], int]]:
+        """Return for each root and path the runs whose layers should hold what was there before.
+
+        The latest of them, and how many there are in all; `home` is where the project is now.
+        """
+        while self._list_versions(project):
+            pass
+        runs: dict[Place, list[str]] = {}
         rows = self.database.rows(
-            f"{_PAST} WHERE runs.project = ? AND runs.layer != '' AND runs.state IN ('applied', 'held')"
-            " ORDER BY runs.number DESC",
+            "SELECT root, path, id FROM runs JOIN versions ON run = number"
+            " WHERE project = ? AND layer != '' AND state IN ('applied', 'held') ORDER BY number DESC",
             (project,),
         )
-        for row in rows:
-            for each in _pasts(row):
-                if each.change.before is not None:
-                    runs.setdefault((each.root, each.change.path), []).append(each.run)
-        return runs
+        for root, path, run in rows:
+            runs.setdefault((root, path), []).append(run)
+        return {
+            (os.fsdecode(root) or home, os.fsdecode(path)): (names[:SOURCES], len(names))
+            for (root, path), names in runs.items()
+        }
+
+    def _list_versions(self, project: int) -> bool:
+        """List what some runs replaced that were settled since the last time; tell whether there were any.
+
+        A row a path would cost a run more than its swaps, so that is done when somebody asks for it.
+        """
+        query = (
+            "SELECT number, roots FROM runs WHERE project = ? AND NOT is_listed AND counts != ''"
+            f" AND state NOT IN ('running', 'applying', 'settling') LIMIT {_LISTED_AT_ONCE}"
+        )
+        if not self.database.rows(query, (project,)):
+            return False
+        with self.database.transaction() as connection:
+            for number, joined in connection.execute(query, (project,)).fetchall():
+                roots = [b"", *joined.split(b"\0")[1:]]
+                rows = connection.execute(f"SELECT {_CHANGES} FROM changes WHERE run = ?", (number,)).fetchall()
+                connection.execute("DELETE FROM versions WHERE run = ?", (number,))
+                connection.executemany(
+                    "INSERT INTO versions VALUES (?, ?, ?)",
+                    (
+                        (number, roots[change.root], os.fsencode(change.path))
+                        for row in rows
+                        for change in records.changes_of_row(*row)
+                        if change.verdict == APPLIED and change.before is not None
+                    ),
+                )
+                connection.execute("UPDATE runs SET is_listed = 1 WHERE number = ?", (number,))
+        return True
 
 
 def _record(row: Sequence[Any]) -> Record:
@@ -286,8 +323,9 @@ def _record(row: Sequence[Any]) -> Record:
 
 
 def _pasts(row: Sequence[Any]) -> Iterator[Past]:
-    run, number, act, command, layer, started_at, roots = row[:_COLUMNS]
-    paths = [os.fsdecode(root) for root in roots.split(b"\0")]
+    run, number, act, command, layer, started_at, project, roots = row[:_COLUMNS]
+    # The first root is the project, wherever that is by now.
+    paths = [os.fsdecode(root) for root in (project, *roots.split(b"\0")[1:])]
     for change in records.changes_of_rows([row[_COLUMNS:]]):
         if change.verdict == APPLIED:
             yield Past(

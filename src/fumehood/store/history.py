@@ -144,6 +144,7 @@ class History:
             connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
             if only_verdicts and is_one_verdict:
                 connection.execute(f"UPDATE changes SET verdict = ? WHERE run = {_NUMBER}", (APPLIED, run.run))
+                connection.execute("UPDATE runs SET is_listed = 0 WHERE id = ?", (run.run,))
             else:
                 self._rewrite_changes(connection, run)
             if decided:
@@ -165,7 +166,8 @@ class History:
     def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
         connection.executemany(_INSERT, ((number, n, *row) for n, row in enumerate(records.rows_of_changes(run.found))))
-        connection.execute("UPDATE runs SET counts = ? WHERE number = ?", (records.counted(run.found), number))
+        counts = records.counted(run.found)
+        connection.execute("UPDATE runs SET counts = ?, is_listed = 0 WHERE number = ?", (counts, number))
 
     def state(self, run: str, state: str, reason: str = "", *, event: str = "") -> None:
         """Record a new state."""
@@ -191,7 +193,8 @@ class History:
             note_day(connection)
             connection.execute(
                 "UPDATE runs SET state = ?, reason = ?, duration_s = ?, decided_at = coalesce(?, decided_at),"
-                " settled_after = (SELECT max(number) FROM runs), day = (SELECT max(n) FROM days) WHERE id = ?",
+                " settled_after = (SELECT max(number) FROM runs), day = (SELECT max(n) FROM days), space = NULL"
+                " WHERE id = ?",
                 (run.state, trail.storable(run.reason), run.duration_s, decided_at, run.run),
             )
             if rewrite:
@@ -370,8 +373,8 @@ class History:
         """Return the later changes of a path, the earliest first, with the runs that made them."""
         rows = self.database.rows(
             f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
-            f" WHERE changes.directory = ? AND runs.number > {_NUMBER}"
-            " AND project = (SELECT project FROM runs WHERE id = ?) ORDER BY runs.number",
+            f" WHERE changes.directory = ? AND changes.run > {_NUMBER}"
+            " AND +project = (SELECT project FROM runs WHERE id = ?) ORDER BY changes.run",
             (os.fsencode(path.rpartition("/")[0]), run, run),
         )
         return [

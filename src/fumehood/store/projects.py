@@ -244,7 +244,7 @@ class Projects:
     def remove(self, number: int) -> None:
         """Remove all that is recorded of a project; the audit trail stays."""
         with self.database.transaction() as connection:
-            for table in ("changes", "connections"):
+            for table in ("changes", "connections", "versions"):
                 connection.execute(
                     f"DELETE FROM {table} WHERE run IN (SELECT number FROM runs WHERE project = ?)", (number,)
                 )

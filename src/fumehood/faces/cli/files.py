@@ -89,7 +89,8 @@ def _line(project: str, file: KnownFile, colour: Paint) -> str:
     word, shade = ("deleted", "red") if record.is_deleted else ("", "dim")
     word, shade = ("waiting", "yellow") if record.needs_approval else (word, shade)
     sources = [*file.days, *map(short, file.runs)]
-    named = ", ".join(sources[:_NAMED]) + (f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else "")
+    count = len(file.days) + file.run_count
+    named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
     where = "" if record.root == project else f"{record.root}/"
     past = colour(f"  from {named}", "dim") if sources else ""
     return f"{colour(f'{word:8}', shade)} {_size(record.size):>10}  {printable(where + record.path)}{past}"
