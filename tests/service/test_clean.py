@@ -248,18 +248,18 @@ def test_what_cannot_be_removed_is_said(store: Store, monkeypatch: pytest.Monkey
     monkeypatch.setattr(layers, "drop", refuse)
     freed = clean(store)
     assert freed.failed == (f"{store.places.run('01X.gone')}: Operation not permitted",)
-    assert freed.told().endswith(f"could not remove {freed.failed[0]}")
+    assert freed.in_words().endswith(f"could not remove {freed.failed[0]}")
 
 
 def test_it_tells_what_it_did() -> None:
-    assert Freed().told() == (
+    assert Freed().in_words() == (
         "nothing to remove: no backup and no output is older than 30 days on which Fumehood ran"
     )
-    assert "older than 1 day on which" in Freed(days=1).told()
-    told = Freed(runs=2, outputs=1, leftovers=1, bytes=3 << 20).told()
+    assert "older than 1 day on which" in Freed(days=1).in_words()
+    told = Freed(runs=2, outputs=1, leftovers=1, bytes=3 << 20).in_words()
     assert told == "removed 2 runs' backups, 1 output, 1 leftover: 3.0 MiB freed"
-    assert Freed(runs=1, bytes=512).told() == "removed 1 run's backups: 512 bytes freed"
-    told = Freed(runs=1, bytes=512, not_undoable=("01A",), is_done=False).told()
+    assert Freed(runs=1, bytes=512).in_words() == "removed 1 run's backups: 512 bytes freed"
+    told = Freed(runs=1, bytes=512, not_undoable=("01A",), is_done=False).in_words()
     assert told == "would remove 1 run's backups: 512 bytes to be freed\ncould no longer be undone: 01A"
 
 
@@ -308,7 +308,7 @@ def test_what_was_cleaned_is_in_the_audit_trail(sandbox: Sandbox, project: Path,
     freed = cleaned(store, 31)
     assert store.audit.of([run.run])[run.run][-1].act == "cleaned"
     assert [(event.act, event.detail) for event in store.audit.apart()] == [
-        ("cleaned", freed.told().replace("\n", "; "))
+        ("cleaned", freed.in_words().replace("\n", "; "))
     ]
     cleaned(store, 31)
     assert len(store.audit.apart()) == 1

@@ -40,7 +40,7 @@ def test_one_reading_of_a_clock_that_is_weeks_ahead_removes_no_backup(
     run = sandbox.run("echo new > a")
     backups = os.listdir(edited)
     set_clock(40 * DAY)
-    assert clean(store, budget=1).told().startswith("nothing to remove")
+    assert clean(store, budget=1).in_words().startswith("nothing to remove")
     sandbox.run("echo b > b")
     clean(store, budget=1)
     set_clock(0)

@@ -141,7 +141,9 @@ def test_a_list_names_the_latest_runs_of_a_file_and_counts_them_all(
     assert len(json.loads(cli("files", "--json", "a").stdout)["runs"]) == 23
 
 
-def test_a_file_of_a_project_that_moved_is_still_had_from_its_runs(runs: list[Run], project: Path, store: Store) -> None:
+def test_a_file_of_a_project_that_moved_is_still_had_from_its_runs(
+    runs: list[Run], project: Path, store: Store
+) -> None:
     moved = project.rename(project.with_name("moved"))
     here = store.projects.open(str(moved))
     (listed,) = known_files(store, here)

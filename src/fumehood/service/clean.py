@@ -18,7 +18,7 @@ from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import layers as layering
 from fumehood.service.files import LiveFiles, catch_up_all, forget_file
-from fumehood.service.layers import _found_in, space_of
+from fumehood.service.layers import entries_in, space_of
 from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
 from fumehood.service.store import Alone
@@ -72,7 +72,7 @@ class Freed(Value):
     failed: tuple[str, ...] = ()
     is_done: bool = True  # False where it was only looked at what would go
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Say it in one line, and one more for each thing that could not be removed."""
         counted = ((self.runs, "run's backups", "runs' backups"), (self.backups, "daily backup", "daily backups"),
                    (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"),
@@ -135,7 +135,7 @@ def clean(
             if project is None:
                 forget(store.places.cache, (confine.KEPT, hostview.KEPT), old)
             if freed != Freed(days=days):
-                store.audit.tell("", CLEANED, freed.told().replace("\n", "; "), project=owner)
+                store.audit.tell("", CLEANED, freed.in_words().replace("\n", "; "), project=owner)
         return freed
 
 
@@ -325,18 +325,18 @@ class _Cleaning:
         stray_limit = self._recorded.moment(max(self._days, 1), self._now)
         removed = 0
         for name in names:
-            found = look(outputs, name)
-            if found is None:
+            output = look(outputs, name)
+            if output is None:
                 continue
             project, state, day = runs.get(name.partition(".")[0], (None, "", 0))
             if project is None:
-                may_go = self._project is None and found.st_mtime < stray_limit
+                may_go = self._project is None and output.st_mtime < stray_limit
             else:
                 may_go = self._is_meant(project) and state not in _NEEDED and self._is_old(day, self._days)
             if may_go:
                 if not self._is_dry:
                     os.unlink(name, dir_fd=outputs)
-                self._bytes += found.st_blocks * 512
+                self._bytes += output.st_blocks * 512
                 removed += 1
         return removed
 
@@ -379,7 +379,7 @@ def _is_useless(layer: _OldLayer) -> bool:
 
 def _newest(directory: int, name: str) -> float:
     """Return when the latest entry came into a directory or changed."""
-    return max((found.st_ctime for found in _found_in(directory, name)), default=0.0)
+    return max((entry.st_ctime for entry in entries_in(directory, name)), default=0.0)
 
 
 def _days(days: int) -> str:
@@ -411,25 +411,25 @@ def clean_daily(
         by_number: dict[int, list[str]] = {}
         for name in backups.expired([name for name, _ in daily.entries()], recorded, days):
             by_number.setdefault(backups.parsed(name)[0], []).append(name)  # type: ignore[index]
-        known = Files(store.database).by_numbers(sorted(by_number))
-        for _, record in known:
+        file_records = Files(store.database).by_numbers(sorted(by_number))
+        for _, record in file_records:
             if record.needs_approval:
                 del by_number[record.id]  # a held change waits on it
             elif recorded.since(record.last_day) <= days:
                 # Its clock was behind, perhaps: the latest is not older than the change that it was made for.
                 latest = record.last_approved_copy_path.removeprefix(f"{backups.DIRECTORY}/")
                 by_number[record.id] = [name for name in by_number[record.id] if name != latest]
-        known = [(owner, record) for owner, record in known if by_number.get(record.id)]
+        file_records = [(owner, record) for owner, record in file_records if by_number.get(record.id)]
         if project is not None:
-            known = [(owner, record) for owner, record in known if owner == project]
-            by_number = {record.id: by_number[record.id] for _, record in known}
+            file_records = [(owner, record) for owner, record in file_records if owner == project]
+            by_number = {record.id: by_number[record.id] for _, record in file_records}
         if dry:
             going = [name for names in by_number.values() for name in names]
             return len(going), sum(map(daily.freed_by, going))
         gone: list[str] = []
         freed = 0
-        for owner in sorted({owner for owner, _ in known}):
-            mine = [each for number, each in known if number == owner]
+        for owner in sorted({owner for owner, _ in file_records}):
+            mine = [each for number, each in file_records if number == owner]
             names = [name for each in mine for name in by_number.pop(each.id)]
             with store.alone(owner):
                 freed += _remove(store, daily, names)
@@ -452,13 +452,13 @@ def _remove(store: Store, daily: Daily, names: Sequence[str]) -> int:
     return freed
 
 
-def _drop_missing(store: Store, known: Sequence[Record], with_backup: set[int]) -> None:
+def _drop_missing(store: Store, file_records: Sequence[Record], with_backup: set[int]) -> None:
     """Remove those of these records that have neither a file nor a backup, unless a run deleted the file."""
-    for root in sorted({each.root for each in known}):
+    for root in sorted({each.root for each in file_records}):
         if not os.path.isdir(root):
             continue  # the whole root is away, perhaps not mounted
         with LiveFiles(root) as live:
-            mine = [each for each in known if each.root == root and each.id not in with_backup]
+            mine = [each for each in file_records if each.root == root and each.id not in with_backup]
             Files(store.database).drop([each.id for each in mine if live.is_missing(each.path)])
 
 
@@ -506,4 +506,4 @@ def clean_up(store: Store, cleaning: Clean) -> str:
         )
     except (OSError, FumehoodError):
         return ""
-    return freed.told() if freed.runs or freed.backups else ""
+    return freed.in_words() if freed.runs or freed.backups else ""

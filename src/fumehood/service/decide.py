@@ -239,12 +239,12 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
             continue
         directory = open_top(root)
         try:
-            for change, found, _ in looks(directory, mine):
-                if change.before is None or found is None or change.before.same(stamp_of(found)):
+            for change, entry, _ in looks(directory, mine):
+                if change.before is None or entry is None or change.before.same(stamp_of(entry)):
                     continue
-                if is_version(change.before, found):
-                    change.before.inode, is_anew = found.st_ino, True
-                elif (now := refreshed(change.before, directory, change.path, found)) is not None:
+                if is_version(change.before, entry):
+                    change.before.inode, is_anew = entry.st_ino, True
+                elif (now := refreshed(change.before, directory, change.path, entry)) is not None:
                     change.before, is_anew = now, True
         finally:
             os.close(directory)
@@ -255,7 +255,7 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
     """Compare what is held with the project as it is now; what the project has already is not needed any more."""
     scanned = layering.scanned(held_runs.layers(store, run), whole=False)
     fresh = {(change.root, change.path): change for change in scanned}
-    known = {(change.root, change.path): change for change in run.found if change.verdict in c.WAITING}
+    was_held = {(change.root, change.path): change for change in run.found if change.verdict in c.WAITING}
     meant = {(change.root, change.path) for change in waiting}
     # Directories that are gone from the project are made again; what takes another's place goes whole.
     around = c.all_above(fresh[place] for place in meant if place in fresh) & fresh.keys()
@@ -265,7 +265,7 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
     for (root, path), change in fresh.items():
         is_gone = (root, path) in around and change.change == c.ADDED
         if is_gone or (root, path) in meant or in_meant.topmost(root, path) is not None:
-            held = known.get((root, path))
+            held = was_held.get((root, path))
             change.flags = () if held is None else held.flags
             change.verdict, change.reason = _fate(held, change)
             going.append(change)

@@ -167,15 +167,15 @@ class Difference(Value):
 
 def differences(store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "") -> list[Difference]:
     """Return what a run changed; where that is too much for memory, the later texts are left out and say so."""
-    found = []
+    shown = []
     room = MOST_TEXT
     for each in each_difference(store, run, paths, here=here):
         room -= len(each.text)
         if room < 0:
             text = f"not shown: {quoted(each.path)}: the other differences are long already; ask for this path\n"
             each = each.replace(text=text, shown=False)  # noqa: PLW2901
-        found.append(each)
-    return found
+        shown.append(each)
+    return shown
 
 
 def each_difference(store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "") -> Iterator[Difference]:
@@ -252,11 +252,11 @@ class _Versions:
         """Return what an earlier run holds, where the change was built on that."""
         for top in self._below[change.root]:
             try:
-                found = _read(self._top(top), change.path, before)
+                version = _read(self._top(top), change.path, before)
             except OSError:
                 continue  # not there, or a symlink on the way
-            if found is not None:
-                return found
+            if version is not None:
+                return version
         return None
 
     def new(self, change: c.Change) -> _Version:
@@ -275,14 +275,14 @@ class _Versions:
         denied = False
         for top in self._places(change, stamp, in_slot=in_slot):
             try:
-                found = _read(self._top(top), change.path, stamp)
+                version = _read(self._top(top), change.path, stamp)
             except PermissionError:
                 denied = True
             except OSError:
                 continue  # not there, or a symlink on the way
             else:
-                if found is not None:
-                    return found
+                if version is not None:
+                    return version
         if denied:
             return _Version(stamp=stamp, data=None, why="it can't be read: permission denied")
         now = None if in_slot else self._now(change, stamp)
@@ -315,13 +315,13 @@ class _Versions:
     def _now(self, change: c.Change, expected: c.Stamp | None) -> _Version | None:
         """Return what the project has at a path now, noting where that is not what the record says."""
         try:
-            found = _read(self._top(self._run.roots[change.root]), change.path, None)
+            version = _read(self._top(self._run.roots[change.root]), change.path, None)
         except OSError:
             return None
-        if found is None or found.stamp is None or not found.has_content:
+        if version is None or version.stamp is None or not version.has_content:
             return None
-        is_expected = expected is not None and expected.alike(found.stamp)
-        return found if is_expected else found.replace(note=_CHANGED_SINCE)
+        is_expected = expected is not None and expected.alike(version.stamp)
+        return version if is_expected else version.replace(note=_CHANGED_SINCE)
 
     def _top(self, path: str) -> int:
         if path not in self._tops:

@@ -21,7 +21,7 @@ from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots, seal
 from fumehood.store.database import day_of
-from fumehood.store.files import Files, Told
+from fumehood.store.files import Files, ToRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,11 +103,14 @@ def catch_up_all(store: Store) -> None:
         catch_up(store, project)
 
 
-def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], known: Run | None = None) -> Recorded:
+def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], settled: Run | None = None) -> Recorded:
     """Record what is due, in order: the first version of a day is the one that is kept."""
     files = Files(store.database)
     times = {name: at for _, name, at, _ in reversed(due)}
-    runs = [known if known is not None and known.run == name else store.history.find(name) for name in reversed(times)]
+    runs = [
+        settled if settled is not None and settled.run == name else store.history.find(name)
+        for name in reversed(times)
+    ]
     made, missed = 0, list[str]()
     for run in runs:
         count, failed = _record(store, project, run, times[run.run] or run.started_at)
@@ -126,11 +129,11 @@ def _record(store: Store, project: int, run: Run, at: float) -> tuple[int, list[
     for change in run.found:
         if change.verdict == c.APPLIED:
             mine.setdefault(change.root, []).append(change)
-    told: list[Told] = []
+    for_roots: list[ToRecord] = []
     made, missed = 0, list[str]()
     for root, changes in mine.items():
-        each = Told(os.fsencode(run.roots[root]))
-        told.append(each)
+        each = ToRecord(os.fsencode(run.roots[root]))
+        for_roots.append(each)
         if stands:
             saved = [change for change in changes if change.before is not None and change.before.kind == c.FILE]
             others = [change for change in changes if change.before is None or change.before.kind != c.FILE]
@@ -142,7 +145,7 @@ def _record(store: Store, project: int, run: Run, at: float) -> tuple[int, list[
             with LiveFiles(run.roots[root]) as live:
                 for change in _counting(changes):
                     _sort(change, live, each)
-    Files(store.database).record(project, run.run, told)
+    Files(store.database).record(project, run.run, for_roots)
     if run.state in _STANDING:
         seal(store.places, run, store.uppers(run))
     return made, missed
@@ -162,16 +165,16 @@ def _goes_forward(store: Store, run: Run) -> bool:
 
 
 def _save(
-    store: Store, project: int, upper: str, changes: Sequence[c.Change], told: Told, at: float
+    store: Store, project: int, upper: str, changes: Sequence[c.Change], to_record: ToRecord, at: float
 ) -> list[str]:
-    """Save the originals of one root's files for the day, and tell what to record; returns what could not be saved."""
+    """Save the originals of one root's files for the day, and say what to record; returns what could not be saved."""
     seen: list[Seen] = [
         (os.fsencode(change.path), c.FILE, change.before.size, change.before.modified_ns)
         for change in changes
         if change.before is not None
     ]
     paths = [each[0] for each in seen]
-    numbers = Files(store.database).numbers(project, told.root, seen)
+    numbers = Files(store.database).numbers(project, to_record.root, seen)
     day = day_of(at).encode()
     wanted: list[Wanted] = []
     for change, path in zip(changes, paths, strict=True):
@@ -180,9 +183,9 @@ def _save(
     failed = _kept(store, upper, wanted)
     for n, (_, _, name, change) in enumerate(wanted):
         copy = b"" if n in failed else backups.PREFIX + name
-        stamp, noted = change.after, told.noted
+        stamp, noted = change.after, to_record.noted
         if stamp is None or stamp.kind not in _KEPT:
-            stamp, noted = change.before, told.noted_deleted
+            stamp, noted = change.before, to_record.noted_deleted
         assert stamp is not None
         noted.append((numbers[paths[n]], paths[n], stamp.kind, stamp.size, stamp.modified_ns, copy))
     return [
@@ -200,16 +203,16 @@ def _kept(store: Store, upper: str, wanted: Sequence[Wanted]) -> dict[int, OSErr
         return dict.fromkeys(range(len(wanted)), error)
 
 
-def _sort(change: c.Change, live: LiveFiles | None, told: Told) -> None:
+def _sort(change: c.Change, live: LiveFiles | None, to_record: ToRecord) -> None:
     """Put a changed path to what is there or to what is deleted, by a look at it where it may have moved on."""
-    found = None if live is None else live.look(change.path)
-    stamp = change.after if found is None else stamp_of(found)
+    entry = None if live is None else live.look(change.path)
+    stamp = change.after if entry is None else stamp_of(entry)
     path = os.fsencode(change.path)
     if stamp is not None and stamp.kind in _KEPT:
-        told.seen.append((path, stamp.kind, stamp.size, stamp.modified_ns))
+        to_record.seen.append((path, stamp.kind, stamp.size, stamp.modified_ns))
     elif change.before is not None and change.before.kind in _KEPT:
         before = change.before
-        told.seen_deleted.append((path, before.kind, before.size, before.modified_ns))
+        to_record.seen_deleted.append((path, before.kind, before.size, before.modified_ns))
 
 
 def release(store: Store, back: Run) -> int:
@@ -220,16 +223,16 @@ def release(store: Store, back: Run) -> int:
     if _has_no_backups(store, back.layer):
         return 0
     with Daily(store.places.state) as daily:
-        found = list(daily.entries())
-        if not found:
+        in_directory = list(daily.entries())
+        if not in_directory:
             return 0
         going: set[int] = set()
         for number, upper in enumerate(store.uppers(back)):
             going |= _inodes_going([each for each in back.found if each.root == number], upper, daily)
-        gone = [name for name, inode in found if inode in going]
+        gone = [name for name, inode in in_directory if inode in going]
         if gone:
             _make_due_again(store, back.layer)
-        forget_file(store, [name for name, _ in found], gone)
+        forget_file(store, [name for name, _ in in_directory], gone)
         for name in gone:
             daily.remove(name)
     return len(gone)
@@ -259,22 +262,22 @@ def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[
             if after is None or after.kind != c.FILE or change.verdict != c.APPLIED:
                 continue
             parent, _, name = change.path.rpartition("/")
-            found = slots.look(parent, name)
-            if found is not None and found.st_nlink > 1 and found.st_dev == device:
-                going.add(found.st_ino)
+            entry = slots.look(parent, name)
+            if entry is not None and entry.st_nlink > 1 and entry.st_dev == device:
+                going.add(entry.st_ino)
     return going
 
 
 def forget_file(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:
     """Let records name the latest backup that is left, of all these names, once some are gone."""
-    latest = {known[0]: ("", b"") for name in gone if (known := backups.parsed(name)) is not None}
+    latest = {parsed[0]: ("", b"") for name in gone if (parsed := backups.parsed(name)) is not None}
     if not latest:
         return
     leaving = set(gone)
     for name in names:
-        known = backups.parsed(name)
-        if known is not None and known[0] in latest and name not in leaving and known[1] > latest[known[0]][0]:
-            latest[known[0]] = known[1], backups.PREFIX + os.fsencode(name)
+        number, day = backups.parsed(name) or (0, "")
+        if number in latest and name not in leaving and day > latest[number][0]:
+            latest[number] = day, backups.PREFIX + os.fsencode(name)
     Files(store.database).set_copies((number, copy) for number, (_, copy) in latest.items())
 
 
@@ -302,8 +305,8 @@ def _learn_held(store: Store, project: int, places: set[Place]) -> None:
         there: list[Seen] = []
         with LiveFiles(os.fsdecode(root)) as live:
             for path in sorted(path for top, path in places if top == root):
-                found = live.look(os.fsdecode(path))
-                stamp = None if found is None else stamp_of(found)
+                entry = live.look(os.fsdecode(path))
+                stamp = None if entry is None else stamp_of(entry)
                 if stamp is not None and stamp.kind in _KEPT:
                     there.append((path, stamp.kind, stamp.size, stamp.modified_ns))
         Files(store.database).learn(project, root, there, time.time())
@@ -315,7 +318,7 @@ def _counting(changes: Sequence[c.Change]) -> list[c.Change]:
     What is new in a directory of packages or caches has none until it is changed again.
     """
     skipped: dict[str, bool] = {}
-    found = []
+    counting = []
     for change in changes:
         before, after = change.before, change.after
         if before is None or before.kind not in _KEPT:
@@ -326,23 +329,23 @@ def _counting(changes: Sequence[c.Change]) -> list[c.Change]:
                 skipped[parent] = lies_in_skipped(parent)
             if skipped[parent]:
                 continue
-        found.append(change)
-    return found
+        counting.append(change)
+    return counting
 
 
 def _held(store: Store, project: int) -> set[Place]:
     """Return the places that held changes wait on."""
     query = "SELECT id FROM runs WHERE project = ? AND state = 'held'"
-    found: set[Place] = set()
+    waiting_on: set[Place] = set()
     for (name,) in store.database.rows(query, (project,)):
         run = store.history.find(name)
         roots = [os.fsencode(root) for root in run.roots]
-        found |= {
+        waiting_on |= {
             (roots[change.root], os.fsencode(change.path))
             for change in _counting(run.found)
             if change.verdict in c.WAITING
         }
-    return found
+    return waiting_on
 
 
 class LiveFiles:
@@ -489,12 +492,12 @@ class _ProjectScan:
                         if not is_skipped(entry.name):
                             waiting.append((below, ignored))
                         continue
-                    found = entry.stat(follow_symlinks=False)
+                    entry_stat = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue  # gone meanwhile
-                kind = FILE if stat.S_ISREG(found.st_mode) else SYMLINK if stat.S_ISLNK(found.st_mode) else ""
+                kind = FILE if stat.S_ISREG(entry_stat.st_mode) else SYMLINK if stat.S_ISLNK(entry_stat.st_mode) else ""
                 if kind:
-                    yield os.fsencode(below), kind, found.st_size, found.st_mtime_ns
+                    yield os.fsencode(below), kind, entry_stat.st_size, entry_stat.st_mtime_ns
 
     def drop_missing(self, root: str) -> None:
         """Remove the records of files that are gone, unless a run deleted them or a backup exists."""

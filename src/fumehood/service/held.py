@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 def trees(store: Store, names: Sequence[str], roots: Sequence[str]) -> list[tuple[str, ...]]:
     """Return for each root the trees of held runs that a command sees below its own layer, the topmost first."""
-    found: list[list[str]] = [[] for _ in roots]
+    trees_of_root: list[list[str]] = [[] for _ in roots]
     for name in names:
         for number, root in enumerate(store.history.roots(name)):
             tree = store.places.layer(name, number, "held")
             if root in roots and os.path.isdir(tree):
-                found[roots.index(root)].append(tree)
-    return [tuple(each) for each in found]
+                trees_of_root[roots.index(root)].append(tree)
+    return [tuple(each) for each in trees_of_root]
 
 
 def seen(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
@@ -103,7 +103,7 @@ def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
 
 def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
     """Return a held run that builds on some of a run's changes, and the path of one of them."""
-    found = Waiting((run.run, change.root, change) for change in chosen)
+    built = Waiting((run.run, change.root, change) for change in chosen)
     for name in store.history.held(project):
         later = store.history.find(name)
         if run.run not in later.below:
@@ -112,7 +112,7 @@ def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change])
             root = later.roots[change.root]
             if change.verdict in c.WAITING and root in run.roots:
                 moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
-                if found.under(moved) is not None:
+                if built.under(moved) is not None:
                     return name, change.path
     return None
 
@@ -121,7 +121,7 @@ def layers(store: Store, run: Run) -> tuple[Layer, ...]:
     """Return what a run holds as layers over the project alone."""
     return tuple(
         layer.replace(upper=store.places.layer(run.run, number, "held"))
-        for number, layer in enumerate(layering.known(store.places, run.run, run.roots))
+        for number, layer in enumerate(layering.layers_of(store.places, run.run, run.roots))
     )
 
 
@@ -179,10 +179,10 @@ def note_links(top: str, changes: Sequence[c.Change], version: Callable[[c.Chang
     """Write down how many names files have now, in the stamp of the version that lies below a directory."""
     directory = open_top(top)
     try:
-        for change, found, _ in looks(directory, changes):
+        for change, entry, _ in looks(directory, changes):
             stamp = version(change)
-            if stamp is not None and found is not None:
-                stamp.links = found.st_nlink
+            if stamp is not None and entry is not None:
+                stamp.links = entry.st_nlink
     finally:
         os.close(directory)
 
@@ -341,7 +341,7 @@ def _single(store: Store, run: str) -> StackedTree:
 def _folds(store: Store, project: int) -> list[StackedTree]:
     """Return the folds that were made since the machine started: a crash may have left others half written."""
     where = store.places.folded(project)
-    found = []
+    folds = []
     for name in os.listdir(where) if os.path.isdir(where) else ():
         path = f"{where}/{name}"
         try:
@@ -351,8 +351,8 @@ def _folds(store: Store, project: int) -> list[StackedTree]:
             continue
         if boot == _boot() and not name.startswith(_BEGUN):
             trees = tuple(f"{path}/{number}" for number in range(len(roots)))
-            found.append(StackedTree(runs=runs, roots=roots, trees=trees, name=name))
-    return found
+            folds.append(StackedTree(runs=runs, roots=roots, trees=trees, name=name))
+    return folds
 
 
 def _boot() -> str:

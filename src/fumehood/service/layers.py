@@ -31,7 +31,7 @@ def make(
 ) -> tuple[Layer, ...]:
     """Make the directories of a run's layers; the upper one looks like the root it stands for."""
     parts = _PARTS if way in (FUSE, COPY) else _PARTS[:2]
-    layers = known(places, run, roots, below)
+    layers = layers_of(places, run, roots, below)
     try:
         for number, layer in enumerate(layers):
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
@@ -46,7 +46,7 @@ def make(
     return layers
 
 
-def known(
+def layers_of(
     places: Places, run: str, roots: Sequence[str], below: Sequence[tuple[str, ...]] = ()
 ) -> tuple[Layer, ...]:
     """Return where a run's layers lie, over what was held `below` each root."""
@@ -137,18 +137,18 @@ def take_up(places: Places, run: str) -> int:
 
 def resemble(upper: str, root: str) -> None:
     """Give a directory of ours the owner, mode and time of the one it stands for, as far as we may."""
-    found = os.stat(root)
-    if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+    like = os.stat(root)
+    if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
         from fumehood.linux.copying import give_owner
 
-        give_owner(upper, found)
-    os.chmod(upper, found.st_mode & 0o7777)
-    os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+        give_owner(upper, like)
+    os.chmod(upper, like.st_mode & 0o7777)
+    os.utime(upper, ns=(like.st_atime_ns, like.st_mtime_ns))
 
 
 def scanned(layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whole: bool = True) -> list[Change]:
     """Return what a command changed, root by root; `whole` with the other names of the files that it wrote."""
-    found: list[Change] = []
+    scanned_changes: list[Change] = []
     for number, layer in enumerate(layers):
         tops = [open_top(layer.upper), *(open_top(each) for each in _left_of(layer))]
         try:
@@ -157,11 +157,11 @@ def scanned(layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whol
                 from fumehood.linux.held_layers import keep_links
 
                 changes = keep_links(changes, *tops)
-            found += changes
+            scanned_changes += changes
         finally:
             for top in tops:
                 os.close(top)
-    return found
+    return scanned_changes
 
 
 def _left_of(layer: Layer) -> list[str]:
@@ -240,20 +240,20 @@ def space_of(directory: int, name: str, *, freed: bool = False) -> int:
     """Return the bytes that an entry takes, each file counted once; `freed`: not those that a daily backup keeps."""
     blocks = 0
     linked: dict[int, int] = {}
-    for found in _found_in(directory, name):
-        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-            linked[found.st_ino] = linked.get(found.st_ino, 0) + 1
-            if linked[found.st_ino] != (found.st_nlink if freed else 1):
+    for entry in entries_in(directory, name):
+        if entry.st_nlink > 1 and not stat.S_ISDIR(entry.st_mode):
+            linked[entry.st_ino] = linked.get(entry.st_ino, 0) + 1
+            if linked[entry.st_ino] != (entry.st_nlink if freed else 1):
                 continue
-        blocks += found.st_blocks
+        blocks += entry.st_blocks
     return blocks * 512
 
 
-def _found_in(directory: int, name: str) -> Iterator[os.stat_result]:
-    """Yield what is known of an entry and of everything below it that may be listed; follows nothing."""
-    found = look(directory, name)
-    if found is not None:
-        yield found
+def entries_in(directory: int, name: str) -> Iterator[os.stat_result]:
+    """Yield the stat result of an entry and of everything below it that may be listed; follows nothing."""
+    entry = look(directory, name)
+    if entry is not None:
+        yield entry
     waiting, parents = [name], Parents(directory, bounded=False)
     try:
         while waiting:
@@ -263,11 +263,11 @@ def _found_in(directory: int, name: str) -> Iterator[os.stat_result]:
                 continue  # no directory, or closed by a mode that is the backup's own
             try:
                 for below in os.listdir(listing):
-                    found = look(listing, below)
-                    if found is None:
+                    entry = look(listing, below)
+                    if entry is None:
                         continue
-                    yield found
-                    if stat.S_ISDIR(found.st_mode):
+                    yield entry
+                    if stat.S_ISDIR(entry.st_mode):
                         waiting.append(f"{here}/{below}")
             finally:
                 os.close(listing)

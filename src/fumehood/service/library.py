@@ -276,11 +276,11 @@ class Sandbox:
         from fumehood.service.restore import known_file, known_files, place_of
 
         if not os.fspath(path):
-            return [each.told() for each in known_files(self._store, self._project)]
+            return [each.as_dict() for each in known_files(self._store, self._project)]
         root, below = place_of(self._store, self._project, os.fspath(path))
         one = known_file(self._store, self._project, root, below)
         inside = known_files(self._store, self._project, root, below)
-        return [each.told() for each in ([] if one is None else [one]) + inside]
+        return [each.as_dict() for each in ([] if one is None else [one]) + inside]
 
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:
         """Bring back what lay at a path before a run, on a day (YYYY-MM-DD), or before it last changed.

@@ -163,7 +163,7 @@ class Loss(Value):
     held: int
     backups: int
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Return it in one line."""
         parts = ((self.undoable, "run that could be undone", "runs that could be undone"),
                  (self.held, "held run", "held runs"), (self.backups, "daily backup", "daily backups"))  # fmt: skip

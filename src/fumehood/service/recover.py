@@ -123,7 +123,7 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
             return
         time.sleep(_DYING_S)
         with Alone(store.places.lock(f"project-{project}"), wait=False):
-            layers = layering.known(store.places, name, run.roots, layering.below_of(store.places, name))
+            layers = layering.layers_of(store.places, name, run.roots, layering.below_of(store.places, name))
             _hold(store, run, layers, interrupts)
     finally:
         if claim >= 0:

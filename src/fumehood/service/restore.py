@@ -53,7 +53,7 @@ class Version(Value):
     top: str
     path: str
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return what programs are told."""
         return {
             "from": self.source, "at": self.at, "about": self.about, "kind": self.kind, "size": self.size,
@@ -70,7 +70,7 @@ class KnownFile(Value):
     runs: tuple[str, ...] = ()
     run_count: int = 0  # of all runs that it can be restored from, where only the latest are named
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return what programs are told."""
         record = self.record
         copy = record.last_approved_copy_path
@@ -113,9 +113,9 @@ def known_file(store: Store, project: Project, root: str, path: str) -> KnownFil
     if recorded is None:
         return None
     (record,) = _as_they_are(root, [recorded])
-    found = versions(store, project, root, path)
-    days = tuple(each.source for each in found if "-" in each.source)
-    runs = tuple(each.source for each in found if "-" not in each.source)
+    kept = versions(store, project, root, path)
+    days = tuple(each.source for each in kept if "-" in each.source)
+    runs = tuple(each.source for each in kept if "-" not in each.source)
     return KnownFile(record=record, state=store.places.state, days=days, runs=runs, run_count=len(runs))
 
 
@@ -128,8 +128,8 @@ def _as_they_are(root: str, records: Sequence[Record]) -> list[Record]:
 
 
 def _as_it_is(live: LiveFiles, record: Record) -> Record:
-    found = live.look(record.path)
-    stamp = None if found is None else stamp_of(found)
+    entry = live.look(record.path)
+    stamp = None if entry is None else stamp_of(entry)
     if stamp is None or stamp.kind not in (FILE, SYMLINK):
         return record
     return record.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
@@ -148,12 +148,12 @@ def versions(store: Store, project: Project, root: str, path: str) -> list[Versi
     """
     files = Files(store.database)
     pasts = (_in_layer(store, past) for past in files.past(project.id, root, path))
-    found = [version for version in pasts if version is not None]
+    kept = [version for version in pasts if version is not None]
     record = files.at(project.id, root, path)
     if record is not None:
         with Daily(store.places.state) as daily:
-            found += _by_day(daily, record, Days(store.database))
-    return sorted(found, key=lambda version: version.order, reverse=True)
+            kept += _by_day(daily, record, Days(store.database))
+    return sorted(kept, key=lambda version: version.order, reverse=True)
 
 
 def _in_layer(store: Store, past: Past) -> Version | None:
@@ -164,8 +164,8 @@ def _in_layer(store: Store, past: Past) -> Version | None:
         return None
     parent, _, name = past.change.path.rpartition("/")
     with Slots(upper) as slots:
-        found = slots.look(parent, name)
-    if found is None or not (before.alike(now := stamp_of(found)) or before.kind == now.kind == DIRECTORY):
+        entry = slots.look(parent, name)
+    if entry is None or not (before.alike(now := stamp_of(entry)) or before.kind == now.kind == DIRECTORY):
         return None
     about = f"before: {past.command}" if past.act == "run" else f"before {past.command}"
     return Version(
@@ -176,9 +176,9 @@ def _in_layer(store: Store, past: Past) -> Version | None:
 
 def _by_day(daily: Daily, record: Record, recorded: Days) -> Iterator[Version]:
     for name in daily.by_file().get(record.id, ()):
-        found, day = daily.look(name), _day(name)
-        if found is not None:
-            stamp, at = stamp_of(found), time.mktime(time.strptime(day, "%y-%m-%d"))
+        entry, day = daily.look(name), _day(name)
+        if entry is not None:
+            stamp, at = stamp_of(entry), time.mktime(time.strptime(day, "%y-%m-%d"))
             yield Version(
                 source=day, order=recorded.first_run(day) - 0.5, at=at, about="daily backup",
                 kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns, top=daily.path, path=name,
@@ -186,8 +186,8 @@ def _by_day(daily: Daily, record: Record, recorded: Days) -> Iterator[Version]:
 
 
 def _day(name: str) -> str:
-    known = parsed(name)
-    return "" if known is None else known[1]
+    number_and_day = parsed(name)
+    return "" if number_and_day is None else number_and_day[1]
 
 
 def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple[str, str]:
@@ -204,8 +204,8 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
             hint="name a file of the project; fumehood roots list shows where it may lie",
         )
     files = Files(store.database)
-    known = (place for place in places if files.past(project.id, *place) or files.at(project.id, *place))
-    return next(known, places[0])
+    recorded = (place for place in places if files.past(project.id, *place) or files.at(project.id, *place))
+    return next(recorded, places[0])
 
 
 def _below(project: Project, meant: str) -> tuple[str, str] | None:
@@ -297,12 +297,12 @@ def _prepare(store: Store, run: Run, number: int, path: str, version: Version) -
                 copy_entry(slots.directory(there), wanted, target, name)
             finally:
                 os.close(target)
-        found = scan(number, layer, live)
+        changes = scan(number, layer, live)
     finally:
         os.close(layer)
         os.close(live)
     # The layer's own top and the directories on the way are no part of what is restored.
-    wanted_changes = [each for each in found if each.change != c.MODE or not _leads_to(each.path, path)]
+    wanted_changes = [each for each in changes if each.change != c.MODE or not _leads_to(each.path, path)]
     for change in wanted_changes:
         change.verdict = c.APPLIED
     return wanted_changes
@@ -335,15 +335,15 @@ def _missing_below(live: int, above: str, name: str) -> os.stat_result | None:
     """Return what a directory of the project is like, if it lacks one that is needed; it must not be anything else."""
     directory = open_below(live, above)
     try:
-        found = look(directory, name)
-        if found is None:
+        entry = look(directory, name)
+        if entry is None:
             return os.fstat(directory)
     finally:
         os.close(directory)
-    if kind_of(found.st_mode) != c.DIRECTORY:
+    if kind_of(entry.st_mode) != c.DIRECTORY:
         there = printable(f"{above}/{name}" if above else name)
         raise BadRequest(
-            f"nothing can be restored below {there}: it is a {kind_of(found.st_mode)} now",
+            f"nothing can be restored below {there}: it is a {kind_of(entry.st_mode)} now",
             hint="move it out of the way first",
         )
     return None
@@ -351,20 +351,20 @@ def _missing_below(live: int, above: str, name: str) -> os.stat_result | None:
 
 def _chosen(store: Store, project: Project, root: str, path: str, source: str) -> Version:
     """Return the version that a run or a day names, or the latest."""
-    found = versions(store, project, root, path)
+    kept = versions(store, project, root, path)
     shown, hint = printable(path), f"fumehood files {printable(path)} shows what it can be restored from"
     if not source:
-        if not found:
+        if not kept:
             raise BadRequest(f"there is no backup of {shown}", hint="fumehood files lists what can be restored")
-        return found[0]
+        return kept[0]
     day = _day_meant(source)
     if day:
-        for version in found:
+        for version in kept:
             if version.source == day:
                 return version
         raise BadRequest(f"there is no backup of {shown} from {source}", hint=hint)
     run = store.history.find(source, Reach(project=project.id))
-    for version in found:
+    for version in kept:
         if version.source == run.run:
             return version
     raise BadRequest(_why_not(store, project, root, path, run), hint=hint)

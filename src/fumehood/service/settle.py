@@ -181,12 +181,12 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
     wanted: set[int] = set()
     for path in paths:
         places = (_named(run, place) for place in meanings(run.roots, path, here))
-        found = next((each for each in places if each), None)
-        if found is None:
+        numbers = next((each for each in places if each), None)
+        if numbers is None:
             raise BadRequest(
                 f"run {run.run} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.run}"
             )
-        wanted |= found
+        wanted |= numbers
     return [change for n, change in enumerate(run.found) if n in wanted]
 
 
@@ -206,18 +206,18 @@ def meanings(roots: Sequence[str], path: str, here: str) -> Iterator[str]:
 
 def _named(run: Run, place: str) -> set[int]:
     """Return the numbers of the changes at or below an absolute path."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for number, root in enumerate(run.roots):
         if place == root:
-            found |= {n for n, change in enumerate(run.found) if change.root == number}
+            numbers |= {n for n, change in enumerate(run.found) if change.root == number}
         elif place.startswith(f"{root}/"):
             path = place[len(root) + 1 :]
-            found |= {
+            numbers |= {
                 n
                 for n, change in enumerate(run.found)
                 if change.root == number and (change.path == path or change.path.startswith(f"{path}/"))
             }
-    return found
+    return numbers
 
 
 def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> list[c.Change]:

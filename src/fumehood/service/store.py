@@ -44,9 +44,9 @@ class Store:
 
         return Workspaces(self.database, self.places)
 
-    def policy_of(self, project: Project, given: Policy | None = None) -> Policy:
+    def policy_of(self, project: Project, chosen: Policy | None = None) -> Policy:
         """Return what holds for a project; a workspace's own settings lie over that."""
-        policy = policy_for(self.places, project.roots) if given is None else given
+        policy = policy_for(self.places, project.roots) if chosen is None else chosen
         if "/workspaces/" not in project.path:
             return policy
         workspace = self.workspaces.at(project.path)

@@ -134,13 +134,13 @@ def to_redo(store: Store, name: str, *reaches: Reach) -> Run:
 
 def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -> Run:
     """Return the run that takes another back."""
-    found = _to_take_back(run, paths, here)
+    changes = _to_take_back(run, paths, here)
     which = "".join(f" {path}" for path in paths)
     verb = REDO if store.history.turns(run) % 2 else "undo"
     return Run(
         run=new_id(), project=run.project, command=f"{verb} {run.run}{which}", cwd=run.project, state=APPLYING,
         act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
-        found=found, capture=run.capture,
+        found=changes, capture=run.capture,
         session=by or None,
     )  # fmt: skip
 
@@ -302,13 +302,13 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
 
     Neither those that came to nothing, nor what was taken back meanwhile, nor the undo that did so.
     """
-    found = [
+    names_of_later = [
         name
         for path in paths
         for name, change in store.history.later_versions(run.run, path)
         if change.verdict == c.APPLIED
     ]
-    later = [store.history.find(name) for name in dict.fromkeys(reversed(found))]
+    later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]
     names = {each.run for each in later}
     return [each.run for each in later if each.state in _STANDING and each.of not in names]
 
@@ -322,12 +322,12 @@ def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
     live = open_top(root)
     moved = []
     try:
-        for change, found, is_reached in looks(live, [change for change in changes if change.within is None]):
+        for change, entry, is_reached in looks(live, [change for change in changes if change.within is None]):
             before = change.before
-            if before is None or found is None:
-                if not is_reached or before is not None or found is not None:
+            if before is None or entry is None:
+                if not is_reached or before is not None or entry is not None:
                     moved.append(change.path)
-            elif (now := _as_left(live, change.path, before, found)) is None:
+            elif (now := _as_left(live, change.path, before, entry)) is None:
                 moved.append(change.path)
             else:
                 change.before = now
@@ -338,18 +338,18 @@ def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
     return moved
 
 
-def _as_left(live: int, path: str, before: c.Stamp, found: os.stat_result) -> c.Stamp | None:
+def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
     """Return the stamp of what lies at a path now, if that is what a run left; a git index may be refreshed since."""
-    return stamp_of(found, before.meaning) if is_version(before, found) else refreshed(before, live, path, found)
+    return stamp_of(entry, before.meaning) if is_version(before, entry) else refreshed(before, live, path, entry)
 
 
 def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
     """Return what was added to, taken from or changed in a directory that a run had put there."""
     expected = {change.path: change for change in inside if change.before is not None}
     moved = []
-    for path, found in walk(live, top):
+    for path, entry in walk(live, top):
         change = expected.pop(path, None)
-        now = None if change is None or change.before is None else _as_left(live, path, change.before, found)
+        now = None if change is None or change.before is None else _as_left(live, path, change.before, entry)
         if change is None or now is None:
             moved.append(path)
         else:
@@ -365,7 +365,7 @@ def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]
     for change in changes:
         if change.within is not None:
             inside.setdefault((change.root, change.within), []).append(change)
-    found: list[c.Change] = []
+    anew: list[c.Change] = []
     for number, root in enumerate(run.roots):
         live = open_top(root)
         try:
@@ -376,12 +376,12 @@ def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]
                         f"the directory of {printable(change.path)} is gone", hint="make it, then undo again"
                     )
                 stamp = None if now is None else stamp_of(now)
-                found += _anew(live, change, stamp, inside.get((number, change.path), ()))
+                anew += _anew(live, change, stamp, inside.get((number, change.path), ()))
         finally:
             os.close(live)
-    if not found:
+    if not anew:
         raise UndoRefused(f"there is nothing to undo: the project is as before run {run.run}", hint="fumehood log")
-    return c.by_path(found)
+    return c.by_path(anew)
 
 
 def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.Change]) -> Iterator[c.Change]:
@@ -459,19 +459,19 @@ def _damaged(
     wrong: list[tuple[str, str, int]] = []
     touched: list[tuple[c.Change, os.stat_result]] = []
     missing = dict(wanted)
-    for path, found in _lying(layer, wanted.values()):
+    for path, entry in _lying(layer, wanted.values()):
         change = missing.pop(path, None)
         if change is None or change.after is None:
             if path not in recorded:
-                wrong.append((path, "was put among the backups", found.st_ino))
+                wrong.append((path, "was put among the backups", entry.st_ino))
             continue
-        difference = _difference(change.after, found)
+        difference = _difference(change.after, entry)
         if difference:
-            wrong.append((path, f"is damaged: {difference}", found.st_ino))
-        elif (seal := seals.get((change.root, path))) is not None and not is_untouched(seal, found):
-            touched.append((change, found))
-        if not is_plain(change) or change.after.inode != found.st_ino:
-            change.after = stamp_of(found, change.after.meaning)
+            wrong.append((path, f"is damaged: {difference}", entry.st_ino))
+        elif (seal := seals.get((change.root, path))) is not None and not is_untouched(seal, entry):
+            touched.append((change, entry))
+        if not is_plain(change) or change.after.inode != entry.st_ino:
+            change.after = stamp_of(entry, change.after.meaning)
     return [*((path, "is gone", 0) for path in missing), *wrong, *_altered(layer, touched, seals)]
 
 
@@ -481,11 +481,11 @@ def _altered(
     """Yield those of some backups that hold something else than what was saved, though they look the same."""
     loosened, parents = Loosened(layer), Parents(layer)
     try:
-        for change, found in touched:
+        for change, entry in touched:
             parent, name = split(change.path)
-            digest = digest_of(reached(parents, loosened, parent), name, found)
+            digest = digest_of(reached(parents, loosened, parent), name, entry)
             if digest != seals[change.root, change.path][2]:
-                yield change.path, "is damaged: it holds something else than what was saved", found.st_ino
+                yield change.path, "is damaged: it holds something else than what was saved", entry.st_ino
     finally:
         parents.close()
         loosened.restore()
@@ -503,30 +503,30 @@ def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.sta
             try:
                 if parent != last:
                     directory, last = reached(parents, loosened, parent), parent
-                found = look(directory, name)
+                entry = look(directory, name)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            if found is None:
+            if entry is None:
                 continue
-            yield change.path, found
-            if kind_of(found.st_mode) == c.DIRECTORY:
+            yield change.path, entry
+            if kind_of(entry.st_mode) == c.DIRECTORY:
                 yield from walk(layer, change.path)
     finally:
         parents.close()
         loosened.restore()
 
 
-def _difference(stamp: c.Stamp, found: os.stat_result) -> str:
+def _difference(stamp: c.Stamp, entry: os.stat_result) -> str:
     """Say how a backup differs from the version that was saved; a directory's size and time mean nothing."""
-    kind = kind_of(found.st_mode)
+    kind = kind_of(entry.st_mode)
     if kind != stamp.kind:
         return f"it is a {kind} now, and a {stamp.kind} was saved"
-    if kind != c.DIRECTORY and found.st_size != stamp.size:
-        return f"it has {found.st_size} bytes now, and {stamp.size} were saved"
-    if kind != c.DIRECTORY and found.st_mtime_ns != stamp.modified_ns:
+    if kind != c.DIRECTORY and entry.st_size != stamp.size:
+        return f"it has {entry.st_size} bytes now, and {stamp.size} were saved"
+    if kind != c.DIRECTORY and entry.st_mtime_ns != stamp.modified_ns:
         return "it was written after it was saved"
-    if kind != c.SYMLINK and found.st_mode & 0o7777 != stamp.mode:
-        return f"its mode is {found.st_mode & 0o7777:04o} now, and was {stamp.mode:04o}"
+    if kind != c.SYMLINK and entry.st_mode & 0o7777 != stamp.mode:
+        return f"its mode is {entry.st_mode & 0o7777:04o} now, and was {stamp.mode:04o}"
     return ""
 
 

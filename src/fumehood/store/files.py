@@ -78,7 +78,7 @@ class Past(Value):
     change: Change
 
 
-class Told:
+class ToRecord:
     """What is to be recorded of one root after a run: files with new backups, and others, there or deleted."""
 
     def __init__(self, root: bytes) -> None:
@@ -124,7 +124,7 @@ class Files:
         with self.database.transaction() as connection:
             return _learn(connection, project, root, seen, since, run, are_deleted=are_deleted)
 
-    def record(self, project: int, run: str, roots: Iterable[Told]) -> None:
+    def record(self, project: int, run: str, roots: Iterable[ToRecord]) -> None:
         """Record all that is to be recorded after a run, in one transaction.
 
         That is the latest word on those files, whatever the clock says: the project's lock is held.

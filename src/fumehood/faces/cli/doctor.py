@@ -199,8 +199,8 @@ def _clean(context: Context) -> int:
 
     if not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1):
         going = cleaned(dry=True)
-        if (going.runs or going.backups) and not confirmed(f"{going.told()}\ngo on? [y/N] "):
+        if (going.runs or going.backups) and not confirmed(f"{going.in_words()}\ngo on? [y/N] "):
             sys.stderr.write("nothing was removed\n")
             return 1
     freed = cleaned(dry=options.dry_run)
-    return context.say(freed.fields(), lambda: print(freed.told()))
+    return context.say(freed.fields(), lambda: print(freed.in_words()))

@@ -80,7 +80,7 @@ def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -
             left_out = len(files) - len(listed)
             print(colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim"))
 
-    return context.say([each.told() for each in listed], show)
+    return context.say([each.as_dict() for each in listed], show)
 
 
 def _line(project: str, file: KnownFile, colour: Paint) -> str:
@@ -122,8 +122,8 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
             print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
         print(colour(f"fumehood restore {printable(path)} [--from RUN|DATE]", "dim"))
 
-    answer = {"path": path, "root": root} if file is None else file.told()
-    return context.say({**answer, "versions": [version.told() for version in kept]}, show)
+    answer = {"path": path, "root": root} if file is None else file.as_dict()
+    return context.say({**answer, "versions": [version.as_dict() for version in kept]}, show)
 
 
 def _size(size: int) -> str:
@@ -204,13 +204,13 @@ def _projects(context: Context) -> int:
     lost = loss(context.store, which)
     if not options.yes:
         if not (os.isatty(0) and os.isatty(2)):
-            hint = f"{lost.told()}; --yes does it"
+            hint = f"{lost.in_words()}; --yes does it"
             raise BadRequest(f"there is nobody to ask whether to forget {which.path}", hint=hint)
-        question = f"forget project {which.id}, {printable(which.path)}? {lost.told()}. Its own files stay. [y/N] "
+        question = f"forget project {which.id}, {printable(which.path)}? {lost.in_words()}. Its own files stay. [y/N] "
         if not confirmed(question):
             raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
     forget(context.store, which)
-    return context.say({"forgotten": which.fields(), **lost.fields()}, lambda: print(f"forgotten; {lost.told()}"))
+    return context.say({"forgotten": which.fields(), **lost.fields()}, lambda: print(f"forgotten; {lost.in_words()}"))
 
 
 def _show_projects(projects: list[KnownProject]) -> None:
