@@ -39,12 +39,6 @@ if TYPE_CHECKING:
     from fumehood.store.files import Record
     from fumehood.store.projects import Project
 
-
-# ---- Remove what is no longer needed: old backups and outputs, what is beyond the budget, what came to nothing.
-#
-# The order of writes: the record forgets a layer, then the layer is renamed, then it is removed. So a run
-# whose record names a layer has it whole, and what a crash leaves is removed the next time.
-
 DAYS = 30
 _NEEDED = frozenset({"held", "running", "applying", "settling"})
 # Not `failed`: where a command was stopped, its files may be in there and nowhere else.

@@ -36,14 +36,6 @@ if TYPE_CHECKING:
     # The .gitignore files that speak of a directory, the deepest first, each with the length of its own path.
     Ignored = tuple[tuple[int, IgnoreRules], ...]
 
-
-# ---- Keep the records of a project's files, and their daily backups, in step with what runs do.
-#
-# The transaction that settles an apply, undo or restore also says that its records are due. `record` follows it, under
-# the same lock, and does what is little at once; what is much stays due until `catch_up`, which comes before anybody
-# reads the records, and whenever there is time. Until then the originals in the run's layer are the only backups.
-# `release` comes before an undo's first swap.
-
 AT_ONCE = 1_000  # changed paths that are recorded with the run itself: a few milliseconds
 MISSED = "missed"  # the event that tells of a daily backup that could not be made
 _KEPT = (c.FILE, c.SYMLINK)  # the kinds that have records; only files have daily backups

@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 
 
-# ---- What waits for a person: later commands see it below their own layers, and what they build on it waits too.
-#
-# A run that is recorded as held has what waits in a tree of its own beside its layer, `held`, so that the slots of the
-# layer are free for originals. Whoever moves things between the two has the project's lock, and has recorded first
-# that the run is being applied or settled: a move that was cut short is then done again.
-
 def trees(store: Store, names: Sequence[str], roots: Sequence[str]) -> list[tuple[str, ...]]:
     """Return for each root the trees of held runs that a command sees below its own layer, the topmost first."""
     trees_of_root: list[list[str]] = [[] for _ in roots]

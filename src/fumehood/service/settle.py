@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
     from fumehood.store.history import Printed
 
-
-# ---- The end of a run: verdicts take effect, what waits is set apart, and all of it is recorded.
-
 APPLIED, HELD, DISCARDED, EMPTY = "applied", "held", "discarded", "empty"
 FAILED, REFUSED = "failed", "refused"
 

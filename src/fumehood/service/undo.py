@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from fumehood.store.history import Reach
     from fumehood.store.projects import Project
 
-
-# ---- Take a run back: the same swaps the other way, as a run of its own, and only where nothing else would be lost.
-
 UNDONE = "undone"
 _STANDING = ("applied", "held")
 _UNDONE_BY = "undone by run {}"
