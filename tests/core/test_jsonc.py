@@ -48,6 +48,21 @@ def test_what_is_taken_away_takes_its_comma_along() -> None:
     assert jsonc.without(TEXT, ["none"]) == TEXT
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('{"a": 1, /* two */ "b": 2}', '{"a": 1, /* two */ }'),
+        ('{"a": 1, "b": 2 /* two */}', '{"a": 1 /* two */}'),
+        ('{"a": 1 /* one, */, "b": 2}', '{"a": 1 /* one, */}'),
+        ('{ // a comma,\n"b": 2}', "{ // a comma,\n}"),
+        ('{"a": 1,\n  // two\n  "b": 2\n}', '{"a": 1,\n  // two\n}'),
+    ],
+)
+def test_a_comment_beside_what_is_taken_away_stays_as_it_is(text: str, left: str) -> None:
+    assert jsonc.without(text, ["b"]) == left
+    assert "b" not in jsonc.parse(left).plain()
+
+
 @given(st.dictionaries(st.text(), values), st.text(), values, st.sampled_from([None, 2, 4]))
 def test_adding_and_removing_gives_back_what_was_there(
     before: dict[str, object], key: str, value: object, indent: int | None

@@ -158,14 +158,17 @@ def without(text: str, path: list[str | int]) -> str:
 
 
 def _cut(text: str, block: Node, start: int, end: int) -> str:
-    after = _JsonReader(text).skip(end)
+    reader = _JsonReader(text)
+    after = reader.skip(end)
+    inner = block.items or [node for _, _, node in block.members or ()]
+    ends = [node.end for node in inner if node.end < start]
     if text[after : after + 1] == ",":
         end = after + 1
-    else:
-        before = text.rfind(",", block.start, start)
-        # Only a comma with nothing but blanks between: a comment keeps its place.
-        if before >= 0 and not text[before + 1 : start].strip():
-            start = before
+    elif ends:
+        comma = reader.skip(ends[-1])
+        # A comment after it keeps its place, and then so does the comma.
+        if not text[comma + 1 : start].strip():
+            start = comma
     line = text.rfind("\n", 0, start) + 1
     if not text[line:start].strip() and text[end : end + 1] in ("\n", ""):
         start = max(line - 1, block.start + 1)
