@@ -138,6 +138,11 @@ def edited(live):
     (live / "it").write_text("the person's")
 
 
+def edited_to_the_same_size(live):
+    (live / "it").write_text("our")
+    os.utime(live / "it", (1, 1))
+
+
 def replaced(live):
     (live / "mine").write_text("old")
     os.replace(live / "mine", live / "it")
@@ -152,7 +157,7 @@ def given_a_mode(live):
 
 
 @pytest.mark.parametrize("situation", [swap, take])
-@pytest.mark.parametrize("act", [edited, replaced, given_a_mode])
+@pytest.mark.parametrize("act", [edited, edited_to_the_same_size, replaced, given_a_mode])
 def test_a_path_that_changed_since_it_was_judged_is_left_to_the_person(hand, situation, act):
     situation(hand)
     (step,) = hand.ready()
