@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test lint bench fuzz escape programs stories guard lock clean clients conformance suites
+.PHONY: test mutate lint bench fuzz escape programs stories guard lock clean clients conformance suites
 
 # On all cores, as root and as an ordinary user at once; make test ARGS='-k undo', or ARGS='-n0 --pdb' to look closer
 test:
@@ -19,6 +19,10 @@ bench:
 SECONDS ?= 600
 fuzz:
 	@$(PYTHON) tools/fuzz.py --seconds $(SECONDS) $(ARGS)
+
+# Whether the tests notice a changed line of the sources, for fifty at random; make mutate ARGS='--seed 2 core/judge'
+mutate:
+	@$(PYTHON) tools/mutate.py $(ARGS)
 
 # Every attack, on plain bubblewrap and in the hood; the table goes to docs/security.md.
 escape:

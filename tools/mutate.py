@@ -1,0 +1,261 @@
+"""Change lines of the sources at random, one at a time, and see whether the tests notice: make mutate ARGS='--seed 2'.
+
+Each mutant is tried in a copy of the checkout, by the tests that concern its module. Prints for each whether it was
+killed, and the difference where it was not: a test that is missing, or code that is not needed. The same seed makes
+the same mutants, so two states of the tests can be compared: --tests DIRECTORY takes the tests of another checkout.
+"""
+
+import argparse
+import ast
+import difflib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SOURCES = "src/fumehood"
+# The tests that concern each module, those that are quick and likely to notice first.
+STORY = ("service/test_apply_undo.py", "service/test_recover.py", "service/test_hard_links.py", "service/test_tree.py")
+TESTS = {
+    "linux/steps": ("linux/test_steps.py", *STORY, "service/test_in_use.py", "service/test_deep_trees.py"),
+    "linux/layer": ("linux/test_upper.py", "linux/test_fold.py", "linux/test_steps.py", "fuzz", *STORY),
+    "linux/nofollow": (
+        "linux/test_nofollow.py", "linux/test_steps.py", "linux/test_upper.py", "linux/test_fold.py",
+        "rootfs/test_unpack.py", "store/test_files.py", *STORY, "service/test_in_use.py", "service/test_deep_trees.py",
+    ),
+    "core/judge": (
+        "core/test_together.py", "core/test_plan.py", "core/test_danger.py", "fuzz", "linux/test_steps.py",
+        "service/test_judging.py", "service/test_holds.py", "service/test_groups.py", "service/test_some_paths.py",
+        *STORY,
+    ),
+    "service/recover": (
+        "service/test_recover.py", "service/test_rebuild.py", "service/test_interrupts.py",
+        "service/test_apply_undo.py", "service/test_damaged_backups.py", "service/test_full_disk.py",
+        "faults/test_faults.py",
+    ),
+    "service/apply": (
+        "linux/test_steps.py", *STORY, "service/test_in_use.py", "service/test_some_paths.py",
+        "service/test_full_disk.py", "service/test_groups.py", "faults/test_faults.py",
+    ),
+    "core/jsonc": ("core/test_jsonc.py", "faces/test_connect.py"),
+}  # fmt: skip
+NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")
+TIME_LIMIT_S = 600  # for all tests of one mutant; the suite's own limit is for each test
+OPPOSITES = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+NEIGHBOURS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+OPERATORS = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed place of one module."""
+
+    module: str
+    line: int
+    what: str
+    source: str
+
+    def difference(self) -> str:
+        """The change as a short unified difference."""
+        before = (CHECKOUT / SOURCES / f"{self.module}.py").read_text().splitlines(keepends=True)
+        lines = difflib.unified_diff(before, self.source.splitlines(keepends=True), n=1)
+        return "".join(f"    {line}" for line in list(lines)[2:])
+
+
+def main() -> int:
+    """Try so many mutants, print what became of each, and count them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", help=f"among {', '.join(TESTS)} (default: the first six)")
+    parser.add_argument("--count", type=int, default=50, help="lines to change (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="which lines (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="how many at once (default: %(default)s)")
+    parser.add_argument("--only", default="", help="only these of them, by their numbers: 3,17")
+    parser.add_argument("--tests", type=Path, default=CHECKOUT, help="a checkout whose tests/ to use")
+    options = parser.parse_args()
+    modules = options.modules or list(TESTS)[:6]
+    if strangers := set(modules) - set(TESTS):
+        parser.error(f"no tests are named here for {', '.join(strangers)}")
+    chosen = dict(enumerate(mutants(modules, options.count, options.seed), 1))
+    if options.only:
+        chosen = {int(number): chosen[int(number)] for number in options.only.split(",")}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="fumehood-mutate-", dir="/var/tmp", ignore_cleanup_errors=True) as top:
+        return tried(chosen, copies(Path(top), options.tests, options.workers))
+
+
+def tried(chosen: dict[int, Mutant], free: "SimpleQueue[Path]") -> int:
+    """Try each in a free copy, print the results in order, and return 1 if any survived."""
+
+    def attempt(mutant: Mutant) -> tuple[str, float]:
+        copy, began = free.get(), time.monotonic()
+        try:
+            return verdict(mutant, copy), time.monotonic() - began
+        finally:
+            free.put(copy)
+
+    survived = []
+    with ThreadPoolExecutor(free.qsize()) as pool:
+        for (number, mutant), (how, seconds) in zip(chosen.items(), pool.map(attempt, chosen.values()), strict=True):
+            print(f"{number:3} {mutant.module}:{mutant.line} {mutant.what}: {how or 'SURVIVED'} ({seconds:.0f} s)")
+            if not how:
+                survived.append(number)
+                print(mutant.difference())
+            sys.stdout.flush()
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} killed; survived: {survived or 'none'}")
+    return 1 if survived else 0
+
+
+def copies(top: Path, tests: Path, count: int) -> "SimpleQueue[Path]":
+    """Copies of the checkout, each with an environment of its own, whose command line runs the sources of that copy."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for number in range(count):
+        copy = top / str(number)
+        ignored = shutil.ignore_patterns(*NOT_COPIED)
+        shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=ignored)
+        if tests.resolve() != CHECKOUT:
+            shutil.rmtree(copy / "tests")
+            shutil.copytree(tests / "tests", copy / "tests", symlinks=True, ignore=ignored)
+        subprocess.run(["sh", "tools/python", "-c", ""], cwd=copy, check=True)
+        free.put(copy)
+    return free
+
+
+def verdict(mutant: Mutant, copy: Path) -> str:
+    """Run the tests of a mutant's module; returns how it was killed, or "" if it was not."""
+    file = copy / SOURCES / f"{mutant.module}.py"
+    original, times = file.read_text(), file.stat()
+    tests = [f"tests/{name}" for name in TESTS[mutant.module] if (copy / "tests" / name).exists()]
+    command = ["sh", "tools/python", "-P", "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
+    command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", "--timeout=120", *tests]
+    try:
+        file.write_text(mutant.source)
+        done = subprocess.run(
+            command, cwd=copy, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=TIME_LIMIT_S, start_new_session=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"killed: took longer than {TIME_LIMIT_S} s"
+    finally:
+        file.write_text(original)
+        # What was compiled is known by its source's time.
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    if done.returncode == 0:
+        return ""
+    failed = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
+    return f"killed by {failed.partition(' - ')[0].partition(' ')[2] or 'an error before the first test'}"
+
+
+def mutants(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """Choose lines at random among those of all modules that can be changed, and a change for each."""
+    by_line: dict[tuple[str, int], list[Mutant]] = {}
+    for module in modules:
+        source = (CHECKOUT / SOURCES / f"{module}.py").read_text()
+        for mutant in mutations(module, source):
+            by_line.setdefault((module, mutant.line), []).append(mutant)
+    chance = random.Random(seed)  # noqa: S311 - lines, not keys
+    lines = chance.sample(sorted(by_line), min(count, len(by_line)))
+    return [chance.choice(by_line[line]) for line in lines]
+
+
+def mutations(module: str, source: str) -> Iterator[Mutant]:
+    """Every change of one place that leaves valid Python."""
+    text = source.encode()
+    starts = [0]
+    for line in text.split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    tree = ast.parse(source)
+    passive = set(without_effect(tree))
+    for node in ast.walk(tree):
+        if node in passive or not hasattr(node, "lineno"):
+            continue
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        for what, new in (*other_expressions(node), *other_statements(node)):
+            changed = (text[:begin] + new.encode() + text[end:]).decode()
+            try:
+                compile(changed, module, "exec")
+            except SyntaxError:
+                continue
+            yield Mutant(module, node.lineno, what, changed)
+
+
+def without_effect(tree: ast.AST) -> Iterator[ast.AST]:
+    """What only readers and type checkers see: docstrings, annotations, messages, blocks and guards for types."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.AnnAssign(annotation=part) | ast.arg(annotation=part) | ast.FunctionDef(returns=part):
+                seen_only = part
+            case ast.keyword("hint", part) | ast.Raise(ast.Call(args=[part])):
+                seen_only = part
+            case ast.Expr(ast.Constant()) | ast.JoinedStr() | ast.If(ast.Name("TYPE_CHECKING")):
+                seen_only = node
+            case ast.Assign([ast.Name("TYPE_CHECKING")]) | ast.If(body=[ast.Raise(ast.Call(ast.Name("ValueError")))]):
+                seen_only = node
+            case _:
+                continue
+        yield from ast.walk(seen_only) if seen_only is not None else ()
+
+
+def other_expressions(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """What may stand in place of an expression, with a word for each."""
+    match node:
+        case ast.Compare(left, [operator], [right]):
+            for what, table in (("other way round", OPPOSITES), ("off by one", NEIGHBOURS)):
+                if type(operator) in table:
+                    yield what, f"({ast.unparse(ast.Compare(left, [table[type(operator)]()], [right]))})"
+        case ast.UnaryOp(ast.Not(), operand):
+            yield "without not", f"({ast.unparse(operand)})"
+        case ast.BoolOp(operator, values):
+            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            yield "and for or", f"({ast.unparse(ast.BoolOp(other, values))})"
+            for index in range(len(values)):
+                rest = [value for at, value in enumerate(values) if at != index]
+                yield "one condition less", f"({ast.unparse(ast.BoolOp(operator, rest) if rest[1:] else rest[0])})"
+        case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
+            yield "other operator", f"({ast.unparse(ast.BinOp(left, OPERATORS[type(operator)](), right))})"
+        case ast.IfExp(test, body, otherwise):
+            yield "branches swapped", f"({ast.unparse(ast.IfExp(test, otherwise, body))})"
+        case ast.Constant(bool() | int() | str() | bytes()):
+            yield "other constant", other_constant(node.value)
+
+
+def other_statements(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """What may stand in place of a statement, with a word for each."""
+    match node:
+        case ast.Return(ast.Constant(bool() | None)):
+            return
+        case ast.Return(ast.expr()):
+            yield "returns None", "return None"
+        case ast.Return() | ast.Continue() | ast.Break() | ast.Raise() | ast.AugAssign() | ast.Delete() | ast.Expr():
+            yield "statement deleted", "pass"
+        case ast.Assign([ast.Attribute() | ast.Subscript()]):
+            yield "statement deleted", "pass"
+
+
+def other_constant(value: bool | int | str | bytes) -> str:
+    """Another one of the same kind."""
+    if isinstance(value, str):
+        return repr(f"{value}x")
+    if isinstance(value, bytes):
+        return repr(value + b"x")
+    return repr(not value if isinstance(value, bool) else value + 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
