@@ -2,11 +2,15 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test mutate lint bench fuzz escape programs stories guard lock clean clients conformance suites
+.PHONY: test installs mutate lint bench fuzz escape programs stories guard lock clean clients conformance suites
 
 # On all cores, as root and as an ordinary user at once; make test ARGS='-k undo', or ARGS='-n0 --pdb' to look closer
 test:
 	@$(PYTHON) tools/run_tests.py $(ARGS)
+
+# The tests that make environments and install programs: first uses, frameworks with their suites; needs a package index
+installs:
+	@$(PYTHON) tools/run_tests.py --installs $(ARGS)
 
 lint:
 	@$(PYTHON) -m ruff check --no-cache .

@@ -29,7 +29,7 @@ def command(bundle=None):
     sys.exit(3)
 """
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.once]
 
 
 @dataclass(frozen=True)
@@ -242,6 +242,7 @@ def test_a_touched_lock_is_looked_at_and_an_unchanged_one_keeps_the_environment(
     assert checkout.run(PATH="/nonexistent").status == 3
 
 
+@pytest.mark.installs
 def test_a_changed_lock_asks_for_a_new_environment_and_a_failure_leaves_nothing(checkout: Checkout) -> None:
     before = checkout.environments()
     lock = checkout.copy / "requirements/run.txt"
@@ -257,6 +258,7 @@ def test_a_changed_lock_asks_for_a_new_environment_and_a_failure_leaves_nothing(
     assert checkout.run().shown["argv"] == []
 
 
+@pytest.mark.installs
 def test_what_a_killed_build_left_is_made_anew(checkout: Checkout) -> None:
     environment = checkout.cache / checkout.environments()[0]
     (environment / "made-from/checkout").unlink()
@@ -270,6 +272,7 @@ def test_what_a_killed_build_left_is_made_anew(checkout: Checkout) -> None:
     assert checkout.environments() == [environment.name]
 
 
+@pytest.mark.installs
 def test_an_interrupted_build_leaves_nothing_and_no_process_behind(checkout: Checkout) -> None:
     cache = checkout.top / "interrupted"
     started = checkout.start(XDG_CACHE_HOME=str(cache))
@@ -287,6 +290,7 @@ def test_an_interrupted_build_leaves_nothing_and_no_process_behind(checkout: Che
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.installs
 def test_a_build_waits_for_what_a_killed_one_started(checkout: Checkout) -> None:
     cache = checkout.top / "killed/fumehood"
     cache.mkdir(parents=True)
@@ -301,6 +305,7 @@ def test_a_build_waits_for_what_a_killed_one_started(checkout: Checkout) -> None
     assert ended(waiting).status == 3
 
 
+@pytest.mark.installs
 def test_uv_is_used_where_it_is_and_pip_where_it_can_not(checkout: Checkout) -> None:
     tools = checkout.top / "with-uv"
     tools.mkdir()
@@ -318,6 +323,7 @@ def test_uv_is_used_where_it_is_and_pip_where_it_can_not(checkout: Checkout) -> 
     assert "fumehood: uv can't; trying with pip\nfumehood: installing 5 packages with pip" in by_pip.stderr
 
 
+@pytest.mark.installs
 def test_the_mcp_server_gets_an_environment_of_its_own(checkout: Checkout) -> None:
     before = checkout.environments()
     failed = checkout.run("mcp", "--project", "x")
@@ -396,6 +402,7 @@ def test_the_real_command_runs_through_the_wrapper(real_checkout: Checkout, proj
     assert (project / "file").read_text() == "written\n"
 
 
+@pytest.mark.installs
 def test_a_client_is_not_connected_to_a_server_that_can_not_start(real_checkout: Checkout) -> None:
     refused = real_checkout.run("setup", "cursor", "--yes")
     assert refused.status == 125
@@ -408,6 +415,7 @@ def test_a_client_is_not_connected_to_a_server_that_can_not_start(real_checkout:
 MARKING = "import os; os.close(os.open(os.environ['HOME'] + '/mark', os.O_CREAT))"
 
 
+@pytest.mark.installs
 @pytest.mark.namespaces
 @pytest.mark.parametrize(
     ("line", "path"),
@@ -473,6 +481,7 @@ def test_a_checkout_behind_a_link_is_known(real_checkout: Checkout) -> None:
     assert real_checkout.run("log", program="./fumehood", cwd=link).status == 0
 
 
+@pytest.mark.installs
 @pytest.mark.namespaces
 def test_an_installed_fumehood_holds_what_lies_in_its_environment(project: Path, home: Path, wheels: Path) -> None:
     kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "HTTP", "http", "PATH"))}

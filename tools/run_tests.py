@@ -1,6 +1,7 @@
-"""Run the test suite; for root, run what touches namespaces again as an ordinary user, beside it.
+"""Run the test suite; for root, run what can differ again as an ordinary user, beside it.
 
-To root and to an ordinary user the kernel is not the same: other mount options, attributes and refusals.
+To root and to an ordinary user the kernel is not the same: other mount options, attributes and refusals. With
+--installs, those tests that make environments and install programs, which otherwise are left out.
 """
 
 import ctypes
@@ -67,6 +68,8 @@ class Pass:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one pass, or two for root; fail if any fails."""
+    wanted = "installs" if "--installs" in arguments else "not installs"
+    arguments = [argument for argument in arguments if argument != "--installs"]
     # So that the set-up is taken back: the user, the copy, the device's mode. In the background, Ctrl-C is ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -77,12 +80,12 @@ def main(arguments: Sequence[str]) -> int:
     if obstacle is not None:
         print(f"root only, not again as an ordinary user: {obstacle}", flush=True)
     if is_root and obstacle is None:
-        passes = as_two_users(arguments)
+        passes = as_two_users(wanted, arguments)
     else:
-        passes = as_one_user("root" if is_root else "this user", arguments)
+        passes = as_one_user("root" if is_root else "this user", wanted, arguments)
     if obstacle is not None and must_run:
         passes.append(Pass("an ordinary user", 1, f"every test must run here, but {obstacle}"))
-    return summed_up(passes, selected=bool(arguments))
+    return summed_up(passes, selected=bool(arguments) or wanted == "installs")
 
 
 def summed_up(passes: Sequence[Pass], *, selected: bool) -> int:
@@ -100,18 +103,18 @@ def summed_up(passes: Sequence[Pass], *, selected: bool) -> int:
     return next((one.status for one in passes if one.status not in harmless), 0)
 
 
-def as_one_user(name: str, arguments: Sequence[str]) -> list[Pass]:
+def as_one_user(name: str, wanted: str, arguments: Sequence[str]) -> list[Pass]:
     """Run the tests, then those that want the machine for themselves."""
     here = Place(name, [sys.executable], CHECKOUT, None)
-    with Running(here, TOGETHER, arguments) as running:
+    with Running(here, TOGETHER, Selection(wanted, arguments)) as running:
         together = running.ended()
-    with Running(here, ALONE, arguments) as running:
+    with Running(here, ALONE, Selection(wanted, arguments, ALONE)) as running:
         return [together, running.ended()]
 
 
-def as_two_users(arguments: Sequence[str]) -> list[Pass]:
-    """Run the tests as root and beside them, as an ordinary user, those marked `namespaces`."""
-    again = [*arguments, "-m", "namespaces"]
+def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
+    """Run the tests as root and beside them, as an ordinary user, those that can differ for one."""
+    again = f"{wanted} and (namespaces and not once or ordinary)"
     here = Place("root", [sys.executable], CHECKOUT, None)
     with ExitStack() as stack:
         account, copy = stack.enter_context(second_user())
@@ -121,12 +124,13 @@ def as_two_users(arguments: Sequence[str]) -> list[Pass]:
             # What they say is kept until the first has ended.
             kept = stack.enter_context(tempfile.TemporaryFile())
             mounts_of_our_own()
-            beside.append(stack.enter_context(Running(there, half, again, kept)))
-        with Running(here, TOGETHER, arguments) as running:
+            selection = Selection(again, arguments, "namespaces|ordinary")
+            beside.append(stack.enter_context(Running(there, half, selection, kept)))
+        with Running(here, TOGETHER, Selection(wanted, arguments)) as running:
             passes = [running.ended()]
         passes += [half.ended() for half in beside]
-        for place, selection in ((here, arguments), (there, again)):
-            with Running(place, ALONE, selection) as running:
+        for place, marks in ((here, wanted), (there, again)):
+            with Running(place, ALONE, Selection(marks, arguments, ALONE)) as running:
                 passes.append(running.ended())
         # An account that was there before may have work of its own.
         left = end_processes_of(account.uid) if account.is_ours else []
@@ -200,12 +204,29 @@ class Place:
         return own | {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": f"{sys.prefix}/pycache"}
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which tests: an expression of marks, and what the person asked for."""
+
+    marks: str
+    arguments: Sequence[str]
+    one_of: str = ""  # marks, of which each has one
+
+    def of(self, checkout: Path) -> list[str]:
+        """Arguments for pytest; to load the files without such a test would take longer than many a test."""
+        if self.arguments or not self.one_of:
+            return ["-m", self.marks, *self.arguments]
+        mark = re.compile(rf"mark\.({self.one_of})\b")
+        files = sorted((checkout / "tests").rglob("test_*.py"))
+        return ["-m", self.marks, *(str(file) for file in files if mark.search(file.read_text()))]
+
+
 class Running:
     """One run of pytest; its output is shown as it comes, or kept in a file until it has ended."""
 
-    def __init__(self, place: Place, part: str, arguments: Sequence[str], kept: IO[bytes] | None = None) -> None:
+    def __init__(self, place: Place, part: str, selection: Selection, kept: IO[bytes] | None = None) -> None:
         # An ordinary user's workers would all have the same mounts.
-        workers = WORKERS if part == TOGETHER else 1 if part in HALVES else 0
+        workers = WORKERS if part == TOGETHER else 0
         self._kept = kept
         self._name = place.name if part == TOGETHER else f"{place.name}, {part}"
         command = [*place.python, "-P", "-m", "pytest", "-p", "no:cacheprovider", "--dist=worksteal", f"-n{workers}"]
@@ -213,7 +234,7 @@ class Running:
             command.append("--color=yes")
         print(f"\nas {self._name}" + (", beside" if kept else ""), flush=True)
         self._process = subprocess.Popen(
-            [*command, *arguments],
+            [*command, *selection.of(place.cwd)],
             cwd=place.cwd,
             env=place.environment() | {"FUMEHOOD_TESTS_PART": part},
             stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ import pytest
 from fumehood import Sandbox
 from fumehood.adapters.common import for_agent, is_cut, notes, printed, read, write
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 @pytest.fixture

@@ -26,12 +26,14 @@ def run_suites(*names: str) -> None:
     assert done.returncode == 0, f"{done.stdout[-9000:]}\n{done.stderr[-2000:]}"
 
 
+@pytest.mark.installs
 @pytest.mark.timeout(1200)  # the first time, a hundred packages are installed
 def test_the_suites_of_the_frameworks_pass_and_the_examples_run() -> None:
     need(MUST_RUN or provided("has_frameworks"), "the frameworks are not installed; `make suites` installs them")
     run_suites("inspect", "deepagents", "deepagents-0.7", "examples")
 
 
+@pytest.mark.installs
 @pytest.mark.timeout(1200)
 def test_harbor_runs_its_oracle() -> None:
     need(MUST_RUN or provided("has_frameworks"), "the frameworks are not installed; `make suites` installs them")

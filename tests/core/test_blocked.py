@@ -9,6 +9,8 @@ from fumehood import Sandbox
 from fumehood.core.hints import suspected
 from fumehood.core.policy import Limits, Policy
 
+pytestmark = pytest.mark.once
+
 HOME = "/home/ada"
 POLICY = Policy(limits=Limits(files=100, file_size=1 << 20, processes=50, cpu=10))
 

@@ -13,7 +13,7 @@ import pytest
 from fumehood.store.database import MIGRATIONS
 from snapshots import snapshot
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -14,7 +14,7 @@ from fumehood import Sandbox
 from fumehood.service.store import Store
 from passing_days import pass_days
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -24,6 +24,8 @@ from fumehood import BadRequest, Sandbox
 from patience import LONG_S, with_enough_time
 from processes import LONG, left_over
 
+pytestmark = pytest.mark.once
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 in_the_hood = pytest.mark.namespaces
 
@@ -464,10 +466,9 @@ def test_a_working_directory_that_is_not_there(cli: Cli, home: Path) -> None:
     assert left_in_state(home) == []
 
 
+@pytest.mark.ordinary
 @in_the_hood
 def test_a_directory_that_cannot_be_entered(cli: Cli, home: Path, project: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root enters everything; this runs again as an ordinary user")
     closed = project / "closed"
     closed.mkdir(mode=0o000)
     try:

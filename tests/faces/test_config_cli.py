@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def configure(home):

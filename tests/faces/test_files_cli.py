@@ -18,7 +18,7 @@ from fumehood.service.opened import OpenedStore
 from patience import LONG_S
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 @pytest.fixture

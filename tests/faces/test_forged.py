@@ -22,7 +22,7 @@ from mcp_sdk import ERAS, IGNORED_WARNINGS
 from passing_days import pass_days
 from patience import LONG_S
 
-pytestmark = [pytest.mark.namespaces, *IGNORED_WARNINGS]
+pytestmark = [pytest.mark.namespaces, pytest.mark.once, *IGNORED_WARNINGS]
 
 HOOKED = "mkdir -p .git/hooks; echo x >.git/hooks/pre-commit; echo y >made"
 # Wherever a command may look for the letters: its own processes, its environment, what lies about.

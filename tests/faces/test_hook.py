@@ -22,6 +22,8 @@ from fumehood.faces.cli import hook
 from patience import LONG_S
 from processes import LONG, left_over
 
+pytestmark = pytest.mark.once
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 Rewrite = Callable[..., str]
 

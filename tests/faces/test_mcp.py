@@ -30,7 +30,7 @@ from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 from mcp.shared.exceptions import MCPError  # noqa: E402
 from mcp.types import ElicitResult, ListRootsResult, Root  # noqa: E402
 
-pytestmark = [pytest.mark.namespaces, *IGNORED_WARNINGS]
+pytestmark = [pytest.mark.namespaces, pytest.mark.once, *IGNORED_WARNINGS]
 
 
 def stdio(*arguments: str, cwd: Path | None = None) -> StdioServerParameters:

@@ -17,7 +17,7 @@ from processes import LONG, left_over
 
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 PARAMETERS = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 

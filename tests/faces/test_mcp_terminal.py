@@ -18,7 +18,7 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-pytestmark = [pytest.mark.namespaces, *IGNORED_WARNINGS]
+pytestmark = [pytest.mark.namespaces, pytest.mark.once, *IGNORED_WARNINGS]
 TOKEN = "a token that was set"
 
 

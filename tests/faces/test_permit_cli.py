@@ -11,6 +11,8 @@ from fumehood import Refused, Sandbox
 from fumehood.core import questions
 from fumehood.service.opened import OpenedStore
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def second(test_directory):

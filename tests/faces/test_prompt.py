@@ -12,6 +12,8 @@ from fumehood.core import questions as asking
 from fumehood.faces.cli.prompt import prompt_text
 from fumehood.linux.terminal import TerminalTurn
 
+pytestmark = pytest.mark.once
+
 in_the_hood = pytest.mark.namespaces
 ASKED = "Run command with network access?"
 DENIED = "ERROR: Permission denied: Run command with network access: "

@@ -9,7 +9,7 @@ import pytest
 from at_terminal import Terminal
 from fumehood.linux.terminal import TerminalTurn
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 _QUESTION = "[q]uit > "
 

@@ -17,7 +17,7 @@ from fumehood.store.places import places
 from mirror import Mirror, serving
 from trees import VERSION
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fumehood import Sandbox
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 NEW_AND_GONE = "rm -r t; rm u/[0-9]*; mkdir -p n/m; for i in 1 2 3 4 5 6 7 8; do echo > n/m/$i; done; echo x > one"

@@ -9,7 +9,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 # A clipboard, a title, a colour, a line end, a bell, an answerback, text from right to left, one byte for CSI.
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x1b]0;owned\x1b\\\x1b[31mred\n\x05\u202egpj.exe\u2066\x9bz"

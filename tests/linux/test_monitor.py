@@ -19,6 +19,8 @@ import pytest
 from conftest import need
 from fumehood.linux.monitor import Monitor
 
+pytestmark = pytest.mark.once
+
 # In namespaces of its own: mounts the overlay, then is a shell in it.
 ENTER = """
 mount -t overlay -o userxattr,volatile,lowerdir=$0/project,upperdir=$0/upper,workdir=$0/work none $0/merged &&

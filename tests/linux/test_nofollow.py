@@ -182,7 +182,7 @@ def test_a_walk_that_is_given_up_leaves_directories_closed(top, tree):
     (tree / "a").chmod(0o700)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+@pytest.mark.ordinary
 def test_closed_directories_are_opened_to_their_owner_and_closed_again(top, tree):
     (tree / "a/b").chmod(0)
     (tree / "a").chmod(0o055)
@@ -196,7 +196,7 @@ def test_closed_directories_are_opened_to_their_owner_and_closed_again(top, tree
     assert stat.S_IMODE((tree / "a/b").stat().st_mode) == 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+@pytest.mark.ordinary
 def test_what_replaced_an_opened_directory_keeps_its_own_mode(top, tree, outside):
     (tree / "a").chmod(0)
     loosened = Loosened(top)

@@ -79,7 +79,7 @@ def test_a_root_may_be_a_git_directory_itself(project: Path) -> None:
     assert not was_there(project / ".git", "modules/new/config")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may look at everything")
+@pytest.mark.ordinary
 @pytest.mark.namespaces  # for the ordinary user's turn
 def test_what_may_not_be_looked_at_was_there(project: Path) -> None:
     (project / "plain").chmod(0)

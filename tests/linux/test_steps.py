@@ -221,7 +221,7 @@ def test_directories_that_forbid_a_step_to_their_owner_are_as_they_were_afterwar
     assert (hand.live / "d/e/new").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+@pytest.mark.ordinary
 def test_a_read_only_directory_that_can_not_move_after_all_stays_read_only(hand):
     take_directory(hand)
     (step,) = hand.ready()

@@ -18,7 +18,7 @@ from patience import LONG_S, eventually, with_enough_time
 from people import Person
 from servers import Git, Tcp, Web, echo, repository, serving
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 # By the proxy, though it is a port of this machine.
 TRY = "curl -sS -m 100 -f --noproxy '' http://{place}/"

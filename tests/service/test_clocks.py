@@ -12,7 +12,7 @@ from fumehood.service.clean import clean, upkeep
 from fumehood.service.store import Store
 from passing_days import DAY, pass_days
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 HOUR = 3_600
 

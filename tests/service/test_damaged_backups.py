@@ -13,7 +13,7 @@ from fumehood.service.files import catch_up
 from fumehood.service.restore import restore
 from snapshots import snapshot
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 # Does something to an entry, and gives it its time again.
 ALIKE = "alike() { cp -a $1 ../as-it-was; sh -ec \"$2\"; touch -hr ../as-it-was $1; }; alike"

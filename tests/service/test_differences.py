@@ -17,6 +17,8 @@ from fumehood.service import differences as module
 from fumehood.service.differences import Difference, differences, each_difference, hunks, quoted
 from fumehood.service.store import Store
 
+pytestmark = pytest.mark.once
+
 Diff = Callable[..., dict[str, Difference]]
 on_real_layers = pytest.mark.namespaces
 
@@ -347,10 +349,9 @@ def test_a_layer_on_another_file_system_is_found_too(
         assert diff(run) == found
 
 
+@pytest.mark.ordinary
 @on_real_layers
 def test_an_unreadable_file_is_said(sandbox: Sandbox, project: Path, diff: Diff) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root reads everything; this runs again as an ordinary user")
     found = diff(sandbox.run("echo secret > a; chmod 000 a; mkdir d; echo x > d/x; chmod 000 d"))
     assert "not shown: it can't be read: permission denied" in found["a"].text
     assert "not shown: it can't be read: permission denied" in found["d/x"].text

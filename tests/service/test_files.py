@@ -22,7 +22,7 @@ from fumehood.store.projects import Project
 from passing_days import pass_days
 
 DAY = 86_400
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 def clean_after(store: Store, days: int) -> tuple[int, int]:
@@ -692,7 +692,7 @@ def test_a_scan_says_how_far_it_is(
     assert scan_project(store, known).dropped == 20
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
+@pytest.mark.ordinary
 def test_a_directory_that_can_not_be_read_loses_no_record(store: Store, known: Project, project: Path) -> None:
     (project / "d").mkdir()
     (project / "d/a").write_text("x")

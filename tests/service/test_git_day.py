@@ -12,7 +12,7 @@ from conftest import need
 from fumehood import Policy, Run, Sandbox
 from fumehood.service.opened import OpenedStore
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Git = Callable[..., str]
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import need
 from fumehood import Run, Sandbox, UndoRefused
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 TIMES = itertools.count(1_000_000_000)
 NAMED = "-c user.name=a -c user.email=a@b"

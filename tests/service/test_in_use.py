@@ -261,7 +261,7 @@ def test_a_lease_that_is_broken_at_once_does_not_end_us(test_directory):
     assert ended.returncode == 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may take a lease on every file")
+@pytest.mark.ordinary
 def test_where_no_lease_is_to_be_had_proc_tells(test_directory):
     closed = test_directory / "closed"
     closed.write_text("x")

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 GIT = "git -c user.name=ada -c user.email=ada@example.org"
 # Debian's own, which everybody may run: the test's interpreter may lie in somebody's home.

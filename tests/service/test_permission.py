@@ -15,6 +15,8 @@ from fumehood.service.permission import Permissions
 from patience import LONG_S
 from people import Person
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def store(home):

@@ -22,7 +22,7 @@ from fumehood.service.scratch import sweep
 from fumehood.store.places import places
 from patience import LONG_S, with_enough_time
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 NPM_PACKAGE = '{"name": "%s", "version": "1.0.0", "dependencies": {%s}}'
 
 

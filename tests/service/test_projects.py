@@ -16,6 +16,8 @@ from fumehood.store.database import MIGRATIONS, Database
 from fumehood.store.places import places
 from fumehood.store.projects import Identity, Projects, identity_of
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def worked(home, project):

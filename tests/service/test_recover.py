@@ -155,7 +155,7 @@ def test_recovering_does_not_wait_for_whoever_applies(sandbox, project):
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+@pytest.mark.ordinary
 def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, project):
     closed = project / "closed"
     closed.mkdir()
@@ -174,7 +174,7 @@ def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, 
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+@pytest.mark.ordinary
 def test_what_several_dead_processes_had_opened_up_is_closed_again_from_the_inside(home, project):
     nested = [project / "a", project / "a/b", project / "a/b/c", project / "a/b/c/d"]
     nested[-1].mkdir(parents=True)
@@ -294,7 +294,7 @@ Sandbox(project).apply(run)
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(os.geteuid() == 0, reason="modes forbid nothing to root")
+@pytest.mark.ordinary
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_directory_that_is_no_longer_read_only_stays_so_once_the_project_has_it_all(home, project, number):
     """Its backup has another name in the project, so it is copied at the end."""

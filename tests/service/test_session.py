@@ -14,7 +14,7 @@ from fumehood import BadRequest, Sandbox, UndoRefused
 from fumehood.core.questions import Question
 from passing_days import pass_days
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -9,7 +9,7 @@ import pytest
 from fumehood import ApplyFailed, BadRequest, Policy, Sandbox, UndoRefused
 from snapshots import snapshot
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 def verdicts(run):

@@ -8,7 +8,7 @@ import pytest
 
 from fumehood import BadRequest, Sandbox, UndoRefused
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -6,7 +6,7 @@ import pytest
 
 from fumehood import BadRequest, Policy, Sandbox
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 MISSING = "^Working directory does not exist: "
 
 
@@ -78,7 +78,7 @@ def test_a_nul_in_it_is_refused(sandbox):
         sandbox.run("true", cwd="a\0b")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root enters everything")
+@pytest.mark.ordinary
 def test_one_that_can_not_be_entered_says_so(sandbox, project):
     (project / "closed").mkdir(mode=0)
     with pytest.raises(BadRequest, match="can't be entered"):

@@ -12,6 +12,8 @@ from fumehood.service.opened import OpenedStore
 from fumehood.service.store import Store
 from fumehood.store.audit import Audit, agent_of
 
+pytestmark = pytest.mark.once
+
 
 def begun(store: Store, project: Path, name: str = "RUN1") -> Run:
     number = store.projects.open(str(project)).id
