@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from forked import COMMANDS, command_line, loaded
 from fumehood.linux import libc
 from fumehood.linux.host import Host
 from fumehood.linux.probe import CAPTURES, host
@@ -262,12 +263,12 @@ def edited(store: "Store") -> Path:
     return Path(store.places.state, "edited")
 
 
-def command_line() -> list[str]:
-    """How the wrapper starts Fumehood, where its environment runs the tests; else the module."""
-    launcher = Path(sys.prefix, "launch.py")
-    if launcher.is_file():
-        return [sys.executable, "-I", "-S", "-X", f"pycache_prefix={sys.prefix}/pycache", str(launcher)]
-    return [sys.executable, "-P", "-m", "fumehood"]
+def locale(environment: Mapping[str, str]) -> dict[str, str]:
+    """What Python looks at when it starts, even where it is told to be isolated."""
+    return {name: value for name, value in environment.items() if name.startswith(("LANG", "LC_", "TZ"))}
+
+
+LOCALE = locale(os.environ)
 
 
 @pytest.fixture
@@ -282,10 +283,14 @@ def cli(home: Path, project: Path) -> Callable[..., subprocess.CompletedProcess[
         timeout: float = LONG_S,
         command: Sequence[str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
+        words, environment = list(map(os.fspath, arguments)), os.environ | (env or {})
+        cwd = project if cwd is None else cwd
+        if command is None and locale(environment) == LOCALE:
+            return loaded(COMMANDS).run(words, cwd=str(cwd), env=environment, input=input, timeout=timeout)
         return subprocess.run(
-            [*(command or command_line()), *map(os.fspath, arguments)],
-            cwd=project if cwd is None else cwd,
-            env=os.environ | (env or {}),
+            [*(command or command_line()), *words],
+            cwd=cwd,
+            env=environment,
             encoding="utf-8",
             errors="surrogateescape",
             timeout=timeout,

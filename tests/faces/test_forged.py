@@ -14,6 +14,7 @@ import pytest
 
 import reader
 from conftest import command_line, need
+from forked import SERVER, loaded
 from fumehood import Refused, Sandbox
 from fumehood.adapters.common import for_agent, instructions
 from fumehood.core.report import NOT_OURS
@@ -201,7 +202,7 @@ def test_a_plain_run_passes_every_byte_on(home: Path, project: Path) -> None:
 
 def server(project: Path) -> Any:
     mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
-    python, *rest = command_line()
+    python, *rest = loaded(SERVER).client()
     return mcp.StdioServerParameters(
         command=python, args=[*rest, "mcp", "--project", str(project)], env=dict(os.environ)
     )

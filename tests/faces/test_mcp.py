@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from conftest import command_line
+from forked import SERVER, loaded
 from fumehood.service.store import Store
 from mcp_sdk import ERAS, IGNORED_WARNINGS
 from passing_days import pass_days
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.once, *IGNORED_WARNINGS]
 
 
 def stdio(*arguments: str, cwd: Path | None = None) -> StdioServerParameters:
-    python, *rest = command_line()
+    python, *rest = loaded(SERVER).client()
     return StdioServerParameters(command=python, args=[*rest, "mcp", *arguments], env=dict(os.environ), cwd=cwd)
 
 
@@ -502,7 +503,7 @@ def test_tools_say_what_they_do_and_resources_tell_the_rules(home: Path, project
 def http_server(project: Path, *, token: str | None = None) -> Iterator[tuple[str, str]]:
     environment = os.environ | ({"FUMEHOOD_MCP_TOKEN": token} if token else {})
     with subprocess.Popen(
-        [*command_line(), "mcp", "--project", str(project), "--http", "0"],
+        [*loaded(SERVER).client(), "mcp", "--project", str(project), "--http", "0"],
         stderr=subprocess.PIPE, text=True, env=environment,
     ) as process:  # fmt: skip
         assert process.stderr is not None
