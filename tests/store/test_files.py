@@ -13,7 +13,7 @@ from fumehood.service.store import Store
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots
 from fumehood.store.database import Days, day_of, note_day
-from fumehood.store.files import Files, Told
+from fumehood.store.files import Files, ToRecord
 
 ROOT = b"/project"
 
@@ -35,7 +35,7 @@ def numbers(files: Files, root: bytes, paths: Sequence[bytes]) -> dict[bytes, in
 
 def note(files: Files, run: str, *noted: tuple[int, bytes, str, int, int, bytes], are_deleted: bool = False) -> None:
     """Record files that a run changed or deleted: number, path, kind, size, time, new copy."""
-    root = Told(ROOT)
+    root = ToRecord(ROOT)
     (root.noted_deleted if are_deleted else root.noted).extend(noted)
     files.record(1, run, [root])
 
