@@ -175,11 +175,19 @@ class Rootfs(Value):
     writable: bool = False
 
 
+class Again(Value):
+    """When a run that conflicts with nothing but other runs is run once more."""
+
+    tries: int = 3
+    within: float = 20.0  # seconds that it took
+
+
 class Policy(Value):
     """What holds for every run that does not ask for something else."""
 
     apply: str = APPLY
     on_conflict: str = "hold-path"
+    again: Again = Again()
     timeout: float | None = 86400
     output_limit: int = 64 << 20
     capture: str = ""

@@ -224,6 +224,14 @@ def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
     return Stdio((terminal.slave,) * 3, {os.dup(terminal.master): output}, feed)
 
 
+def can_be_given_again(wish: str | bytes) -> bool:
+    """Return True if a command that is run twice gets the same input."""
+    if wish == INHERITED:
+        status = os.fstat(0)
+        return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY
+    return wish != TYPED
+
+
 def _input(wish: str | bytes) -> tuple[int, Carrier | None]:
     if wish == INHERITED:
         status = os.fstat(0)

@@ -18,7 +18,7 @@ from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.linux.process import Attendance, Outcome
-from fumehood.linux.streams import CLOSED, INLINE, Stream, on_terminal, piped
+from fumehood.linux.streams import CLOSED, INLINE, Stream, can_be_given_again, on_terminal, piped
 from fumehood.service.permission import Permissions
 from fumehood.service.settle import REFUSED
 from fumehood.store.audit import DECIDED
@@ -68,9 +68,15 @@ class Wishes(Value):
     watch: Callable[[Sequence[Layer]], Watched] | None = None
     cancelled: Callable[[], bool] | None = None
     terminal: Terminal | None = None  # the command's own, in place of pipes
+    on_again: Callable[[str], None] | None = None  # is told why the command is run once more
     is_one_stream: bool = False  # what it prints comes as standard output, errors too, in order
     signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does
     asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
+
+    @property
+    def can_be_met_again(self) -> bool:
+        """Return True if a command that is run twice is given the same."""
+        return self.terminal is None and can_be_given_again(self.stdin)
 
 
 class Workplace:

@@ -22,6 +22,7 @@ from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.streams import HeldBack, Stream
 from fumehood.service import layers as layering
 from fumehood.service.permission import Permissions
+from fumehood.service.retry import Overtaken, may_be_forgotten
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
 from fumehood.service.scratch import PLAYGROUND
 from fumehood.service.settle import FAILED, Looking, settle
@@ -76,14 +77,7 @@ class Hood(Workplace):
         # Before anything is tried out there: on a full disk, nothing would seem to work.
         database.keep(self.store.places.state)
         try:
-            with layering.Claim(self.store.places, new_id()) as claim:
-                if request.session:
-                    from fumehood.service.session import Seat
-
-                    with Seat(self.store, self.project, request.session, claim.run, own_tmp=request.own_tmp) as seat:
-                        run = hood._run(claim, request.replace(cwd=request.cwd or seat.cwd), wishes, seat)
-                else:
-                    run = hood._run(claim, request, wishes)
+            run = hood._run_until_settled(request, wishes)
         finally:
             self._host = hood._host
         if run.below:
@@ -92,7 +86,41 @@ class Hood(Workplace):
             clear_away(self.store, self.project.id, run.below)
         return run
 
-    def _run(self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None = None) -> Run:
+    def _run_until_settled(self, request: Request, wishes: Wishes) -> Run:
+        """Run a command, and once more where it meets nothing but other runs; those then wait for each other."""
+        tries = self.policy.again.tries if request.mode == APPLY and wishes.can_be_met_again else 1
+        turn, reason = None, ""
+        try:
+            while True:
+                tries -= 1
+                try:
+                    return self._run_in_session(request, wishes, reason, may_run_again=tries > 0)
+                except Overtaken as overtaken:
+                    reason = f"run again: {overtaken}"
+                    if wishes.on_again is not None:
+                        wishes.on_again(reason)
+                if turn is None:
+                    waiting = self.store.turn(self.project.id)
+                    waiting.__enter__()
+                    turn = waiting
+        finally:
+            if turn is not None:
+                turn.__exit__()
+
+    def _run_in_session(self, request: Request, wishes: Wishes, reason: str, *, may_run_again: bool) -> Run:
+        with layering.Claim(self.store.places, new_id()) as claim:
+            if not request.session:
+                return self._run(claim, request, wishes, None, reason, may_run_again=may_run_again)
+            from fumehood.service.session import Seat
+
+            with Seat(self.store, self.project, request.session, claim.run, own_tmp=request.own_tmp) as seat:
+                request = request.replace(cwd=request.cwd or seat.cwd)
+                return self._run(claim, request, wishes, seat, reason, may_run_again=may_run_again)
+
+    def _run(
+        self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None, reason: str,
+        *, may_run_again: bool,
+    ) -> Run:  # fmt: skip
         host = self.host()
         if host.why_bare:
             from fumehood.service.unsandboxed import run_bare
@@ -104,7 +132,7 @@ class Hood(Workplace):
             run=claim.run, project=self.project.path, command=request.title or shown(checked(request.command)),
             cwd=world.starting(request.cwd, self.project.path), state="running", network=network.mode,
             started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
-            session=request.session or None, hosts=network.hosts,
+            session=request.session or None, hosts=network.hosts, reason=reason,
         )  # fmt: skip
         if network.to_ask:  # a plain sandboxed run needs nobody's word
             self.permit(run, _question(run, network.to_ask), wishes)
@@ -112,7 +140,6 @@ class Hood(Workplace):
         try:
             with world.entered(run.capture) as world:
                 ended = self._execute(run, execution, world, network, request, wishes, seat)
-            run.ended_in = seat.keep(world.outside) if seat else ""
         except BaseException as error:
             run.state, run.reason = FAILED, str(error) or type(error).__name__
             if isinstance(error, Refused):
@@ -126,7 +153,12 @@ class Hood(Workplace):
                 run.found = layering.scanned(layers, claim.indexes)
                 run.blocked = self._blocked(run, network, world, ended)
                 self._judge(run, layers, request.mode, _cut_short(ended.outcome, wishes))
-            settle(self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict)
+            settle(
+                self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict,
+                may_run_again=may_run_again and may_be_forgotten(run, self.policy.again),
+            )  # fmt: skip
+            # Only now: a command that is run again begins where the first one did.
+            run.ended_in = seat.keep(world.outside) if seat else ""
             if run.found:
                 from fumehood.service.owners import forget_what_was_moved
 
@@ -142,7 +174,7 @@ class Hood(Workplace):
 
             strangers = failed_on(places, self.project)
         choice = capturing.choose(self.host(), self.policy.capture, run.roots, strangers)
-        run.capture, run.reason = choice.way, choice.why
+        run.capture, run.reason = choice.way, "; ".join(filter(None, (run.reason, choice.why)))
         self.store.recover()
         claim.take()
         with self.store.stack(self.project.id, settling=False):

@@ -28,18 +28,21 @@ FAILED, REFUSED = "failed", "refused"
 
 
 def settle(
-    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str
-) -> None:
-    """Let the verdicts take effect, and record it."""
+    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
+    *, may_run_again: bool = False,
+) -> None:  # fmt: skip
+    """Let the verdicts take effect, and record it; raises Overtaken where it gives way to other runs instead."""
     find_conflicts(store, run, layers)
     state = state_of(run.found)
     if any(change.verdict == c.APPLIED for change in run.found):
         with store.alone(project):
-            _apply(store, run, printed, layers, on_conflict)
+            _apply(store, project, run, printed, layers, on_conflict, may_run_again=may_run_again)
             record_files(store, project, run)
         layering.drop_if_empty(store.places, run.run, run.found)
     elif state == HELD:
         with store.alone(project):
+            if may_run_again and _has_conflicts(run):
+                _give_way(store, project, run)
             _hold(store, run, printed, layers)
             record_files(store, project, run)
     else:
@@ -82,20 +85,48 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         keep_replacements_whole(run.found)
 
 
+def _has_conflicts(run: Run) -> bool:
+    return any(change.verdict == c.CONFLICT for change in run.found)
+
+
+def _give_way(store: Store, project: int, run: Run) -> None:
+    from fumehood.service.retry import give_way
+
+    give_way(store, project, run)
+
+
 def _apply(
-    store: Store, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str
-) -> None:
+    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
+    *, may_run_again: bool,
+) -> None:  # fmt: skip
+    from fumehood.core.judge import HOLD_ALL
     from fumehood.service.apply import take_over
 
     run.state = APPLYING
     store.history.journal(run, printed)
     layering.drop_scratch(layers)
     expected = outcomes(run.found)
-    try:
+
+    def apply(on_conflict: str) -> None:
         take_over(
             run.found, run.roots, [layer.upper for layer in layers], run.run,
             journal=lambda state: store.history.note(run, state), on_conflict=on_conflict,
         )  # fmt: skip
+
+    try:
+        if may_run_again:
+            # Nothing may be applied of what is then done again.
+            going = [change for change in run.found if change.verdict == c.APPLIED]
+            apply(HOLD_ALL)
+            if _has_conflicts(run):
+                _give_way(store, project, run)
+            held = [change for change in going if change.verdict == c.HELD]
+            for change in held:
+                change.verdict, change.reason = c.APPLIED, ""
+            if held:
+                apply(on_conflict)
+        else:
+            apply(on_conflict)
         run.state = state_of(run.found)
     except ApplyFailed as error:
         hold_all(run, error)

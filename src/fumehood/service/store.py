@@ -80,6 +80,10 @@ class Store:
         """
         return Alone(self.places.lock(f"stack-{project}"), shared=not settling)
 
+    def turn(self, project: int) -> Alone:
+        """Take the lock that commands have which are run again: one after the other, or they would meet again."""
+        return Alone(self.places.lock(f"again-{project}"))
+
     def runs_now(self, project: int) -> bool:
         """Tell whether a command of a project is running, which may see what is held."""
         return any(state == RUNNING for _, state, _, _ in self.history.unfinished(project))

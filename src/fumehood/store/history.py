@@ -34,6 +34,7 @@ RUNNING, APPLYING = "running", "applying"
 HELD = "held"
 LAST = "last"
 _LIKELY = 10  # runs among which the one that is looked for usually is
+_LATEST = 50  # runs that are asked who made a version
 _ANY_NUMBER = 1 << 62  # above that of any run
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 UNFINISHED = (RUNNING, APPLYING, SETTLING)
@@ -331,7 +332,7 @@ class History:
         return count
 
     def withdraw(self, run: Run, reason: str) -> None:
-        """Forget an undo that was refused, and so never was; the audit trail tells of it."""
+        """Forget a run that changed nothing, and so never was; the audit trail tells of it."""
         with self.database.transaction() as connection:
             connection.execute(f"DELETE FROM changes WHERE run = {_NUMBER}", (run.run,))
             connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
@@ -383,6 +384,19 @@ class History:
             for change in records.changes_of_rows([row[1:]])
             if change.path == path
         ]
+
+    def applied_at(self, project: int, root: str, path: str) -> Iterator[tuple[str, Change]]:
+        """Yield the latest changes of a path that were applied, the last one first, with the runs that made them."""
+        rows = self.database.rows(
+            f"SELECT runs.id, runs.roots, {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE"
+            f" changes.directory = ? AND +project = ? ORDER BY changes.run DESC LIMIT {_LATEST}",
+            (os.fsencode(path.rpartition("/")[0]), project),
+        )
+        for run, roots, *row in rows:
+            number = _roots(root, roots).index(root) if root in _roots(root, roots) else -1
+            for change in records.changes_of_rows([row]):
+                if (change.root, change.path, change.verdict) == (number, path, APPLIED):
+                    yield run, change
 
     def _run(self, row: tuple[Any, ...]) -> Run:
         project, fields = os.fsdecode(row[0]), dict(zip(_COLUMNS, row[1:], strict=True))

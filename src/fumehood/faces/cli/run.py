@@ -361,14 +361,18 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     plain = Wishes(stdin=TYPED if typed else INHERITED, is_one_stream=is_same_file(1, 2))
     if brief is not None:
         # The model reads one text: what its client would read from two pipes comes in no certain order.
-        return plain.replace(is_one_stream=True, on_stdout=brief.sink(1))
+        return plain.replace(is_one_stream=True, on_stdout=brief.sink(1), on_again=brief.tell_again)
     if "--quiet" in options.flags or not os.isatty(2) or os.environ.get("TERM") == "dumb":
-        return plain.replace(on_stdout=sink_to(1), on_stderr=sink_to(2))
+        return plain.replace(on_stdout=sink_to(1), on_stderr=sink_to(2), on_again=_tell_again)
     from fumehood.faces.cli.live import LiveLine
 
     live = LiveLine()
     out, err = live.around(sink_to(1)), live.around(sink_to(2))
-    return plain.replace(on_stdout=out, on_stderr=err, watch=live.watch)
+    return plain.replace(on_stdout=out, on_stderr=err, watch=live.watch, on_again=_tell_again)
+
+
+def _tell_again(reason: str) -> None:
+    sink_to(2)(f"fumehood: {reason}\n".encode(errors="backslashreplace"))
 
 
 def shell(arguments: Sequence[str]) -> int:
@@ -411,6 +415,10 @@ class Brief:
         from fumehood.faces.cli.look import agent_lines
 
         self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run)])
+
+    def tell_again(self, reason: str) -> None:
+        """Write why the command is run once more: what it prints comes twice."""
+        self._write([f"{line_of(self.mark)} {reason}"])
 
     def tell_notices(self, notices: Sequence[str]) -> None:
         """Write what the person should know once."""

@@ -1,0 +1,178 @@
+"""Commands at the same time: one that meets nothing but other runs is run once more, from what they left."""
+
+import json
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import command_line
+from fumehood import Policy, Run, Sandbox
+from fumehood.core.policy import Again
+from patience import LONG_S
+
+pytestmark = pytest.mark.namespaces
+
+
+class Meeting:
+    """Commands of one project that wait for each other: each has read its files before any of them is settled."""
+
+    def __init__(self, project: Path, policy: Policy | None = None) -> None:
+        self._project = project
+        self._policy = policy
+
+    def run(self, *commands: str) -> list[Run]:
+        begun = threading.Barrier(len(commands))
+
+        def one(command: str) -> Run:
+            first = True
+
+            def wait(_stream: str, _text: str) -> None:
+                nonlocal first
+                if first:
+                    first = False
+                    begun.wait(LONG_S)
+
+            with Sandbox(self._project, policy=self._policy) as sandbox:
+                # What it prints first comes when it has begun, and its end is not looked at before all have.
+                return sandbox.run(f"echo begun; {command}", on_output=wait)
+
+        with ThreadPoolExecutor(len(commands)) as threads:
+            return list(threads.map(one, commands))
+
+
+@pytest.fixture
+def meeting(home: Path, project: Path) -> Meeting:
+    return Meeting(project)
+
+
+def test_appends_at_the_same_time_are_all_applied(meeting: Meeting, project: Path) -> None:
+    (project / "log").write_text("")
+    runs = meeting.run(*(f"echo {number} >> log" for number in range(6)))
+    assert {run.state for run in runs} == {"applied"}
+    assert sorted((project / "log").read_text().split()) == [str(number) for number in range(6)]
+    again = [run for run in runs if run.reason.startswith("run again: run ")]
+    assert len(again) == 5
+    assert all("changed log meanwhile" in run.reason for run in again)
+
+
+def test_only_what_was_settled_is_in_the_record(meeting: Meeting, project: Path) -> None:
+    (project / "log").write_text("")
+    runs = meeting.run("echo a >> log", "echo b >> log", "echo c >> log")
+    with Sandbox(project) as sandbox:
+        assert {run.run for run in sandbox.history()} == {run.run for run in runs}
+        for run in sandbox.history():
+            sandbox.undo(run)
+    assert (project / "log").read_text() == ""
+    assert not [path for path in project.iterdir() if path.name != "log"]
+
+
+def test_git_add_at_the_same_time_succeeds_as_behind_gits_own_lock(meeting: Meeting, project: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    for number in range(4):
+        (project / f"f{number}").write_text("x")
+    runs = meeting.run(*(f"git add f{number}" for number in range(4)))
+    assert {(run.state, run.exit_code) for run in runs} == {("applied", 0)}
+    staged = subprocess.run(["git", "ls-files"], cwd=project, check=True, capture_output=True, text=True).stdout
+    assert staged.split() == ["f0", "f1", "f2", "f3"]
+
+
+def test_a_persons_edit_is_a_conflict_and_nothing_is_run_again(home: Path, project: Path) -> None:
+    (project / "mine").write_text("old")
+
+    def edit(_stream: str, _text: str) -> None:
+        (project / "mine").write_text("edited by a person")
+
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo begun; echo x > mine; echo y > other; echo run >> counted", on_output=edit)
+    assert run.state == "held"
+    assert {change.path: change.verdict for change in run.changes} == {
+        "mine": "conflict", "other": "applied", "counted": "applied",
+    }  # fmt: skip
+    assert (project / "mine").read_text() == "edited by a person"
+    assert (project / "counted").read_text() == "run\n"
+
+
+def test_a_person_who_edits_after_another_run_is_met_as_a_person(home: Path, project: Path) -> None:
+    (project / "f").write_text("old")
+
+    def meanwhile(_stream: str, _text: str) -> None:
+        with Sandbox(project) as other:
+            other.run("echo other > f")
+        (project / "f").write_text("edited by a person")
+
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo begun; echo x > f", on_output=meanwhile)
+    assert [(change.path, change.verdict) for change in run.changes] == [("f", "conflict")]
+    assert (project / "f").read_text() == "edited by a person"
+
+
+@pytest.mark.parametrize("again", [Again(tries=1), Again(within=0.0)])
+def test_the_policy_says_when_a_command_is_run_again(home: Path, project: Path, again: Again) -> None:
+    (project / "log").write_text("")
+    runs = Meeting(project, Policy(again=again)).run("echo a >> log", "echo b >> log")
+    assert sorted(run.state for run in runs) == ["applied", "held"]
+
+
+def test_a_command_whose_input_is_gone_is_not_run_again(cli: Any, project: Path) -> None:
+    (project / "f").write_text("old")
+    line = "read x; echo begun; read y; echo $x > f"
+    with subprocess.Popen(
+        [*command_line(), "run", "--", line], cwd=project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("typed\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "begun\n"
+        with Sandbox(project) as other:
+            other.run("echo other > f")
+        process.communicate("go on\n", timeout=LONG_S)
+    assert (project / "f").read_text() == "other\n"
+    assert {run["state"] for run in json.loads(cli("log", "--json").stdout)} == {"held", "applied"}
+
+
+def test_a_session_goes_on_where_the_command_ended_and_began_where_the_last_had(home: Path, project: Path) -> None:
+    (project / "sub").mkdir()
+    (project / "sub/f").write_text("old")
+    seen: list[str] = []
+
+    def meanwhile(_stream: str, text: str) -> None:
+        seen.append(text)
+        if len(seen) == 1:
+            with Sandbox(project) as other:
+                other.run("echo other > sub/f")
+
+    with Sandbox(project, session="s") as sandbox:
+        run = sandbox.run("pwd; cd sub; echo x >> f", on_output=meanwhile)
+        assert (run.state, run.reason.partition(": ")[0]) == ("applied", "run again")
+        assert "".join(seen).split() == [str(project)] * 2
+        assert sandbox.run("pwd").stdout == f"{project}/sub\n"
+    assert (project / "sub/f").read_text() == "other\nx\n"
+
+
+def test_the_command_line_says_that_it_runs_again(home: Path, project: Path, cli: Any) -> None:
+    (project / "f").write_text("")
+    # Of what lies in the project, a command may not see what comes while it runs; the playground is no copy.
+    playground = Path(cli("playground", "path").stdout.strip())
+    line = "echo begun; while ! [ -e ~/playground/go ]; do sleep 0.01; done; echo x >> f"
+    for how in ((), ("--brief", "--session", "s")):
+        with subprocess.Popen(
+            [*command_line(), "run", *how, "--", line], cwd=project, stdin=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == "begun\n"
+            with Sandbox(project) as other:
+                met = other.run("echo other >> f")
+            (playground / "go").touch()
+            out, err = process.communicate(timeout=LONG_S)
+        assert process.returncode == 0
+        assert out == "begun\n"
+        assert f"run again: run {met.run} changed f meanwhile" in err
+        (playground / "go").unlink()
+    assert (project / "f").read_text().split() == ["other", "x"] * 2
