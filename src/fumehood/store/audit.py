@@ -205,13 +205,11 @@ class Grants:
 
     def keep(self, key: Key, answer: str) -> None:
         """Keep an answer; a later one takes the place of an earlier."""
-        with self.database.transaction(durable=True) as connection:
-            connection.execute(
-                "INSERT INTO grants (what, project, target, answer, kept_at) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT (what, project, target)"
-                " DO UPDATE SET answer = excluded.answer, kept_at = excluded.kept_at",
-                (*_row(key), answer, time.time()),
-            )
+        self.database.write(
+            "INSERT INTO grants (what, project, target, answer, kept_at) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (what, project, target) DO UPDATE SET answer = excluded.answer, kept_at = excluded.kept_at",
+            (*_row(key), answer, time.time()), durable=True,
+        )  # fmt: skip
 
     def all(self) -> list[Grant]:
         """Return every kept answer, the oldest first."""
@@ -224,8 +222,7 @@ class Grants:
         grant = next((each for each in self.all() if each.id == number), None)
         if grant is None:
             raise BadRequest(f"there is no grant {number}", hint="fumehood grants list shows them")
-        with self.database.transaction(durable=True) as connection:
-            connection.execute("DELETE FROM grants WHERE id = ?", (number,))
+        self.database.write("DELETE FROM grants WHERE id = ?", (number,), durable=True)
         return grant
 
 

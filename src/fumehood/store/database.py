@@ -265,6 +265,16 @@ class Database:
             _abandoned.append(self._connection)
             self._open()
 
+    def write(self, statement: str, values: Iterable[Any] = (), *, durable: bool = False) -> int:
+        """Do one statement in a transaction of its own; return how many rows it concerned."""
+        with self.transaction(durable=durable) as connection:
+            return connection.execute(statement, tuple(values)).rowcount
+
+    def write_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Do a statement for many rows, in one transaction."""
+        with self.transaction() as connection:
+            connection.executemany(statement, rows)
+
     def rows(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
         self._mind_forks()

@@ -152,23 +152,20 @@ class Files:
 
     def begin_due(self, numbers: Iterable[int]) -> None:
         """Remember that backups of what is due may be there from now on."""
-        with self.database.transaction() as connection:
-            connection.executemany("UPDATE files_due SET begun = 1 WHERE n = ?", [(number,) for number in numbers])
+        self.database.write_many("UPDATE files_due SET begun = 1 WHERE n = ?", [(number,) for number in numbers])
 
     def drop_due(self, numbers: Iterable[int]) -> None:
         """Forget what was due."""
-        with self.database.transaction() as connection:
-            connection.executemany("DELETE FROM files_due WHERE n = ?", [(number,) for number in numbers])
+        self.database.write_many("DELETE FROM files_due WHERE n = ?", [(number,) for number in numbers])
 
     def wait(self, project: int, places: Iterable[Place]) -> None:
         """Record that held changes wait on files, or on what would come to be."""
-        with self.database.transaction() as connection:
-            connection.executemany(
-                "INSERT INTO files (root, path, kind, size, modified_ns, project, recorded_at, needs_approval)"
-                f" VALUES (?, ?, '{ABSENT}', 0, 0, {int(project)}, {time.time()!r}, 1)"
-                " ON CONFLICT (project, root, path) DO UPDATE SET needs_approval = 1",
-                places,
-            )
+        self.database.write_many(
+            "INSERT INTO files (root, path, kind, size, modified_ns, project, recorded_at, needs_approval)"
+            f" VALUES (?, ?, '{ABSENT}', 0, 0, {int(project)}, {time.time()!r}, 1)"
+            " ON CONFLICT (project, root, path) DO UPDATE SET needs_approval = 1",
+            places,
+        )
 
     def wait_no_more(self, project: int, places: Iterable[Place]) -> None:
         """Record that nothing waits on these files; one that would only have come to be is forgotten."""
@@ -213,18 +210,13 @@ class Files:
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Remove records; never one that is marked deleted, or that a held change waits on."""
-        with self.database.transaction() as connection:
-            connection.executemany(
-                "DELETE FROM files WHERE id = ? AND NOT is_deleted AND NOT needs_approval",
-                [(number,) for number in numbers],
-            )
+        statement = "DELETE FROM files WHERE id = ? AND NOT is_deleted AND NOT needs_approval"
+        self.database.write_many(statement, [(number,) for number in numbers])
 
     def set_copies(self, copies: Iterable[tuple[int, bytes]]) -> None:
         """Record the latest daily backup of files, by number; empty where there is none."""
-        with self.database.transaction() as connection:
-            connection.executemany(
-                "UPDATE files SET last_approved_copy_path = ? WHERE id = ?", [(copy, n) for n, copy in copies]
-            )
+        statement = "UPDATE files SET last_approved_copy_path = ? WHERE id = ?"
+        self.database.write_many(statement, [(copy, n) for n, copy in copies])
 
     def by_numbers(self, numbers: Sequence[int]) -> list[tuple[int, Record]]:
         """Return records by number, each with its project's."""

@@ -497,11 +497,8 @@ class Sessions:
         """Return the session of a name, which begins in this project if there is none yet."""
         session = self.find(name)
         if session is None:
-            with self.database.transaction() as connection:
-                connection.execute(
-                    "INSERT OR IGNORE INTO sessions (name, project, started_at) VALUES (?, ?, ?)",
-                    (name, project, time.time()),
-                )
+            statement = "INSERT OR IGNORE INTO sessions (name, project, started_at) VALUES (?, ?, ?)"
+            self.database.write(statement, (name, project, time.time()))
             session = self.find(name)
             assert session is not None
         return session

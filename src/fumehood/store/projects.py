@@ -142,10 +142,8 @@ class Projects:
             )
             return None
         if now is not None and then != now:
-            with self.database.transaction() as connection:
-                connection.execute(
-                    "UPDATE projects SET device = ?, inode = ?, born = ? WHERE id = ?", (*_columns(now), number)
-                )
+            statement = "UPDATE projects SET device = ?, inode = ?, born = ? WHERE id = ?"
+            self.database.write(statement, (*_columns(now), number))
         return Project(id=number, path=real, extra=tuple(os.fsdecode(row[4]) for row in rows if row[4] is not None))
 
     def set_aside(self, number: int) -> None:
@@ -262,11 +260,10 @@ class Projects:
     def remember(self, real: str) -> int:
         """Return the number of the project at a real path, which may be gone."""
         now = identity_of(real)
-        with self.database.transaction() as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO projects (path, added_at, device, inode, born) VALUES (?, ?, ?, ?, ?)",
-                (os.fsencode(real), time.time(), *_columns(now)),
-            )
+        self.database.write(
+            "INSERT OR IGNORE INTO projects (path, added_at, device, inode, born) VALUES (?, ?, ?, ?, ?)",
+            (os.fsencode(real), time.time(), *_columns(now)),
+        )
         ((number,),) = self.database.rows(
             "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL", (os.fsencode(real),)
         )
@@ -322,10 +319,8 @@ class Projects:
 
     def keep_root(self, project: Project, real: str) -> Project:
         """Record a root by its real path."""
-        with self.database.transaction() as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO roots VALUES (?, ?, ?)", (project.id, os.fsencode(real), time.time())
-            )
+        values = (project.id, os.fsencode(real), time.time())
+        self.database.write("INSERT OR IGNORE INTO roots VALUES (?, ?, ?)", values)
         return self.open(project.path)
 
     def remove_root(self, project: Project, path: str) -> Project:
@@ -333,8 +328,7 @@ class Projects:
         wanted = os.path.realpath(path)
         if wanted not in project.extra:
             raise BadRequest(f"{wanted} is not a root of {project.path}", hint="fumehood roots list shows them")
-        with self.database.transaction() as connection:
-            connection.execute("DELETE FROM roots WHERE project = ? AND path = ?", (project.id, os.fsencode(wanted)))
+        self.database.write("DELETE FROM roots WHERE project = ? AND path = ?", (project.id, os.fsencode(wanted)))
         return self.open(project.path)
 
     def _checked(self, path: str, what: str) -> str:
@@ -470,23 +464,19 @@ class Workspaces:
         """Make a workspace."""
         path = self.path(name)
         workspace = _checked(Workspace(name=name, path=path, **settings))
-        with self._database.transaction() as connection:
-            done = connection.execute(
-                "INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)", (*_row(workspace), time.time())
-            )
-            if not done.rowcount and name != DEFAULT:
-                raise BadRequest(f"there is a workspace {name} already", hint=f"fumehood workspace set {name} …")
+        statement = "INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)"
+        if not self._database.write(statement, (*_row(workspace), time.time())) and name != DEFAULT:
+            raise BadRequest(f"there is a workspace {name} already", hint=f"fumehood workspace set {name} …")
         os.makedirs(path, mode=0o700, exist_ok=True)
         return workspace
 
     def change(self, name: str, settings: Mapping[str, Any]) -> Workspace:
         """Give a workspace other settings."""
         workspace = _checked(self.find(name).replace(**settings))
-        with self._database.transaction() as connection:
-            connection.execute(
-                "UPDATE workspaces SET name = ?, root = ?, network = ?, writable = ?, environment = ? WHERE name = ?",
-                (*_row(workspace), name),
-            )
+        self._database.write(
+            "UPDATE workspaces SET name = ?, root = ?, network = ?, writable = ?, environment = ? WHERE name = ?",
+            (*_row(workspace), name),
+        )
         return workspace
 
     def all(self) -> list[Workspace]:
@@ -503,8 +493,7 @@ class Workspaces:
 
     def forget(self, name: str) -> None:
         """Drop the record of a workspace; its runs stay in the history."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM workspaces WHERE name = ?", (name,))
+        self._database.write("DELETE FROM workspaces WHERE name = ?", (name,))
 
 
 def _row(workspace: Workspace) -> tuple[Any, ...]:
