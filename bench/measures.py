@@ -132,14 +132,27 @@ def fumehood_command() -> list[str]:
 
 
 def warm(room: Path) -> Iterator[Figure]:
-    """A command from a program that is running already."""
+    """A command from a program that is running already, also where its client keeps files in the home."""
     from fumehood import Sandbox
 
-    project = project_in(room)
+    project, home = project_in(room), Path(os.environ["HOME"])
+    tool = home / "bin" / "tool"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    os.environ["PATH"] += f":{tool.parent}"
+
+    def after_replacing() -> None:
+        (home / ".client.json.new").write_text("{}")
+        (home / ".client.json.new").rename(home / ".client.json")
+        sandbox.run("true")
+
     with Sandbox(project) as sandbox:
         sandbox.run("true")
-        ours, raw = median_ms(lambda: sandbox.run("true"), bubblewrap(project), times=100)
-    yield Figure('library: run("true")', ours, "ms", "bwrap, the same flags", raw, 2.0)
+        bare = bubblewrap(project)
+        ours, raw, replacing, _ = median_ms(lambda: sandbox.run("true"), bare, after_replacing, bare, times=100)
+    yield Figure('library: run("true")', ours, "ms", "bwrap, the same flags", raw, 2.2)
+    yield Figure('library: run("true") when a file in the home is replaced', replacing, "ms", "when not", ours, 1.2)
 
 
 def hardening(room: Path) -> Iterator[Figure]:
