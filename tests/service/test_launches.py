@@ -156,6 +156,22 @@ def test_what_another_process_looked_over_holds_when_something_is_replaced_in_th
     assert not surveys
 
 
+@pytest.mark.parametrize("view", ["hidden", "visible"])
+def test_a_single_file_that_is_shown_and_replaced_is_seen_as_it_is_now(home, project, surveys, view):
+    (home / ".ssh").mkdir()
+    hosts, notes = home / ".ssh/known_hosts", home / "notes"
+    policy = Policy(home=view, unmask=("~/.ssh/known_hosts",), show=(str(notes),))
+    hosts.write_text("one\n")
+    notes.write_text("one\n")
+    with Sandbox(project, policy=policy) as sandbox:
+        settle(sandbox, surveys, "true")
+        for text in ("two\n", "three\n"):
+            for file in (hosts, notes):
+                file.with_name("new").write_text(text)
+                file.with_name("new").rename(file)
+            assert sandbox.run(f"cat {hosts} {notes}").stdout == text * 2
+
+
 def test_a_secret_behind_a_new_link_is_out_of_sight_at_once(home, project, test_directory, surveys):
     (test_directory / "keys").mkdir()
     (test_directory / "keys/id").write_text("secret\n")

@@ -135,7 +135,7 @@ class _Survey:
         self._disk = Lookup()
         self._watched = self._disk.watched
         self._mounts = {os.fsdecode(point): kind for point, kind in mount_table()}
-        self._shown = tuple(path for path in sight.shown if os.path.exists(path))
+        self._shown = tuple(path for path in sight.shown if self._disk.exists(path) and os.path.exists(path))
         self._hidden_homes: tuple[str, ...] = ()
         if sight.is_home_hidden:
             # Those that are there and not in a root, those inside of others last.
@@ -275,6 +275,7 @@ class _Survey:
             self._directory(path)
         elif kind == "f" and os.access(path, os.R_OK):
             if os.path.getsize(path) > _SMALL:
+                self._disk.exists(path)
                 self._add(Bind(target=path, source=path))
                 return
             mode = stat.S_IMODE(self._disk.mode(path)) & 0o755
