@@ -344,7 +344,7 @@ class _Survey:
     def finished(self) -> HostView:
         """Hide what is masked in each view, and add what every command has."""
         operations = self._with_masks()
-        operations += [Link(target=path, to=os.readlink(path)) for path in _RUN if os.path.islink(path)]
+        operations += [Link(target=path, to=to) for path in _RUN if (to := self._watched.leads(path))]
         for path in _SYS:
             try:
                 with open(path, "rb") as file:
