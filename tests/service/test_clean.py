@@ -257,7 +257,7 @@ def test_it_tells_what_it_did() -> None:
     )
     assert "older than 1 day on which" in Freed(days=1).in_words()
     told = Freed(runs=2, outputs=1, leftovers=1, bytes=3 << 20).in_words()
-    assert told == "removed 2 runs' backups, 1 output, 1 leftover: 3.0 MiB freed"
+    assert told == "removed 2 runs' backups, 1 output, 1 leftover: 3 MiB freed"
     assert Freed(runs=1, bytes=512).in_words() == "removed 1 run's backups: 512 bytes freed"
     told = Freed(runs=1, bytes=512, not_undoable=("01A",), is_done=False).in_words()
     assert told == "would remove 1 run's backups: 512 bytes to be freed\ncould no longer be undone: 01A"

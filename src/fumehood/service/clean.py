@@ -10,6 +10,7 @@ import os
 import time
 
 from fumehood.core.changes import WAITING
+from fumehood.core.limits import size_told
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
@@ -49,7 +50,6 @@ _SHORT = 16  # letters of an id, as reports show it
 _NAMED = 5
 _AT_ONCE = 500  # names in one query
 _ANY_DAY = 1 << 62  # after every recorded one
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 class Freed(Value):
@@ -72,20 +72,16 @@ class Freed(Value):
                    (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"),
                    (self.caches, "unused cache", "unused caches"))  # fmt: skip
         parts = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
-        first = f"nothing to remove: no backup and no output is older than {_days(self.days)}"
+        days = f"{self.days} day{'' if self.days == 1 else 's'} on which Fumehood ran"
+        lines = [f"nothing to remove: no backup and no output is older than {days}"]
         if parts:
             began, ended = ("removed", "freed") if self.is_done else ("would remove", "to be freed")
-            first = f"{began} {', '.join(parts)}: {size_told(self.bytes)} {ended}"
-        return "\n".join([first, *self._lost(), *(f"could not remove {each}" for each in self.failed)])
-
-    def _lost(self) -> list[str]:
-        """Name the runs that can't be undone any more, the first of many."""
-        if not self.not_undoable:
-            return []
-        named = ", ".join(run[:_SHORT] for run in self.not_undoable[:_NAMED])
-        more = f" and {len(self.not_undoable) - _NAMED} more" if len(self.not_undoable) > _NAMED else ""
-        verb = "can no longer be undone" if self.is_done else "could no longer be undone"
-        return [f"{verb}: {named}{more}"]
+            lines = [f"{began} {', '.join(parts)}: {size_told(self.bytes)} {ended}"]
+        if self.not_undoable:
+            named = ", ".join(run[:_SHORT] for run in self.not_undoable[:_NAMED])
+            more = f" and {len(self.not_undoable) - _NAMED} more" if len(self.not_undoable) > _NAMED else ""
+            lines.append(f"{'can' if self.is_done else 'could'} no longer be undone: {named}{more}")
+        return "\n".join([*lines, *(f"could not remove {each}" for each in self.failed)])
 
 
 def clean(
@@ -194,7 +190,9 @@ class _Cleaning:
             return Freed(
                 runs=len(wanted), leftovers=len(going) - len(wanted) + len(strays),
                 outputs=self._remove_outputs(printed, outputs), bytes=self._bytes, days=self._days,
-                not_undoable=tuple(run for layer in sorted(wanted, key=_by_age) for run in _undoable(layer)),
+                not_undoable=tuple(
+                    run for layer in sorted(wanted, key=_by_age) for run, state in layer.users if state == "applied"
+                ),
                 failed=tuple(self._failed),
             )  # fmt: skip
         finally:
@@ -212,8 +210,11 @@ class _Cleaning:
         """Tell whether nobody needs a layer: nothing in it waits, and all that used it is so many days old."""
         if _NEEDED & {state for _, state in layer.users}:
             return False
-        is_old = self._is_old(layer.day, 1 if _is_useless(layer) else days)
-        return is_old and not self._holds_something(layer)
+        if not self._is_old(layer.day, 1 if _is_useless(layer) else days):
+            return False
+        # An undo leaves what waits for a person where it is.
+        changes = (change for run, _ in layer.users for change in self._store.history.changes(run))
+        return all(change.verdict not in WAITING for change in changes)
 
     def _measure(self, runs: int) -> None:
         """Record what the layers take in which something was settled since the last time."""
@@ -249,14 +250,6 @@ class _Cleaning:
                 total -= space[layer.name]
         return going
 
-    def _holds_something(self, layer: _OldLayer) -> bool:
-        """Tell whether something in a layer waits for a person; an undo leaves that there."""
-        return any(
-            change.verdict in WAITING
-            for run, _ in layer.users
-            for change in self._store.history.changes(run)
-        )
-
     def _retire(self, layers: Sequence[_OldLayer], runs: int) -> list[_OldLayer]:
         """Let the records forget layers, and set these aside, while nobody can apply or undo."""
         retired: list[_OldLayer] = []
@@ -285,7 +278,8 @@ class _Cleaning:
         if any(records.read_records(self._store.places, name)):
             return False
         limit = self._recorded.moment(max(self._days, 1), self._now)
-        return not name.endswith(_GONE) and _newest(runs, name) < limit
+        newest = max((entry.st_ctime for entry in entries_in(runs, name)), default=0.0)
+        return not name.endswith(_GONE) and newest < limit
 
     def _set_aside(self, names: Iterable[str], runs: int) -> None:
         for name in names:
@@ -357,11 +351,6 @@ def _rows_among(store: Store, query: str, names: Sequence[str]) -> list[tuple[An
     return rows
 
 
-def _undoable(layer: _OldLayer) -> list[str]:
-    """Return the runs that can be taken back with the help of a layer."""
-    return [run for run, state in layer.users if state == "applied"]
-
-
 def _by_age(layer: _OldLayer) -> int:
     return layer.latest
 
@@ -369,24 +358,6 @@ def _by_age(layer: _OldLayer) -> int:
 def _is_useless(layer: _OldLayer) -> bool:
     """Tell whether a layer holds nothing that anybody wanted to keep."""
     return all(state in _CAME_TO_NOTHING for _, state in layer.users)
-
-
-def _newest(directory: int, name: str) -> float:
-    """Return when the latest entry came into a directory or changed."""
-    return max((entry.st_ctime for entry in entries_in(directory, name)), default=0.0)
-
-
-def _days(days: int) -> str:
-    return f"{days} day{'' if days == 1 else 's'} on which Fumehood ran"
-
-
-def size_told(size: int) -> str:
-    """Write a size as a person says it."""
-    unit = 0
-    amount = float(size)
-    while amount >= 1024 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.1f} {_UNITS[unit]}" if unit else f"{size} bytes"
 
 
 # ---- Remove daily backups that are old, and the records that only they had kept.

@@ -60,15 +60,13 @@ def quoted(name: str) -> str:
     """Write a path so that it can't end a line or be misread: in quotes, odd bytes as octals, where there are any."""
     if name.isprintable() and '"' not in name and "\\" not in name:
         return name
-    return f'"{"".join(_letter(letter) for letter in name)}"'
-
-
-def _letter(letter: str) -> str:
-    if letter in '"\\':
-        return f"\\{letter}"
-    if letter.isprintable():
-        return letter
-    return "".join(f"\\{byte:03o}" for byte in letter.encode(errors="surrogateescape"))
+    letters = (
+        f"\\{letter}" if letter in '"\\'
+        else letter if letter.isprintable()
+        else "".join(f"\\{byte:03o}" for byte in letter.encode(errors="surrogateescape"))
+        for letter in name
+    )  # fmt: skip
+    return f'"{"".join(letters)}"'
 
 
 def _lines(text: str) -> list[str]:
@@ -136,11 +134,7 @@ def _compared(old: list[str], new: list[str]) -> Sequence[Step]:
         return [("replace", 0, len(old), 0, len(new))]
 
 
-# ---- What a run changed, path by path, as unified diffs with headers in git's style.
-#
-# Nothing is kept for this: an apply leaves the old version in the layer's slot and the new one in the
-# project, an undo the other way round, and what a later run took out of the project lies in its layer.
-# Each version is known by its stamp, so the right one is found wherever it is, or it is said to be gone.
+# ---- What a run changed, path by path, with headers in git's style.
 
 LONGEST = 1 << 20  # bytes of a file that is still shown
 MOST_LINES = 20_000

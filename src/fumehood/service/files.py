@@ -42,27 +42,18 @@ _KEPT = (c.FILE, c.SYMLINK)  # the kinds that have records; only files have dail
 _STANDING = ("applied", "held")  # states in which a run's layer holds the originals of what it changed
 
 
-class Recorded(Value):
-    """The daily backups that were made or are there already, and those that could not be, and why."""
-
-    backups: int = 0
-    missed: tuple[str, ...] = ()
-
-
-def record(store: Store, project: int, run: Run) -> Recorded:
+def record(store: Store, project: int, run: Run) -> None:
     """Record what a run did, if that is little, with all that is due before it; the project's lock is held.
 
-    Nothing here can take an apply back, so what fails is told in the audit trail and not raised.
+    Nothing here can take an apply back, so nothing is raised: what fails is still due, and is done again.
     """
-    files = Files(store.database)
     try:
-        due = files.due(project)
+        due = Files(store.database).due(project)
         others = {name for _, name, _, _ in due} - {run.run}
-        if len(run.found) + sum(_size(store, name) for name in others) > AT_ONCE:
-            return Recorded()
-        return _bring_up_to_date(store, project, due, run)
-    except (OSError, FumehoodError) as error:
-        return Recorded(missed=(f"the records of files could not be saved: {error}",))
+        if len(run.found) + sum(_size(store, name) for name in others) <= AT_ONCE:
+            _bring_up_to_date(store, project, due, run)
+    except (OSError, FumehoodError):
+        return
 
 
 def _size(store: Store, run: str) -> int:
@@ -95,42 +86,40 @@ def catch_up_all(store: Store) -> None:
         catch_up(store, project)
 
 
-def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], settled: Run | None = None) -> Recorded:
-    """Record what is due, in order: the first version of a day is the one that is kept."""
-    files = Files(store.database)
+def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], settled: Run | None = None) -> None:
+    """Record what is due, in order: the first version of a day is the one that is kept.
+
+    A daily backup that can't be made is told of in the audit trail.
+    """
     times = {name: at for _, name, at, _ in reversed(due)}
     runs = [
         settled if settled is not None and settled.run == name else store.history.find(name)
         for name in reversed(times)
     ]
-    made, missed = 0, list[str]()
     for run in runs:
-        count, failed = _record(store, project, run, times[run.run] or run.started_at)
-        made, missed = made + count, missed + failed
-        if failed:
-            store.audit.tell(run.run, MISSED, "; ".join(failed[:5]))
+        missed = _record(store, project, run, times[run.run] or run.started_at)
+        if missed:
+            store.audit.tell(run.run, MISSED, "; ".join(missed[:5]))
     _see_who_waits(store, project, runs)
-    files.drop_due(number for number, _, _, _ in due)
-    return Recorded(backups=made, missed=tuple(missed))
+    Files(store.database).drop_due(number for number, _, _, _ in due)
 
 
-def _record(store: Store, project: int, run: Run, at: float) -> tuple[int, list[str]]:
-    """Record what one run did; returns how many backups were made, and which could not be."""
+def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
+    """Record what one run did; returns which backups could not be made, and why."""
     stands = run.state in _STANDING and _goes_forward(store, run)
     mine: dict[int, list[c.Change]] = {}
     for change in run.found:
         if change.verdict == c.APPLIED:
             mine.setdefault(change.root, []).append(change)
     for_roots: list[ToRecord] = []
-    made, missed = 0, list[str]()
+    missed: list[str] = []
     for root, changes in mine.items():
         each = ToRecord(os.fsencode(run.roots[root]))
         for_roots.append(each)
         if stands:
             saved = [change for change in changes if change.before is not None and change.before.kind == c.FILE]
             others = [change for change in changes if change.before is None or change.before.kind != c.FILE]
-            failed = _save(store, project, store.uppers(run)[root], saved, each, at) if saved else []
-            made, missed = made + len(saved) - len(failed), missed + failed
+            missed += _save(store, project, store.uppers(run)[root], saved, each, at) if saved else []
             for change in _counting(others):
                 _sort(change, None, each)
         else:
@@ -140,7 +129,7 @@ def _record(store: Store, project: int, run: Run, at: float) -> tuple[int, list[
     Files(store.database).record(project, run.run, for_roots)
     if run.state in _STANDING:
         seal(store.places, run, store.uppers(run))
-    return made, missed
+    return missed
 
 
 def _goes_forward(store: Store, run: Run) -> bool:
@@ -172,7 +161,11 @@ def _save(
     for change, path in zip(changes, paths, strict=True):
         parent, _, basename = path.rpartition(b"/")
         wanted.append((parent, basename, backups.name_of(numbers[path], day, basename), change))
-    failed = _kept(store, upper, wanted)
+    try:
+        with Daily(store.places.state) as daily, Slots(upper) as slots:
+            failed = daily.keep(slots, wanted)
+    except OSError as error:
+        failed = dict.fromkeys(range(len(wanted)), error)
     for n, (_, _, name, change) in enumerate(wanted):
         copy = b"" if n in failed else backups.PREFIX + name
         stamp, noted = change.after, to_record.noted
@@ -185,14 +178,6 @@ def _save(
         for n, error in failed.items()
         if error.strerror != backups.GONE
     ]
-
-
-def _kept(store: Store, upper: str, wanted: Sequence[Wanted]) -> dict[int, OSError]:
-    try:
-        with Daily(store.places.state) as daily, Slots(upper) as slots:
-            return daily.keep(slots, wanted)
-    except OSError as error:
-        return dict.fromkeys(range(len(wanted)), error)
 
 
 def _sort(change: c.Change, live: LiveFiles | None, to_record: ToRecord) -> None:
@@ -223,7 +208,10 @@ def release(store: Store, back: Run) -> int:
             going |= _inodes_going([each for each in back.found if each.root == number], upper, daily)
         gone = [name for name, inode in in_directory if inode in going]
         if gone:
-            _make_due_again(store, back.layer)
+            # They are made again, should the undo come to nothing.
+            with store.database.transaction() as connection:
+                due = "INSERT INTO files_due (project, run) SELECT project, id FROM runs WHERE id = ?"
+                connection.execute(due, (back.layer,))
         forget_file(store, [name for name, _ in in_directory], gone)
         for name in gone:
             daily.remove(name)
@@ -234,12 +222,6 @@ def _has_no_backups(store: Store, layer: str) -> bool:
     """Tell whether no daily backup can share with a layer: its run is due, and was too large to be begun at once."""
     rows = store.database.rows("SELECT 1 FROM files_due WHERE run = ? AND NOT begun LIMIT 1", (layer,))
     return bool(rows) and _size(store, layer) > AT_ONCE
-
-
-def _make_due_again(store: Store, run: str) -> None:
-    """See to it that released backups are made again, should the undo come to nothing."""
-    with store.database.transaction() as connection:
-        connection.execute("INSERT INTO files_due (project, run) SELECT project, id FROM runs WHERE id = ?", (run,))
 
 
 def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[int]:
@@ -279,16 +261,13 @@ def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
     if not any(change.verdict in c.WAITING for run in runs for change in run.found):
         if not files.is_waiting(project):
             return
-        if all(run.act != "undo" for run in runs) and not files.waiting(project) & _places(runs):
+        places = {(os.fsencode(run.roots[each.root]), os.fsencode(each.path)) for run in runs for each in run.found}
+        if all(run.act != "undo" for run in runs) and not files.waiting(project) & places:
             return
     held, waiting = _held(store, project), files.waiting(project)
     files.wait_no_more(project, waiting - held)
     _learn_held(store, project, held - waiting)
     files.wait(project, held - waiting)
-
-
-def _places(runs: Sequence[Run]) -> set[Place]:
-    return {(os.fsencode(run.roots[each.root]), os.fsencode(each.path)) for run in runs for each in run.found}
 
 
 def _learn_held(store: Store, project: int, places: set[Place]) -> None:
@@ -327,9 +306,8 @@ def _counting(changes: Sequence[c.Change]) -> list[c.Change]:
 
 def _held(store: Store, project: int) -> set[Place]:
     """Return the places that held changes wait on."""
-    query = "SELECT id FROM runs WHERE project = ? AND state = 'held'"
     waiting_on: set[Place] = set()
-    for (name,) in store.database.rows(query, (project,)):
+    for name in store.history.held(project):
         run = store.history.find(name)
         roots = [os.fsencode(root) for root in run.roots]
         waiting_on |= {

@@ -123,16 +123,18 @@ def _as_they_are(root: str, records: Sequence[Record]) -> list[Record]:
     """Return records as they are now: what a run deleted, somebody may have made again."""
     if not any(record.is_deleted for record in records) or not os.path.isdir(root):
         return list(records)
+    now = []
     with LiveFiles(root) as live:
-        return [_as_it_is(live, record) if record.is_deleted else record for record in records]
-
-
-def _as_it_is(live: LiveFiles, record: Record) -> Record:
-    entry = live.look(record.path)
-    stamp = None if entry is None else stamp_of(entry)
-    if stamp is None or stamp.kind not in (FILE, SYMLINK):
-        return record
-    return record.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
+        for each in records:
+            entry = live.look(each.path) if each.is_deleted else None
+            stamp = None if entry is None else stamp_of(entry)
+            if stamp is None or stamp.kind not in (FILE, SYMLINK):
+                now.append(each)
+            else:
+                now.append(
+                    each.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
+                )
+    return now
 
 
 def made_by(store: Store, project: Project, root: str, path: str) -> str:
@@ -243,17 +245,15 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
             interrupts.hold()
             store.history.state(run.run, "failed", str(error) or "interrupted")
             layering.drop(store.places, run.run)
-            raise _explained(error, below) from error
+            if isinstance(error, OSError):
+                raise ApplyFailed(
+                    f"{printable(below)} was not restored: {error.strerror}",
+                    hint="nothing was changed; fumehood doctor",
+                ) from error
+            raise
         interrupts.hold()
         _perform(store, project, run)
     return run
-
-
-def _explained(error: FumehoodError | OSError | KeyboardInterrupt, path: str) -> BaseException:
-    if not isinstance(error, OSError):
-        return error
-    reason = error.strerror
-    return ApplyFailed(f"{printable(path)} was not restored: {reason}", hint="nothing was changed; fumehood doctor")
 
 
 def _perform(store: Store, project: Project, run: Run) -> None:
@@ -302,14 +302,13 @@ def _prepare(store: Store, run: Run, number: int, path: str, version: Version) -
         os.close(layer)
         os.close(live)
     # The layer's own top and the directories on the way are no part of what is restored.
-    wanted_changes = [each for each in changes if each.change != c.MODE or not _leads_to(each.path, path)]
-    for change in wanted_changes:
+    restored = [
+        each for each in changes
+        if each.change != c.MODE or not (each.path == "." or path.startswith(f"{each.path}/"))
+    ]  # fmt: skip
+    for change in restored:
         change.verdict = c.APPLIED
-    return wanted_changes
-
-
-def _leads_to(directory: str, path: str) -> bool:
-    return directory == "." or path.startswith(f"{directory}/")
+    return restored
 
 
 def _make_way(layer: int, live: int, parent: str) -> None:

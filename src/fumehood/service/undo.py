@@ -77,7 +77,12 @@ def undo(
             if again:
                 _refuse_what_was_taken_back(store, run, back)
             _check(store, run, back, [change for change in back.found if again or not is_plain(change)])
-            _refuse_open(run, back)
+            if busy := open_elsewhere(back.found, run.roots):
+                raise UndoRefused(
+                    open_in_words(busy),
+                    hint="close it there, then undo again; with --force, what that program goes on writing stays in"
+                    " the backup",
+                )
         find_backups(store, project, back, first)
         interrupts.hold()
         began = time.monotonic()
@@ -171,15 +176,6 @@ def _why_not(store: Store, project: Project, run: Run, back: Run, first: Run) ->
     except UndoRefused as refusal:
         return refusal
     return None
-
-
-def _refuse_open(run: Run, back: Run) -> None:
-    busy = open_elsewhere(back.found, run.roots)
-    if busy:
-        raise UndoRefused(
-            open_in_words(busy),
-            hint="close it there, then undo again; with --force, what that program goes on writing stays in the backup",
-        )
 
 
 def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) -> None:
@@ -434,7 +430,10 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
     seals = read_seals(store.places, back.layer, back.of or "")
     for number, upper in enumerate(store.uppers(back)):
         os.makedirs(upper, 0o700, exist_ok=True)
-        wanted = {change.path: change for change in back.found if change.root == number and _is_kept(change)}
+        wanted = {
+            change.path: change for change in back.found
+            if change.root == number and change.after is not None and not c.is_mode_alone(change)
+        }  # fmt: skip
         recorded = {change.path for change in first.found if change.root == number}
         layer = open_top(upper)
         try:
@@ -443,10 +442,6 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
             os.close(layer)
         if damaged:
             _refuse_damaged(store, project, back, number, damaged)
-
-
-def _is_kept(change: c.Change) -> bool:
-    return change.after is not None and not c.is_mode_alone(change)
 
 
 def _damaged(

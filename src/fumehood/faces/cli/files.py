@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from fumehood.core.limits import size_told
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act, paint
@@ -93,7 +94,7 @@ def _line(project: str, file: KnownFile, colour: Paint) -> str:
     named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
     where = "" if record.root == project else f"{record.root}/"
     past = colour(f"  from {named}", "dim") if sources else ""
-    return f"{colour(f'{word:8}', shade)} {_size(record.size):>10}  {printable(where + record.path)}{past}"
+    return f"{colour(f'{word:8}', shade)} {size_told(record.size):>10}  {printable(where + record.path)}{past}"
 
 
 def _tell_one(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:
@@ -117,22 +118,13 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
             is_run = "-" not in version.source
             when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
             source = short(version.source) if is_run else version.source
-            size = _size(version.size)
+            size = size_told(version.size)
             kind = "" if version.kind == "file" else f" {version.kind}"
             print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
         print(colour(f"fumehood restore {printable(path)} [--from RUN|DATE]", "dim"))
 
     answer = {"path": path, "root": root} if file is None else file.as_dict()
     return context.say({**answer, "versions": [version.as_dict() for version in kept]}, show)
-
-
-def _size(size: int) -> str:
-    """Write a size as a person says it."""
-    amount, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount /= 1024
-        units.pop(0)
-    return f"{size} bytes" if units[0] == "bytes" else f"{amount:.1f} {units[0]}"
 
 
 def _restore(context: Context) -> int:

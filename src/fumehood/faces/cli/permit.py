@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from fumehood.core.config_keys import KEYS, SECTIONS, shown
+from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import printable
 from fumehood.core.tool import FORMATS, definition
@@ -17,7 +18,6 @@ from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.faces.cli.output import whole_number
 from fumehood.faces.cli.prompt import terminal
 from fumehood.service import scratch
-from fumehood.service.clean import size_told
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root, offered, remove_root
 from fumehood.store.config import compile_file, file_of, load, policy_for
