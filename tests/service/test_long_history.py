@@ -1,18 +1,20 @@
 """What a long history costs: nothing that is asked for every day may take longer for each run that ever was."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fumehood import Run, Sandbox
+from fumehood.core.changes import Change
 from fumehood.service import layers
 from fumehood.service.clean import clean
 from fumehood.service.restore import known_files, versions
 from fumehood.service.store import Store
-from fumehood.service.undo import last_to_undo, to_redo
+from fumehood.service.undo import last_to_undo, to_redo, undo
+from fumehood.store import records
 from fumehood.store.history import Reach
 from fumehood.store.projects import Project
 
@@ -148,3 +150,23 @@ def test_a_file_of_a_project_that_moved_is_still_had_from_its_runs(
     here = store.projects.open(str(moved))
     (listed,) = known_files(store, here)
     assert list(listed.runs) == [each.run for each in reversed(runs)] == sources(store, here)["a"]
+
+
+def test_an_undo_reads_what_a_run_changed_once(
+    run: Callable[..., Run], sandbox: Sandbox, project: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run("for n in 0 1 2 3 4 5 6 7 8 9; do mkdir $n; echo x > $n/a; done")
+    read: list[bytes] = []
+    changes_of_row = records.changes_of_row
+
+    def counted(root: int, directory: bytes, *rest: Any) -> Iterator[Change]:
+        read.append(directory)
+        return changes_of_row(root, directory, *rest)
+
+    monkeypatch.setattr(records, "changes_of_row", counted)
+    here = store.projects.open(str(project))
+    undo(store, here, last_to_undo(store, Reach(project=here.id)))
+    assert not list(project.iterdir())
+    assert len(made.found) == 20
+    # One row a directory: the first one is also looked at to see that there is something to undo.
+    assert len(read) == 12

@@ -19,7 +19,7 @@ from fumehood.core.wording import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from fumehood.core.changes import Change
@@ -152,15 +152,19 @@ class Run:
     @property
     def changes(self) -> tuple[ReportedChange, ...]:
         """Every path the run changed."""
-        return tuple(self.reported(self.found))
+        return tuple(
+            ReportedChange(**{**fields, "flags": tuple(fields["flags"])}) for fields in self.fields_of(self.found)
+        )
 
-    def reported(self, changes: Iterable[Change]) -> Iterator[ReportedChange]:
-        """Yield changes of this run as others are told of them."""
-        for change in changes:
-            yield ReportedChange(
-                path=change.path, root=self.roots[change.root], change=change.change, kind=change.kind,
-                verdict=change.verdict, reason=change.reason, flags=change.flags,
-            )  # fmt: skip
+    def fields_of(self, changes: Iterable[Change]) -> list[dict[str, Any]]:
+        """Return changes of this run as objects of the contract."""
+        return [
+            {
+                "path": change.path, "root": self.roots[change.root], "change": change.change, "kind": change.kind,
+                "verdict": change.verdict, "reason": change.reason, "flags": list(change.flags),
+            }
+            for change in changes
+        ]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of the contract."""
@@ -171,7 +175,7 @@ class Run:
             "hosts": list(self.hosts), "connections": [each.fields() for each in self.connections],
             "duration_s": round(self.duration_s, 6), "output": self.output,
             "one_stream": self.one_stream, "output_truncated": self.output_truncated,
-            "changes": [{**change.fields(), "flags": list(change.flags)} for change in self.changes],
+            "changes": self.fields_of(self.found),
             "blocked": [blocked.fields() for blocked in self.blocked],
             "started_at": self.started_at, "capture": self.capture, "act": self.act, "of": self.of,
             "session": self.session,

@@ -97,9 +97,9 @@ class Context:
         return self.store.projects.open(run.project)
 
     def say(self, answer: object, show: Callable[[], object]) -> int:
-        """Print an object where --json asks for it, else show it to a person."""
+        """Print an object where --json asks for it, else show it to a person; what is much is made when it is asked."""
         if self.as_json:
-            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.write(json.dumps(answer() if callable(answer) else answer) + "\n")
         else:
             show()
         return 0

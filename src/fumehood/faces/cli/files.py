@@ -81,7 +81,7 @@ def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -
             left_out = len(files) - len(listed)
             print(colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim"))
 
-    return context.say([each.as_dict() for each in listed], show)
+    return context.say(lambda: [each.as_dict() for each in listed], show)
 
 
 def _line(project: str, file: KnownFile, colour: Paint) -> str:
@@ -137,7 +137,7 @@ def _restore(context: Context) -> int:
         tell_run(done, sys.stdout)
         print(f"  to have it back as it was: fumehood undo {short(done.run)}")
 
-    return context.say(done.as_dict(), show)
+    return context.say(done.as_dict, show)
 
 
 def _scan(context: Context) -> int:

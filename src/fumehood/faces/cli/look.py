@@ -16,7 +16,7 @@ from fumehood.store.history import Reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any, TextIO
 
     from fumehood.core.network import Connection
@@ -117,35 +117,34 @@ def headline(run: Run) -> str:
     return f"{text}: {printable(run.reason)}" if run.reason else text
 
 
-def lines(run: Run, paint: Paint, most: int) -> list[str]:
+def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
     """Write one line a change; where they are too many, a tree that comes or goes whole, and what is alike, in one.
 
     The numbers in the lines, and one for each line without, are those of the headline.
     """
     if len(run.found) <= most:
-        return [line(run, change, paint) for change in run.found]
+        yield from (line(run, change, paint) for change in run.found)
+        return
     inside = _whole_trees(run.found)
     shown = [
         change for change in run.found
         if change.flags or change.within is None or (change.root, change.within) not in inside
     ]  # fmt: skip
     listed, left_out = summary(shown, most)
-    written = []
     for each in listed:
         change = each.change
         if each.count == 1:
             count = inside.get((change.root, change.path), 0)
             more = f"  {paint(f'and {count} in it', 'dim')}" if count else ""
-            written.append(line(run, change, paint) + more)
+            yield line(run, change, paint) + more
         else:
             top = "" if each.path == "./" else each.path
             alike = [other for other in shown if _is_alike(other, change) and other.path.startswith(top)]
             count = sum(1 + inside.get((other.root, other.path), 0) for other in alike)
-            written.append(f"{line(run, change, paint, path=f'{each.path}…')}  {paint(f'{count} of them', 'dim')}")
+            yield f"{line(run, change, paint, path=f'{each.path}…')}  {paint(f'{count} of them', 'dim')}"
     if left_out or inside or any(each.count > 1 for each in listed):
         more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
-        written.append(paint(f"{more}all of them: fumehood show {short(run.run)}", "dim"))
-    return written
+        yield paint(f"{more}all of them: fumehood show {short(run.run)}", "dim")
 
 
 def _is_alike(one: c.Change, other: c.Change) -> bool:
@@ -241,7 +240,7 @@ def _log(context: Context) -> int:
 def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
     """Tell of runs: who asked, what ran, what was decided and by whom, how much changed and the first of it."""
     events = context.store.audit.of([run.run for run in runs])
-    first = {run.run: run.reported(context.store.history.first_changes(run.run, _PATHS)) for run in runs}
+    history = context.store.history
     return [
         {
             "run": run.run, "project": run.project, "command": run.command, "cwd": run.cwd, "state": run.state,
@@ -249,7 +248,7 @@ def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, in
             "timed_out": run.timed_out, "started_at": run.started_at, "duration_s": run.duration_s,
             "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
             "path_count": sum(counts[run.run].values()),
-            "paths": [{**change.fields(), "flags": list(change.flags)} for change in first[run.run]],
+            "paths": run.fields_of(history.first_changes(run.run, _PATHS)),
             "blocked": [blocked.fields() for blocked in run.blocked],
             "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
             "events": [event.fields() for event in events[run.run]],
@@ -273,8 +272,8 @@ def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str
 def _show(context: Context) -> int:
     run = context.run(context.options.run)
     events = context.store.audit.of([run.run])[run.run]
-    answer = {**run.as_dict(), "dropped": list(run.dropped), "events": [event.fields() for event in events]}
-    return context.say(answer, lambda: _tell(run, events))
+    more = {"dropped": list(run.dropped), "events": [event.fields() for event in events]}
+    return context.say(lambda: {**run.as_dict(), **more}, lambda: _tell(run, events))
 
 
 def _tell(run: Run, events: Sequence[Event]) -> None:

@@ -115,7 +115,7 @@ def _redo(context: Context) -> int:
 
 def _say(context: Context, done: Run, show: Callable[[], None]) -> int:
     """Tell what was done, then do what can wait until that is told."""
-    code = context.say(done.as_dict(), show)
+    code = context.say(done.as_dict, show)
     sys.stdout.flush()
     upkeep(context.store, context.project_of(done).id)
     return code
@@ -132,7 +132,7 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
         for back in backs:
             _tell_undo(back)
 
-    return context.say([back.as_dict() for back in backs], show)
+    return context.say(lambda: [back.as_dict() for back in backs], show)
 
 
 def _tell_undo(back: Run) -> None:
