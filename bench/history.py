@@ -29,7 +29,7 @@ _MAKE = (
 def history(room: Path) -> Iterator[Figure]:
     """Commands over a long history must not take longer than over a short one."""
     long, short = _project(room / "long", MANY), _project(room / "short", FEW)
-    lines = {"files": 1.3, "clean": 1.3, "log": 1.1, "log --json": 1.1, "show": 1.1, "undo": 1.1, "redo": 1.1}
+    lines = {"files": 1.5, "clean": 1.5, "log": 1.1, "log --json": 1.1, "show": 1.1, "undo": 1.1, "redo": 1.1}
     taken: dict[tuple[str, Path], list[float]] = {(line, project): [] for line in lines for project in (long, short)}
     for _ in range(_TIMES + 1):
         for (line, project), mine in taken.items():

@@ -153,6 +153,7 @@ class _Cleaning:
         self._project = project
         self._is_dry = dry
         self._bytes = 0
+        self._gone: list[str] = []  # directories that were set aside
         self._failed: list[str] = []
 
     def all(self) -> Freed:
@@ -185,7 +186,8 @@ class _Cleaning:
             else:
                 going = self._retire(going, runs)
                 self._set_aside(strays, runs)
-                self._remove_gone(runs)
+                # With those of a cleaning that did not end.
+                self._remove_gone([*self._gone, *(name for name in on_disk if name.endswith(_GONE))], runs)
             wanted = [layer for layer in going if not _is_useless(layer)]
             return Freed(
                 runs=len(wanted), leftovers=len(going) - len(wanted) + len(strays),
@@ -289,14 +291,13 @@ class _Cleaning:
                 continue  # its own run removed it, because nothing was left in it, or is at it
             try:
                 os.rename(name, f"{name}{_GONE}", src_dir_fd=runs, dst_dir_fd=runs)
+                self._gone.append(f"{name}{_GONE}")
             finally:
                 os.close(claim)
 
-    def _remove_gone(self, runs: int) -> None:
-        """Remove what was set aside, now or by a cleaning that did not end."""
-        for name in entries(runs):
-            if not name.endswith(_GONE):
-                continue
+    def _remove_gone(self, names: Iterable[str], runs: int) -> None:
+        """Remove what was set aside."""
+        for name in names:
             size = space_of(runs, name, freed=True)
             try:
                 layering.drop(self._store.places, name)
