@@ -209,7 +209,7 @@ def need_way(way: str, here: Host) -> None:
     need(way in here.captures, f"writes can't be captured by {way} here: {here.refusal(way) or here.why}")
 
 
-@pytest.fixture(params=CAPTURES)
+@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.once] if way == "copy" else []) for way in CAPTURES])
 def way(request: pytest.FixtureRequest, known_host: None) -> str:
     """Each way of capturing that the host has; a test of some of them names these, with `indirect=True`.
 

@@ -403,6 +403,7 @@ def test_what_a_tool_loads_by_itself_is_held(
     assert (tmp_path.resolve() / "mark").exists(), "the tool did not act on it: the rule has no ground"
 
 
+@pytest.mark.installs
 def test_a_virtual_environment_that_is_used_and_made_anew_needs_no_person(
     run: Callable[[str], None], judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
 
-SHARE = 3  # points of each act that are tried here
+SHARE = 2 if os.geteuid() == 0 else 1  # points of each act that are tried here
 JOURNAL = {"create", "write", "flush", "remove"}
 STEPS = {"rename", "make a directory", "link"}
 COPYING = {"copy", "set a size", "set a mode", "set times", "symlink"}

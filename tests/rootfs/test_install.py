@@ -21,7 +21,7 @@ from mirror import Mirror, minirootfs, tarball
 from patience import eventually
 from trees import VERSION
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 

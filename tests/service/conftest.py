@@ -14,7 +14,7 @@ def _known_host(known_host: None) -> None:
     """What this host can do is found out once."""
 
 
-@pytest.fixture(params=["one file system", "two file systems"])
+@pytest.fixture(params=["one file system", pytest.param("two file systems", marks=pytest.mark.once)])
 def project_on_either(request: pytest.FixtureRequest, test_directory: Path) -> Path:
     """A project on the file system of the layers, where paths are swapped, and on another, where they are copied."""
     alone = request.param == "one file system"

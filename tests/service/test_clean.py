@@ -17,6 +17,8 @@ from fumehood.service.store import Store
 from passing_days import DAY, pass_days
 from patience import LONG_S
 
+pytestmark = pytest.mark.once
+
 on_real_layers = pytest.mark.namespaces
 
 

@@ -55,6 +55,7 @@ def _removed(project: Path) -> Iterator[None]:
     project.mkdir()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("way", ["kernel", "fuse", "copy"], indirect=True)
 def test_a_deep_tree_is_applied_held_and_undone_like_any_other(way: str, project: Path) -> None:
     depth = _DEEP if way == "kernel" else 300
@@ -81,6 +82,7 @@ def test_a_deep_tree_whose_directories_are_closed_to_their_owner(sandbox: Sandbo
     assert entries_below(project) == 2 * _DEEP
 
 
+@pytest.mark.once
 def test_a_tree_beyond_the_limit_is_kept_and_that_is_said(sandbox: Sandbox, store: Store, project: Path) -> None:
     command = nest(DEEPEST + 200)
     with pytest.raises(TooDeep, match="nested more than 4,096 deep") as failure:
@@ -97,6 +99,7 @@ def test_a_tree_beyond_the_limit_is_kept_and_that_is_said(sandbox: Sandbox, stor
     assert not layer.exists()
 
 
+@pytest.mark.once
 def test_a_tree_beyond_the_limit_is_kept_where_fumehood_was_stopped_too(
     sandbox: Sandbox, store: Store, known: Project, project: Path
 ) -> None:
@@ -117,6 +120,7 @@ def test_a_tree_beyond_the_limit_is_kept_where_fumehood_was_stopped_too(
     assert not Path(layer.upper).exists()
 
 
+@pytest.mark.once
 def test_what_is_nested_beyond_any_limit_can_be_removed(test_directory: Path) -> None:
     above = open_top(str(test_directory))
     here = os.open(test_directory, LISTING)
@@ -162,6 +166,7 @@ def make_deep(directory: Path, depth: int) -> None:
     os.close(here)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("layers", [0, 2])
 def test_twice_the_depth_takes_twice_the_work(
     layers: int, test_directory: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +203,7 @@ def all_that_only_look(tree: Path) -> dict[str, Callable[[], object]]:
     }
 
 
+@pytest.mark.once
 def test_to_look_through_twice_the_depth_takes_twice_the_work(
     test_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +218,7 @@ def test_to_look_through_twice_the_depth_takes_twice_the_work(
     assert all(0 < twice < 3 * once for once, twice in work.values()), work
 
 
+@pytest.mark.once
 def test_what_lies_beyond_any_limit_is_looked_at_too(test_directory: Path) -> None:
     make_deep(test_directory / "tree", DEEPEST + 300)
     above = open_top(str(test_directory))
@@ -221,11 +228,13 @@ def test_what_lies_beyond_any_limit_is_looked_at_too(test_directory: Path) -> No
     os.close(above)
 
 
+@pytest.mark.once
 def test_a_scan_records_the_files_of_a_deep_tree(store: Store, known: Project, project: Path) -> None:
     make_deep(project / "tree", _DEEP)
     assert scan_project(store, known).files == _DEEP
 
 
+@pytest.mark.once
 def test_what_was_moved_is_looked_up_anew(test_directory: Path) -> None:
     make_deep(test_directory / "tree", 300)
     top = open_top(str(test_directory / "tree"))

@@ -15,7 +15,7 @@ from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
 from snapshots import entries, heard, snapshot, told
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 _MANY = 240  # more layers than the kernel is told of in one page
 _SOME = 34  # more than are seen singly, so that some are folded twice

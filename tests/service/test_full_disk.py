@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 TESTS = Path(__file__).parent.parent
 
 # Real commands on a small disk of their own, in a mount namespace that ends with them.
@@ -149,8 +151,7 @@ def told(home, project, need):
 @pytest.mark.namespaces
 @pytest.mark.parametrize(
     ("left", "what"),
-    [(0, "bytes"), (8 << 10, "bytes"), (60 << 10, "bytes"), (600 << 10, "bytes"), (2100 << 10, "bytes"),
-     (3 << 20, "bytes"), (0, "entries"), (5, "entries"), (100, "entries"), (300, "entries")],
+    [(0, "bytes"), (60 << 10, "bytes"), (600 << 10, "bytes"), (2100 << 10, "bytes"), (5, "entries"), (300, "entries")],
 )  # fmt: skip
 def test_a_command_begins_with_room_for_its_end_or_not_at_all(told, left, what):
     told(EVERY_PHASE, str(left), what)

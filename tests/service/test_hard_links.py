@@ -8,7 +8,7 @@ import pytest
 from fumehood import Policy, Sandbox
 from snapshots import snapshot
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 @pytest.fixture

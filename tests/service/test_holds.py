@@ -10,7 +10,7 @@ import pytest
 from fumehood import BadRequest, Policy, Sandbox
 from snapshots import heard, snapshot, told
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 def verdicts(run):

@@ -116,11 +116,11 @@ def test_a_disk_filler_whose_file_has_no_name_is_found(limited):
 
 def test_empty_files_take_room_too(limited, project):
     code = "import os, time\n"
-    code += "for n in range(100_000): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))\ntime.sleep(30)"
+    code += "for n in range(20_000): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))\ntime.sleep(30)"
 
-    run = limited(written=20 * MIB).run([PYTHON, "-c", code], timeout=LONG_S)
+    run = limited(written=4 * MIB).run([PYTHON, "-c", code], timeout=LONG_S)
 
-    assert details(run) == ["written: 20 MiB"]
+    assert details(run) == ["written: 4 MiB"]
     assert run.state == "held"
     assert list(project.iterdir()) == []
 

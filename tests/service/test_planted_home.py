@@ -9,7 +9,7 @@ from fumehood import Policy, Sandbox
 from fumehood.linux.probe import host
 from fumehood.store.places import places
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 def planted_at(home: Path) -> homes.Planted:

@@ -9,7 +9,7 @@ import pytest
 
 from fumehood import BadRequest, Policy, Sandbox
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 def data(home):

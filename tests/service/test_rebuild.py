@@ -14,6 +14,8 @@ from fumehood.service.opened import OpenedStore
 from fumehood.service.recover import rebuild
 from fumehood.store.records import read_records
 
+pytestmark = pytest.mark.once
+
 
 def database() -> Path:
     return Path(os.environ["XDG_STATE_HOME"], "fumehood/fumehood.db")

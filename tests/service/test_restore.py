@@ -16,7 +16,7 @@ from fumehood.store.projects import Project
 from passing_days import pass_days
 
 DAY = 86_400
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 
 def clean_after(store: Store, days: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import pytest
 
 from fumehood import Run, Sandbox
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 PAYLOAD = "#!/bin/sh\necho run >> '{marker}'\ncat 2>/dev/null\nexit 0\n"
 COMMIT = ("commit", "-qam", "next")
