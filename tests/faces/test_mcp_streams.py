@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import command_line
+from forked import SERVER, loaded
 from patience import LONG_S
 from processes import LONG, left_over
 
@@ -60,7 +61,7 @@ class Server:
 
 @contextmanager
 def server(project: Path) -> Iterator[Server]:
-    arguments = [*command_line(), "mcp", "--project", str(project)]
+    arguments = [*loaded(SERVER).client(), "mcp", "--project", str(project)]
     pipe = subprocess.PIPE
     with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
         try:
