@@ -15,6 +15,7 @@ import signal
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -329,9 +330,43 @@ def second_user() -> Iterator[tuple[Account, Path]]:
         stack.enter_context(everybody_may_use(Path("/dev/fuse")))
         copy = base / "checkout"
         shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        packages = base / "packages"
+        subprocess.run(["cp", "-a", sysconfig.get_path("purelib"), packages], check=True)
         hand_over(base, account)
         mixed_projects(base / "mixed", account)
+        lend(packages, copy, account)
         yield account, copy
+
+
+# Makes the environment of a checkout with packages that lie there, and not with some from an index.
+WITH_PACKAGES = """
+import os, sys, sysconfig
+checkout, packages = sys.argv[1:]
+sys.path.insert(0, checkout + "/tools")
+import environment
+def install(target, *_):
+    place = sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)})
+    os.rmdir(place)
+    os.rename(packages, place)
+environment.install = install
+sys.argv[1:] = checkout, "test"
+sys.exit(environment.main())
+"""
+
+
+def lend(packages: Path, copy: Path, account: "Account") -> None:
+    """Make the account's environment with our packages; where its Python is another one, it installs its own."""
+    environment = account.environment()
+    python = shutil.which("python3", path=environment["PATH"])
+    question = "import os, sys; print(sys.version_info[:2], os.path.realpath(sys.executable))"
+    options: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, **account.switch()}
+    answer = subprocess.run(
+        [python or "false", "-I", "-c", question], check=False, capture_output=True, text=True, **options
+    ).stdout.strip()
+    version, _, interpreter = answer.rpartition(") ")
+    if f"{version})" == str(sys.version_info[:2]):
+        command = [interpreter, "-I", "-B", "-c", WITH_PACKAGES, str(copy), str(packages)]
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, **options)
 
 
 @contextmanager
