@@ -130,9 +130,12 @@ def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
         with Running(here, TOGETHER, Selection(wanted, arguments)) as running:
             passes = [running.ended()]
         passes += [half.ended() for half in beside]
-        for place, marks in ((here, wanted), (there, again)):
-            with Running(place, ALONE, Selection(marks, arguments, ALONE)) as running:
-                passes.append(running.ended())
+        # These two want the machine for themselves, but there is room for both: much of each is waiting.
+        kept = stack.enter_context(tempfile.TemporaryFile())
+        last = stack.enter_context(Running(there, ALONE, Selection(again, arguments, ALONE), kept))
+        with Running(here, ALONE, Selection(wanted, arguments, ALONE)) as running:
+            passes.append(running.ended())
+        passes.append(last.ended())
         # An account that was there before may have work of its own.
         left = end_processes_of(account.uid) if account.is_ours else []
     if left:

@@ -502,6 +502,7 @@ IN_FLIGHT = 50
 
 
 @sandboxed
+@pytest.mark.once
 @pytest.mark.alone
 @pytest.mark.parametrize("projects", [1, 5])
 def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
@@ -543,6 +544,7 @@ def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
 
 
 @sandboxed
+@pytest.mark.once
 @pytest.mark.alone
 @pytest.mark.parametrize("projects", [1, 5])
 def test_fifty_runs_in_flight_from_asyncio(home, test_directory, projects):
