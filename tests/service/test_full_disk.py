@@ -100,8 +100,9 @@ assert "Traceback" not in told, told
 """
 AND_THE_RESERVE_IS_ENOUGH = """
 # Whoever looks after a command that lasts may have ended it, because the disk is full: that is held.
-(state,) = states()
-assert state == sys.argv[4] or (state == "held" and "the disk has only" in told), told[-500:]
+run = json.loads(fumehood("show", "last", "--json", status=(0,)).stdout)
+state = run["state"]
+assert state == sys.argv[4] or (state == "held" and "the disk has only" in run["reason"]), (state, run["reason"])
 assert (project / "kept").read_text() == ("new\\n" if state == "applied" else "old")
 if state == "held":
     fumehood("apply", "last", status=(0,))
