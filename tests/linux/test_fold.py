@@ -79,3 +79,21 @@ def test_a_fold_copies_nothing_and_leaves_its_layers_whole(test_directory: Path)
     assert (test_directory / "folded/f").samefile(test_directory / "over/f")
     assert (test_directory / "folded/g").samefile(test_directory / "under/g")
     assert (test_directory / "under/f").read_text() == "old"
+
+
+def test_a_directory_that_no_layer_shows_is_not_there(test_directory: Path) -> None:
+    for name in ("layer/deleted", "project/deleted/inner", "project/kept"):
+        (test_directory / name).mkdir(parents=True)
+    (test_directory / "layer/deleted").rmdir()
+    os.mknod(test_directory / "layer/deleted", stat.S_IFCHR, os.makedev(0, 0))
+    tops = [open_top(str(test_directory / name)) for name in ("layer", "project")]
+    stack = Stack(tops)
+    try:
+        stack.reach("kept").close()
+        for path in ("never", "deleted", "deleted/inner"):
+            with pytest.raises(FileNotFoundError):
+                stack.reach(path)
+    finally:
+        stack.restore()
+        for top in tops:
+            os.close(top)
