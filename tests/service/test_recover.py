@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.linux import nofollow
+from fumehood.linux import nofollow, steps
 from fumehood.linux.nofollow import Loosened, open_top
 from fumehood.service.clean import clean
 from fumehood.service.opened import OpenedStore
@@ -108,6 +108,30 @@ def test_what_was_to_be_taken_by_force_when_all_died_is_a_conflict_again(home, p
         sandbox.apply(run)
         assert (project / "a").read_text() == "the person's"
         assert (project / "b").read_text() == "b\n"
+
+
+@pytest.mark.namespaces
+def test_a_deletion_at_whose_moment_all_died_is_still_one(home, project, monkeypatch):
+    (project / "gone").write_text("old")
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("rm gone; echo new > new", apply="hold")
+    child = os.fork()
+    if not child:
+        # What marks it in the layer has made room for the file, which is not there yet.
+        real = steps.move
+        monkeypatch.setattr(steps, "move", lambda *entry: os._exit(9) if "gone" in entry else real(*entry))
+        with Sandbox(project) as sandbox:
+            sandbox.apply(run.id)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    with Sandbox(project) as sandbox:
+        assert sandbox.history()[0].state == "held"
+        assert os.listdir(project) == ["gone"]
+        assert "gone" not in sandbox.run("ls", apply="discard").output
+        assert sandbox.apply(run.id).state == "applied"
+        assert os.listdir(project) == ["new"]
+        sandbox.undo(run.id)
+    assert (project / "gone").read_text() == "old"
 
 
 @pytest.mark.namespaces
