@@ -33,7 +33,7 @@ NO_TESTS_SELECTED = 5
 # Known to tests/conftest.py: some tests want the machine for themselves.
 TOGETHER, ALONE = "together", "alone"
 HALVES = ("first half", "second half")  # of those together
-WORKERS = max(2, len(os.sched_getaffinity(0))) + 1  # much of a test is waiting
+WORKERS = 2 * max(2, len(os.sched_getaffinity(0)))  # much of a test is waiting
 GRACE_S = 15
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 # Program to look for: the Debian package that has it, and what is not tried without it.
