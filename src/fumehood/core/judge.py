@@ -55,6 +55,7 @@ def judge(
             change.flags = (*change.flags, concern.flag)
     if waiting is not None:
         hold_what_builds_on(changes, waiting)
+    keep_states_whole(changes)
     keep_replacements_whole(changes)
     if concerns or waiting:
         _hold_shells(changes)
@@ -166,6 +167,20 @@ def _is_state(rest: list[str]) -> bool:
     return first in _TREES or (len(rest) == 1 and (first in _FILES or first.endswith("_HEAD")))
 
 
+def keep_states_whole(changes: Sequence[c.Change]) -> None:
+    """Hold all of a repository's state, or a database with its journals, where a part of it is held.
+
+    A commit whose index waits would leave HEAD ahead of it, and a person's next commit would take it back.
+    """
+    held = {
+        one_state(f"{change.root}/{change.path}"): change for change in reversed(changes) if change.verdict == c.HELD
+    }
+    for change in changes if held else ():
+        partner = held.get(one_state(f"{change.root}/{change.path}"))
+        if partner is not None and change.verdict == c.APPLIED:
+            change.verdict, change.reason = c.HELD, f"{partner.path} is held, and they are one state"
+
+
 def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str = HOLD_PATH) -> bool:
     """Let what belongs together share a conflict; tell whether any more changes are held for it."""
     conflicts = [change for change in changes if change.verdict == c.CONFLICT]
@@ -238,10 +253,13 @@ class Waiting:
         self._at: dict[tuple[int, str], str] = {}
         self._trees: dict[tuple[int, str], str] = {}
         self._above: dict[tuple[int, str], str] = {}
+        self._repositories: dict[str, str] = {}
         for run, root, change in held:
             self._at[root, change.path] = run
             if not c.is_mode_alone(change):
                 self._trees[root, change.path] = run
+            if git := repository(f"{root}/{change.path}"):
+                self._repositories[git] = run
             for each in c.above(change.path):
                 if self._above.get((root, each)) == run:
                     break  # so it is for those above it
@@ -254,7 +272,8 @@ class Waiting:
     def under(self, change: c.Change) -> str | None:
         """Return the run that a change builds on, or None.
 
-        That is one that changed the path or something above it, or, where a whole directory goes, something in it.
+        That is one that changed the path or something above it, or, where a whole directory goes, something in it; or
+        the state of the same repository.
         """
         root, path = change.root, change.path
         if (root, path) in self._at:
@@ -262,7 +281,7 @@ class Waiting:
         if change.change in (c.DELETED, c.TYPE) and (root, path) in self._above:
             return self._above[root, path]
         tree = self._inside.topmost(root, path)
-        return None if tree is None else self._trees[root, tree]
+        return self._repositories.get(repository(f"{root}/{path}")) if tree is None else self._trees[root, tree]
 
 
 def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:

@@ -1,0 +1,92 @@
+"""A repository moves as one: HEAD, its refs and the index are applied together, or wait together."""
+
+import itertools
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from fumehood import Run, Sandbox
+
+pytestmark = pytest.mark.namespaces
+
+STATE = (".git/HEAD", ".git/index", ".git/refs", ".git/logs", ".git/packed-refs")
+
+
+@pytest.fixture
+def repository(home: Path, project: Path) -> Path:
+    need(shutil.which("git") is not None, "there is no git")
+    for words in (
+        ["init", "-q", "-b", "main"], ["config", "user.name", "Ada"], ["config", "user.email", "ada@example.org"],
+        ["commit", "-q", "--allow-empty", "-m", "first"],
+    ):  # fmt: skip
+        git(project, *words)
+    return project
+
+
+def git(project: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=project, check=True, capture_output=True, text=True).stdout
+
+
+def verdicts(run: Run) -> set[str]:
+    """What became of the repository's state."""
+    return {change.verdict for change in run.changes if change.path.startswith(STATE) and change.kind != "directory"}
+
+
+def is_sound(project: Path) -> bool:
+    """Whether nothing is staged that no agent was let stage, and every object is there."""
+    staged = git(project, "diff", "--cached", "--name-status").split()
+    return git(project, "fsck", "--no-dangling") == "" and "D" not in staged
+
+
+def test_a_commit_over_a_held_index_waits_with_it(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        first = sandbox.run("echo a > a; git add a", apply="hold")
+        second = sandbox.run("echo b > b; git add b; git commit -qm b")
+        assert verdicts(second) == {"held"}
+        assert git(repository, "log", "--format=%s").split() == ["first"]
+        assert is_sound(repository)
+        sandbox.apply(first)
+        sandbox.apply(second)
+    assert git(repository, "log", "--format=%s").split() == ["b", "first"]
+    assert git(repository, "ls-files").split() == ["a", "b"]
+    assert git(repository, "status", "--porcelain") == ""
+    assert is_sound(repository)
+
+
+def test_a_branch_that_is_made_over_a_held_index_waits_too(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        sandbox.run("echo a > a; git add a", apply="hold")
+        assert verdicts(sandbox.run("git branch topic")) == {"held"}
+        assert verdicts(sandbox.run("echo x > beside")) == set()
+    assert git(repository, "branch", "--format=%(refname:short)").split() == ["main"]
+
+
+COMMANDS = {
+    "add": "echo a > a; git add a",
+    "commit": "echo b > b; git add b; git commit -qm b",
+    "branch": "git switch -qc topic",
+    "remove": "git rm -q kept; git commit -qm gone",
+}
+
+
+@pytest.mark.parametrize("held", COMMANDS)
+def test_in_every_order_of_runs_the_repository_stays_whole(repository: Path, held: str) -> None:
+    (repository / "kept").write_text("kept\n")
+    git(repository, "add", "kept")
+    git(repository, "commit", "-qm", "kept")
+    others = [name for name in COMMANDS if name != held]
+    order = next(itertools.permutations(others))
+    with Sandbox(repository) as sandbox:
+        sandbox.run(COMMANDS[held], apply="hold")
+        for name in order:
+            run = sandbox.run(COMMANDS[name])
+            assert len(verdicts(run)) <= 1, (name, run.changes)
+            assert is_sound(repository)
+        for run in reversed(sandbox.history()):
+            if run.state == "held":
+                sandbox.apply(run)
+            assert is_sound(repository)
+    assert git(repository, "status", "--porcelain") == ""
