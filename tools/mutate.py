@@ -3,6 +3,7 @@
 Each mutant is tried in a copy of the checkout, by the tests that concern its module. Prints for each whether it was
 killed, and the difference where it was not: a test that is missing, or code that is not needed. The same seed makes
 the same mutants, so two states of the tests can be compared: --tests DIRECTORY takes the tests of another checkout.
+Root does not notice what only an ordinary user meets, such as a closed directory: try what survives as one, too.
 """
 
 import argparse
@@ -25,27 +26,24 @@ from queue import SimpleQueue
 CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCES = "src/fumehood"
 # The tests that concern each module, those that are quick and likely to notice first.
-STORY = ("service/test_apply_undo.py", "service/test_recover.py", "service/test_hard_links.py", "service/test_tree.py")
 TESTS = {
-    "linux/steps": ("linux/test_steps.py", *STORY, "service/test_in_use.py", "service/test_deep_trees.py"),
-    "linux/layer": ("linux/test_upper.py", "linux/test_fold.py", "linux/test_steps.py", "fuzz", *STORY),
+    "linux/steps": ("linux/test_steps.py", "service/test_apply_undo.py", "service/test_in_use.py"),
+    "linux/layer": ("linux/test_upper.py", "linux/test_fold.py", "linux/test_steps.py", "fuzz", "service/test_tree.py"),
     "linux/nofollow": (
         "linux/test_nofollow.py", "linux/test_steps.py", "linux/test_upper.py", "linux/test_fold.py",
-        "rootfs/test_unpack.py", "store/test_files.py", *STORY, "service/test_in_use.py", "service/test_deep_trees.py",
+        "rootfs/test_unpack.py", "store/test_files.py", "service/test_hard_links.py", "service/test_deep_trees.py",
     ),
     "core/judge": (
         "core/test_together.py", "core/test_plan.py", "core/test_danger.py", "fuzz", "linux/test_steps.py",
-        "service/test_judging.py", "service/test_holds.py", "service/test_groups.py", "service/test_some_paths.py",
-        *STORY,
+        "service/test_judging.py", "service/test_holds.py", "service/test_some_paths.py", "faces/test_ending.py",
     ),
     "service/recover": (
-        "service/test_recover.py", "service/test_rebuild.py", "service/test_interrupts.py",
-        "service/test_apply_undo.py", "service/test_damaged_backups.py", "service/test_full_disk.py",
+        "service/test_recover.py", "service/test_rebuild.py", "service/test_interrupts.py", "service/test_folds.py",
         "faults/test_faults.py",
     ),
     "service/apply": (
-        "linux/test_steps.py", *STORY, "service/test_in_use.py", "service/test_some_paths.py",
-        "service/test_full_disk.py", "service/test_groups.py", "faults/test_faults.py",
+        "linux/test_steps.py", "service/test_in_use.py", "service/test_some_paths.py", "service/test_recover.py",
+        "service/test_apply_undo.py", "faults/test_faults.py",
     ),
     "core/jsonc": ("core/test_jsonc.py", "faces/test_connect.py"),
 }  # fmt: skip
