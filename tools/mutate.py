@@ -48,6 +48,7 @@ TESTS = {
     "core/jsonc": ("core/test_jsonc.py", "faces/test_connect.py"),
 }  # fmt: skip
 NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")
+RUNNING: set["subprocess.Popen[str]"] = set()
 TIME_LIMIT_S = 1800  # for all tests of one mutant; the suite has its own limit for each test
 OPPOSITES = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
@@ -108,13 +109,20 @@ def tried(chosen: dict[int, Mutant], free: "SimpleQueue[Path]") -> int:
             free.put(copy)
 
     survived = []
-    with ThreadPoolExecutor(free.qsize()) as pool:
+    pool = ThreadPoolExecutor(free.qsize())
+    try:
         for (number, mutant), (how, seconds) in zip(chosen.items(), pool.map(attempt, chosen.values()), strict=True):
             print(f"{number:3} {mutant.module}:{mutant.line} {mutant.what}: {how or 'SURVIVED'} ({seconds:.0f} s)")
             if not how:
                 survived.append(number)
                 print(mutant.difference())
             sys.stdout.flush()
+    finally:
+        # After an interruption, what is under way is ended and the rest not begun.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(RUNNING):
+            process.send_signal(signal.SIGINT)
+        pool.shutdown()
     print(f"{len(chosen) - len(survived)} of {len(chosen)} killed; survived: {survived or 'none'}")
     return 1 if survived else 0
 
@@ -141,21 +149,26 @@ def verdict(mutant: Mutant, copy: Path) -> str:
     tests = [f"tests/{name}" for name in TESTS[mutant.module] if (copy / "tests" / name).exists()]
     command = ["sh", "tools/python", "-P", "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
     command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", "--timeout=120", *tests]
+    file.write_text(mutant.source)
+    process = subprocess.Popen(
+        command, cwd=copy, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True,
+    )  # fmt: skip
+    RUNNING.add(process)
     try:
-        file.write_text(mutant.source)
-        done = subprocess.run(
-            command, cwd=copy, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-            timeout=TIME_LIMIT_S, start_new_session=True,
-        )  # fmt: skip
+        said = process.communicate(timeout=TIME_LIMIT_S)[0]
     except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
         return f"killed: took longer than {TIME_LIMIT_S} s"
     finally:
+        RUNNING.discard(process)
         file.write_text(original)
         # What was compiled is known by its source's time.
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    if done.returncode == 0:
+    if process.returncode == 0:
         return ""
-    failed = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
+    failed = next((line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
     return f"killed by {failed.partition(' - ')[0].partition(' ')[2] or 'an error before the first test'}"
 
 
