@@ -176,7 +176,6 @@ CREATE TABLE versions (             -- the paths that runs replaced or deleted: 
     path BLOB NOT NULL, PRIMARY KEY (run, root, path)) WITHOUT ROWID;
 -- whether `versions` has what this run did
 ALTER TABLE runs ADD COLUMN is_listed INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX runs_unlisted ON runs (project) WHERE NOT is_listed AND counts != '';
 -- the bytes that its layer took at the last cleaning; -1: it has none; NULL: not looked at since it was settled
 ALTER TABLE runs ADD COLUMN space INTEGER;
 CREATE INDEX runs_measured ON runs (day, id, project, space) WHERE space >= 0;
