@@ -345,7 +345,8 @@ def test_a_named_project_starts_at_its_top_or_where_one_says(told: Any, project:
     assert told(*named, "--cwd", str(project / "sub"), "--", "pwd", cwd="/usr")["output"] == f"{project}/sub\n"
     assert told("run", "--cwd", "sub", "--", "pwd")["output"] == f"{project}/sub\n"
     assert told("run", "--cwd=/usr", "--", "pwd")["output"] == "/usr\n"
-    assert told(*named, "--cwd", ".", "--", "pwd", cwd="/usr")["output"] == "/usr\n"
+    assert told(*named, "--cwd", "sub", "--", "pwd", cwd="/usr")["output"] == f"{project}/sub\n"
+    assert told(*named, "--session", "s", "--cwd", ".", "--", "pwd", cwd="/usr")["output"] == "/usr\n"
 
 
 @in_the_hood

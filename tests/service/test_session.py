@@ -5,12 +5,13 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 import trees
 from conftest import need
-from fumehood import BadRequest, Sandbox, UndoRefused
+from fumehood import BadRequest, Policy, Sandbox, UndoRefused
 from fumehood.core.questions import Question
 from passing_days import pass_days
 
@@ -109,17 +110,48 @@ def test_nothing_of_the_pipes_is_left(agent: Sandbox, home: Path) -> None:
     agent.run("cd /")
     with pytest.raises(BadRequest):
         agent.run("true", cwd="/nonexistent")
-    assert os.listdir(home / ".local/state/fumehood/sessions/agent-1") == []
+    assert os.listdir(home / ".local/state/fumehood/sessions/agent-1") == ["tmp"]
 
 
-def test_a_session_can_have_its_own_tmp(sandbox: Sandbox, project: Path) -> None:
+@pytest.mark.parametrize("own_tmp", [True, False])
+def test_a_session_has_a_tmp_of_its_own(sandbox: Sandbox, project: Path, own_tmp: bool) -> None:
     need(not str(project).startswith("/tmp/"), "the project lies in /tmp")
-    one, other = sandbox.session("one", own_tmp=True), sandbox.session("other", own_tmp=True)
+    one, other = sandbox.session("one", own_tmp=own_tmp), sandbox.session("other", own_tmp=own_tmp)
     one.run("echo mine >/tmp/x")
     assert one.run("cat /tmp/x; stat -c %a /tmp").stdout == "mine\n1777\n"
     assert other.run("cat /tmp/x").exit_code == 1
-    assert sandbox.session("plain").run("ls /tmp").stdout == ""
+    assert sandbox.run("ls /tmp").stdout == ""
     assert not Path("/tmp/x").exists()
+
+
+def test_one_command_of_a_session_sees_what_another_puts_into_tmp_while_both_run(project: Path, home: Path) -> None:
+    with Sandbox(project, session="s") as sandbox, Sandbox(project, session="s") as second:
+        def meanwhile(_stream: str, _text: str) -> None:
+            second.run("echo ready >/tmp/mark")
+
+        line = "echo begun; while ! [ -e /tmp/mark ]; do sleep 0.01; done; cat /tmp/mark"
+        run = sandbox.run(line, on_output=meanwhile)
+    assert run.stdout == "begun\nready\n"
+
+
+def test_the_policy_can_have_an_empty_tmp_for_each_command(project: Path, home: Path) -> None:
+    with Sandbox(project, session="s", policy=Policy(tmp="fresh")) as sandbox:
+        sandbox.run("echo mine >/tmp/x")
+        assert sandbox.run("ls /tmp").stdout == ""
+
+
+def test_where_a_session_can_have_no_tmp_its_commands_run_and_are_told(home: Path, project: Path) -> None:
+    # A file of the host's is shown in there, and nothing may be mounted on what a command left.
+    with TemporaryDirectory(dir="/tmp") as folder:
+        place = Path(folder, "project")
+        place.mkdir()
+        with Sandbox(place, session="s") as sandbox:
+            assert sandbox.run("echo mine >/tmp/x; echo y > f").state == "applied"
+            run = sandbox.run("cat /tmp/x")
+        assert [(each.what, each.detail) for each in run.blocked] == [("tmp", "/tmp is not kept between commands")]
+        assert "lies in /tmp" in run.blocked[0].hint
+        with pytest.raises(BadRequest, match="lies in /tmp"):
+            Sandbox(place, session="s", own_tmp=True).run("true")
 
 
 def test_sessions_with_the_same_name_are_the_same_and_others_apart(sandbox: Sandbox, home: Path, project: Path) -> None:

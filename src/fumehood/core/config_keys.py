@@ -267,7 +267,8 @@ KEYS: tuple[Key, ...] = (
     _key("sandbox", choice("bwrap", "container"),
          "`container`: the container around us is good enough where bubblewrap can't run."),
     _key("root", ROOT, "The system that a command sees: `host`, `alpine`, or another root tree's name or path."),
-    _key("tmp", choice("fresh", "project"), "`/tmp`: empty for each run, or kept for the project."),
+    _key("tmp", choice("session", "fresh", "project"),
+         "`/tmp`: one for the commands of a session, empty for any other; empty for each; or kept for the project."),
     _key("playground", FLAG, "Show commands a writable directory of their own at `~/playground`."),
     _key("ownership", choice(PRETEND, REFUSE),
          "When a command that runs as root gives a file to anybody else: `pretend` does nothing and reports success, "

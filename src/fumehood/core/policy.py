@@ -193,7 +193,7 @@ class Policy(Value):
     capture: str = ""
     sandbox: str = "bwrap"
     root: str = "host"
-    tmp: str = "fresh"
+    tmp: str = "session"
     playground: bool = True
     ownership: str = PRETEND
     ask_timeout: float = 120.0

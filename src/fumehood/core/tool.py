@@ -22,7 +22,7 @@ _DESCRIPTION = """\
 Run a shell command on the user's project; returns what it printed and what it changed.
 
 It starts in the project, or in `working_dir`. It can write there and in ~/playground, a place for experiments and \
-clones that is kept. All else is read-only, private files are hidden, and /tmp is empty. Processes it leaves in the \
+clones that is kept. All else is read-only, private files are hidden, /tmp is its own. Processes it leaves in the \
 background end with it.
 
 What it wrote is applied when it ends, even if it fails. Some changes wait for the user, who can undo all of them.

@@ -168,7 +168,7 @@ class Execution:
                 taking_part = wishes.replace(watch=None) if capture.way == COPY else wishes
                 ended = attend(
                     start, plan, outputs, timeout, taking_part, capture.layers,
-                    lambda init: self._guard(init, world), access,
+                    lambda init: self._guard(init, world, seat), access,
                 )  # fmt: skip
                 capture.finish()
             except BaseException:
@@ -270,13 +270,14 @@ class Execution:
         mounts = tuple(each for each in seen.mounts if not is_bubblewraps(each))
         return plan.replace(mounts=mounts, ahead=seen.ahead, look=seen.look, home=seen.home)
 
-    def _guard(self, init: int, world: World) -> Guard | None:
+    def _guard(self, init: int, world: World, seat: Seat | None) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
         from fumehood.linux.warden import NotYet, Warden
 
         is_copy = self._capture.way == COPY
         places = [each.merged if is_copy else each.upper for each in self._capture.layers]
-        besides = [] if world.scratch is None else world.scratch.directories  # it may fill these too
+        # It may fill these too.
+        besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
         try:
             return Warden(self._limits, init, [*places, *besides], empty=not is_copy and not besides)
         except NotYet:

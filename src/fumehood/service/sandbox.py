@@ -15,6 +15,7 @@ from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
+from fumehood.linux.bwrap import TMP
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
@@ -113,7 +114,10 @@ class Hood(Workplace):
                 return self._run(claim, request, wishes, None, reason, may_run_again=may_run_again)
             from fumehood.service.session import Seat
 
-            with Seat(self.store, self.project, request.session, claim.run, own_tmp=request.own_tmp) as seat:
+            tmp = request.own_tmp or self.policy.tmp == "session"
+            with Seat(
+                self.store, self.project, request.session, claim.run, tmp=tmp, must=request.own_tmp
+            ) as seat:
                 request = request.replace(cwd=request.cwd or seat.cwd)
                 return self._run(claim, request, wishes, seat, reason, may_run_again=may_run_again)
 
@@ -151,7 +155,7 @@ class Hood(Workplace):
         with InterruptsHeld() as interrupts:
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
                 run.found = layering.scanned(layers, claim.indexes)
-                run.blocked = self._blocked(run, network, world, ended)
+                run.blocked = self._blocked(run, network, world, ended, seat)
                 self._judge(run, layers, request.mode, _cut_short(ended.outcome, wishes))
             settle(
                 self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict,
@@ -238,7 +242,9 @@ class Hood(Workplace):
             asking = Asking(decide, lambda place, answer: self.note_decision(run, _question(run, (place,)), answer))
         return Access(network, asking=asking, resolvers=resolvers_of(world) if self.host().makes_namespaces else ())
 
-    def _blocked(self, run: Run, network: Network, world: World, ended: Ended) -> tuple[Blocked, ...]:
+    def _blocked(
+        self, run: Run, network: Network, world: World, ended: Ended, seat: Seat | None
+    ) -> tuple[Blocked, ...]:
         """Return what the command was refused, what it may have missed where it failed, and what was thrown away."""
         blocked = list(run.blocked)  # connections
         if ended.outcome.limit is not None:
@@ -256,6 +262,9 @@ class Hood(Workplace):
 
             blocked += unreached(run.connections) or suspected_network(run.stderr or run.stdout, network)
         blocked += world.blocked
+        if seat is not None and seat.why_no_tmp and run.exit_code and TMP in run.command:
+            hint = f"each command has an empty one here: {seat.why_no_tmp}"
+            blocked.append(Blocked(what="tmp", detail=f"{TMP} is not kept between commands", hint=hint))
         if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
             from fumehood.service.owners import refused as refused_by_owners
 

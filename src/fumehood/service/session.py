@@ -6,6 +6,7 @@ import os
 import time
 
 from fumehood.core import request
+from fumehood.core.masks import is_in
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Bind
@@ -52,7 +53,9 @@ class Seat:
     little, they can't be replaced by a link, and they are gone with the run.
     """
 
-    def __init__(self, store: Store, project: Project, name: str, run: str, *, own_tmp: bool = False) -> None:
+    def __init__(
+        self, store: Store, project: Project, name: str, run: str, *, tmp: bool = False, must: bool = False
+    ) -> None:
         self._store = store
         self._run = run
         self.session = session_of(store, project, name)
@@ -60,8 +63,14 @@ class Seat:
         self._room = store.places.session(name)
         self._pipes: dict[str, int] = {}
         self.tmp = ""
-        if own_tmp:
-            self._make_own_tmp(project)
+        self.must_have_tmp = must
+        self.why_no_tmp = ""
+        if tmp:
+            self.why_no_tmp = self._why_no_tmp(project)
+            if not self.why_no_tmp:
+                self._make_tmp()
+            elif must:
+                raise BadRequest(f"a session can't have its own /tmp here: {self.why_no_tmp}", hint="leave it out")
 
     @property
     def cwd(self) -> str:
@@ -132,18 +141,13 @@ class Seat:
     def _pipe(self, name: str) -> str:
         return f"{self._room}/{self._run}.{name}"
 
-    def _make_own_tmp(self, project: Project) -> None:
-        """Make the session's own /tmp, where one can be given."""
+    def _why_no_tmp(self, project: Project) -> str:
         if self._owner is not None:
-            raise BadRequest(
-                f"a session can't have its own /tmp here: {project.path} belongs to another user",
-                hint="run fumehood as that user",
-            )
-        if any(f"{root}/".startswith(f"{_TMP}/") for root in project.roots):
-            # Bubblewrap would make the mount point in a directory that commands write, and follow their links.
-            raise BadRequest(
-                f"a session can't have its own /tmp here: {project.path} lies in /tmp", hint="move the project"
-            )
+            return f"{project.path} belongs to another user"
+        # Bubblewrap would make the mount point in a directory that commands write, and follow their links.
+        return f"{project.path} lies in /tmp" if any(is_in(root, (_TMP,)) for root in project.roots) else ""
+
+    def _make_tmp(self) -> None:
         _make_room(self._room)
         self.tmp = os.path.join(self._room, "tmp")
         if not os.path.isdir(self.tmp):

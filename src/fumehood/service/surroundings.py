@@ -313,10 +313,7 @@ class Surroundings:
             masked = inside(sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}), roots)
         scratch = world.scratch
         tmp = (seat.tmp if seat else "") or (scratch.tmp if scratch else "")
-        base += [] if tmp else [Tmpfs(target=TMP, mode=0o1777)]
-        ahead = len(base) if world.tree is None and by_launcher else 0
-        own = [
-            *([Bind(target=TMP, source=tmp, is_writable=True, why="kept between commands")] if tmp else []),
+        own: list[Operation] = [
             *(scratch.mounts if scratch else ()),
             *_shelves(world, capture),
             *(() if world.playground is None else (world.playground.mount(),)),
@@ -332,8 +329,16 @@ class Surroundings:
             ),
             Console(target="/dev/console"),
         ]  # fmt: skip
+        if tmp and seat is not None and tmp == seat.tmp and not seat.must_have_tmp:
+            covered = next((each.target for each in own if each.target.startswith(f"{TMP}/")), "")
+            if covered:
+                tmp, seat.why_no_tmp = "", f"{covered} lies in /tmp"
         if tmp:
             check_tmp(tuple(own))  # nothing else is mounted in there
+            own.insert(0, Bind(target=TMP, source=tmp, is_writable=True, why="kept between commands"))
+        else:
+            base.append(Tmpfs(target=TMP, mode=0o1777))
+        ahead = len(base) if world.tree is None and by_launcher else 0
         if (user == 0) not in self._kernel:
             self._kernel[user == 0] = kernel_masks(as_root=user == 0)
         kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel[user == 0])

@@ -129,7 +129,8 @@ def _add_mcp_options(parser: argparse.ArgumentParser) -> None:
     port = "serve HTTP on 127.0.0.1 instead; 0 takes a free port"
     parser.add_argument("--http", type=whole_number(0, 65535), metavar="PORT", help=port)
     parser.add_argument("--session", metavar="NAME", help="the session that its runs belong to (default: a new one)")
-    parser.add_argument("--own-tmp", action="store_true", help="give this session a /tmp that its runs share")
+    shared = "serve only where the commands of a session can share a /tmp"
+    parser.add_argument("--own-tmp", action="store_true", help=shared)
 
 
 def _mcp(arguments: Sequence[str]) -> int:

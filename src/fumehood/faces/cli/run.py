@@ -60,7 +60,7 @@ options:
   --timeout SECONDS  end the command, and everything it started, after this time; what it wrote is held
   --session NAME     make this a run of a session, whose runs share a working directory, the variables that
                      they write to "$FUMEHOOD_ENV", and undo
-  --own-tmp          in a session: a /tmp that its runs share
+  --own-tmp          in a session: run only where its commands can share a /tmp
   --shell PATH       the shell that runs a shell line (default: /bin/sh)
   --source FILE      a file that this shell reads first; with * at its end, the newest file that begins so
   --explain          show what the command would see and could do, and run nothing
@@ -322,11 +322,13 @@ def _source(asked: str) -> str:
 def _directory(options: Options, project: Project) -> str:
     """Return where the command starts: where the caller says, or is if that is in the project, never elsewhere."""
     asked, current = options.last("--cwd"), here()
-    if asked is not None:
-        return asked if asked == PLAYGROUND else os.path.join(current, asked)
-    if "--session" in options.values:
+    in_session = "--session" in options.values
+    if asked is None and in_session:
         return ""  # where its last command ended
-    return current if is_in(current, project.roots) else project.path
+    # A person who names a project from elsewhere names a directory in it; an agent's is relative to its client's.
+    is_named = not in_session and {"--project", "--workspace"} & options.values.keys()
+    start = current if is_in(current, project.roots) or (asked is not None and not is_named) else project.path
+    return asked if asked == PLAYGROUND else os.path.join(start, asked or "")
 
 
 def _seconds(text: str | None) -> float | None:
