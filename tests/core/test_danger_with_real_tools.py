@@ -199,6 +199,7 @@ def test_everyday_git_needs_no_person(run: Callable[[str], None], judge: Judge, 
     assert not held(judge(command))
 
 
+@pytest.mark.installs
 def test_a_virtual_environment_needs_no_person(project: Path, tmp_path: Path, judge: Judge) -> None:
     wheel = tmp_path / "thing-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

@@ -163,7 +163,10 @@ for _ in range(TAKEN // (20 * MIB)):
 def test_a_run_ends_before_the_memory_of_the_whole_machine_does(home, project, monkeypatch):
     monkeypatch.setattr(warden, "_reserve_of", lambda machine: machine.left - 50 * MIB)
     with Sandbox(project) as sandbox:
-        run = sandbox.run([PYTHON, "-I", "-S", "-c", BEGIN + ON_ITS_WAY + END], timeout=LONG_S)
+        for _ in range(5):
+            run = sandbox.run([PYTHON, "-I", "-S", "-c", BEGIN + ON_ITS_WAY + END], timeout=LONG_S)
+            if details(run):
+                break  # else others gave back more than it took
 
     (detail,) = details(run)
     assert detail.startswith("memory: the machine has only ")
