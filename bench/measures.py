@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import resource
 import shutil
 import statistics
@@ -190,8 +191,15 @@ def cold(room: Path) -> Iterator[Figure]:
     """A command from a shell."""
     project = project_in(room)
     quiet([*fumehood_command(), "true"], cwd=project)()
-    ours, bare = median_ms(quiet([*fumehood_command(), "true"], cwd=project), quiet([sys.executable, "-c", "pass"]))
+    # In the cache of whoever runs this: `make clients` puts it there.
+    cache = Path(pwd.getpwuid(os.getuid()).pw_dir, ".cache/fumehood")
+    codex = next(cache.glob("node-*/node_modules/@openai/codex-linux-*/vendor/*/bin/codex"), None)
+    acts = [quiet([*fumehood_command(), "true"], cwd=project), quiet([sys.executable, "-c", "pass"])]
+    acts += [quiet([str(codex), "sandbox", "true"], cwd=project)] if codex else []
+    ours, bare, *native = median_ms(*acts)
     yield Figure("command line: fumehood run -- true", ours, "ms", "python3 -c pass", bare, 4.0)
+    for other in native:
+        yield Figure("the same against Codex", ours, "ms", "codex sandbox true, the native binary", other, 1.0)
 
 
 def alpine(room: Path) -> Iterator[Figure]:

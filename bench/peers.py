@@ -11,7 +11,7 @@ from measures import Figure, fumehood_command, median_ms, project_in, quiet
 # How each runs a command that may write the current directory and nothing else.
 PEERS = {
     "sandbox-runtime (srt)": ["srt", "true"],
-    "codex sandbox": ["codex", "sandbox", "linux", "--full-auto", "true"],
+    "codex sandbox": ["codex", "sandbox", "true"],
     "try": ["try", "-n", "true"],
     "firejail": ["firejail", "--quiet", "--noprofile", "--net=none", "true"],
     "bwrap": ["bwrap", "--ro-bind", "/", "/", "--unshare-all", "--dev", "/dev", "--proc", "/proc", "true"],
