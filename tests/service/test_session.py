@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -333,3 +334,31 @@ def test_a_session_works_in_a_root_tree_too(cli: Cli, test_directory: Path, proj
     second = cli(*run, "--", "pwd; echo $A; cat /tmp/t")
     assert second.stdout == "/workspace/sub\nkept\nx\n", second.stderr
     assert cli("run", "--session", "s", "--", "pwd").stdout == f"{project}/sub\n"
+
+
+def test_a_whole_session_goes_back_by_force_where_a_person_edited(cli: Cli, project: Path) -> None:
+    (project / "f").write_text("first\n")
+    for line in ("echo one >> f", "echo two > g"):
+        cli("run", "--session", "s", "--", line)
+    (project / "f").write_text("mine\n")
+    refused = cli("undo", "--session", "s")
+    assert refused.returncode == 125
+    assert (project / "g").exists(), "all or nothing"
+    assert cli("undo", "--session", "s", "--force").returncode == 0
+    assert ((project / "f").read_text(), (project / "g").exists()) == ("first\n", False)
+    assert cli("redo", "--session", "s", "--force").returncode == 0
+    assert ((project / "f").read_text(), (project / "g").exists()) == ("mine\n", True)
+
+
+def test_a_whole_session_goes_back_after_a_persons_git_status(cli: Cli, project: Path) -> None:
+    need(shutil.which("git") is not None, "there is no git")
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    (project / "f").write_text("first\n")
+    before = {path.name for path in project.iterdir()}
+    for line in ("git add f", "echo more >> f; git add f", "echo x > g; git add g"):
+        cli("run", "--session", "s", "--", line)
+        subprocess.run(["git", "status"], cwd=project, check=True, capture_output=True)
+    assert cli("undo", "--session", "s").returncode == 0
+    assert {path.name for path in project.iterdir()} == before
+    assert (project / "f").read_text() == "first\n"
+    assert subprocess.run(["git", "ls-files"], cwd=project, check=True, capture_output=True).stdout == b""

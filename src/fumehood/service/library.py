@@ -323,13 +323,15 @@ class Sandbox:
             raise BadRequest("only a session keeps variables", hint="sandbox.session()")
         keep_variables(self._store, self._session, env)
 
-    def undo_session(self) -> list[Run]:
+    def undo_session(self, *, force: bool = False) -> list[Run]:
         """Take back every run of this session: all of them, or none."""
-        return [self._marked(run) for run in undo_session(self._store, self._project, self._session, by=self._session)]
+        name = self._session
+        return list(map(self._marked, undo_session(self._store, self._project, name, by=name, force=force)))
 
-    def redo_session(self) -> list[Run]:
+    def redo_session(self, *, force: bool = False) -> list[Run]:
         """Bring back what the undos of this session's runs took back: all of it, or nothing."""
-        return [self._marked(run) for run in redo_session(self._store, self._project, self._session, by=self._session)]
+        name = self._session
+        return list(map(self._marked, redo_session(self._store, self._project, name, by=name, force=force)))
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""

@@ -224,10 +224,10 @@ def keep_variables(store: Store, name: str, variables: Mapping[str, str | None])
     store.sessions.update(name, changed)
 
 
-def undo_session(store: Store, project: Project, name: str, *, by: str = "") -> list[Run]:
+def undo_session(store: Store, project: Project, name: str, *, by: str = "", force: bool = False) -> list[Run]:
     """Take back every run of a session, the latest first: all of them, or none.
 
-    `by` is the session that asks, if it is not a person.
+    `by` is the session that asks, if it is not a person. With `force`, also what was changed since: that is saved first.
     """
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
@@ -235,28 +235,28 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "") -> 
     runs = [run for run in store.history.standing(mine) if run.act == "run"]
     if not runs:
         raise BadRequest(f"nothing of the session {name} is left to undo", hint=f"fumehood log --session {name}")
-    return _all_or_none(store, project, name, runs, "undone", by)
+    return _all_or_none(store, project, name, runs, "undone", by, force=force)
 
 
-def redo_session(store: Store, project: Project, name: str, *, by: str = "") -> list[Run]:
+def redo_session(store: Store, project: Project, name: str, *, by: str = "", force: bool = False) -> list[Run]:
     """Bring back every run of a session that was taken back, the last one first: all of them, or none."""
     taken_back = {run.layer or run.run for run in store.history.runs(Reach(project=project.id, sessions=(name,)))}
     mine = Reach(project=project.id, sessions=(by,) if by else ())
     undos = [back for back in store.history.undos(mine) if back.layer in taken_back]
     if not undos:
         raise BadRequest(f"nothing of the session {name} is left to redo", hint=f"fumehood log --session {name}")
-    return _all_or_none(store, project, name, undos, "brought back", by)
+    return _all_or_none(store, project, name, undos, "brought back", by, force=force)
 
 
 def _all_or_none(
-    store: Store, project: Project, name: str, runs: Sequence[Run], what: str, by: str
+    store: Store, project: Project, name: str, runs: Sequence[Run], what: str, by: str, *, force: bool
 ) -> list[Run]:
     from fumehood.service.undo import undo
 
     done: list[Run] = []
     try:
         # One by one: what is done already must be known when one of them refuses.
-        done.extend(undo(store, project, run, by=by) for run in runs)
+        done.extend(undo(store, project, run, by=by, force=force) for run in runs)
     except FumehoodError as error:
         for back in reversed(done):
             undo(store, project, back, by=by)

@@ -126,7 +126,8 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
     is_in_reach = name in (reach.sessions or (name,)) and (reach.project is None or path == context.project.path)
     if path is None or not is_in_reach:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    backs = act(context.store, context.store.projects.open(path), name, by=context.options.only_session or "")
+    project, by = context.store.projects.open(path), context.options.only_session or ""
+    backs = act(context.store, project, name, by=by, force=context.options.force)
 
     def show() -> None:
         for back in backs:
