@@ -227,7 +227,7 @@ def keep_variables(store: Store, name: str, variables: Mapping[str, str | None])
 def undo_session(store: Store, project: Project, name: str, *, by: str = "", force: bool = False) -> list[Run]:
     """Take back every run of a session, the latest first: all of them, or none.
 
-    `by` is the session that asks, if it is not a person. With `force`, also what was changed since: that is saved first.
+    `by` is the session that asks, if it is not a person. With `force`, also what was changed since: it is saved first.
     """
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
