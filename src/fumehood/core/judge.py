@@ -14,13 +14,16 @@ APPLY, HOLD, DISCARD = "apply", "hold", "discard"
 
 
 def cut_short(
-    *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False
-) -> str:
+    *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False,
+    is_stopped: bool = False,
+) -> str:  # fmt: skip
     """Say what ended a command before its own end, so that its changes are held; nothing where they are taken as asked.
 
     Half of what a command does can be worse than none of it, and whoever asked for it has not seen what came of it. A
     person who ends one with Ctrl-C at their terminal has: that is none of these `signals`.
     """
+    if is_stopped:
+        return "ended by fumehood stop"
     if limit:
         return f"ended by a limit: {limit}"
     if signals:

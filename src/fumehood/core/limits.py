@@ -102,6 +102,14 @@ def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "", home: st
     )
 
 
+STOPPED = "stopped"  # not a limit: a person, or the agent itself, asked for its end
+
+
+def stopped() -> Blocked:
+    """Tell that a command was ended because somebody asked for it."""
+    return Blocked(what=STOPPED, detail="fumehood stop", hint="what it wrote is held; it did not end by itself")
+
+
 def overflows(output: str) -> str:
     """Return the lines in which a command complains of what an overlay can't copy for want of an owner's number."""
     if not any(words in output for words in _OVERFLOW):

@@ -281,7 +281,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Warden:
     """Looks after one sandbox; `init` is its first process, `places` are the directories that take its writes."""
 
-    def __init__(self, limits: Limits, init: int, places: Sequence[str], *, empty: bool = True) -> None:
+    def __init__(
+        self, limits: Limits, init: int, places: Sequence[str], *, empty: bool = True, stop_mark: str = ""
+    ) -> None:
+        self._stop_mark = stop_mark
         self._processes = Processes(init)
         self._limits = limits
         self._memory = memory_limit(limits)
@@ -299,6 +302,8 @@ class Warden:
         """Look once, and return the limit that was reached."""
         began = time.monotonic()
         self._is_open_known = False
+        if self._stop_mark and os.path.exists(self._stop_mark):
+            return limits.stopped()
         reached = self._use() or self._room.look(self._unlinked)
         if self._open.is_busy:
             self._opened()

@@ -129,8 +129,9 @@ class Execution:
 
     def __init__(
         self, host: Host, capture: Capture, start: Starter, limits: Limits, surroundings: Surroundings,
-        indexes: SeenIndexes | None = None,
+        indexes: SeenIndexes | None = None, stop_mark: str = "",
     ) -> None:  # fmt: skip
+        self._stop_mark = stop_mark
         self._host = host
         self._capture = capture
         self._start = start
@@ -279,7 +280,9 @@ class Execution:
         # It may fill these too.
         besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
         try:
-            return Warden(self._limits, init, [*places, *besides], empty=not is_copy and not besides)
+            return Warden(
+                self._limits, init, [*places, *besides], empty=not is_copy and not besides, stop_mark=self._stop_mark
+            )
         except NotYet:
             return None
 

@@ -7,7 +7,7 @@ import time
 
 from fumehood.core.changes import HELD
 from fumehood.core.judge import APPLY, HOLD, cut_short, judge
-from fumehood.core.limits import overflows, refused_writes
+from fumehood.core.limits import STOPPED, overflows, refused_writes
 from fumehood.core.network import FULL, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, Policy, defaults, matching
 from fumehood.core.questions import network_question
@@ -191,8 +191,10 @@ class Hood(Workplace):
             held = seen(self.store, self.project.id, run)
         layers = layering.make(places, run.run, run.roots, run.capture, held)
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups)
-        limits = self.policy.limits
-        return layers, Execution(self.host(), capture, self.start, limits, self.surroundings, claim.indexes)
+        return layers, Execution(
+            self.host(), capture, self.start, self.policy.limits, self.surroundings, claim.indexes,
+            places.stop_mark(run.run),
+        )  # fmt: skip
 
     def _execute(
         self, run: Run, execution: Execution, world: World, network: Network, request: Request, wishes: Wishes,
@@ -407,6 +409,7 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
 def _cut_short(outcome: Outcome, wishes: Wishes) -> str:
     """Return what ended a command that did not end by itself, nor by a person at their terminal."""
     return cut_short(
+        is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,
         limit="" if outcome.limit is None else outcome.limit.detail,
         signals=() if wishes.signals is None else wishes.signals.sent(outcome.signals),
         is_cancelled=outcome.interrupted and wishes.cancelled is not None and wishes.cancelled(),

@@ -18,7 +18,7 @@ from fumehood.store.records import pieces, read_kept
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import Any
 
     from fumehood.core.changes import Change
@@ -338,9 +338,12 @@ class History:
             connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
             self.audit.add(connection, run.run, trail.REFUSED, f"{run.command}: {reason}")
 
-    def runs(self, *reaches: Reach, limit: int = 0) -> list[Run]:
-        """Return the runs in every reach given, the latest first."""
+    def runs(self, *reaches: Reach, limit: int = 0, among: Collection[str] | None = None) -> list[Run]:
+        """Return the runs in every reach given, the latest first; of some, if these are named."""
         conditions, values = _within(reaches)
+        if among is not None:
+            conditions += f" AND runs.id IN ({', '.join('?' * len(among))})"
+            values = (*values, *among)
         most = f"LIMIT {int(limit)}" if limit else ""
         rows = self.database.rows(f"{_SELECT} WHERE {conditions} ORDER BY runs.number DESC {most}", values)
         return [self._run(row) for row in rows]

@@ -42,6 +42,10 @@ class Places(Value):
         """The file that holds the whole of an output too long for the record."""
         return f"{self.state}/outputs/{run}.{stream}"
 
+    def stop_mark(self, run: str) -> str:
+        """The file whose being there asks for the end of a run's command."""
+        return f"{self.state}/locks/stop-{run}"
+
     def lock(self, name: str) -> str:
         """The file locked while something is nobody else's to do."""
         return f"{self.state}/locks/{name}"

@@ -1,0 +1,61 @@
+"""Commands about what runs now: ps, stop."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from fumehood.core.report import printable
+from fumehood.core.report import short as brief
+from fumehood.faces.cli.commands import Context, add_reach, add_run
+from fumehood.faces.cli.look import short, tell_run
+from fumehood.service import now
+from fumehood.store.history import Reach
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fumehood.core.report import Run
+    from fumehood.faces.cli.commands import Add
+
+
+def add_commands(add: Add) -> None:
+    """Make `ps` and `stop` known."""
+    shows = add("ps", "show what runs now", _ps, "  fumehood ps\n  fumehood ps --all")
+    shows.add_argument("--all", action="store_true", help="in every project")
+    ends = add("stop", "end a command that runs; what it wrote is held", _stop, "  fumehood stop last")
+    add_run(ends)
+    for command in (shows, ends):
+        add_reach(command)
+
+
+def _ps(context: Context) -> int:
+    reach = Reach() if context.options.all else Reach(project=context.project.id)
+    runs = now.running(context.store, context.reach, reach)
+
+    def show() -> None:
+        for run in runs:
+            session = f"  session {printable(run.session)}" if run.session else ""
+            where = f"  {printable(run.project)}" if context.options.all else ""
+            print(f"{short(run.run)}  {_seconds(run):>6}s  {brief(run.command)}{session}{where}")
+        if not runs:
+            print("nothing runs")
+
+    return context.say([_as_object(run) for run in runs], show)
+
+
+def _seconds(run: Run) -> int:
+    return max(0, int(time.time() - run.started_at))
+
+
+def _as_object(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.run, "project": run.project, "command": run.command, "cwd": run.cwd, "session": run.session,
+        "started_at": run.started_at, "network": run.network,
+    }  # fmt: skip
+
+
+def _stop(context: Context) -> int:
+    run = now.stop(context.store, context.run(context.options.run))
+    return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))

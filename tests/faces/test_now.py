@@ -1,0 +1,91 @@
+"""What runs now: shown by ps, ended by stop."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import command_line
+from patience import LONG_S
+
+pytestmark = pytest.mark.namespaces
+
+LASTS = "echo written > f; echo ready; sleep 1000"
+
+
+@pytest.fixture
+def started(home: Path, project: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A command that has begun, and goes on."""
+    processes = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*command_line(), "run", *arguments, "--", LASTS], cwd=project, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def shown(cli: Any, *words: str) -> list[dict[str, Any]]:
+    return json.loads(cli("ps", "--json", *words).stdout)
+
+
+def test_what_runs_is_shown_with_its_session(cli: Any, started: Any, project: Path) -> None:
+    assert shown(cli) == []
+    assert cli("ps").stdout == "nothing runs\n"
+    started()
+    started("--session", "agent")
+    assert [run["session"] for run in shown(cli)] == ["agent", None]
+    assert [run["session"] for run in shown(cli, "--only-session", "agent")] == ["agent"]
+    line = cli("ps").stdout.splitlines()[0]
+    assert "echo written" in line
+    assert "session agent" in line
+
+
+def test_another_projects_commands_are_shown_where_all_are_asked_for(
+    cli: Any, started: Any, test_directory: Path
+) -> None:
+    started()
+    other = test_directory / "other"
+    other.mkdir()
+    assert json.loads(cli("ps", "--json", cwd=other).stdout) == []
+    assert len(json.loads(cli("ps", "--json", "--all", cwd=other).stdout)) == 1
+
+
+def test_a_command_that_is_stopped_ends_and_what_it_wrote_is_held(cli: Any, started: Any, project: Path) -> None:
+    process = started()
+    (run,) = shown(cli)
+    done = cli("stop", run["run"])
+    assert done.returncode == 0, done.stderr
+    assert "held" in done.stdout
+    process.communicate(timeout=LONG_S)
+    report = json.loads(cli("show", run["run"], "--json").stdout)
+    assert (report["state"], report["reason"]) == ("held", "ended by fumehood stop")
+    assert not (project / "f").exists()
+    assert shown(cli) == []
+
+
+def test_what_does_not_run_can_not_be_stopped(cli: Any) -> None:
+    cli("run", "--", "true")
+    refused = cli("stop", "last")
+    assert refused.returncode == 125
+    assert "is not running" in refused.stderr
+
+
+def test_an_agent_stops_its_own_commands_and_no_others(cli: Any, started: Any) -> None:
+    started()
+    (run,) = shown(cli)
+    refused = cli("stop", run["run"], "--only-session", "agent")
+    assert refused.returncode == 125
+    assert len(shown(cli)) == 1
