@@ -89,3 +89,31 @@ def test_an_agent_stops_its_own_commands_and_no_others(cli: Any, started: Any) -
     refused = cli("stop", run["run"], "--only-session", "agent")
     assert refused.returncode == 125
     assert len(shown(cli)) == 1
+
+
+def test_what_a_command_prints_is_followed_to_its_end(cli: Any, home: Path, project: Path) -> None:
+    playground = Path(cli("playground", "path").stdout.strip())
+    waits = "until [ -e ~/playground/$n ]; do sleep 0.05; done"
+    line = f"for n in 1 2; do echo out$n; echo err$n >&2; {waits}; done; exit 3"
+    with subprocess.Popen(
+        [*command_line(), "run", "--", line], cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ):  # fmt: skip
+        while not shown(cli):
+            pass
+        with subprocess.Popen(
+            [*command_line(), "output", "last", "--follow"], cwd=project, stdout=subprocess.PIPE, text=True
+        ) as following:
+            assert following.stdout is not None
+            assert {following.stdout.readline() for _ in range(2)} == {"out1\n", "err1\n"}
+            (playground / "1").touch()
+            assert {following.stdout.readline() for _ in range(2)} == {"out2\n", "err2\n"}
+            (playground / "2").touch()
+            assert following.stdout.read() == ""
+    assert sorted(cli("output", "last").stdout.split()) == ["err1", "err2", "out1", "out2"]
+    assert not list(Path(home, ".local/state/fumehood/outputs").glob("*")), "what is short is in the record"
+
+
+def test_a_command_that_has_ended_is_printed_whole(cli: Any) -> None:
+    cli("run", "--", "echo out; echo err >&2")
+    assert cli("output", "last", "--follow").stdout == "out\nerr\n"

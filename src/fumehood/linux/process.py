@@ -72,6 +72,7 @@ _PIECE = 1 << 16
 _GRACE_S = 2.0
 _FIRST_LOOK_S = 0.03  # most commands have ended by then, and cost no look
 _AGAIN_S = 0.01
+_LASTS_S = 1.0  # what runs for longer can be followed by others
 _LONGEST_WAIT_S = 3600.0  # poll takes no number of milliseconds that is larger than an int
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
@@ -122,6 +123,7 @@ class Attendance:
         self._heard: list[int] = []
         self._guard: Guard | None = None
         self._next_look = time.monotonic() + _FIRST_LOOK_S
+        self._lasts_at: float | None = time.monotonic() + _LASTS_S
         self._limit: Blocked | None = None
         self._exit: Exit | None = None
         self._timed_out = False
@@ -248,6 +250,10 @@ class Attendance:
         now = time.monotonic()
         if self._guarding is not None and now >= self._next_look:
             self._look_after_it(now)
+        if self._lasts_at is not None and now >= self._lasts_at:
+            self._lasts_at = None
+            for stream in self._outputs.values():
+                stream.spill()
         ends_at = self._ends_at
         if ends_at is not None and now >= ends_at:
             self._timed_out = True

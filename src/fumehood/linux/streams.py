@@ -67,9 +67,21 @@ class Stream:
             if len(self._tail) > 4 * KEPT:
                 del self._tail[:-KEPT]
 
-    def _save(self, data: bytes) -> None:
-        if self.size + len(data) <= INLINE:
+    def spill(self) -> None:
+        """Begin the file before there is much: the command lasts, and somebody may want to follow it."""
+        if self._file >= 0:
             return
+        try:
+            self._write_on(b"")
+        except OSError:  # a full disk: then nobody can follow it, and the command goes on
+            if self._file >= 0:
+                self._drop()
+
+    def _save(self, data: bytes) -> None:
+        if self._file >= 0 or self.size + len(data) > INLINE:
+            self._write_on(data)
+
+    def _write_on(self, data: bytes) -> None:
         if self._file < 0:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             data = bytes(self._head) + data
@@ -80,13 +92,21 @@ class Stream:
             data = data[written:]
 
     def close(self) -> None:
-        """Tell that this was all, and close the file, if there is one."""
+        """Tell that this was all, and close the file, if there is one; what is short goes into the record."""
         if self._sink is not None:
             self._sink(b"")
             self._sink = None
         if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+            if self.size <= INLINE:
+                self._drop()
+            else:
+                os.close(self._file)
+                self._file = -1
+
+    def _drop(self) -> None:
+        os.close(self._file)
+        os.unlink(self._path)
+        self._file, self.saved = -1, 0
 
     @property
     def path(self) -> str:

@@ -236,8 +236,9 @@ def read_kept(path: str, size: int) -> tuple[str, bool]:
     return f"{head.decode('utf-8', 'replace')}{middle}{tail.decode('utf-8', 'replace')}", bool(left_out)
 
 
-def pieces(path: str) -> Iterator[bytes]:
-    """Yield all that is kept of an output."""
+def pieces(path: str, start: int = 0) -> Iterator[bytes]:
+    """Yield all that is kept of an output, or what comes after its first bytes."""
     with open(path, "rb") as file:
+        file.seek(start)
         while piece := file.read(1 << 20):
             yield piece

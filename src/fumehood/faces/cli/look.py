@@ -12,7 +12,8 @@ from fumehood.core.report import short as brief
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
 from fumehood.faces.cli.output import ModelText, Paint, here, sink_to, whole_number
 from fumehood.service.differences import differences, each_difference
-from fumehood.store.history import Reach
+from fumehood.store.history import UNFINISHED, Reach
+from fumehood.store.records import pieces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _SIGNS = {
 }  # fmt: skip
 _DIFF_COLOURS = {"+++": "bold", "---": "bold", "diff ": "bold", "+": "green", "-": "red", "@@": "cyan"}
 _STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
+_FOLLOWS_S = 0.2
 _PATHS = 20  # of each run in the log for programs; `show --json` has them all
 _WIDEST = 60  # characters of a command in the log
 _VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
@@ -205,6 +207,7 @@ def add_commands(add: Add) -> None:
     )  # fmt: skip
     output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
     add_run(output, default="last")
+    output.add_argument("--follow", action="store_true", help="go on while the command runs")
     for command in (log, show, diff, output):
         add_reach(command)
 
@@ -356,6 +359,9 @@ def write_difference(text: str) -> None:
 
 def _output(context: Context) -> int:
     run = context.run(context.options.run)
+    if context.options.follow:
+        run = _follow(context, run)
+        return context.say({"run": run.run, "state": run.state, "exit_code": run.exit_code}, lambda: None)
 
     def show() -> None:
         sys.stdout.flush()
@@ -370,3 +376,30 @@ def _output(context: Context) -> int:
 
     return context.say({"run": run.run, "stdout": run.stdout, "stderr": run.stderr,
                         "output_truncated": run.output_truncated}, show)  # fmt: skip
+
+
+def _follow(context: Context, run: Run) -> Run:
+    """Print what a command prints until it has ended; returns it as it then is."""
+    sys.stdout.flush()
+    sink = sys.stdout.write if isinstance(sys.stdout, ModelText) else sink_to(1)
+    read = {"stdout": 0, "stderr": 0}
+
+    def go_on(name: str, printed: Iterator[bytes]) -> None:
+        for piece in printed:
+            read[name] += len(piece)
+            sink(piece)
+
+    while run.state in UNFINISHED:
+        for name, count in read.items():
+            try:
+                go_on(name, pieces(context.store.places.output(run.run, name), count))
+            except FileNotFoundError:
+                continue  # it has printed nothing yet, or is at its end
+        time.sleep(_FOLLOWS_S)
+        context.store.recover()  # should its process have died
+        run = context.store.history.find(run.run)
+    for name, count in read.items():
+        whole = b"".join(context.store.history.printed(run.run, name))
+        go_on(name, iter([whole[count:]] if whole[count:] else []))
+    sink(b"")
+    return run
