@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 PREFIX = f"fumehood-tests-{os.getpid()}-"  # others may be testing here too
-LONG_ONES = ("test_suites.py", "test_wrapper.py", "test_faults.py", "test_model.py")
+LONG_ONES = tuple(f"test_{name}.py" for name in ("wrapper", "faults", "model", "full_disk", "deep_trees", "folds"))
 # Variables that would make a test depend on who runs it.
 DROPPED = ("FUMEHOOD_", "PYTHON", "XDG_", "GIT_", "MAKE", "MFLAGS")
 KEPT = ("FUMEHOOD_TESTS_MUST_RUN", "FUMEHOOD_TESTS_DIR", "FUMEHOOD_TESTS_ATTACKS")
