@@ -28,7 +28,10 @@ SOURCES = "src/fumehood"
 # The tests that concern each module, those that are quick and likely to notice first.
 TESTS = {
     "linux/steps": ("linux/test_steps.py", "service/test_apply_undo.py", "service/test_in_use.py"),
-    "linux/layer": ("linux/test_upper.py", "linux/test_fold.py", "linux/test_steps.py", "fuzz", "service/test_tree.py"),
+    "linux/layer": (
+        "linux/test_upper.py", "linux/test_fold.py", "linux/test_steps.py", "fuzz", "service/test_tree.py",
+        "service/test_ownership.py", "service/test_groups.py",
+    ),
     "linux/nofollow": (
         "linux/test_nofollow.py", "linux/test_steps.py", "linux/test_upper.py", "linux/test_fold.py",
         "rootfs/test_unpack.py", "store/test_files.py", "service/test_hard_links.py", "service/test_deep_trees.py",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.core import changes as c
-from fumehood.linux.layer import scan
+from fumehood.linux.layer import ORIGIN, remove_attributes, scan
 from fumehood.linux.nofollow import open_top
 
 # Nothing is mounted, but to an ordinary user closed directories are closed: this must run as one too.
@@ -482,3 +482,17 @@ def test_a_layers_directory_over_the_projects_symlink_is_compared_with_the_link_
     opaque(trees.upper / "link")
     (trees.upper / "link/file").write_text("new")
     assert trees.told() == ["type directory link", "added file link/file"]
+
+
+def test_an_attribute_that_is_gone_already_is_no_error_but_a_file_that_is(test_directory):
+    (test_directory / "file").touch()
+    os.setxattr(test_directory / "file", ORIGIN, b"x")
+    top = open_top(str(test_directory))
+    try:
+        for _ in range(2):
+            remove_attributes(top, "file", [ORIGIN])
+            assert os.listxattr(test_directory / "file") == []
+        with pytest.raises(FileNotFoundError):
+            remove_attributes(top, "nowhere", [ORIGIN])
+    finally:
+        os.close(top)
