@@ -5,12 +5,14 @@ import stat
 
 import pytest
 
+from fumehood.core import changes as c
 from fumehood.linux.nofollow import (
     LISTING,
     Loosened,
     Parents,
     entries,
     look,
+    looks,
     make_parents,
     open_below,
     open_top,
@@ -194,6 +196,17 @@ def test_closed_directories_are_opened_to_their_owner_and_closed_again(top, tree
     assert stat.S_IMODE((tree / "a").stat().st_mode) == 0o055
     (tree / "a").chmod(0o700)
     assert stat.S_IMODE((tree / "a/b").stat().st_mode) == 0
+
+
+@pytest.mark.ordinary
+def test_a_change_in_a_closed_directory_is_looked_at_and_the_directory_closed_again(top, tree):
+    (tree / "a/file").write_text("x")
+    (tree / "a").chmod(0)
+    changes = [c.Change(0, path, c.ADDED, c.FILE) for path in ("a/file", "a/never", "never/at/all")]
+    seen = [(found is not None, is_reached) for _, found, is_reached in looks(top, changes)]
+    mode = stat.S_IMODE((tree / "a").stat().st_mode)
+    (tree / "a").chmod(0o700)
+    assert (seen, mode) == ([(True, True), (False, True), (False, False)], 0)
 
 
 @pytest.mark.ordinary
