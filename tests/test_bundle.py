@@ -12,7 +12,7 @@ BUNDLE = Path(__file__).resolve().parent.parent / "src/fumehood/bundle.py"
 PROGRAM = """
 import sys
 from _frozen_importlib_external import SourceFileLoader
-bundle, file, sources, path = sys.argv[1:]
+bundle, file, sources, path, meanwhile = sys.argv[1:]
 module = type(sys)("bundle")
 SourceFileLoader("bundle", bundle).exec_module(module)
 bundle = module.Bundle(file, sources)
@@ -20,6 +20,7 @@ sys.meta_path.insert(0, bundle)
 sys.path += [path] if path else []
 import shown, inner.part
 import inspect, _json
+exec(meanwhile)
 print(shown.VALUE, inner.part.VALUE, inner.__path__ == [sources + "/inner"], shown.__file__ == sources + "/shown.py")
 assert "VALUE" in inspect.getsource(shown)
 bundle.keep()
@@ -37,13 +38,15 @@ class Started:
         (self.sources / "inner/__init__.py").touch()
         (self.sources / "inner/part.py").write_text("VALUE = 2\n")
 
-    def run(self, *, path: bool = True, stdin: int | None = subprocess.DEVNULL) -> str:
-        done = self.done(path=path, stdin=stdin)
+    def run(self, *, path: bool = True, stdin: int | None = subprocess.DEVNULL, meanwhile: str = "") -> str:
+        done = self.done(path=path, stdin=stdin, meanwhile=meanwhile)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def done(self, *, path: bool, stdin: int | None = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
-        words = [BUNDLE, self.file, self.sources, self.sources if path else ""]
+    def done(
+        self, *, path: bool, stdin: int | None = subprocess.DEVNULL, meanwhile: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        words = [BUNDLE, self.file, self.sources, self.sources if path else "", meanwhile]
         return subprocess.run(
             [sys.executable, "-I", "-S", "-B", "-c", PROGRAM, *map(str, words)],
             stdin=stdin, capture_output=True, text=True, check=False,
@@ -82,6 +85,15 @@ def test_a_changed_source_is_what_runs(started: Started) -> None:
     assert started.run() == "7 2 True True\n"
 
 
+def test_a_source_that_changes_while_a_command_runs_is_what_runs_next(started: Started) -> None:
+    started.run()
+    (started.sources / "more.py").touch()
+    # Something new was loaded, so that the file is written anew, when the source of what is kept has changed.
+    started.run(meanwhile="open(shown.__file__, 'w').write('VALUE = 5'); import more")
+    assert started.run() == "5 2 True True\n"
+    assert started.run(path=False) == "5 2 True True\n"
+
+
 def test_a_source_that_is_gone_is_not_found(started: Started) -> None:
     started.run()
     (started.sources / "inner/part.py").unlink()
@@ -103,7 +115,8 @@ def test_a_place_that_can_not_be_written_is_no_error(started: Started) -> None:
 def test_it_takes_no_standard_descriptor_that_the_caller_closed(started: Started) -> None:
     started.run()
     assert started.run(stdin=None) == "1 2 True True\n"
-    program = f"import sys, os\nsys.argv = ['', {str(BUNDLE)!r}, {str(started.file)!r}, {str(started.sources)!r}, '']\n"
+    words = ["", *map(str, (BUNDLE, started.file, started.sources)), "", ""]
+    program = f"import sys, os\nsys.argv = {words!r}\n"
     program += PROGRAM.partition("import shown")[0] + "os.fstat(0)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False,

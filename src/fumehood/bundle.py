@@ -66,20 +66,28 @@ class Bundle:
 
     def keep(self) -> None:
         """Write the file anew if a module was loaded that it does not have. Packages of others are not kept."""
-        loaded: dict[str, Any] = {
+        missing: dict[str, Any] = {
             name: module.__spec__
             for name, module in list(sys.modules.items())
             if name not in self._loaded_before
+            and name not in self._used
             and (getattr(getattr(module, "__spec__", None), "origin", None) or "").startswith(self._directories)
         }
-        if loaded.keys() <= self._used:
+        if not missing:
             return
-        specs = loaded | {name: spec for name in self._modules if (spec := self.find_spec(name)) is not None}
         codes, modules = b"", {}
-        for name, spec in specs.items():
+        # As they are: a source that changed since has another time than the one that stands there.
+        for name, (source, modified, size, directory, place, length) in self._modules.items():
+            if name not in missing:
+                modules[name] = source, modified, size, directory, len(codes), length
+                codes += os.pread(self._opened, length, self._codes + place)
+        for name, spec in missing.items():
+            before = _stamp(spec.origin)
             code = b"" if isinstance(spec.loader, ExtensionFileLoader) else marshal.dumps(spec.loader.get_code(name))
+            if _stamp(spec.origin) != before:
+                continue  # somebody is writing it at this moment
             directory = os.path.dirname(spec.origin) if spec.submodule_search_locations is not None else ""
-            modules[name] = (spec.origin, *_stamp(spec.origin), directory, len(codes), len(code))
+            modules[name] = (spec.origin, *before, directory, len(codes), len(code))
             codes += code
         listed = marshal.dumps(modules)
         new = f"{self._file}.{os.getpid()}"

@@ -68,6 +68,7 @@ class Wishes(Value):
     watch: Callable[[Sequence[Layer]], Watched] | None = None
     cancelled: Callable[[], bool] | None = None
     terminal: Terminal | None = None  # the command's own, in place of pipes
+    is_agents_terminal: bool = False  # Ctrl-C there is not a person's, who would have seen what came of it
     on_again: Callable[[str], None] | None = None  # is told why the command is run once more
     is_one_stream: bool = False  # what it prints comes as standard output, errors too, in order
     signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMED = 3
+_BY_CTRL_C = 130  # the status of a command that ended by it
 
 
 class Hood(Workplace):
@@ -408,10 +409,13 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
 
 def _cut_short(outcome: Outcome, wishes: Wishes) -> str:
     """Return what ended a command that did not end by itself, nor by a person at their terminal."""
+    signals = () if wishes.signals is None else wishes.signals.sent(outcome.signals)
+    if wishes.is_agents_terminal and outcome.exit.status == _BY_CTRL_C:
+        signals = (*signals, "SIGINT")
     return cut_short(
         is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,
         limit="" if outcome.limit is None else outcome.limit.detail,
-        signals=() if wishes.signals is None else wishes.signals.sent(outcome.signals),
+        signals=signals,
         is_cancelled=outcome.interrupted and wishes.cancelled is not None and wishes.cancelled(),
         is_timed_out=outcome.timed_out,
     )

@@ -355,7 +355,7 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
         from fumehood.linux.terminal import Terminal
 
         # A client that typed its model's keys there later could not have them rewritten: this is the terminal.
-        return Wishes(terminal=Terminal(), on_stdout=ToModel(1, brief.mark))
+        return Wishes(terminal=Terminal(), is_agents_terminal=True, on_stdout=ToModel(1, brief.mark))
     # The command never gets the person's terminal itself: it could type into it.
     typed = os.isatty(0)
     if as_json:
