@@ -264,9 +264,9 @@ def test_an_agents_program_on_a_terminal_is_typed_to_and_shows_what_is_invisible
     one = screen("run", "--brief", "--session", "s", "--", "python3 -q")
     one.wait_for(">>> ")
     one.type("import sys; print(sys.stdin.isatty(), 6 * 7)\n")
-    one.wait_for("True 42")
+    one.wait_for("True 42\r\n>>> ")
     one.type("print('\\x1b]0;owned\\x07')\n")
-    one.wait_for("owned\\x07")
+    one.wait_for("owned\\x07\r\n>>> ")  # before that, the end of input would get lost
     one.type("\x04")
     one.end()
     assert b"\x1b]" not in one.shown
