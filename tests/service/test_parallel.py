@@ -110,6 +110,22 @@ def test_a_person_who_edits_after_another_run_is_met_as_a_person(home: Path, pro
     assert (project / "f").read_text() == "edited by a person"
 
 
+def test_what_was_ended_is_not_begun_again(home: Path, project: Path) -> None:
+    (project / "f").write_text("old")
+    begun: list[str] = []
+
+    def meanwhile(_stream: str, text: str) -> None:
+        with Sandbox(project) as other:
+            other.run("echo other > f")
+        begun.append(text)
+
+    with Sandbox(project) as sandbox:
+        line = "echo x > f; echo begun; sleep 1000"
+        run = sandbox.run(line, on_output=meanwhile, cancelled=lambda: bool(begun))
+    assert (run.state, begun) == ("held", ["begun\n"])
+    assert (project / "f").read_text() == "other\n"
+
+
 @pytest.mark.parametrize("again", [Again(tries=1), Again(within=0.0)])
 def test_the_policy_says_when_a_command_is_run_again(home: Path, project: Path, again: Again) -> None:
     (project / "log").write_text("")

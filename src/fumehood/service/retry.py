@@ -6,6 +6,7 @@ Nothing that it did has left the hood: it reached no network, and what it wrote 
 from __future__ import annotations
 
 from fumehood.core import changes as c
+from fumehood.core.network import FULL
 from fumehood.core.report import printable
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import is_version, looks, open_top
@@ -26,7 +27,7 @@ class Overtaken(Exception):
 
 def may_be_forgotten(run: Run, again: Again) -> bool:
     """Return True if a command that has ended did nothing that can't be done again."""
-    return run.duration_s < again.within and run.network == "none" and not run.new_connections
+    return run.duration_s < again.within and run.network != FULL and not run.new_connections
 
 
 def give_way(store: Store, project: int, run: Run) -> None:

@@ -157,10 +157,11 @@ class Hood(Workplace):
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
                 run.found = layering.scanned(layers, claim.indexes)
                 run.blocked = self._blocked(run, network, world, ended, seat)
-                self._judge(run, layers, request.mode, _cut_short(ended.outcome, wishes))
+                ended_by = _cut_short(ended.outcome, wishes)
+                self._judge(run, layers, request.mode, ended_by)
             settle(
                 self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict,
-                may_run_again=may_run_again and may_be_forgotten(run, self.policy.again),
+                may_run_again=may_run_again and not ended_by and may_be_forgotten(run, self.policy.again),
             )  # fmt: skip
             # Only now: a command that is run again begins where the first one did.
             run.ended_in = seat.keep(world.outside) if seat else ""
