@@ -2,19 +2,23 @@
 
 import errno
 import os
+import re
 import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from conftest import command_line
 from fumehood import FumehoodError, Sandbox
 from fumehood.linux import nofollow, steps
 from fumehood.linux.nofollow import Loosened, open_top
+from fumehood.linux.process import is_gone
 from fumehood.service.clean import clean
 from fumehood.service.opened import OpenedStore
 from fumehood.service.recover import STOPPED_RUNNING
@@ -430,3 +434,39 @@ def test_a_fuse_mount_that_a_killed_run_left_is_cleared_away_and_its_layer_held(
         assert snapshot(project) == before
         sandbox.apply(run)
         assert (project / "kept").read_text() == "new\n"
+
+
+def test_what_a_dead_process_ran_is_waited_for_to_its_last_process(home: Path, project: Path) -> None:
+    with subprocess.Popen(
+        [*command_line(), "run", "--", "echo ready; (sleep 1000 & sleep 1000 & wait)"], cwd=project, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        (noted,) = Path(os.environ["XDG_STATE_HOME"], "fumehood/runs").glob("*/0/init")
+        assert not is_gone(str(noted), 0.1)
+        inside = int(re.search(r'"child-pid": (\d+)', noted.read_text())[1])  # type: ignore[index]
+        namespace = os.readlink(f"/proc/{inside}/ns/pid")
+        assert len(in_namespace(namespace)) >= 3
+        process.kill()
+        assert is_gone(str(noted), LONG_S)
+        assert set(in_namespace(namespace)) <= {str(inside)}, "but for the first, which waits for its parent"
+    with Sandbox(project) as sandbox:
+        assert sandbox.history()[0].reason == "Fumehood was stopped while the command ran"
+    assert not noted.exists()
+
+
+def in_namespace(namespace: str) -> list[str]:
+    inside = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(process / "ns/pid") == namespace:
+                inside.append(process.name)
+    return inside
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{ "child-pid": ', b'{ "child-pid": 1 }', b'{ "child-pid": 4194303 }'])
+def test_a_command_that_never_began_or_whose_number_is_anothers_is_gone(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "init").write_bytes(content)
+    assert is_gone(str(tmp_path / "init"), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import fcntl
 import os
 import sys
 
@@ -10,7 +11,7 @@ from fumehood.core.value import Value
 from fumehood.linux import confine, libc, namespaces, site
 from fumehood.linux.bwrap import BUNDLED, CONFINEMENT, FILTER_FD, GUARD_FD, NAMESPACES, NO_NETWORK, TMP, provide
 from fumehood.linux.mounts import DATA_FD, is_bubblewraps, writable
-from fumehood.linux.process import Exit, supervise
+from fumehood.linux.process import Exit, number_in, supervise
 from fumehood.linux.site import Site
 
 TYPE_CHECKING = False
@@ -32,6 +33,7 @@ _LIKELY_VICTIM = b"800"
 
 _STATUS_FD, _REPORT_FD = 3, 4
 _HIGHEST_FD = 1 << 20
+_WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _GUARD = f"/proc/self/fd/{GUARD_FD}"
 _KILL, _INTERRUPT, _END = 9, 2, 15
 SHOWING = "showing the host"
@@ -72,6 +74,7 @@ class Plan(Value):
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
     bare: str = ""  # the directory of a command that has no sandbox around it
     filter: bytes = b""  # of system calls, for bubblewrap to read from FILTER_FD
+    init_file: str = ""  # where bubblewrap writes which process is the first inside, before that begins
 
     @property
     def entered(self) -> bytes:
@@ -116,7 +119,7 @@ def bubblewrap_arguments(
             arguments += operation.arguments(texts)
     for name, value in (*variables, ("TMPDIR", TMP)):
         arguments += ("--setenv", name, value)
-    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD))
+    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), "--info-fd", str(DATA_FD + len(texts)))
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard becomes the command, after it was told every place that may be written.
@@ -167,6 +170,7 @@ def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready 
     step = "preparing"
     try:
         channel = _arrange_descriptors(streams, status, report)
+        init = -1 if plan.bare else os.open(plan.init_file or os.devnull, _WRITTEN, 0o600)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
         for step in _steps(plan, channel, ready):  # noqa: B007 - told below, if it fails
@@ -174,13 +178,12 @@ def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready 
         step = f"starting {plan.arguments[0]}"
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
         libc.default_signals()
+        kept = {}
+        if init >= 0:
+            kept[DATA_FD + len(plan.texts)] = init
         if plan.keeps_channel:
-            os.dup2(channel, namespaces.CHANNEL_FD)
-            os.set_inheritable(namespaces.CHANNEL_FD, True)  # it may have been there already
-            os.closerange(_REPORT_FD + 1, namespaces.CHANNEL_FD)
-            os.closerange(namespaces.CHANNEL_FD + 1, _HIGHEST_FD)
-        else:
-            os.closerange(_REPORT_FD + 1, _HIGHEST_FD)
+            kept[namespaces.CHANNEL_FD] = channel
+        _keep_open(kept)
         if plan.bare:
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
@@ -198,6 +201,18 @@ def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready 
         os.write(_REPORT_FD, f"{step}: {error.strerror}{about}\0{error.errno}".encode(errors="surrogateescape"))
     finally:
         os._exit(125)
+
+
+def _keep_open(kept: dict[int, int]) -> None:
+    """Close all but the lowest descriptors and some, each of which goes to a place."""
+    highest = max([*kept, *kept.values(), _REPORT_FD]) + 1
+    moved = {place: fcntl.fcntl(fd, fcntl.F_DUPFD, highest) for place, fd in kept.items()}
+    start = _REPORT_FD + 1
+    for place in sorted(moved):
+        os.dup2(moved[place], place, inheritable=True)
+        os.closerange(start, place)
+        start = place + 1
+    os.closerange(start, _HIGHEST_FD)
 
 
 def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
@@ -379,10 +394,7 @@ class RunningSandbox:
         return self._number(b'"child-pid": ')
 
     def _number(self, key: bytes) -> int | None:
-        _, is_there, rest = self._text.partition(key)
-        digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
-        # Without what follows the digits, the number may still be coming in.
-        return int(digits) if is_there and digits and len(rest) > len(digits) else None
+        return number_in(self._text, key)
 
     def kill(self) -> None:
         """End everything inside at once.

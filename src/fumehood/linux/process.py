@@ -312,6 +312,43 @@ class Exit(Value):
     home: int = -1
 
 
+def number_in(text: bytes, key: bytes) -> int | None:
+    """Return the number that stands after a key in what bubblewrap tells; None if it is not all there yet."""
+    _, is_there, rest = text.partition(key)
+    digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
+    # Without what follows the digits, the number may still be coming in.
+    return int(digits) if is_there and digits and len(rest) > len(digits) else None
+
+
+def is_gone(init_file: str, patience_s: float) -> bool:
+    """Wait until nothing of a sandbox is left whose own process died; False if it does not end.
+
+    It is killed with that process, but not at the same moment. Its first process inside ends after all the others.
+    """
+    try:
+        with open(init_file, "rb") as file:
+            number = number_in(file.read(), b'"child-pid": ')
+    except FileNotFoundError:
+        return True  # it never began
+    if number is None:
+        return True
+    try:
+        process = os.pidfd_open(number)
+    except ProcessLookupError:
+        return True
+    with libc.Closing(process):
+        try:
+            with open(f"/proc/{number}/status", "rb") as file:
+                numbers = next((line.split() for line in file if line.startswith(b"NSpid:")), [])
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if len(numbers) < 3 or numbers[-1] != b"1":
+            return True  # another one that has the number now
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(patience_s * 1000))
+
+
 # Run a command without a sandbox: watched by a small process that ends all it started when it ends.
 #
 # It tells of itself as bubblewrap does, so whoever attends a sandbox can attend this.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _PARTS = ("upper", "work", "merged")
 _BELOW = "below"
+INIT = "init"  # which process was the first in the sandbox
 GONE = ".gone"  # ends the name of a run's directory that only waits to be removed
 
 
@@ -74,10 +75,10 @@ def below_of(places: Places, run: str) -> list[tuple[str, ...]]:
     return below
 
 
-def _remove_note(directory: str) -> None:
-    """Remove the note of the trees that a command saw: it has ended."""
+def _remove_note(path: str) -> None:
+    """Remove what was noted of a command: it has ended."""
     try:
-        os.unlink(f"{directory}/{_BELOW}")
+        os.unlink(path)
     except FileNotFoundError:
         return  # done before
 
@@ -170,18 +171,20 @@ def _left_of(layer: Layer) -> list[str]:
 
 
 def drop_scratch(layers: Sequence[Layer]) -> None:
-    """Remove what only the mount needed."""
+    """Remove what only the mount needed, and what was noted of the command while it ran."""
+    above = os.path.dirname(layers[0].upper)
+    _remove_note(f"{above}/{INIT}")
     if any(layer.below for layer in layers):
-        _remove_note(os.path.dirname(layers[0].upper))
+        _remove_note(f"{above}/{_BELOW}")
     for layer in layers:
         if _drop_usual_work(layer):
             continue
-        above = open_top(os.path.dirname(layer.upper))
+        opened = open_top(os.path.dirname(layer.upper))
         try:
             for part in ("work", "merged"):
-                remove_tree(above, part)
+                remove_tree(opened, part)
         finally:
-            os.close(above)
+            os.close(opened)
 
 
 def _drop_usual_work(layer: Layer) -> bool:

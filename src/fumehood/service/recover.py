@@ -31,6 +31,7 @@ from fumehood.linux.nofollow import (
     remove_tree,
     stamp_of,
 )
+from fumehood.linux.process import is_gone
 from fumehood.linux.staging import APART, HOME, SETTLED
 from fumehood.linux.steps import NO_WAY, Changed, give_back
 from fumehood.service import layers as layering
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 STOPPED_APPLYING = "Fumehood was stopped while applying; nothing was applied"
 STOPPED_BACK = "Fumehood was stopped before it was done; the project is as it was"
-_DYING_S = 0.05  # a sandbox is killed with the process that attends it, and gone a moment later
+_DYING_S = 10.0  # a sandbox is killed with the process that attends it, and gone a moment later
 
 
 def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
@@ -121,7 +122,8 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
         if claim < 0:
             store.history.state(name, FAILED, STOPPED_RUNNING, event=RECOVERED)
             return
-        time.sleep(_DYING_S)
+        if not is_gone(f"{store.places.run(name)}/0/{layering.INIT}", _DYING_S):
+            raise BlockingIOError  # its command goes on without us
         with Alone(store.places.lock(f"project-{project}"), wait=False):
             layers = layering.layers_of(store.places, name, run.roots, layering.below_of(store.places, name))
             _hold(store, run, layers, interrupts)
