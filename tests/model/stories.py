@@ -23,12 +23,12 @@ def main() -> None:
     parser.add_argument("--way", default="", help="kernel, bwrap, fuse or copy")
     options = parser.parse_args()
 
-    class ToRecord(Machine):
+    class Story(Machine):
         capture = options.way
 
     began = time.monotonic()
     run_state_machine_as_test(
-        ToRecord,
+        Story,
         settings=settings(
             max_examples=options.count, stateful_step_count=options.steps, deadline=None, database=None,
             suppress_health_check=list(HealthCheck),
