@@ -231,7 +231,8 @@ def test_a_run_that_is_cancelled_closes_the_question(home, project, web):
     cancelled = threading.Event()
     page = Page(cancelled.set)
     with Sandbox(project, ASK, ask=page) as box:
-        run = box.run(f"touch made; {TRY.format(place=at(web))}", cancelled=cancelled.is_set)
+        # Refused, it would end by itself, perhaps before anybody sees that it is to end.
+        run = box.run(f"touch made; {TRY.format(place=at(web))}; sleep 1000", cancelled=cancelled.is_set)
     assert page.closed.is_set()
     assert run.state == "held"
     assert web.asked == []
