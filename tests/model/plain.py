@@ -183,6 +183,7 @@ class Model:
             run.verdicts[path] = {"apply": APPLIED, "hold": HELD, "discard": DISCARDED}[mode]
             if run.verdicts[path] == APPLIED and self.builds_on(run, path, run.sees):
                 run.verdicts[path] = HELD
+        self._keep_states_whole(run)
         self._keep_whole(run)
         for path, node in edited.items():
             put(self.project, path, node)
@@ -200,6 +201,13 @@ class Model:
             run.base[path] = self.project.get(path)  # which has the group that a person gave it since
         for path in sorted(paths, key=lambda path: path.count("/")):
             put(self.project, path, run.left[path])
+
+    @staticmethod
+    def _keep_states_whole(run: Done) -> None:
+        held = {state_of(path) for path in run.of_verdict(HELD)}
+        for path in run.of_verdict(APPLIED):
+            if state_of(path) in held:
+                run.verdicts[path] = HELD
 
     @staticmethod
     def _share_conflicts(run: Done) -> None:
