@@ -272,6 +272,27 @@ LOCALE = locale(os.environ)
 
 
 @pytest.fixture
+def begun(home: Path, project: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start `fumehood run` without a terminal, for a command that says "ready"; it has when this returns."""
+    processes = []
+
+    def start(command: str, *arguments: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [*command_line(), "run", *arguments, "--", command], cwd=project, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
 def cli(home: Path, project: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The real command line: `cli("run", "--", "true")`, in the project unless told otherwise."""
 

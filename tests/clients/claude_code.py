@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clients.conftest import FUMEHOOD, Done, ended, knows_our_words, log, provided, said_by_us, started
+from clients.conftest import FUMEHOOD, Done, ended, knows_our_words, log, only_read_there, provided, said_by_us, started
 from clients.endpoint import Anthropic, Step
 
 pytestmark = pytest.mark.namespaces
@@ -94,18 +94,12 @@ def test_the_shell_stays_where_a_command_left_it_and_keeps_its_functions(
 
 
 def test_a_command_elsewhere_stays_there_and_only_reads(
-    agent: Agent, fumehood: Any, project: Path, test_directory: Path
+    agent: Agent, fumehood: Any, project: Path, beside: Path
 ) -> None:
     fumehood("setup", "claude", "--yes")
-    beside = test_directory / "beside"
-    for place in (project, beside):
-        (place / "build").mkdir(parents=True)
     script = [bash(f"cd {beside}"), bash("pwd; rm -rf build"), {"text": "done"}]
     told = agent(script, "--add-dir", str(beside))
-    assert f"{beside}\n" in told[1]
-    assert "Read-only file system" in told[1]
-    assert (project / "build").is_dir()
-    assert (beside / "build").is_dir()
+    only_read_there(told[1], project, beside)
 
 
 def test_what_the_host_would_execute_waits_and_the_agent_can_undo(agent: Agent, fumehood: Any, project: Path) -> None:

@@ -40,6 +40,23 @@ def fumehood(environment: dict[str, str], project: Path) -> Callable[..., Done]:
     return run
 
 
+@pytest.fixture
+def beside(project: Path, test_directory: Path) -> Path:
+    """A directory beside the project; both have a `build` in them."""
+    place = test_directory / "beside"
+    for each in (project, place):
+        (each / "build").mkdir(parents=True)
+    return place
+
+
+def only_read_there(told: str, project: Path, beside: Path) -> None:
+    """Check that `pwd; rm -rf build` ran beside the project, and removed neither `build`."""
+    assert f"{beside}\n" in told
+    assert "Read-only file system" in told
+    assert (project / "build").is_dir()
+    assert (beside / "build").is_dir()
+
+
 def log(fumehood: Callable[..., Done]) -> list[dict[str, Any]]:
     """What ran, the earliest first."""
     return json.loads(fumehood("log", "--json").stdout)[::-1]

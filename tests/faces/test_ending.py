@@ -23,24 +23,9 @@ in_the_hood = pytest.mark.namespaces
 
 
 @pytest.fixture
-def alone(home: Path, project: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def alone(begun: Callable[..., subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
     """Start `fumehood run` without a terminal; it has begun when this returns."""
-    processes = []
-
-    def start(*arguments: str, command: str = WRITES) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*command_line(), "run", *arguments, "--", command], cwd=project, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    return lambda *arguments, command=WRITES: begun(command, *arguments)
 
 
 @pytest.fixture

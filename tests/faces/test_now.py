@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,9 @@ LASTS = "echo written > f; echo ready; sleep 1000"
 
 
 @pytest.fixture
-def started(home: Path, project: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def started(begun: Callable[..., subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
     """A command that has begun, and goes on."""
-    processes = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*command_line(), "run", *arguments, "--", LASTS], cwd=project, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    return lambda *arguments: begun(LASTS, *arguments)
 
 
 def shown(cli: Any, *words: str) -> list[dict[str, Any]]:

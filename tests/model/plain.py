@@ -183,13 +183,13 @@ class Model:
             run.verdicts[path] = {"apply": APPLIED, "hold": HELD, "discard": DISCARDED}[mode]
             if run.verdicts[path] == APPLIED and self.builds_on(run, path, run.sees):
                 run.verdicts[path] = HELD
-        self._keep_states_whole(run)
+        self._share(run, HELD)
         self._keep_whole(run)
         for path, node in edited.items():
             put(self.project, path, node)
             if run.verdicts.get(path) in (APPLIED, HELD) and not self.builds_on(run, path, run.sees):
                 run.verdicts[path] = CONFLICT
-        self._share_conflicts(run)
+        self._share(run, CONFLICT)
         self.open -= edited.keys()  # another file is there now
         self._hold_open(run)
         self._take_over(run, run.of_verdict(APPLIED))
@@ -203,18 +203,12 @@ class Model:
             put(self.project, path, run.left[path])
 
     @staticmethod
-    def _keep_states_whole(run: Done) -> None:
-        held = {state_of(path) for path in run.of_verdict(HELD)}
-        for path in run.of_verdict(APPLIED):
-            if state_of(path) in held:
-                run.verdicts[path] = HELD
-
-    @staticmethod
-    def _share_conflicts(run: Done) -> None:
-        states = {state_of(path) for path in run.of_verdict(CONFLICT)}
+    def _share(run: Done, verdict: str) -> None:
+        """All of a state has the verdict that a part of it has."""
+        states = {state_of(path) for path in run.of_verdict(verdict)}
         for path in run.of_verdict(APPLIED):
             if state_of(path) in states:
-                run.verdicts[path] = CONFLICT
+                run.verdicts[path] = verdict
 
     def _hold_open(self, run: Done) -> None:
         states = self._open_states(run.base, run.of_verdict(APPLIED))
@@ -268,7 +262,7 @@ class Model:
         run.verdicts |= dict.fromkeys(done, DONE) | dict.fromkeys(waiting, APPLIED)
         self._hold_open(run)
         self._find_conflicts(run)
-        self._share_conflicts(run)
+        self._share(run, CONFLICT)
         self._take_over(run, run.of_verdict(APPLIED))
         run.verdicts |= dict.fromkeys(done, APPLIED)
         return ""
