@@ -1,6 +1,7 @@
 """A repository moves as one: HEAD, its refs and the index are applied together, or wait together."""
 
 import itertools
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from conftest import need
 from fumehood import Run, Sandbox
+from fumehood.service.store import Store
 
 pytestmark = pytest.mark.namespaces
 
@@ -62,6 +64,25 @@ def test_a_branch_that_is_made_over_a_held_index_waits_too(repository: Path) -> 
         assert verdicts(sandbox.run("git branch topic")) == {"held"}
         assert verdicts(sandbox.run("echo x > beside")) == set()
     assert git(repository, "branch", "--format=%(refname:short)").split() == ["main"]
+
+
+def test_a_repository_whose_directory_is_a_root_of_its_own_waits_as_one(
+    store: Store, repository: Path, test_directory: Path
+) -> None:
+    tree = test_directory / "tree"
+    git(repository, "worktree", "add", "-q", str(tree))
+    store.projects.add_root(store.projects.open(str(tree)), str(repository / ".git"))
+    with Sandbox(tree) as sandbox:
+        first = sandbox.run("echo a > a; git add a", apply="hold")
+        second = sandbox.run("echo b > b; git add b; git commit -qm b")
+        of_state = [change for change in second.changes if re.search(r"(^|/)(HEAD|index|refs/.*)$", change.path)]
+        assert len(of_state) >= 3
+        assert {change.verdict for change in of_state} == {"held"}, of_state
+        assert git(tree, "log", "--format=%s").split() == ["first"]
+        sandbox.apply(first)
+        sandbox.apply(second)
+    assert git(tree, "log", "--format=%s").split() == ["b", "first"]
+    assert git(tree, "status", "--porcelain") == ""
 
 
 COMMANDS = {

@@ -12,6 +12,7 @@ import pytest
 from conftest import command_line
 from fumehood import Policy, Run, Sandbox
 from fumehood.core.policy import Again
+from fumehood.service.store import Store
 from patience import LONG_S
 
 pytestmark = pytest.mark.namespaces
@@ -57,6 +58,16 @@ def test_appends_at_the_same_time_are_all_applied(meeting: Meeting, project: Pat
     again = [run for run in runs if run.reason.startswith("run again: run ")]
     assert len(again) == 5
     assert all("changed log meanwhile" in run.reason for run in again)
+
+
+def test_appends_in_another_root_are_all_applied_too(store: Store, project: Path, test_directory: Path) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+    (other / "log").write_text("")
+    store.projects.add_root(store.projects.open(str(project)), str(other))
+    runs = Meeting(project).run(*(f"echo {number} >> {other}/log" for number in range(3)))
+    assert {run.state for run in runs} == {"applied"}
+    assert sorted((other / "log").read_text().split()) == ["0", "1", "2"]
 
 
 def test_only_what_was_settled_is_in_the_record(meeting: Meeting, project: Path) -> None:

@@ -39,13 +39,14 @@ def judge(
     concerns: Mapping[int, Concern] | None = None,
     apart: Collection[tuple[int, str]] = (),
     waiting: Waiting | None = None,
+    roots: Sequence[str] = (),
 ) -> None:
     """Give every change its verdict and, where it is not `applied`, the reason in words.
 
     `concerns` tell, by place in the list, which changes the host would act on by itself, and which run when a
     person builds: those are held, these are applied and flagged. `apart` are other file systems mounted inside
     a root, by its number and their path: nothing can be swapped into those. `waiting` is what earlier runs held:
-    what was built on that waits with it.
+    what was built on that waits with it. The names of the `roots` tell a repository whose directory is one of them.
     """
     concerns = concerns or {}
     for place, change in enumerate(changes):
@@ -58,7 +59,7 @@ def judge(
             change.flags = (*change.flags, concern.flag)
     if waiting is not None:
         hold_what_builds_on(changes, waiting)
-    keep_states_whole(changes)
+    _keep_states_whole(changes, roots)
     keep_replacements_whole(changes)
     if concerns or waiting:
         _hold_shells(changes)
@@ -170,18 +171,32 @@ def _is_state(rest: list[str]) -> bool:
     return first in _TREES or (len(rest) == 1 and (first in _FILES or first.endswith("_HEAD")))
 
 
-def keep_states_whole(changes: Sequence[c.Change]) -> None:
+def _place(roots: Sequence[str], root: int, path: str) -> str:
+    return f"{roots[root] if roots else root}/{path}"
+
+
+def _keep_states_whole(changes: Sequence[c.Change], roots: Sequence[str]) -> None:
     """Hold all of a repository's state, or a database with its journals, where a part of it is held.
 
     A commit whose index waits would leave HEAD ahead of it, and a person's next commit would take it back.
     """
-    held = {
-        one_state(f"{change.root}/{change.path}"): change for change in reversed(changes) if change.verdict == c.HELD
+    _share(changes, roots, c.HELD, "is held")
+
+
+def _share(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what: str) -> bool:
+    """Let all of a state have the verdict that a part of it has; tell whether any more changes have it."""
+    firsts = {
+        one_state(_place(roots, change.root, change.path)): change.path
+        for change in reversed(changes)
+        if change.verdict == verdict
     }
-    for change in changes if held else ():
-        partner = held.get(one_state(f"{change.root}/{change.path}"))
-        if partner is not None and change.verdict == c.APPLIED:
-            change.verdict, change.reason = c.HELD, f"{partner.path} is held, and they are one state"
+    more = False
+    for change in changes if firsts else ():
+        first = firsts.get(one_state(_place(roots, change.root, change.path)))
+        if first is not None and change.verdict == c.APPLIED:
+            more = True
+            change.verdict, change.reason = verdict, f"{first} {what}, and they are one state"
+    return more
 
 
 def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str = HOLD_PATH) -> bool:
@@ -194,15 +209,7 @@ def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict
         for change in going:
             change.verdict, change.reason = c.HELD, f"{conflicts[0].path} is a conflict, and then everything is held"
         return bool(going)
-    torn = {one_state(f"{roots[change.root]}/{change.path}"): change.path for change in reversed(conflicts)}
-    more = False
-    for change in changes:
-        first = torn.get(one_state(f"{roots[change.root]}/{change.path}"))
-        if first is not None and change.verdict == c.APPLIED:
-            more = True
-            change.verdict = c.CONFLICT
-            change.reason = f"{first} changed in the project after the run began, and they are one state"
-    return more
+    return _share(changes, roots, c.CONFLICT, "changed in the project after the run began")
 
 
 def hold_open(
@@ -252,7 +259,8 @@ def free_of_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], ro
 class Waiting:
     """What waits in earlier runs: `held` are their runs' names, the number of the root here, and the changes."""
 
-    def __init__(self, held: Iterable[tuple[str, int, c.Change]]) -> None:
+    def __init__(self, held: Iterable[tuple[str, int, c.Change]], roots: Sequence[str] = ()) -> None:
+        self._roots = roots
         self._at: dict[tuple[int, str], str] = {}
         self._trees: dict[tuple[int, str], str] = {}
         self._above: dict[tuple[int, str], str] = {}
@@ -261,7 +269,7 @@ class Waiting:
             self._at[root, change.path] = run
             if not c.is_mode_alone(change):
                 self._trees[root, change.path] = run
-            if git := repository(f"{root}/{change.path}"):
+            if git := repository(_place(roots, root, change.path)):
                 self._repositories[git] = run
             for each in c.above(change.path):
                 if self._above.get((root, each)) == run:
@@ -284,7 +292,9 @@ class Waiting:
         if change.change in (c.DELETED, c.TYPE) and (root, path) in self._above:
             return self._above[root, path]
         tree = self._inside.topmost(root, path)
-        return self._repositories.get(repository(f"{root}/{path}")) if tree is None else self._trees[root, tree]
+        if tree is not None:
+            return self._trees[root, tree]
+        return self._repositories.get(repository(_place(self._roots, root, path)))
 
 
 def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:

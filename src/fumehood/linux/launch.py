@@ -350,7 +350,7 @@ class RunningSandbox:
             # Not by us: by the kernel, for want of memory, or by a person.
             return Exit(status=128 + self._signal, home=home)
         # Bubblewrap tells the command's own status; never where the command did not run.
-        status = None if report else self._number(b'"exit-code": ')
+        status = None if report else number_in(self._text, b'"exit-code": ')
         return Exit(status=status, failure=report.partition("\0")[0], home=home)
 
     def _read_report(self) -> tuple[str, int]:
@@ -391,10 +391,7 @@ class RunningSandbox:
 
     def init(self) -> int | None:
         """The process that is number one inside, once it is known: when it is gone, everything inside is."""
-        return self._number(b'"child-pid": ')
-
-    def _number(self, key: bytes) -> int | None:
-        return number_in(self._text, key)
+        return number_in(self._text, b'"child-pid": ')
 
     def kill(self) -> None:
         """End everything inside at once.

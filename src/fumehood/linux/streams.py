@@ -246,18 +246,18 @@ def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
 
 def can_be_given_again(wish: str | bytes) -> bool:
     """Return True if a command that is run twice gets the same input."""
-    if wish == INHERITED:
-        status = os.fstat(0)
-        return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY
-    return wish != TYPED
+    return _is_memory() if wish == INHERITED else wish != TYPED
+
+
+def _is_memory() -> bool:
+    """Return True if our own input is /dev/null or its like."""
+    status = os.fstat(0)
+    return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY
 
 
 def _input(wish: str | bytes) -> tuple[int, Carrier | None]:
     if wish == INHERITED:
-        status = os.fstat(0)
-        if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY:
-            return 0, None
-        return lent(0)
+        return (0, None) if _is_memory() else lent(0)
     if wish == CLOSED:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
     reading, writing = os.pipe()

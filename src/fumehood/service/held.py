@@ -80,7 +80,7 @@ def drop_if_unneeded(store: Store, run: Run) -> None:
 
 def waiting(store: Store, run: Run) -> Waiting:
     """Return what held runs that a command saw still hold, or have thrown away while it ran."""
-    return Waiting(_waiting(store, run))
+    return Waiting(_waiting(store, run), run.roots)
 
 
 def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
@@ -97,7 +97,7 @@ def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
 
 def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
     """Return a held run that builds on some of a run's changes, and the path of one of them."""
-    built = Waiting((run.run, change.root, change) for change in chosen)
+    built = Waiting(((run.run, change.root, change) for change in chosen), run.roots)
     for name in store.history.held(project):
         later = store.history.find(name)
         if run.run not in later.below:

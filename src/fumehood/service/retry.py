@@ -30,8 +30,8 @@ def may_be_forgotten(run: Run, again: Again) -> bool:
     return run.duration_s < again.within and run.network != FULL and not run.new_connections
 
 
-def give_way(store: Store, project: int, run: Run) -> None:
-    """Forget a run if all that it conflicts with was made by other runs; raises Overtaken then.
+def give_way(store: Store, run: Run) -> None:
+    """Forget a run that has conflicts if all that it conflicts with was made by other runs; raises Overtaken then.
 
     The project's lock is held. What a person changed after such a run is a conflict with the person.
     """
@@ -42,18 +42,20 @@ def give_way(store: Store, project: int, run: Run) -> None:
             continue
         with Closing(open_top(root)) as top:
             for change, status, is_reached in looks(top, conflicts):
-                by = _maker(store, project, root, change.path, status) if is_reached else ""
+                by = _maker(store, run, change, status) if is_reached else ""
                 if not by:
                     return
                 first = first or f"run {by} changed {printable(change.path)} meanwhile"
+    if not first:
+        return
     store.history.withdraw(run, first)
     layering.drop(store.places, run.run)
     raise Overtaken(first)
 
 
-def _maker(store: Store, project: int, root: str, path: str, status: os.stat_result | None) -> str:
+def _maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:
     """Return the run that left a path as it is, or nothing where none did."""
-    for run, change in store.history.applied_at(project, root, path):
+    for name, change in store.history.applied_at(run, run.roots[conflict.root], conflict.path):
         if change.after is None if status is None else change.after is not None and is_version(change.after, status):
-            return run
+            return name
     return ""

@@ -307,7 +307,7 @@ class Hood(Workplace):
                 mounted += ((number, os.path.relpath(mount, root)) for mount in mounts_inside(root))
         is_held = mode == APPLY and bool(cut_short)
         acted_on = concerns(run.found, run.roots, [layer.upper for layer in layers], self.policy.rules)
-        judge(run.found, HOLD if is_held else mode, acted_on, mounted, waiting)
+        judge(run.found, HOLD if is_held else mode, acted_on, mounted, waiting, run.roots)
         for change in run.found:
             if is_held and change.verdict == HELD:
                 change.reason = cut_short

@@ -8,6 +8,7 @@ import time
 from fumehood.core import request
 from fumehood.core.masks import is_in
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
+from fumehood.linux.bwrap import TMP
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import entries, open_top, remove_tree
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 16  # what a pipe holds
 _FOLLOWED_S = 600.0
-_TMP = "/tmp"  # noqa: S108 - as the command sees it
 
 
 def session_of(store: Store, project: Project, name: str) -> Session:
@@ -145,7 +145,7 @@ class Seat:
         if self._owner is not None:
             return f"{project.path} belongs to another user"
         # Bubblewrap would make the mount point in a directory that commands write, and follow their links.
-        return f"{project.path} lies in /tmp" if any(is_in(root, (_TMP,)) for root in project.roots) else ""
+        return f"{project.path} lies in /tmp" if any(is_in(root, (TMP,)) for root in project.roots) else ""
 
     def _make_tmp(self) -> None:
         _make_room(self._room)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.judge import one_state
+from fumehood.core.judge import HOLD_ALL, one_state
 from fumehood.core.report import printable
 from fumehood.errors import ApplyFailed, BadRequest, TooDeep, Unfinished
 from fumehood.service import layers as layering
+from fumehood.service.retry import give_way
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
@@ -36,13 +37,13 @@ def settle(
     state = state_of(run.found)
     if any(change.verdict == c.APPLIED for change in run.found):
         with store.alone(project):
-            _apply(store, project, run, printed, layers, on_conflict, may_run_again=may_run_again)
+            _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
             record_files(store, project, run)
         layering.drop_if_empty(store.places, run.run, run.found)
     elif state == HELD:
         with store.alone(project):
-            if may_run_again and _has_conflicts(run):
-                _give_way(store, project, run)
+            if may_run_again:
+                give_way(store, run)
             _hold(store, run, printed, layers)
             record_files(store, project, run)
     else:
@@ -85,21 +86,10 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         keep_replacements_whole(run.found)
 
 
-def _has_conflicts(run: Run) -> bool:
-    return any(change.verdict == c.CONFLICT for change in run.found)
-
-
-def _give_way(store: Store, project: int, run: Run) -> None:
-    from fumehood.service.retry import give_way
-
-    give_way(store, project, run)
-
-
 def _apply(
-    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
+    store: Store, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
     *, may_run_again: bool,
 ) -> None:  # fmt: skip
-    from fumehood.core.judge import HOLD_ALL
     from fumehood.service.apply import take_over
 
     run.state = APPLYING
@@ -118,8 +108,7 @@ def _apply(
             # Nothing may be applied of what is then done again.
             going = [change for change in run.found if change.verdict == c.APPLIED]
             apply(HOLD_ALL)
-            if _has_conflicts(run):
-                _give_way(store, project, run)
+            give_way(store, run)
             held = [change for change in going if change.verdict == c.HELD]
             for change in held:
                 change.verdict, change.reason = c.APPLIED, ""

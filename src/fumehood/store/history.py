@@ -388,18 +388,22 @@ class History:
             if change.path == path
         ]
 
-    def applied_at(self, project: int, root: str, path: str) -> Iterator[tuple[str, Change]]:
-        """Yield the latest changes of a path that were applied, the last one first, with the runs that made them."""
+    def applied_at(self, run: Run, root: str, path: str) -> Iterator[tuple[str, Change]]:
+        """Yield the latest changes of a path that were applied, the last one first, with the runs that made them.
+
+        They are those of a run's project; the path is relative to a root.
+        """
         rows = self.database.rows(
             f"SELECT runs.id, runs.roots, {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE"
-            f" changes.directory = ? AND +project = ? ORDER BY changes.run DESC LIMIT {_LATEST}",
-            (os.fsencode(path.rpartition("/")[0]), project),
+            " changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
+            f" ORDER BY changes.run DESC LIMIT {_LATEST}",
+            (os.fsencode(path.rpartition("/")[0]), run.run),
         )
-        for run, roots, *row in rows:
-            number = _roots(root, roots).index(root) if root in _roots(root, roots) else -1
+        for name, joined, *row in rows:
+            roots = _roots(run.project, joined)
             for change in records.changes_of_rows([row]):
-                if (change.root, change.path, change.verdict) == (number, path, APPLIED):
-                    yield run, change
+                if (roots[change.root], change.path, change.verdict) == (root, path, APPLIED):
+                    yield name, change
 
     def _run(self, row: tuple[Any, ...]) -> Run:
         project, fields = os.fsdecode(row[0]), dict(zip(_COLUMNS, row[1:], strict=True))
