@@ -15,7 +15,8 @@ from fumehood import Sandbox
 from fumehood.core.judge import cut_short
 from patience import LONG_S, with_enough_time
 
-WRITES = "echo changed > file; echo ready; sleep 100"
+# The last line is `exec`: dash loses a Ctrl-C that comes while it starts a program.
+WRITES = "echo changed > file; echo ready; exec sleep 100"
 STUBBORN = "trap '' INT; echo changed > file; echo ready; while :; do sleep 100; done"
 CTRL_C = "\x03"
 
