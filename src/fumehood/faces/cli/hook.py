@@ -1,36 +1,40 @@
 """`fumehood hook`: an agent's shell command is rewritten, before it runs, to run in the hood.
 
-Starts before every command of an agent, so it loads nothing but `json`. Whatever goes wrong here must forbid the
-command: clients take any exit status but 2 for "go on".
+Starts before every command of an agent, so it loads nothing but `json` and `re`. Whatever goes wrong here must forbid
+the command: clients take any exit status but 2 for "go on".
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 
 from fumehood.core.report import told_ahead
 from fumehood.core.request import quoted
-from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, is_background, read_call
+from fumehood.faces.cli.hook_tools import command_of, refuse_what_runs
 from fumehood.faces.cli.output import here, tell_error
 from fumehood.store.places import session_mark, state_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
-HELP = """usage: fumehood hook [--client claude|codex|gemini] [--ask] [OPTIONS]
+    from fumehood.faces.cli.hook_clients import ToolCall
+    from fumehood.faces.cli.hook_tools import Command
 
-The pre-tool hook of Claude Code, Codex and Gemini CLI. It reads a tool call from standard input and answers with the
-same call, with its command rewritten to run in the hood. A tool that runs something in a way that is not understood is
-denied; a tool that runs nothing is left alone. `fumehood setup CLIENT` writes the hook into the client's settings.
+HELP = """usage: fumehood hook [--client NAME] [--ask] [OPTIONS]
+
+The hook of Claude Code, Codex, Gemini CLI, Copilot CLI, OpenCode and Cursor. It reads a tool call from standard input
+and answers with the same call, with its command rewritten to run in the hood. A tool that runs something in a way that
+is not understood is denied; a tool that runs nothing is left alone. `fumehood setup CLIENT` writes the hook into the
+client's settings.
 
 options:
-  --client NAME      claude, codex or gemini (default: recognised by the input)
-  --ask              let the client ask for approval as it did before; without it, commands need none
+  --client NAME      claude, codex, gemini, copilot, opencode or cursor (default: recognised by the input)
+  --ask              let the client ask for approval as it did before, if it can; without it, commands need none
   --session NAME     the session that the commands belong to (default: the client's own)
   --allow-tool NAME  let this tool run outside of the hood instead of denying it; NAME* stands for all that begin so
   --hold, --discard, --network, --own-tmp, --project DIR, --allow-host HOST, --root ROOT, --timeout SECONDS
@@ -45,46 +49,9 @@ and to see what it answers:
   echo '{"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}' | fumehood hook
 """
 
-CLAUDE, CODEX, GEMINI = "claude", "codex", "gemini"
-SERVER = "fumehood"
-# The tools of our own MCP server: what they run, they run in the hood.
-OWN_TOOLS = frozenset({
-    "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output", "undo", "redo",
-    "apply", "discard",
-})  # fmt: skip
+# What a tool call is. An edit is one by the client's own tools; what a command writes, the hood captures.
+SHELL, EDIT_BEFORE, EDIT_AFTER, OTHER, DONE = "shell", "edit before", "edit after", "other", "done"
 
-# Tools whose command a shell runs, and those of them that take it as a list of words.
-_SHELLS = frozenset({
-    "Bash", "Monitor", "run_shell_command", "shell", "shell_command", "local_shell", "exec_command", "unified_exec",
-    "Shell",
-})  # fmt: skip
-_TAKE_WORDS = frozenset({"shell", "local_shell"})
-_COMMANDS = ("command", "cmd")
-_SHELL_NAMES = tuple(f"{folder}{name}" for folder in ("", "/bin/", "/usr/bin/") for name in ("sh", "bash", "zsh"))
-
-# What clients' own tools carry that looks like a command and is none: a patch; whatever a person's program asked for.
-_HARMLESS = {CLAUDE: frozenset({"StructuredOutput"}), CODEX: frozenset({"apply_patch"})}
-_INSTEAD = {CLAUDE: "Bash", CODEX: "exec_command", GEMINI: "run_shell_command"}
-
-# What a field is called that holds what is run, and what such a field's name ends in where it is only about that.
-_RUN_FIELDS = frozenset({
-    "command", "commands", "cmd", "cmds", "cmdline", "commandline", "argv", "script", "scripts", "shell", "bash",
-    "powershell", "exec", "executable", "program", "eval",
-})  # fmt: skip
-_ABOUT = frozenset({"id", "ids", "description", "timeout", "type", "status", "output", "result", "count"})
-_SURROUNDINGS = frozenset({"env", "environment", "interpreter"})
-_LANGUAGES = frozenset({"python", "py", "javascript", "js", "node", "typescript", "ruby", "r", "source", "shell"})
-_OF_CODE = frozenset({"block", "blocks", "snippet", "text", "string", "to", "content"})
-# What a tool is called that runs something, unless its name begins or ends with what says that it only looks.
-_RUN_NAMES = frozenset({"shell", "bash", "zsh", "powershell", "pwsh", "cmd", "terminal", "repl", "exec", "subprocess"})
-_RUN_VERBS = frozenset({"run", "execute", "eval", "evaluate", "spawn", "launch"})
-_LOOK_VERBS = frozenset({"get", "read", "list", "show", "view", "kill", "stop", "close", "wait", "poll"})
-_LOOK_ENDS = frozenset({"output", "status", "history", "log", "logs"})
-
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_LONGEST_SHOWN = 80
-
-_EVENTS = {"PreToolUse": (CLAUDE, CODEX), "BeforeTool": (GEMINI,)}
 _FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
 _VALUES = frozenset({"--project", "--allow-host", "--root", "--timeout"})
 _ASKED = frozenset({"--client", "--session", "--allow-tool"})
@@ -153,8 +120,8 @@ def parse(arguments: Sequence[str]) -> HookOptions:
                 options.passed_on += (name, value)
         else:
             raise BadRequest(f"there is no option {word}", hint="fumehood hook --help")
-    if options.client not in ("", CLAUDE, CODEX, GEMINI):
-        raise BadRequest(f"there is no client {options.client}", hint="--client claude, codex or gemini")
+    if options.client and options.client not in CLIENTS:
+        raise BadRequest(f"there is no client {options.client}", hint=f"--client is one of: {', '.join(CLIENTS)}")
     return options
 
 
@@ -163,46 +130,37 @@ def answered(data: bytes, options: HookOptions) -> str:
     import json
 
     try:
-        call = json.loads(data)
+        raw = json.loads(data)
     except ValueError as error:
         raise BadRequest(f"the hook's input is not JSON: {error}", hint="the command was not run") from error
-    if not isinstance(call, dict) or not isinstance(call.get("tool_name"), str):
-        raise BadRequest("the hook's input names no tool", hint="the command was not run")
-    client = _client(call, options)
+    call = read_call(raw, options.client)
+    client, kind = call.client, kind_of(call)
+    answer = client.nothing
     try:
-        command = command_of(call, client, options.allowed_tools)
-        if command is None:
-            return ""
-        tool_input = _rewritten(command, call, client, options)
+        if kind == SHELL:
+            tool_input = _rewritten(command_of(call), call, options)
+            decision = ASK if options.leaves_asking and client.honours_ask else ALLOW
+            # What sets our words apart from a command's, for its model.
+            mark = session_mark(state_directory(), _session(call, options)) if client.tells_before else ""
+            answer = client.rewritten(tool_input, decision, told_ahead(mark) if mark else "")
+        elif kind == OTHER:
+            refuse_what_runs(call, options.allowed_tools)
     except BadRequest as error:
-        reason = f"{error.message}. {error.hint}"
-        denial: dict[str, Any] = {"permissionDecision": "deny", "permissionDecisionReason": reason}
-        denial = {"hookSpecificOutput": {"hookEventName": "PreToolUse", **denial}}
-        return json.dumps({"decision": "deny", "reason": reason} if client == GEMINI else denial) + "\n"
-    answer: dict[str, Any] = {"hookEventName": "BeforeTool", "tool_input": tool_input}
-    if client != GEMINI:
-        answer = {"hookEventName": "PreToolUse", "permissionDecision": "ask" if options.leaves_asking else "allow"}
-        if client == CLAUDE:
-            answer["permissionDecisionReason"] = "runs in Fumehood: isolated, captured, undoable"
-        answer["updatedInput"] = tool_input
-        # What sets our words apart from a command's, for its model; Gemini CLI passes nothing on before a tool.
-        answer["additionalContext"] = told_ahead(session_mark(state_directory(), _session(client, call, options)))
-    return json.dumps({"hookSpecificOutput": answer}) + "\n"
+        answer = client.refused(DENY, f"{error.message}. {error.hint}")
+    return "" if answer is None else json.dumps(answer) + "\n"
 
 
-def _client(call: dict[str, Any], options: HookOptions) -> str:
-    event = call.get("hook_event_name")
-    possible = _EVENTS.get(event) if isinstance(event, str) else None
-    if possible is None:
-        raise BadRequest(f"the hook does not know the event {event!r}", hint="it is for PreToolUse and BeforeTool")
-    if options.client:
-        if options.client not in possible:
-            raise BadRequest(f"{options.client} has no such event: {event}", hint="fumehood setup writes the right one")
-        return options.client
-    return CODEX if possible == (CLAUDE, CODEX) and "turn_id" in call else possible[0]
+def kind_of(call: ToolCall) -> str:
+    """Say what a call is: a shell's command, an edit that is about to be or was made, or anything else."""
+    is_edit = call.tool in call.client.edits or call.tool in call.client.patches
+    if call.is_after:
+        return EDIT_AFTER if is_edit else DONE
+    if call.tool in call.client.shells:
+        return SHELL
+    return EDIT_BEFORE if is_edit else OTHER
 
 
-def _rewritten(command: Command, call: dict[str, Any], client: str, options: HookOptions) -> dict[str, Any]:
+def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[str, Any]:
     """Return the tool's input with its command rewritten."""
     text = command.text
     if command.script.startswith(("fumehood ", f"{_ours()} ")):
@@ -213,64 +171,58 @@ def _rewritten(command: Command, call: dict[str, Any], client: str, options: Hoo
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRequest("the command is not valid text", hint="it holds half of a surrogate pair") from error
-    line = rewrite(text, client, call, options)
+    line = rewrite(text, call, options)
     if len(line.encode()) > _LONGEST:
         raise BadRequest("the command is too long to be rewritten", hint="write it to a script and run that")
+    assert isinstance(call.input, dict)
     # The shell too: the list may have named a file of the project.
-    return {**call["tool_input"], command.field: ["/bin/sh", "-c", line] if command.is_list else line}
+    return {**call.input, command.field: ["/bin/sh", "-c", line] if command.is_list else line}
 
 
-def rewrite(command: str, client: str, call: dict[str, Any], options: HookOptions) -> str:
+def rewrite(command: str, call: ToolCall, options: HookOptions) -> str:
     """Return the line that runs a command in the hood; one that does already stays as it is."""
     ours = _ours()
     if command.startswith(f"{ours} "):
         inner, around = _unwrapped(command, ours)
-        if inner is not None and (around or command == _wrapped(inner, ours, client, call, options)):
+        if inner is not None and (around or command == _wrapped(inner, ours, call, options)):
             command = inner
     # What keeps an agent to its own runs: its session's, else its project's.
-    session = _session(client, call, options)
+    session = _session(call, options)
     words = ["--only-session", session] if session else ["--only-project"]
     if "--project" in options.passed_on:
         at = len(options.passed_on) - options.passed_on[::-1].index("--project")
         words += ["--project", options.passed_on[at]]
     looking = _looking(command.strip(), ours, " ".join(map(quoted, words)))
-    return looking or _wrapped(command, ours, client, call, options)
+    return looking or _wrapped(command, ours, call, options)
 
 
 def _ours() -> str:
     return " ".join(quoted(word) for word in own_command())
 
 
-def _session(client: str, call: dict[str, Any], options: HookOptions) -> str:
-    return options.session or _name(client, call.get("session_id"))
+def _session(call: ToolCall, options: HookOptions) -> str:
+    return options.session or _name(call.client.name, call.session)
 
 
-def _wrapped(command: str, ours: str, client: str, call: dict[str, Any], options: HookOptions) -> str:
-    session = _session(client, call, options)
-    is_background = call["tool_name"] == "Monitor" or bool(call["tool_input"].get("run_in_background"))
+def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> str:
+    session = _session(call, options)
+    client = call.client
     # The shell that the client itself would use, as far as that is known.
     shells = (os.environ.get("SHELL", ""), "/bin/bash", "/usr/bin/bash")
     usable = (each for each in shells if each.rpartition("/")[2] in ("bash", "zsh") and os.access(each, os.X_OK))
     shell = next(usable, "/bin/sh")
     words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
-    words += ["--session", session, "--begun-in", _client_directory(client)] if session else []
-    if client == CLAUDE and shell != "/bin/sh":
-        # Claude Code keeps the functions and aliases of the person's shell there. The newest is looked for when the
-        # command starts: for a session's first one there is none yet.
-        folder = os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude")
-        words += ["--source", f"{folder}/shell-snapshots/snapshot-{shell.rpartition('/')[2]}-*"]
+    if session:
+        words += ["--session", session, "--begun-in", os.environ.get(client.project_variable, "") or here()]
+    if client.shell_settings is not None and shell != "/bin/sh":
+        words += ["--source", client.shell_settings(shell.rpartition("/")[2])]
     after = ""
-    if client == CLAUDE and session and not is_background:
-        # Claude Code's shell stays where a command left it; a link says where that is, whatever its name.
-        link = f"{state_directory()}/sessions/{session}/{_name('at', call.get('tool_use_id'))}"
+    if session and client.keeps_directory and not is_background(call):
+        # A link says where the command left the shell, whatever the name of that directory.
+        link = f"{state_directory()}/sessions/{session}/{_name('at', call.call_id)}"
         words += ["--keep-cwd", link]
         after = f'; {_STATUS}=$?; cd -P -- {quoted(link)} 2>/dev/null; (exit "${_STATUS}")'
     return " ".join([ours, "run", *map(quoted, words), "--", quoted(command, always=True)]) + after
-
-
-def _client_directory(client: str) -> str:
-    """Return where the client itself works, whatever directory this command is for."""
-    return (os.environ.get("CLAUDE_PROJECT_DIR", "") if client == CLAUDE else "") or here()
 
 
 def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
@@ -336,121 +288,3 @@ def _name(kind: str, identity: object) -> str:
 
     kept = "".join(letter for letter in identity[:_LONGEST_NAME] if letter in _IN_PLAIN_NAMES)
     return f"{kind}-{kept[:40]}:{sha256(identity.encode(errors='surrogatepass')).hexdigest()[:40]}"
-
-
-# What a tool call would run is told by the shape of its input and by its name. A tool that is understood has its
-# command rewritten, one that would run something in a way that is not understood is refused, the rest is left alone.
-
-
-class Command(Value):
-    """The command in a tool's input: its field, its text, and what a shell in it reads, where it is a list."""
-
-    field: str
-    text: str
-    is_list: bool = False
-    script: str = ""
-
-
-def command_of(call: dict[str, Any], client: str, allowed: Sequence[str] = ()) -> Command | None:
-    """Return the command that a tool call would run, None where it runs nothing, or refuse what is not understood.
-
-    `allowed` are tools that a person lets run outside of the hood: names, or their beginnings with a `*`.
-    """
-    name, tool_input = call["tool_name"], call.get("tool_input")
-    if name in _SHELLS:
-        return _understood(name, tool_input)
-    if name in _HARMLESS.get(client, ()) or _is_ours(call, client):
-        return None
-    if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in allowed):
-        return None
-    why = _why_it_runs(name, tool_input)
-    if why:
-        shown = ascii(name)[1:-1][:_LONGEST_SHOWN]
-        raise BadRequest(
-            f"the tool {shown} would run something outside of the hood: {why}",
-            hint=f"use {_INSTEAD[client]} instead; a person can let this tool run by adding --allow-tool {shown}"
-            " to the hook's command in the client's settings",
-        )
-    return None
-
-
-def _understood(name: str, tool_input: object) -> Command:
-    """Return the command of a tool that we know, or say why it can't be rewritten."""
-    fields = tool_input if isinstance(tool_input, dict) else {}
-    field = next((field for field in _COMMANDS if fields.get(field)), None)
-    if field is None:
-        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
-    # Another shell, or variables that a shell acts on, would count before our line does.
-    for key, value in fields.items():
-        is_around = not _SURROUNDINGS.isdisjoint(_words(key)) and _has_text(value)
-        if key != field and (is_around or any(_run_fields({key: value}))):
-            shown = ascii(key)[:_LONGEST_SHOWN]
-            raise BadRequest(f"{shown} can't be rewritten to run in the hood", hint="leave it out")
-    command = fields[field]
-    if isinstance(command, str) and command.strip():
-        return Command(field=field, text=command)
-    is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)
-    if name not in _TAKE_WORDS or not is_list or not command[0].strip():
-        raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
-    is_script = len(command) == 3 and command[0] in _SHELL_NAMES and command[1] in ("-c", "-lc")
-    text = " ".join(map(quoted, command))
-    return Command(field=field, text=text, is_list=True, script=command[2] if is_script else "")
-
-
-def _is_ours(call: dict[str, Any], client: str) -> bool:
-    """Return True for a tool of our own server, in the spelling of each client."""
-    name, context = call["tool_name"], call.get("mcp_context")
-    if client == GEMINI and isinstance(context, dict):
-        return context.get("server_name") == SERVER and context.get("tool_name") in OWN_TOOLS
-    starts = (f"mcp_{SERVER}_", f"{SERVER}__") if client == GEMINI else (f"mcp__{SERVER}__",)
-    return any(name.startswith(start) and name[len(start) :] in OWN_TOOLS for start in starts)
-
-
-def _why_it_runs(name: str, tool_input: object) -> str:
-    """Say what tells that a tool would run something; empty where nothing does."""
-    if isinstance(tool_input, str) and tool_input.strip():
-        return "its input is plain text"
-    field = next(_run_fields(tool_input), None)
-    if field is not None:
-        return f"its input has {ascii(field)[:_LONGEST_SHOWN]}"
-    words = _words(name.rpartition("__")[2])
-    only_looks = bool(words) and (words[0] in _LOOK_VERBS or words[-1] in _LOOK_ENDS)
-    if words and not only_looks and (words[0] in _RUN_VERBS or not _RUN_NAMES.isdisjoint(words)):
-        return "its name says so"
-    return ""
-
-
-def _run_fields(value: object) -> Iterator[str]:
-    """Yield the fields, at any depth, that hold what is run."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if _is_run_field(key) and _has_text(inner):
-                yield key
-            yield from _run_fields(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _run_fields(inner)
-
-
-def _is_run_field(key: str) -> bool:
-    words = _words(key)
-    if not words or words[-1] in _ABOUT:
-        return False
-    if not _RUN_FIELDS.isdisjoint(words):
-        return True
-    if words[0] == "code":
-        return len(words) == 1 or words[1] in _OF_CODE
-    return words[-1] == "code" and words[-2] in _LANGUAGES
-
-
-def _has_text(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_text, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_text, value))
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _words(name: str) -> list[str]:
-    """Return the words of a name, however it is written: shellCommand, shell_command, SHELL-COMMAND."""
-    return [word.lower() for word in _WORD.findall(name)]

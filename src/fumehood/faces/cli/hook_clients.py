@@ -1,0 +1,221 @@
+"""What each client's hooks look like: how a tool call is read, which tools are shells and edits, how it is answered."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Answer = dict[str, Any]
+
+SERVER = "fumehood"
+# The tools of our own MCP server: what they run, they run in the hood.
+OWN_TOOLS = frozenset({
+    "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output", "undo", "redo",
+    "apply", "discard",
+})  # fmt: skip
+ALLOW, ASK, DENY = "allow", "ask", "deny"
+_NONE: frozenset[str] = frozenset()
+
+
+class Client(Value):
+    """One client's format."""
+
+    name: str
+    # The events before and after a tool, a failed one too. Where a call names none, these fields tell that it ended.
+    before: str
+    after: tuple[str, ...]
+    result_fields: tuple[str, ...] = ()
+    # What only this client's calls have, where another one's events have the same names.
+    told_by: str = ""
+    # What the call calls its parts; "" is what it does not tell.
+    event_field: str = "hook_event_name"
+    tool_field: str = "tool_name"
+    input_field: str = "tool_input"
+    session_field: str = "session_id"
+    id_field: str = "tool_use_id"
+    directory_field: str = "cwd"
+
+    # The shell that a model is told to use, all tools whose command a shell runs, and those that take it as a list.
+    preferred_shell: str
+    shells: frozenset[str]
+    take_words: frozenset[str] = _NONE
+    # Tools that write files, with the field that names the file, or that holds a patch which names several.
+    edits: Mapping[str, str]
+    patches: Mapping[str, str]
+    # Tools with something that looks like a command and is none; what the names of our own server's tools begin with.
+    harmless: frozenset[str] = _NONE
+    own_tool_starts: tuple[str, ...] = (f"mcp__{SERVER}__",)
+
+    # The call with another input: gets that, ALLOW or ASK, and words for the model ("" where `tells_before` is False).
+    rewritten: Callable[[Answer, str, str], Answer]
+    # No call at all, or none before a person agrees: gets DENY or ASK (where that is honoured), and the reason.
+    refused: Callable[[str, str], Answer]
+    # Words for the model after a tool.
+    told: Callable[[str], Answer]
+    nothing: Answer | None = None
+    honours_ask: bool
+    tells_before: bool
+
+    # The variable with the directory that the client itself works in, whatever directory a command is for.
+    project_variable: str = ""
+    # Whether its shell stays where a command left it, unless that runs in the background.
+    keeps_directory: bool = False
+    # Where it keeps the functions and aliases of the person's shell, if it does.
+    shell_settings: Callable[[str], str] | None = None
+
+
+class ToolCall(Value):
+    """One tool call, the same for every client; `raw` is what the client wrote."""
+
+    client: Client
+    is_after: bool
+    tool: str
+    input: object
+    session: object
+    call_id: object
+    directory: object
+    raw: dict[str, Any]
+
+
+def read_call(raw: object, name: str) -> ToolCall:
+    """Return the tool call that a client wrote; `name` is the client, "" where its call must tell that."""
+    if not isinstance(raw, dict):
+        raise BadRequest("the hook's input names no tool", hint="the command was not run")
+    client = CLIENTS[name] if name else next((each for each in CLIENTS.values() if _is_of(each, raw)), None)
+    event = raw.get(client.event_field if client else "hook_event_name")
+    if client is None:
+        raise BadRequest(f"the hook does not know the event {event!r}", hint="--client says whose call it is")
+    if client.event_field and event not in (client.before, *client.after):
+        raise BadRequest(f"{client.name} has no such event: {event}", hint="fumehood setup writes the right one")
+    tool = raw.get(client.tool_field)
+    if not isinstance(tool, str):
+        raise BadRequest("the hook's input names no tool", hint="the command was not run")
+    is_after = event in client.after if client.event_field else not raw.keys().isdisjoint(client.result_fields)
+    return ToolCall(
+        client=client, is_after=is_after, tool=tool, input=raw.get(client.input_field),
+        session=raw.get(client.session_field), call_id=raw.get(client.id_field),
+        directory=raw.get(client.directory_field), raw=raw,
+    )  # fmt: skip
+
+
+def _is_of(client: Client, raw: dict[str, Any]) -> bool:
+    if not client.event_field:
+        return client.tool_field in raw
+    event = raw.get(client.event_field)
+    return event in (client.before, *client.after) and (not client.told_by or client.told_by in raw)
+
+
+def is_own_tool(call: ToolCall) -> bool:
+    """Return True for a tool of our own server, in the client's spelling."""
+    context = call.raw.get("mcp_context")
+    if isinstance(context, dict):
+        return context.get("server_name") == SERVER and context.get("tool_name") in OWN_TOOLS
+    starts = call.client.own_tool_starts
+    return any(call.tool.startswith(start) and call.tool[len(start) :] in OWN_TOOLS for start in starts)
+
+
+def is_background(call: ToolCall) -> bool:
+    """Return True for a command that the client does not wait for."""
+    return call.tool == "Monitor" or (isinstance(call.input, dict) and bool(call.input.get("run_in_background")))
+
+
+def _specific(event: str, **fields: Any) -> Answer:
+    return {"hookSpecificOutput": {"hookEventName": event, **fields}}
+
+
+def _snapshots(shell: str) -> str:
+    # The newest is looked for when the command starts: for a session's first one there is none yet.
+    folder = os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude")
+    return f"{folder}/shell-snapshots/snapshot-{shell}-*"
+
+
+_CLAUDE = Client(
+    name="claude", before="PreToolUse", after=("PostToolUse", "PostToolUseFailure"),
+    preferred_shell="Bash", shells=frozenset({"Bash", "Monitor"}),
+    edits={"Write": "file_path", "Edit": "file_path", "NotebookEdit": "notebook_path"}, patches={},
+    harmless=frozenset({"StructuredOutput"}),  # whatever a person's program asked for
+    rewritten=lambda tool_input, decision, words: _specific(
+        "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words,
+        permissionDecisionReason="runs in Fumehood: isolated, captured, undoable",
+    ),
+    refused=lambda decision, reason: _specific(
+        "PreToolUse", permissionDecision=decision, permissionDecisionReason=reason
+    ),
+    told=lambda words: _specific("PostToolUse", additionalContext=words),
+    honours_ask=True, tells_before=True,
+    project_variable="CLAUDE_PROJECT_DIR", keeps_directory=True, shell_settings=_snapshots,
+)  # fmt: skip
+
+# A hook that asks counts as failed there, and the command runs.
+_CODEX = Client(
+    name="codex", before="PreToolUse", after=("PostToolUse",), told_by="turn_id",
+    preferred_shell="exec_command",
+    shells=frozenset({"Bash", "shell", "shell_command", "local_shell", "exec_command", "unified_exec"}),
+    take_words=frozenset({"shell", "local_shell"}),
+    edits={}, patches={"apply_patch": "command"},
+    rewritten=lambda tool_input, decision, words: _specific(
+        "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words
+    ),
+    refused=_CLAUDE.refused, told=_CLAUDE.told, honours_ask=False, tells_before=True,
+)  # fmt: skip
+
+# It never comes back from a question when nobody is there, and passes nothing on before a tool.
+_GEMINI = Client(
+    name="gemini", before="BeforeTool", after=("AfterTool",), id_field="",
+    preferred_shell="run_shell_command", shells=frozenset({"run_shell_command"}),
+    edits={"write_file": "file_path", "replace": "file_path"}, patches={},
+    own_tool_starts=(f"mcp_{SERVER}_", f"{SERVER}__"),
+    rewritten=lambda tool_input, _decision, _words: _specific("BeforeTool", tool_input=tool_input),
+    refused=lambda decision, reason: {"decision": decision, "reason": reason},
+    told=lambda words: _specific("AfterTool", additionalContext=words),
+    honours_ask=False, tells_before=False,
+)  # fmt: skip
+
+_COPILOT = Client(
+    name="copilot", before="preToolUse", after=("postToolUse", "postToolUseFailure"),
+    event_field="", result_fields=("toolResult", "error"),
+    tool_field="toolName", input_field="toolArgs", session_field="sessionId", id_field="",
+    preferred_shell="bash", shells=frozenset({"bash"}),
+    edits={"create": "path", "edit": "path"}, patches={},
+    own_tool_starts=(f"{SERVER}-",),
+    rewritten=lambda tool_input, decision, words: {
+        "permissionDecision": decision, "modifiedArgs": tool_input, "additionalContext": words,
+    },
+    refused=lambda decision, reason: {"permissionDecision": decision, "permissionDecisionReason": reason},
+    told=lambda words: {"additionalContext": words},
+    honours_ask=True, tells_before=True, project_variable="COPILOT_PROJECT_DIR",
+)  # fmt: skip
+
+# Through the plugin that `fumehood setup opencode` writes: both sides of this format are ours.
+_OPENCODE = Client(
+    name="opencode", before="tool.execute.before", after=("tool.execute.after",),
+    preferred_shell="bash", shells=frozenset({"bash"}),
+    edits={"write": "filePath", "edit": "filePath"}, patches={"apply_patch": "patchText"},
+    own_tool_starts=(f"{SERVER}_",),
+    rewritten=lambda tool_input, _decision, _words: {"tool_input": tool_input},
+    refused=lambda _decision, reason: {"deny": reason},
+    told=lambda words: {"words": words},
+    nothing={}, honours_ask=False, tells_before=False,
+)  # fmt: skip
+
+# By its documentation; not tried with the client itself. The names of other servers' tools do not tell the server.
+_CURSOR = Client(
+    name="cursor", before="preToolUse", after=("postToolUse", "postToolUseFailure"), session_field="conversation_id",
+    preferred_shell="Shell", shells=frozenset({"Shell"}),
+    edits={"Write": "path", "StrReplace": "path", "Edit": "path", "Delete": "path"}, patches={},
+    own_tool_starts=(),
+    rewritten=lambda tool_input, decision, _words: {"permission": decision, "updated_input": tool_input},
+    refused=lambda decision, reason: {"permission": decision, "user_message": reason, "agent_message": reason},
+    told=lambda words: {"additional_context": words},
+    nothing={}, honours_ask=False, tells_before=False, project_variable="CURSOR_PROJECT_DIR",
+)  # fmt: skip
+
+# Where nobody says which client it is, the first whose call it can be.
+CLIENTS = {each.name: each for each in (_CODEX, _CLAUDE, _GEMINI, _COPILOT, _OPENCODE, _CURSOR)}
