@@ -22,6 +22,7 @@ from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots, seal
 from fumehood.store.database import day_of
 from fumehood.store.files import Files, ToRecord
+from fumehood.store.places import has_entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def record(store: Store, project: int, run: Run) -> None:
     Nothing here can take an apply back, so nothing is raised: what fails is still due, and is done again.
     """
     try:
+        if has_entries(store.places.edits):
+            from fumehood.service.edits import renew
+
+            renew(store, run)
         due = Files(store.database).due(project)
         others = {name for _, name, _, _ in due} - {run.run}
         if len(run.found) + sum(_size(store, name) for name in others) <= AT_ONCE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fumehood.linux import nofollow
 from fumehood.service.store import Store
 from fumehood.store.audit import PYTHON
+from fumehood.store.places import has_entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
 class OpenedStore(Store):
     """Everything we remember, with what was interrupted taken back or kept."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON) -> None:
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON, closes_edits: bool = True
+    ) -> None:
         super().__init__(environment, face=face)
+        self._closes_edits = closes_edits
         if self.database.was_made:
             from fumehood.service.recover import notice
 
@@ -25,6 +29,7 @@ class OpenedStore(Store):
     def recover(self) -> None:
         """Take back what a process that died had left half done, and keep what its command wrote.
 
+        Edits that a client began and never told the end of are closed, unless the caller does that itself.
         What can't be mended now is left for the next time: nothing else may fail for it.
         """
         unfinished = self.history.unfinished()
@@ -32,6 +37,10 @@ class OpenedStore(Store):
             from fumehood.service.recover import recover
 
             recover(self, unfinished)
+        if self._closes_edits and has_entries(self.places.edits):
+            from fumehood.service.edits import close_open
+
+            close_open(self)
 
     def mend(self, project: int) -> None:
         """Take back what a process that died had left half done in a project whose lock is held."""

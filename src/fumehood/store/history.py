@@ -209,9 +209,12 @@ class History:
                     self._rewrite_changes(connection, other)
                 self.audit.add(connection, other.run, other.state, f"by run {run.run}")
             self._make_due(connection, run.run)
-        # Let the layer say by itself what it is: should the database be lost, that is all there is.
+        self._write_record(run, *(other for other, _ in others))
+
+    def _write_record(self, run: Run, *others: Run) -> None:
+        """Let the layer say by itself what it is: should the database be lost, that is all there is."""
         if any(needs_layer(change) for change in run.found) or records.is_kept(self.places, run):
-            for each in (run, *(other for other, _ in others)):
+            for each in (run, *others):
                 records.write_record(self.places, each, self._rows_of_changes(each.run))
 
     def _make_due(self, connection: sqlite3.Connection, run: str) -> None:
@@ -220,6 +223,17 @@ class History:
             "INSERT INTO files_due (project, run, at, begun) SELECT project, id, ?, 0 FROM runs WHERE id = ?",
             (time.time(), run),
         )
+
+    def add(self, project: int, run: Run) -> None:
+        """Record a run that is done already, all at once: an edit that a client made by itself."""
+        with self.database.transaction(durable=True) as connection:
+            self._begin(connection, project, run, 0)
+            self._end(connection, run, ((b"", 0), (b"", 0)))
+            self._write_changes(connection, run)
+            connection.execute("UPDATE runs SET settled_after = number WHERE id = ?", (run.run,))
+            self.audit.add(connection, run.run, run.state, _summary(run))
+            self._make_due(connection, run.run)
+        self._write_record(run)
 
     def rebuild(self, project: int, run: Run) -> None:
         """Record a run again that only its own directory knew of."""

@@ -54,6 +54,11 @@ class Places(Value):
         """The directory of a session: its own /tmp, and what its commands tell us."""
         return f"{self.state}/sessions/{name}"
 
+    @property
+    def edits(self) -> str:
+        """The notes of clients' edits that are begun: their files before them lie where their runs would."""
+        return f"{self.state}/edits"
+
     def strangers(self, project: int) -> str:
         """The file that names what an overlay failed on in a project, for whose it was."""
         return f"{self.state}/strangers-{project}"
@@ -125,6 +130,15 @@ def make_private(directory: str) -> None:
             f"cannot make {directory}: {error.strerror}",
             hint="Fumehood keeps its records there; set XDG_STATE_HOME to a directory you can write",
         ) from error
+
+
+def has_entries(directory: str) -> bool:
+    """Tell whether anything is in one of our directories, which may not be there."""
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is not None
+    except FileNotFoundError:
+        return False
 
 
 # ---- Name runs so that names are unique and sort by time.
