@@ -90,9 +90,10 @@ def targets(project: Project, cwd: str, planned: Sequence[Planned]) -> list[Targ
 
 
 class Judged(Value):
-    """What a person must be asked about, in words, and the flags of the changes."""
+    """What a person must be asked about, in words, what to do instead, and the flags of the changes."""
 
     reasons: tuple[str, ...]
+    instead: str
     flags: Flags
 
 
@@ -100,7 +101,8 @@ def judged(store: Store, project: Project, policy: Policy, mode: str, wanted: Se
     """Judge an edit before it is made, as the changes of a command are judged once they are made."""
     from fumehood.service.danger_facts import concerns
 
-    reasons = [f"{printable(each.real)} lies outside of what commands may write" for each in wanted if each.root < 0]
+    outside = [each.real for each in wanted if each.root < 0]
+    reasons = [f"{printable(path)} lies outside of what commands may write" for path in outside]
     inside = [each for each in wanted if each.root >= 0]
     if mode != APPLY and inside:
         reasons.append(f"changes are to be {'held' if mode == HOLD else 'thrown away'}")
@@ -121,7 +123,11 @@ def judged(store: Store, project: Project, policy: Policy, mode: str, wanted: Se
             remove_tree(above, os.path.basename(room))
     flags: Flags = {(changes[n].root, changes[n].path): (concern.flag,) for n, concern in acted_on.items()}
     reasons += [f"{printable(changes[n].path)}: {concern.reason}" for n, concern in acted_on.items() if concern.held]
-    return Judged(reasons=tuple(reasons), flags=flags)
+    instead = "write it by a shell command: then it waits for the user, who sees it with fumehood review"
+    if outside:
+        directory = printable(os.path.dirname(outside[0]))
+        instead = f"the user can let you write there: fumehood roots add {directory}"
+    return Judged(reasons=tuple(reasons), instead=instead, flags=flags)
 
 
 def _why_not_kept(root: str, path: str) -> str:

@@ -1,4 +1,4 @@
-"""`fumehood hook`: an agent's shell command is rewritten, before it runs, to run in the hood.
+"""`fumehood hook`: an agent's shell command is rewritten, before it runs, to run in the hood; its edits are recorded.
 
 Starts before every command of an agent, so it loads nothing but `json` and `re`. Whatever goes wrong here must forbid
 the command: clients take any exit status but 2 for "go on".
@@ -137,7 +137,16 @@ def answered(data: bytes, options: HookOptions) -> str:
     client, kind = call.client, kind_of(call)
     answer = client.nothing
     try:
-        if kind == SHELL:
+        if kind == EDIT_BEFORE:
+            from fumehood.faces.cli.hook_edits import begun
+
+            reason = begun(call, _session(call, options), options.passed_on)
+            answer = client.refused(ASK, reason) if reason else client.nothing
+        elif kind == EDIT_AFTER:
+            from fumehood.faces.cli.hook_edits import ended
+
+            ended(call, _session(call, options))
+        elif kind == SHELL:
             tool_input = _rewritten(command_of(call), call, options)
             decision = ASK if options.leaves_asking and client.honours_ask else ALLOW
             # What sets our words apart from a command's, for its model.
@@ -156,8 +165,17 @@ def kind_of(call: ToolCall) -> str:
     if call.is_after:
         return EDIT_AFTER if is_edit else DONE
     if call.tool in call.client.shells:
-        return SHELL
+        return EDIT_BEFORE if _is_shell_patch(call) else SHELL
     return EDIT_BEFORE if is_edit else OTHER
+
+
+def _is_shell_patch(call: ToolCall) -> bool:
+    """Tell whether the client makes an edit of a shell's command; any doubt about it makes it a command."""
+    if not call.client.takes_shell_patches or "patch <<" not in str(call.input):
+        return False
+    from fumehood.faces.cli.hook_edits import shell_patch
+
+    return shell_patch(call) is not None
 
 
 def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""The hook before and after a client's own edits: runs of its session, and questions for the person."""
+
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.faces.cli import hook
+from fumehood.faces.cli.hook_clients import CLIENTS
+from fumehood.service.opened import OpenedStore
+
+pytestmark = pytest.mark.once
+
+Answer = Callable[..., dict[str, Any]]
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def told(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """What the hook answers to an event of a client, asked in this process."""
+    monkeypatch.chdir(project)
+    for client in CLIENTS.values():
+        monkeypatch.delenv(client.project_variable or "UNSET", raising=False)
+
+    def tell(name: str, tool: str, tool_input: object, call: str = "", **more: Any) -> dict[str, Any]:
+        client = CLIENTS[name]
+        is_after = more.pop("after", False)
+        fields = {
+            client.event_field: client.after[0] if is_after else client.before, client.tool_field: tool,
+            client.input_field: tool_input, client.session_field: "s", client.id_field: call,
+            client.directory_field: str(project), **more,
+        }  # fmt: skip
+        fields |= dict.fromkeys(client.result_fields[:1], "ok") if is_after else {}
+        fields.pop("", None)
+        answered = hook.answered(json.dumps(fields).encode(), hook.parse(["--client", name]))
+        answer = json.loads(answered or "{}")
+        return answer.get("hookSpecificOutput", answer)
+
+    return tell
+
+
+@pytest.fixture
+def edit(told: Answer, project: Path) -> Callable[..., None]:
+    """One edit, from the event before it to the one after."""
+
+    def make(name: str, tool: str, tool_input: object, **files: str | None) -> None:
+        call = f"call-{next(NUMBERS)}"
+        assert told(name, tool, tool_input, call) == {}
+        for path, text in files.items():
+            file = project / path.replace("__", "/").replace("_", ".")
+            if text is None:
+                file.unlink()
+            else:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+        assert told(name, tool, tool_input, call, after=True) == {}
+
+    return make
+
+
+def runs() -> list[tuple[str, str | None, list[str]]]:
+    store = OpenedStore()
+    try:
+        return [
+            (run.command, run.session, [f"{each.change} {each.path}" for each in run.found])
+            for run in store.history.runs()
+        ]
+    finally:
+        store.close()
+
+
+PATCH = "*** Begin Patch\n*** Update File: a.py\n@@\n-one\n+two\n*** Add File: sub/b.py\n+x\n*** End Patch"
+TOOLS = [
+    ("claude", "Write", {"file_path": "PROJECT/a.py", "content": "two\n"}),
+    ("claude", "Edit", {"file_path": "PROJECT/a.py", "old_string": "one", "new_string": "two"}),
+    ("claude", "NotebookEdit", {"notebook_path": "PROJECT/a.py", "new_source": "two"}),
+    ("gemini", "write_file", {"file_path": "a.py", "content": "two\n"}),
+    ("gemini", "replace", {"file_path": "PROJECT/a.py", "old_string": "one", "new_string": "two"}),
+    ("copilot", "create", {"path": "PROJECT/a.py", "file_text": "two\n"}),
+    ("copilot", "edit", {"path": "PROJECT/a.py", "old_str": "one", "new_str": "two"}),
+    ("opencode", "write", {"filePath": "PROJECT/a.py", "content": "two\n"}),
+    ("opencode", "edit", {"filePath": "PROJECT/a.py", "oldString": "one", "newString": "two"}),
+    ("cursor", "StrReplace", {"path": "PROJECT/a.py", "old_string": "one", "new_string": "two"}),
+]
+
+
+def placed(tool_input: Any, project: Path) -> Any:
+    return json.loads(json.dumps(tool_input).replace("PROJECT", str(project)))
+
+
+@pytest.mark.parametrize(("client", "tool", "tool_input"), TOOLS)
+def test_every_clients_edit_is_a_run_of_its_session(
+    edit: Callable[..., None], project: Path, cli: Any, client: str, tool: str, tool_input: object
+) -> None:
+    (project / "a.py").write_text("one\n")
+    edit(client, tool, placed(tool_input, project), a_py="two\n")
+    assert runs() == [(f"{tool} a.py", f"{client}-s", ["modified a.py"])]
+    assert "-one\n+two\n" in cli("diff", "last").stdout
+    assert f"{tool} a.py" in cli("log").stdout
+    assert cli("undo", "--session", f"{client}-s").returncode == 0
+    assert (project / "a.py").read_text() == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("client", "tool", "tool_input"),
+    [("codex", "apply_patch", {"command": PATCH}), ("opencode", "apply_patch", {"patchText": PATCH})],
+)
+def test_a_patch_is_one_run_of_all_its_files(
+    edit: Callable[..., None], project: Path, cli: Any, client: str, tool: str, tool_input: object
+) -> None:
+    (project / "a.py").write_text("one\n")
+    edit(client, tool, tool_input, a_py="two\n", sub__b_py="x\n")
+    changed = ["modified a.py", "added sub", "added sub/b.py"]
+    assert runs() == [("apply_patch a.py, sub/b.py", f"{client}-s", changed)]
+    cli("undo")
+    assert os.listdir(project) == ["a.py"]
+
+
+def test_a_patch_in_a_shell_line_is_an_edit_that_the_next_event_closes(
+    told: Answer, project: Path
+) -> None:
+    (project / "sub").mkdir()
+    line = "cd sub && apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: x\n+x\n*** End Patch\nEOF\n"
+    assert told("codex", "Bash", {"command": line}, "1") == {}
+    (project / "sub/x").write_text("x\n")
+    told("codex", "apply_patch", {"command": PATCH}, "2")
+    assert [each[0] for each in runs()] == ["apply_patch sub/x"]
+
+
+@pytest.mark.parametrize("client", ["claude", "codex"])
+def test_a_shell_line_that_is_not_just_a_patch_is_a_command(told: Answer, client: str) -> None:
+    line = f"apply_patch <<'EOF'\n{PATCH}\nEOF"
+    rewritten = [f"{line}\ntouch x", f"true && {line}", line.replace("'EOF'", "EOF"), line.replace("@@\n-", "?")]
+    rewritten += [line] if client == "claude" else []
+    for each in rewritten:
+        assert " run --brief " in told(client, "Bash", {"command": each})["updatedInput"]["command"]
+    assert runs() == []
+
+
+def test_an_edit_that_failed_leaves_nothing(told: Answer, project: Path, home: Path) -> None:
+    (project / "a.py").write_text("one\n")
+    for name, tool, tool_input in TOOLS:
+        told(name, tool, placed(tool_input, project), "1")
+        told(name, tool, placed(tool_input, project), "1", after=True)
+    assert runs() == []
+    assert os.listdir(home / ".local/state/fumehood/edits") == []
+    assert os.listdir(home / ".local/state/fumehood/runs") == []
+
+
+HELD = [".git/hooks/pre-commit", ".claude/settings.json", ".vscode/tasks.json", "../outside.txt", "~/.bashrc", "out"]
+
+
+@pytest.mark.parametrize("path", HELD)
+@pytest.mark.parametrize(("client", "tool"), [("claude", "Write"), ("copilot", "create"), ("gemini", "write_file")])
+def test_what_would_be_held_is_put_to_the_person_or_denied(
+    told: Answer, project: Path, home: Path, client: str, tool: str, path: str
+) -> None:
+    (project / "out").symlink_to(home)
+    fields = {"file_path": path, "path": path, "content": "x\n", "file_text": "x\n"}
+    answer = told(client, tool, {key: fields[key] for key in ("file_path", "content")}
+                  if client != "copilot" else {key: fields[key] for key in ("path", "file_text")}, "1")  # fmt: skip
+    decision = answer.get("permissionDecision", answer.get("decision"))
+    reason = answer.get("permissionDecisionReason", answer.get("reason"))
+    assert decision == ("deny" if client == "gemini" else "ask")
+    assert reason
+    if client == "gemini":
+        assert "fumehood review" in reason or "fumehood roots add" in reason
+
+
+def test_a_patch_that_would_be_held_is_denied_in_codex_where_a_question_lets_it_through(told: Answer) -> None:
+    patch = "*** Begin Patch\n*** Add File: .git/hooks/pre-commit\n+x\n*** End Patch"
+    for tool, command in (("apply_patch", patch), ("Bash", f"apply_patch <<'EOF'\n{patch}\nEOF")):
+        answer = told("codex", tool, {"command": command}, "1")
+        assert answer["permissionDecision"] == "deny"
+        assert "git" in answer["permissionDecisionReason"]
+    assert told("codex", "apply_patch", {"command": "rm -rf ."}, "1")["permissionDecision"] == "deny"
+
+
+@pytest.mark.parametrize("path", [None, "", " /etc/passwd", "a\0b", 7])
+def test_an_edit_that_names_no_file_is_denied(told: Answer, path: object) -> None:
+    assert told("claude", "Write", {"file_path": path, "content": "x"}, "1")["permissionDecision"] == "deny"
+
+
+def test_an_edit_that_says_in_two_ways_what_a_file_will_hold_is_not_believed(told: Answer, project: Path) -> None:
+    (project / ".git").mkdir()
+    (project / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (project / ".git/config").write_text("[core]\n")
+    fields = {"file_path": ".git/config", "old_string": "[core]", "new_string": "[core]\n[user]\n\tname = me"}
+    assert told("claude", "Edit", fields, "1") == {}
+    assert told("claude", "Edit", {**fields, "content": "[core]\n"}, "2")["permissionDecision"] == "ask"
+
+
+def test_where_changes_are_held_an_edit_is_put_to_the_person(
+    told: Answer, home: Path, project: Path
+) -> None:
+    config = home / ".config/fumehood/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('apply = "hold"\n')
+    answer = told("claude", "Write", {"file_path": str(project / "a"), "content": "x"}, "1")
+    assert answer["permissionDecision"] == "ask"
+    assert "held" in answer["permissionDecisionReason"]
