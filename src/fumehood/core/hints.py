@@ -1,7 +1,7 @@
-"""Why a command failed, guessed from what it printed: a mask, a socket, a limit, the hidden home, the network.
+"""Why a command failed, guessed from what it printed: a mask, a socket, a limit, the hidden home.
 
 Nothing watches the command's system calls for this, which would slow it down; so these are hints, never verdicts, and
-only looked for where a command failed.
+only looked for where a command failed. Only that it tried to reach a host is known, whatever it printed.
 """
 
 from __future__ import annotations
@@ -169,16 +169,29 @@ def _begins(line: str, starts: Sequence[tuple[str, str]]) -> list[tuple[int, str
     return sorted(begins)
 
 
-# What a command that failed says when it was the network that it lacked.
+# Hosts that a command did not reach. That it tried is counted by the kernel; what it printed only tells which one.
 
-# What programs say that were offline and know no proxy, or were given none.
-_NO_NETWORK = (
-    "Could not resolve host", "Temporary failure in name resolution", "Name or service not known",
-    "Network is unreachable", "Could not resolve hostname", "getaddrinfo EAI_AGAIN", "getaddrinfo ENOTFOUND",
-    "ENETUNREACH", "no such host", "nodename nor servname", "unable to resolve host", "failed to lookup address",
-    "Failed to establish a new connection", "dns error",
+_UNREACHED = (
+    "resolve", "name resolution", "Name or service not known", "Network is unreachable", "EAI_AGAIN", "ENOTFOUND",
+    "ENETUNREACH", "no such host", "nodename nor servname", "lookup", "Failed to establish a new connection",
+    "dns error", "Failed to connect", "connect to host", "unable to access", "Looking in indexes", "Connection to",
 )  # fmt: skip
-_MOST_HOSTS, _LONGEST = 5, 160  # hosts that are told of, and letters of a complaint
+_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://(?:[^\s/@]*@)?([A-Za-z0-9.-]{1,160}\.[A-Za-z0-9-]+)")
+_HOST = re.compile(
+    rf"{_ADDRESS.pattern}"
+    r"|host='([A-Za-z0-9.-]+)'"
+    r"|(?<![\w./@-])((?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+(?:[a-z]{2,63}|\d{1,3}))(?!\.?\w|[/(-])"
+)
+# Where programs look that name no host: what one of them needs to be asked for.
+_REGISTRIES = (
+    (("pip", "pip3", "uv", "poetry", "pipx"), ("pypi.org", "files.pythonhosted.org")),
+    (("npm", "npx", "pnpm", "bun"), ("registry.npmjs.org",)),
+    (("yarn",), ("registry.yarnpkg.com",)),
+    (("cargo",), ("index.crates.io", "static.crates.io")),
+    (("go",), ("proxy.golang.org", "sum.golang.org")),
+    (("gem", "bundle"), ("rubygems.org",)),
+)
+_MOST_HOSTS, _LONGEST = 5, 160  # hosts that are told of, and letters of a name
 
 
 def unreached(connections: Sequence[Connection]) -> tuple[Blocked, ...]:
@@ -197,14 +210,32 @@ def unreached(connections: Sequence[Connection]) -> tuple[Blocked, ...]:
     )
 
 
-def suspected_network(output: str, network: Network) -> tuple[Blocked, ...]:
-    """Say that there is no network to a command that failed and complained of it."""
-    line = next((line for line in output.splitlines() if any(said in line for said in _NO_NETWORK)), "")
-    if not line:
-        return ()
-    if network.is_proxied:
+def denied_network(command: str, output: str, network: Network, asking: str = "") -> Blocked:
+    """Say to a command that tried to leave that it has no network; `asking` is how it asks for hosts, if it can."""
+    address = _ADDRESS.search(command)
+    hosts = _hosts_named(output) or ((address[1],) if address else _registries(command))
+    named = " ".join(hosts) or "HOST"
+    if asking:
+        hint = f"there is no network; to ask the person for it: {asking} {named}"
+    elif network.is_proxied:
         hint = "only hosts that were granted are reached, and only by programs that use a proxy (HTTPS_PROXY is set)"
     else:
-        hint = "a command has no network unless it is asked for: fumehood run --allow-host HOST -- …, or --network"
-    line = line.strip()
-    return (Blocked(what="network", detail=line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…", hint=hint),)
+        options = " ".join(f"--allow-host {host}" for host in hosts or ("HOST",))
+        hint = f"a command has no network unless it is asked for: fumehood run {options} -- …, or --network"
+    return Blocked(what="network", detail=", ".join(hosts) or "a host outside", hint=hint)
+
+
+def _hosts_named(output: str) -> tuple[str, ...]:
+    """Return the host that the last complaint about the network names, if there is one."""
+    for line in reversed(output[-LOOKED_AT:].splitlines()):
+        if len(line) < _LONGEST_LINE and any(words in line for words in _UNREACHED):
+            match = _HOST.search(line)
+            host = "" if match is None else next(filter(None, match.groups())).strip(".")
+            if host and len(host) <= _LONGEST:
+                return (host,)
+    return ()
+
+
+def _registries(command: str) -> tuple[str, ...]:
+    words = {word.rpartition("/")[2] for word in re.split(r"[\s;|&()]+", command[:_LONGEST_LINE])}
+    return next((hosts for programs, hosts in _REGISTRIES if not words.isdisjoint(programs)), ())

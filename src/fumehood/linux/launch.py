@@ -316,6 +316,7 @@ class RunningSandbox:
         self._killed = False
         self._signal = 0
         self._held: list[int] = []
+        self._tries = namespaces.TriesToLeave()
 
     def fileno(self) -> int:
         """The descriptor to poll next: readable when the sandbox tells of itself, or something ended."""
@@ -327,6 +328,7 @@ class RunningSandbox:
             data = os.read(self._reading, 4096)
             if data:
                 self._text += data
+                self._tries.begin(self.init())
                 if self._killed:
                     self.kill()
                 return None
@@ -344,14 +346,15 @@ class RunningSandbox:
                 pass  # bubblewrap reaped it itself
         report, home = self._read_report()
         os.close(self._reading)
+        tries = self._tries.end()
         if self._killed:
-            return Exit(status=128 + _KILL, home=home)
+            return Exit(status=128 + _KILL, home=home, tries=tries)
         if self._signal and not report:
             # Not by us: by the kernel, for want of memory, or by a person.
-            return Exit(status=128 + self._signal, home=home)
+            return Exit(status=128 + self._signal, home=home, tries=tries)
         # Bubblewrap tells the command's own status; never where the command did not run.
         status = None if report else number_in(self._text, b'"exit-code": ')
-        return Exit(status=status, failure=report.partition("\0")[0], home=home)
+        return Exit(status=status, failure=report.partition("\0")[0], home=home, tries=tries)
 
     def _read_report(self) -> tuple[str, int]:
         """Return what failed before bubblewrap was started, and the home, if something was left in it."""

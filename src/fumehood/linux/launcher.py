@@ -102,12 +102,14 @@ class Remote:
         except ConnectionResetError:
             # It closed the channel without reading what it was asked last; what it said before that is still there.
             message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 1)
-        event: Any = marshal.loads(message) if message else (None, "the launcher is gone")  # noqa: S302 - our own
+        event: Any = marshal.loads(message) if message else (None, "the launcher is gone", 0)  # noqa: S302 - our own
         if isinstance(event, int):
             self._init, self._asked = event or None, event != 0
             return None
         self._channel.close()
-        return process.Exit(status=event[0], failure=event[1], home=descriptors[0] if descriptors else -1)
+        status, failure, tries = event
+        home = descriptors[0] if descriptors else -1
+        return process.Exit(status=status, failure=failure, home=home, tries=tries)
 
     def init(self) -> int | None:
         """The first process inside; who asks too early gets the answer when it comes."""
@@ -225,7 +227,7 @@ class _Child:
 
 def _tell(channel: _socket.socket, ended: process.Exit) -> None:
     """Say how a sandbox ended; whoever waited for it may have given up."""
-    event = marshal.dumps((ended.status, ended.failure))
+    event = marshal.dumps((ended.status, ended.failure, ended.tries))
     try:
         launch.send_descriptors(channel, event, [ended.home] if ended.home >= 0 else [])
     except BrokenPipeError:

@@ -183,6 +183,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 0x1
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 _BACKLOG = 256
 _ANY, _LOOPBACK = "0.0.0.0", "127.0.0.1"  # noqa: S104 - of a namespace that nobody else is in
+_LONGEST_TABLE = 1 << 14
 _RANGE, _DNS = ("198.18.0.1", "255.254.0.0"), 53
 
 
@@ -250,6 +251,49 @@ def _listening(address: str, port: int, *, is_shared: bool) -> socket.socket:
     listener.bind((address, port))
     listener.listen(_BACKLOG)
     return listener
+
+
+class TriesToLeave:
+    """How often something in a process's network namespace has tried to reach what no route leads to.
+
+    The open files keep the namespace, and what it has counted, when the process is gone. Where commands share one, each
+    may be told of another's tries while it runs.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        self._before = 0
+        self._has_begun = False
+
+    def begin(self, process: int | None) -> None:
+        """Count from now on, once the process is known."""
+        if process is None or self._has_begun:
+            return
+        self._has_begun = True
+        try:
+            for name in ("snmp", "snmp6"):
+                self._files.append(os.open(f"/proc/{process}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            pass  # it has ended already, or the kernel knows no IPv6
+        self._before = self._count()
+
+    def end(self) -> int:
+        """Return how many there were, and let go of the namespace."""
+        tries = self._count() - self._before
+        for file in self._files:
+            os.close(file)
+        self._files = []
+        return tries
+
+    def _count(self) -> int:
+        tries = 0
+        for file in self._files:
+            words = os.pread(file, _LONGEST_TABLE, 0).split()
+            if words[0] == b"Ip:":  # a line of names, then one of numbers, which begins with the same word
+                tries += int(words[words.index(b"OutNoRoutes") + words.index(b"Ip:", 1)])
+            else:
+                tries += int(words[words.index(b"Ip6OutNoRoutes") + 1])
+        return tries
 
 
 def loopback_listeners() -> tuple[tuple[str, int], ...]:

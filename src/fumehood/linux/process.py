@@ -305,11 +305,13 @@ class Exit(Value):
     """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
 
     `home` is a descriptor of a home in which something was left, thrown away with the last one of it; -1 is none.
+    `tries` counts what was sent to where no route leads, by the command or by another in the same network.
     """
 
     status: int | None
     failure: str = ""
     home: int = -1
+    tries: int = 0
 
 
 def number_in(text: bytes, key: bytes) -> int | None:

@@ -264,6 +264,7 @@ class Execution:
         self._seen = self._surroundings.seen(
             world, self._capture, self.user, seat, by_launcher=self._launcher_mounts,
             privileged=self._host.privileged, shares_network=access is not None and access.shares,
+            is_offline=access is None,
         )  # fmt: skip
         return self._seen
 

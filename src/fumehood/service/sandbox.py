@@ -261,10 +261,14 @@ class Hood(Workplace):
         complaints = run.stdout if run.one_stream else run.stderr
         refused = refused_writes(complaints, [world.cwd(root) for root in run.roots], world.remedy, home)
         blocked += (_missing_root(run) if run.exit_code else ()) or refused
-        if run.exit_code and network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-            from fumehood.core.hints import suspected_network, unreached
+        if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
+            tries = ended.outcome.exit.tries
+            if tries or (run.exit_code and run.connections):
+                from fumehood.core.hints import denied_network, unreached
 
-            blocked += unreached(run.connections) or suspected_network(run.stderr or run.stdout, network)
+                blocked += (unreached(run.connections) if run.exit_code else ()) or (
+                    (denied_network(run.command, run.output, network),) if tries else ()
+                )
         blocked += world.blocked
         if seat is not None and seat.why_no_tmp and run.exit_code and TMP in run.command:
             hint = f"each command has an empty one here: {seat.why_no_tmp}"

@@ -21,6 +21,7 @@ from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tm
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
+from fumehood.service.offline import names_of_host, names_of_tree
 from fumehood.service.scratch import PLAYGROUND, Playground, is_there, made, playground
 from fumehood.store.places import home
 
@@ -283,7 +284,7 @@ class Surroundings:
 
     def seen(
         self, world: World, capture: Capture, user: int, seat: Seat | None, *, by_launcher: bool, privileged: bool,
-        shares_network: bool,
+        shares_network: bool, is_offline: bool = False,
     ) -> Seen:  # fmt: skip
         """Return everything that a command of a user sees; `by_launcher` tells who mounts it."""
         roots = [layer.root for layer in capture.layers]
@@ -321,7 +322,7 @@ class Surroundings:
             *(masks_in_roots(capture, self._in_roots, masked) if self._in_roots or masked else ()),
             *(seat.mounts if seat else ()),
             *_sourced(world.source, home),
-            *(world.names() if shares_network else ()),
+            *(world.names() if shares_network else self._names_offline(world) if is_offline else ()),
             *(
                 View(target=target, sources=(os.path.realpath(source),), why="a skill") if is_cut
                 else Bind(target=target, source=source, why="a skill")
@@ -344,6 +345,12 @@ class Surroundings:
         kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel[user == 0])
         mounts = sealed([*base, *kernel, *own])
         return Seen(mounts=tuple(mounts), ahead=ahead, look=look, is_cut=is_cut, home=home)
+
+    def _names_offline(self, world: World) -> list[Operation]:
+        if world.tree is None:
+            return names_of_host(self.cache)
+        # What commands can write may have a link there.
+        return [] if world.tree.guarded else names_of_tree(self.cache, world.tree.path)
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
         """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
