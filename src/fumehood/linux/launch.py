@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fumehood.linux.mounts import Operation
     from fumehood.linux.process import Running
 
-    # Standard input, output and error; and the channel that listeners are handed out by, where there are any.
+    # Standard input, output and error; the channel that listeners are handed out by, where there are any; and the
+    # session's network, to be joined or to be handed out, where there is one.
     Streams = Sequence[int]
     Starter = Callable[["Plan", Streams], Running]
 
@@ -37,7 +38,8 @@ _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _GUARD = f"/proc/self/fd/{GUARD_FD}"
 _KILL, _INTERRUPT, _END = 9, 2, 15
 SHOWING = "showing the host"
-NONE = b"n"
+NONE, JOINED = b"n", b"j"
+MAKE, JOIN = "make", "join"
 _HANDED_OUT = b"!"
 _TRIES = 5  # a host that starts containers may mount several times in the same moment
 
@@ -70,6 +72,7 @@ class Plan(Value):
     limits: tuple[tuple[int, int], ...] = ()
     listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
     resolvers: tuple[str, ...] = ()  # addresses inside where names are asked for
+    loopback: str = ""  # the session's, to be made or to be joined
     keeps_channel: bool = False  # the listeners are made inside, and handed out by it from there
     scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
     bare: str = ""  # the directory of a command that has no sandbox around it
@@ -78,10 +81,18 @@ class Plan(Value):
 
     @property
     def entered(self) -> bytes:
-        """One byte for the namespaces of ours that it is launched in: none, by privilege or as a user, with mounts."""
-        if not (self.mounts or self.listen):
+        """One byte for the namespaces of ours that it is launched in: none, by privilege or as a user, with mounts.
+
+        Those of a user lie in those of a session that is made ahead, and can't be made before one is to be joined.
+        """
+        if not (self.mounts or self.listen or self.loopback):
             return NONE
-        kind = b"p" if self.privileged else b"g" if self.groups else b"u"
+        if self.privileged:
+            kind = b"p"
+        elif self.loopback == JOIN:
+            return JOINED
+        else:
+            kind = (b"h" if self.groups else b"v") if self.loopback else b"g" if self.groups else b"u"
         return kind.upper() if self.ahead else kind
 
     @property
@@ -137,10 +148,13 @@ class Ready(Value):
 
 def made_ready(plan: Plan) -> Ready | None:
     """Do what can be done before the next launch, which is likely to be as the last one was."""
-    if plan.entered == NONE:
+    if plan.entered in (NONE, JOINED):
         return None
     try:
-        namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
+        if plan.loopback and not plan.privileged:
+            namespaces.enter_session(-1, privileged=False, groups=plan.groups)
+        else:
+            namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
     except OSError:
         os._exit(125)
     if not plan.ahead:
@@ -169,11 +183,11 @@ def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready 
     """Turn this freshly forked process into the sandbox; what fails is told on `report`."""
     step = "preparing"
     try:
-        channel = _arrange_descriptors(streams, status, report)
+        channel, network = _arrange_descriptors(plan, streams, status, report)
         init = -1 if plan.bare else os.open(plan.init_file or os.devnull, _WRITTEN, 0o600)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
-        for step in _steps(plan, channel, ready):  # noqa: B007 - told below, if it fails
+        for step in _steps(plan, channel, network, ready):  # noqa: B007 - told below, if it fails
             pass
         step = f"starting {plan.arguments[0]}"
         libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
@@ -215,14 +229,11 @@ def _keep_open(kept: dict[int, int]) -> None:
     os.closerange(start, _HIGHEST_FD)
 
 
-def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
+def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Iterator[str]:
     """Do one by one what comes before bubblewrap; each step is named before it is done, to be told if it fails."""
-    if ready is None and plan.entered != NONE:
+    if plan.entered != NONE:
         yield "making namespaces"
-        namespaces.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
-    elif plan.listen:
-        yield "making a network"
-        libc.unshare(libc.CLONE_NEWNET)
+        _enter(plan, network, is_ready=ready is not None)
     if plan.mounts:
         yield SHOWING
         shown = _host_shown(plan, ready)
@@ -234,7 +245,8 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
             shown.lend(plan.lent)
         if plan.home:
             yield f"keeping {plan.home}"
-            _hand_out(shown.opened(plan.home))
+            directory = shown.opened(plan.home)
+            _hand_out(os.dup(_REPORT_FD), _HANDED_OUT + _used(directory), directory)
     if plan.listen:
         yield "listening for the proxy"
         namespaces.send_listeners(channel, plan.listen, plan.resolvers)
@@ -251,12 +263,25 @@ def _steps(plan: Plan, channel: int, ready: Ready | None) -> Iterator[str]:
         confine.forbid_outer_sockets()
 
 
-def _hand_out(directory: int) -> None:
-    """Give a descriptor to whoever waits for the report."""
-    report = _socket.socket(fileno=os.dup(_REPORT_FD))
-    send_descriptors(report, _HANDED_OUT + _used(directory), [directory])
-    report.close()
-    os.close(directory)
+def _enter(plan: Plan, network: int, *, is_ready: bool) -> None:
+    """Enter the namespaces that the plan has, as far as that was not done ahead."""
+    if plan.loopback:
+        to_join = network if plan.loopback == JOIN else -1
+        namespaces.enter_session(to_join, privileged=plan.privileged, groups=plan.groups, is_ready=is_ready)
+        if to_join < 0:
+            _hand_out(network, _HANDED_OUT, namespaces.own_network())
+    elif not is_ready:
+        namespaces.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
+    elif plan.listen:
+        libc.unshare(libc.CLONE_NEWNET)
+
+
+def _hand_out(taker: int, data: bytes, descriptor: int) -> None:
+    """Give a descriptor to whoever waits at the other end of a socket; both are closed here."""
+    connection = _socket.socket(fileno=taker)
+    send_descriptors(connection, data, [descriptor])
+    connection.close()
+    os.close(descriptor)
 
 
 # `socket` has these too. It loads much that every fork would have to carry.
@@ -281,10 +306,11 @@ def _used(directory: int) -> bytes:
     return b"%d %d" % (size.f_files - size.f_ffree, size.f_blocks - size.f_bfree)
 
 
-def _arrange_descriptors(streams: Streams, status: int, report: int) -> int:
+def _arrange_descriptors(plan: Plan, streams: Streams, status: int, report: int) -> tuple[int, int]:
     """Put the few descriptors that are needed into their places; all others are closed before exec.
 
-    One left open would reach into the sandbox: a directory among them is a way out. Returns the channel, if any.
+    One left open would reach into the sandbox: a directory among them is a way out. Returns the channel and the
+    session's network, if any.
     """
 
     def above(fd: int) -> int:
@@ -293,11 +319,12 @@ def _arrange_descriptors(streams: Streams, status: int, report: int) -> int:
         return fd
 
     # First out of the way of the places that are about to be taken.
-    channel = above(streams[3]) if len(streams) > 3 else -1
+    channel = above(streams[3]) if plan.listen or plan.keeps_channel else -1
+    network = above(streams[-1]) if plan.loopback else -1
     for place, fd in enumerate([above(fd) for fd in (*streams[:3], status, report)]):
         os.dup2(fd, place, inheritable=place != _REPORT_FD)
     os.chdir("/")
-    return channel
+    return channel, network
 
 
 class RunningSandbox:

@@ -202,7 +202,7 @@ class _Child:
         self._orders.close()
         libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
         ready = None if like is None else launch.made_ready(like)
-        head, streams = launch.receive_descriptors(waiting, 4, 4)
+        head, streams = launch.receive_descriptors(waiting, 4, 5)
         message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
         if message is None or len(streams) < 3:
             os._exit(125)
@@ -278,7 +278,7 @@ class _Service:
         head = _exactly(self._control, 4)
         if head is None:
             return False
-        entered, descriptors = launch.receive_descriptors(self._control, 1, 5)
+        entered, descriptors = launch.receive_descriptors(self._control, 1, 6)
         message = _exactly(self._control, int.from_bytes(head, "big"))
         if message is None or len(descriptors) < 4:
             return False
@@ -325,7 +325,7 @@ class _Service:
         if ended.home >= 0:
             os.close(ended.home)
         sandbox.release()
-        if self._spare is None and self._entered != launch.NONE:
+        if self._spare is None and self._entered not in (launch.NONE, launch.JOINED):
             # The next launch is likely to be as the last one was.
             plan, self._host = _unpacked(self._last, self._host)
             self._spare = _Child(self._host, plan)

@@ -25,13 +25,23 @@ def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[i
     what belongs to an id without a mapping.
     """
     more = libc.CLONE_NEWNS | (libc.CLONE_NEWNET if network else 0)
+    if privileged:
+        libc.unshare(more)
+    else:
+        _enter_user_namespace(more, groups)
+    _keep_mounts_apart()
+
+
+def _keep_mounts_apart() -> None:
+    libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
+
+
+def _enter_user_namespace(more: int, groups: tuple[int, ...], *, is_inner: bool = False) -> None:
+    """Move into a user namespace, and more; an inner one has the ids of the one around it, where we may give them."""
     user, group = os.getuid(), os.getgid()
     own = {"uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
     missing: Sequence[str] = tuple(own)
-    if privileged:
-        libc.unshare(more)
-        missing = ()
-    elif user == 0:
+    if user == 0 or (groups and is_inner):
         missing = _unshared_while(libc.CLONE_NEWUSER | more, _map_every_id)
     elif groups:
         missing = _unshared_while(libc.CLONE_NEWUSER | more, lambda process: _map_groups(process, (group, *groups)))
@@ -41,7 +51,54 @@ def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[i
         _write("/proc/self/setgroups", "deny")
     for name in missing:
         _write(f"/proc/self/{name}", own[name])
-    libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
+
+
+# A network namespace that the commands of one session share: each of them reaches what listens at 127.0.0.1 there.
+#
+# It belongs to a user namespace around those of the commands: who has the same user outside can enter both. A command
+# has a user namespace of its own in there, where its processes are counted.
+
+
+def enter_session(
+    network: int, *, privileged: bool, groups: tuple[int, ...] = (), is_ready: bool = False
+) -> None:  # fmt: skip
+    """Move this process into a session's network namespace, or into a new one (-1), and into namespaces of its own.
+
+    One that is ready has its own already; without privilege, in a new network of a session too.
+    """
+    if is_ready and not privileged:
+        return
+    if network >= 0:
+        join_network(network, privileged=privileged)
+    else:
+        if privileged:
+            libc.unshare(libc.CLONE_NEWNET)
+        else:
+            _enter_user_namespace(libc.CLONE_NEWNET, groups)
+        _bring_up_loopback()
+    if is_ready:
+        return
+    if privileged:
+        libc.unshare(libc.CLONE_NEWNS)
+    else:
+        _enter_user_namespace(libc.CLONE_NEWNS, groups, is_inner=True)
+    _keep_mounts_apart()
+
+
+def join_network(network: int, *, privileged: bool) -> None:
+    """Move this process into a network namespace, and into the user namespace that it belongs to."""
+    if not privileged:
+        import fcntl
+
+        around = fcntl.ioctl(network, _NS_GET_USERNS)
+        libc.setns(around, libc.CLONE_NEWUSER)
+        os.close(around)
+    libc.setns(network, libc.CLONE_NEWNET)
+
+
+def own_network() -> int:
+    """Return a descriptor of the network namespace that this process is in."""
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _unshared_while(flags: int, map_ids: Callable[[int], Sequence[str]]) -> Sequence[str]:
@@ -181,6 +238,7 @@ class Layer(Value):
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 0x1
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
+_NS_GET_USERNS = 0xB701
 _BACKLOG = 256
 _ANY, _LOOPBACK = "0.0.0.0", "127.0.0.1"  # noqa: S104 - of a namespace that nobody else is in
 _LONGEST_TABLE = 1 << 14
@@ -212,14 +270,15 @@ def send_listeners(channel: int, places: Sequence[tuple[str, int]], resolvers: S
 
 
 def _bring_up_loopback() -> None:
+    import _socket  # `socket` takes longer to load than all else that a launch does
     import fcntl
-    import socket
-    import struct
 
-    with socket.socket() as any_socket:
-        name = b"lo".ljust(16, b"\0")
-        flags = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, name + bytes(24)), 16)[0]
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, name + struct.pack("H", flags | _UP) + bytes(22))
+    any_socket = _socket.socket()
+    name = b"lo".ljust(16, b"\0")
+    answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFFLAGS, name + bytes(24))
+    flags = int.from_bytes(answer[16:18], sys.byteorder) | _UP
+    fcntl.ioctl(any_socket.fileno(), _SIOCSIFFLAGS, name + flags.to_bytes(2, sys.byteorder) + bytes(22))
+    any_socket.close()
     try:
         # What commands send over it must wait for no timer, as with BBR it would.
         _write("/proc/sys/net/ipv4/tcp_congestion_control", "reno")

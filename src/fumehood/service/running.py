@@ -13,7 +13,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher
-from fumehood.linux.launch import Owner, Plan, bubblewrap_arguments, owner_of, resource_limits, started
+from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, resource_limits, started
 from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fumehood.linux.streams import Sink, Stdio
     from fumehood.linux.terminal import Signals, Terminal
     from fumehood.service.ask import Ask
+    from fumehood.service.loopback import Loopback
     from fumehood.service.network import Access
     from fumehood.service.permission import Decision
     from fumehood.service.session import Seat
@@ -157,9 +158,14 @@ class Execution:
             self._surroundings.look_again()
             return self._with_mounts(plan, self._look(world, seat, access))
 
+        def launch(plan: Plan, descriptors: Streams) -> Running:
+            if seat is None or not plan.loopback:
+                return self._start(plan, descriptors)
+            return seat.loopback.launched(self._start, plan, descriptors)
+
         def start(plan: Plan, descriptors: Streams) -> Running:
             # Where the host turns out to be another than was seen, it is looked over again.
-            return started(self._start, plan, descriptors, look_again)
+            return started(launch, plan, descriptors, look_again)
 
         try:
             plan = self._plan(command, world, cwd, seat, access)
@@ -214,21 +220,34 @@ class Execution:
             self._surroundings.cache, unix_sockets=seen.is_cut, pretends_owners=world.pretends_owners(self.user)
         )
         environment, variables = apart(environment)
+        shares_loopback = seat is not None and self._shares_loopback(seat.loopback, access)
         arguments, texts = bubblewrap_arguments(
             command, cwd, seen.mounts, by_launcher=self._launcher_mounts,
-            has_network=access is not None and not listens_inside, disable_userns=self._host.disable_userns,
+            has_network=shares_loopback or (access is not None and not listens_inside),
+            disable_userns=self._host.disable_userns,
             is_root=world.tree is not None and world.tree.is_writable, variables=variables, has_filter=bool(refused),
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *arguments), environment=environment, texts=texts,
             privileged=self._host.privileged, groups=self._capture.groups, owner=self._owner,
             listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
+            loopback=MAKE if shares_loopback else "",
             resolvers=() if access is None or listens_inside else access.resolvers,
             scoped=is_scoped_by_launcher(network_shared=access is not None and access.shares),
             limits=resource_limits(self._limits), filter=refused,
             init_file=f"{os.path.dirname(self._capture.layers[0].upper)}/{INIT}",
         )  # fmt: skip
         return self._with_mounts(plan, seen)
+
+    def _shares_loopback(self, loopback: Loopback, access: Access | None) -> bool:
+        """Return True if a command is on its session's loopback."""
+        if access is not None:
+            if not access.shares:
+                loopback.why_alone = "it has hosts"
+            return False
+        if not self._host.makes_namespaces:
+            loopback.why_alone = "only bubblewrap may make user namespaces here"
+        return not loopback.why_alone
 
     def _prepare(self, world: World) -> None:
         """Find out whom the command runs as, and make its scratch ready."""

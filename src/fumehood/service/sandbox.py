@@ -273,6 +273,9 @@ class Hood(Workplace):
         if seat is not None and seat.why_no_tmp and run.exit_code and TMP in run.command:
             hint = f"each command has an empty one here: {seat.why_no_tmp}"
             blocked.append(Blocked(what="tmp", detail=f"{TMP} is not kept between commands", hint=hint))
+        if seat is not None and (why := seat.loopback.to_tell()):
+            hint = f"what others of the session serve at 127.0.0.1 is not reached here: {why}"
+            blocked.append(Blocked(what="loopback", detail="each command has a loopback of its own", hint=hint))
         if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
             from fumehood.service.owners import refused as refused_by_owners
 

@@ -12,6 +12,7 @@ from fumehood.linux.bwrap import TMP
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import entries, open_top, remove_tree
+from fumehood.service.loopback import Loopback
 from fumehood.service.scratch import is_directory
 from fumehood.store.history import Reach
 from fumehood.store.places import make_private
@@ -62,6 +63,7 @@ class Seat:
         self._owner = owner_of(project.path)
         self._room = store.places.session(name)
         self._pipes: dict[str, int] = {}
+        self.loopback = Loopback(store.places, name, run)
         self.tmp = ""
         self.must_have_tmp = must
         self.why_no_tmp = ""
@@ -108,6 +110,7 @@ class Seat:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.loopback.leave()
         for name, pipe in self._pipes.items():
             os.close(pipe)
             os.unlink(self._pipe(name))

@@ -1,0 +1,129 @@
+"""One loopback for the commands of a session: whoever starts next to another joins its network namespace.
+
+Nobody keeps it: it is there as long as a command of the session runs. When none does, nothing listens there, and the
+next one may as well have a new one.
+"""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import os
+
+from fumehood.linux.launch import JOIN, MAKE, receive_descriptors
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import LISTING
+from fumehood.service.layers import take_up
+from fumehood.store.places import make_private
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.linux.launch import Plan, Starter, Streams
+    from fumehood.linux.process import Running
+    from fumehood.store.places import Places
+
+_MARK = ".network"  # after the name of a run, in its session's directory: where its process has the network open
+_TOLD = "network.told"
+_WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+
+
+class Loopback:
+    """One run's part in the loopback of its session."""
+
+    def __init__(self, places: Places, session: str, run: str) -> None:
+        self._places = places
+        self._room = places.session(session)
+        self._run = run
+        self._network = -1
+        self.why_alone = ""  # why this run has a loopback of its own
+
+    def launched(self, start: Starter, plan: Plan, streams: Streams) -> Running:
+        """Start a sandbox in the session's network: in that of a command that runs, or in a new one."""
+        if not os.path.isdir(self._room):
+            make_private(self._room)
+        # Two that begin at once must end up in the same one, so the second waits until the first has made it.
+        with Closing(_locked(self._room)) as room:
+            if self._network < 0:
+                self._network = _network(self._places, room, plan.groups)
+            if self._network >= 0:
+                running = start(plan.replace(loopback=JOIN), (*streams, self._network))
+            else:
+                ours, theirs = _socket.socketpair()
+                try:
+                    running = start(plan.replace(loopback=MAKE), (*streams, theirs.fileno()))
+                finally:
+                    theirs.close()
+                # Nothing comes where it could not be made: whoever attends the sandbox is told why.
+                _, made = receive_descriptors(ours, 1, 1)
+                ours.close()
+                self._network = made[0] if made else -1
+            if self._network >= 0:
+                numbers = (os.getpid(), self._network, os.fstat(self._network).st_ino, *plan.groups)
+                with Closing(os.open(f"{self._run}{_MARK}", _WRITTEN, 0o600, dir_fd=room)) as mark:
+                    os.write(mark, " ".join(map(str, numbers)).encode())
+        return running
+
+    def leave(self) -> None:
+        """The command has ended: let go of the network."""
+        if self._network >= 0:
+            os.unlink(f"{self._room}/{self._run}{_MARK}")
+            os.close(self._network)
+            self._network = -1
+
+    def to_tell(self) -> str:
+        """Return why the command has a loopback of its own, once in a session."""
+        told = f"{self._room}/{_TOLD}"
+        if not self.why_alone or os.path.exists(told):
+            return ""
+        os.close(os.open(told, _WRITTEN, 0o600))
+        return self.why_alone
+
+
+def network_now(places: Places, session: str) -> int:
+    """Return a descriptor of the network of a session's commands that run now, or -1 where none does."""
+    try:
+        room = _locked(places.session(session))
+    except FileNotFoundError:
+        return -1
+    with Closing(room):
+        return _network(places, room)
+
+
+def _locked(room: str) -> int:
+    directory = os.open(room, LISTING | os.O_CLOEXEC)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    return directory
+
+
+def _network(places: Places, room: int, groups: tuple[int, ...] = ()) -> int:
+    """Return a descriptor of the network of a command that runs, and whose user namespace knows some groups, or -1."""
+    for name in os.listdir(room):
+        if not name.endswith(_MARK):
+            continue
+        try:
+            os.close(take_up(places, name.removesuffix(_MARK)))
+            is_alive = False
+        except FileNotFoundError:
+            is_alive = False
+        except BlockingIOError:
+            is_alive = True
+        if not is_alive:
+            os.unlink(name, dir_fd=room)
+            continue
+        with Closing(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=room)) as mark:
+            numbers = [int(word) for word in os.read(mark, 4096).split()]
+        if len(numbers) < 3:  # its disk is full
+            continue
+        process, descriptor, number, *has = numbers
+        path = f"/proc/{process}/fd/{descriptor}"
+        try:
+            # Of a process in another container, the number means something else here.
+            if not {*groups}.issubset(has) or os.readlink(path) != f"net:[{number}]":
+                continue
+            network = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue  # it has just ended, or is out of sight
+        if os.fstat(network).st_ino == number:
+            return network
+        os.close(network)
+    return -1

@@ -1,0 +1,241 @@
+"""One loopback for a session: its commands reach each other's servers, and nobody else does."""
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import need
+from fumehood import Policy, Run, Sandbox
+from fumehood.linux.host import Host
+from fumehood.linux.probe import host
+from fumehood.service import loopback
+from fumehood.service.store import Store
+from fumehood.store.places import places
+from patience import LONG_S, eventually
+
+pytestmark = pytest.mark.namespaces
+
+# Says "ready" once it listens, says its name to whoever comes, and ends when a file comes to be in the session's /tmp.
+SERVER = """exec python3 -u -c '
+import os, select, socket, sys
+name, port, stop = sys.argv[1], int(sys.argv[2]), "/tmp/stop-" + sys.argv[1]
+listener = socket.create_server(("127.0.0.1", port))
+print("ready")
+while not os.path.exists(stop):
+    if select.select([listener], [], [], 0.05)[0]:
+        client, _ = listener.accept()
+        client.sendall(name.encode() + b"\\n")
+        client.close()
+' {name} {port}"""
+CLIENT = """python3 -c '
+import socket
+try:
+    with socket.create_connection(("{host}", {port}), 60) as server: print(server.makefile().read(), end="")
+except ConnectionRefusedError: print("refused")
+'"""
+PORT = 8099
+
+
+def asking(port: int = PORT, host: str = "localhost") -> str:
+    return CLIENT.format(host=host, port=port)
+
+
+class Background:
+    """A command that runs while the test goes on."""
+
+    def __init__(self, box: Sandbox, command: str, **wishes: object) -> None:
+        self._ready = threading.Event()
+        self._runs: list[Run] = []
+        self._thread = threading.Thread(target=self._run, args=(box, command, wishes))
+        self._thread.start()
+
+    def _run(self, box: Sandbox, command: str, wishes: dict[str, Any]) -> None:
+        self._runs.append(box.run(command, on_output=self._say, **wishes))
+
+    def _say(self, _stream: str, text: str) -> None:
+        if "ready" in text:
+            self._ready.set()
+
+    def begun(self) -> None:
+        assert eventually(lambda: self._ready.is_set() or not self._thread.is_alive())
+        assert self._ready.is_set(), self._runs
+
+    def ended(self) -> Run:
+        self._thread.join(LONG_S)
+        return self._runs[0]
+
+
+Serve = Callable[..., Background]
+
+
+@pytest.fixture
+def agent(home: Path, project: Path) -> Iterator[Sandbox]:
+    here = host(places().cache, places().state)
+    need(here.makes_namespaces, f"only bubblewrap may make user namespaces here: {here.why}")
+    with Sandbox(project, policy=Policy(tmp="session")) as sandbox:
+        yield sandbox.session("agent")
+
+
+@pytest.fixture
+def serve(agent: Sandbox) -> Iterator[Serve]:
+    served: list[tuple[Sandbox, str, Background]] = []
+
+    def start(name: str = "one", port: int = PORT, box: Sandbox = agent, **wishes: object) -> Background:
+        background = Background(box, SERVER.format(name=name, port=port), **wishes)
+        served.append((box, name, background))
+        background.begun()
+        return background
+
+    yield start
+    for box, name, background in served:
+        box.run(f"touch /tmp/stop-{name}")
+        background.ended()
+
+
+def stop(agent: Sandbox, background: Background, name: str) -> Run:
+    agent.run(f"touch /tmp/stop-{name}")
+    return background.ended()
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_later_command_of_the_session_reaches_a_server(agent: Sandbox, serve: Serve, name: str) -> None:
+    serve()
+    assert agent.run(asking(host=name)).stdout == "one\n"
+
+
+def test_nobody_else_reaches_it(agent: Sandbox, serve: Serve, sandbox: Sandbox) -> None:
+    serve()
+    assert sandbox.run(asking()).stdout == "refused\n"
+    assert sandbox.session("another").run(asking()).stdout == "refused\n"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", PORT), LONG_S)
+
+
+def test_it_is_reached_from_another_process_too(
+    begun: Callable[..., subprocess.Popen[str]], cli: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    begun(SERVER.format(name="one", port=PORT), "--session", "agent")
+    assert cli("run", "--session", "agent", "--", asking()).stdout == "one\n"
+    assert cli("run", "--session", "another", "--", asking()).stdout == "refused\n"
+
+
+def test_commands_that_begin_at_once_have_one_loopback(agent: Sandbox) -> None:
+    count = 5
+    # Each serves until it has been asked by all, and asks all: those who are in another network never come.
+    line = f"""python3 -c '
+import socket, sys, threading
+own = int(sys.argv[1])
+listener = socket.create_server(("127.0.0.1", {PORT} + own), backlog=50)
+def serve():
+    for _ in range({count}):
+        client, _ = listener.accept()
+        client.sendall(b"x")
+        client.close()
+serving = threading.Thread(target=serve)
+serving.start()
+for other in range({count}):
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", {PORT} + other), 60) as server: assert server.recv(1) == b"x"
+            break
+        except ConnectionRefusedError: pass
+serving.join()
+' """
+    with ThreadPoolExecutor(count) as threads:
+        runs = list(threads.map(lambda number: agent.run(f"{line}{number}", timeout=LONG_S), range(count)))
+    assert [run.exit_code for run in runs] == [0] * count
+
+
+def test_a_third_joins_the_second_when_the_first_has_ended(agent: Sandbox, serve: Serve) -> None:
+    first = serve("first")
+    serve("second", PORT + 1)
+    stop(agent, first, "first")
+    assert agent.run(asking(PORT)).stdout == "refused\n"
+    assert agent.run(asking(PORT + 1)).stdout == "second\n"
+
+
+def test_when_all_have_ended_nothing_is_left(agent: Sandbox, serve: Serve, store: Store) -> None:
+    stop(agent, serve(), "one")
+    assert loopback.network_now(store.places, "agent") == -1
+    assert agent.run(asking()).stdout == "refused\n"
+    assert os.listdir(store.places.session("agent")) == ["tmp"]
+
+
+def test_a_server_that_leaves_its_command_ends_with_it(agent: Sandbox, serve: Serve) -> None:
+    serve("other", PORT + 1)
+    line = SERVER.format(name="left", port=PORT).removeprefix("exec ")
+    run = agent.run(f"setsid -f {line} > /tmp/log 2>&1; until grep -q ready /tmp/log; do sleep 0.1; done")
+    assert run.exit_code == 0
+    assert agent.run(asking()).stdout == "refused\n"
+
+
+def test_what_a_dead_process_left_is_not_joined(
+    agent: Sandbox, begun: Callable[..., subprocess.Popen[str]], store: Store
+) -> None:
+    process = begun(SERVER.format(name="one", port=PORT), "--session", "agent")
+    process.kill()
+    process.wait()
+    assert len([name for name in os.listdir(store.places.session("agent")) if name.endswith(loopback._MARK)]) == 1
+    assert agent.run(asking()).stdout == "refused\n"
+    assert not [name for name in os.listdir(store.places.session("agent")) if name.endswith(loopback._MARK)]
+
+
+def test_a_command_can_neither_see_nor_signal_the_processes_of_another(
+    agent: Sandbox, serve: Serve
+) -> None:
+    serve()
+    seen = agent.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '; trap '' TERM; kill -TERM -1; kill -KILL -1")
+    assert "python3" not in seen.stdout.replace("cat", "")
+    assert "kill -TERM" in seen.stdout
+    assert agent.run(asking()).stdout == "one\n"
+
+
+def test_a_command_has_no_privilege_in_the_network_it_shares(agent: Sandbox, serve: Serve) -> None:
+    serve()
+    attempts = """python3 -c '
+import fcntl, socket
+def tried(what, attempt):
+    try: attempt()
+    except OSError as error: print(what, "refused")
+    else: print(what, "DONE")
+down = b"lo".ljust(16, b"\\0") + bytes(24)
+tried("down", lambda: fcntl.ioctl(socket.socket(), 0x8914, down))
+tried("raw", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3))
+tried("low", lambda: socket.create_server(("127.0.0.1", 80)))
+tried("sysctl", lambda: open("/proc/sys/net/ipv4/ip_unprivileged_port_start", "w").write("0"))
+'"""
+    assert agent.run(attempts).stdout.splitlines() == [f"{each} refused" for each in ("down", "raw", "low", "sysctl")]
+    assert agent.run(asking()).stdout == "one\n"
+
+
+def test_processes_are_counted_for_each_command_by_itself(agent: Sandbox, project: Path) -> None:
+    """What one command has does not keep another from starting its own."""
+    policy = Policy(tmp="session", limits=Policy().limits.replace(processes=40))
+    busy = "for i in $(seq 30); do sleep 1000 & done; echo ready; until test -e /tmp/stop; do sleep 0.1; done; exit 0"
+    with Sandbox(project, policy=policy) as whole:
+        box = whole.session("agent")
+        backgrounds = [Background(box, busy) for _ in range(3)]
+        for each in backgrounds:
+            each.begun()
+        run = box.run("for each in $(seq 30); do sleep 0 & done; wait; touch /tmp/stop")
+        assert (run.exit_code, run.stderr) == (0, "")
+        assert {each.ended().exit_code for each in backgrounds} == {0}
+
+
+def test_where_a_network_can_not_be_shared_the_session_is_told_once(
+    home: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Host, "makes_namespaces", False)
+    with Sandbox(project, policy=Policy(capture="copy")) as sandbox:
+        agent = sandbox.session("agent")
+        told = [[each.hint for each in agent.run("true").blocked] for _ in range(2)]
+        assert agent.run(asking()).stdout == "refused\n"
+    reason = "only bubblewrap may make user namespaces here"
+    assert told == [[f"what others of the session serve at 127.0.0.1 is not reached here: {reason}"], []]
