@@ -1,6 +1,7 @@
 """One loopback for a session: its commands reach each other's servers, and nobody else does."""
 
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import need
+from conftest import command_line, need
 from fumehood import Policy, Run, Sandbox
 from fumehood.linux.host import Host
 from fumehood.linux.probe import host
@@ -239,3 +240,92 @@ def test_where_a_network_can_not_be_shared_the_session_is_told_once(
         assert agent.run(asking()).stdout == "refused\n"
     reason = "only bubblewrap may make user namespaces here"
     assert told == [[f"what others of the session serve at 127.0.0.1 is not reached here: {reason}"], []]
+
+
+class Forwarding:
+    """The command `forward`, as a person runs it."""
+
+    def __init__(self, project: Path, *words: str) -> None:
+        self._process = subprocess.Popen(
+            [*command_line(), "forward", *words], cwd=project, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.said = self._process.stdout.readline()
+
+    def end(self) -> tuple[int, str]:
+        self._process.send_signal(signal.SIGINT)
+        _, complaints = self._process.communicate(timeout=LONG_S)
+        return self._process.returncode, complaints
+
+
+@pytest.fixture
+def forward(project: Path) -> Iterator[Callable[..., Forwarding]]:
+    made: list[Forwarding] = []
+
+    def start(*words: str) -> Forwarding:
+        made.append(Forwarding(project, *words))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.end()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def read_from(port: int) -> str:
+    with socket.create_connection(("127.0.0.1", port), LONG_S) as connection:
+        return connection.makefile().read()
+
+
+def test_a_port_of_the_latest_session_is_forwarded_to_a_person(
+    serve: Serve, forward: Callable[..., Forwarding]
+) -> None:
+    serve()
+    port = free_port()
+    forwarding = forward(str(PORT), "--to", str(port))
+    assert forwarding.said == f"http://127.0.0.1:{port}/ is port {PORT} of session agent; Ctrl-C ends it\n"
+    assert [read_from(port) for _ in range(3)] == ["one\n"] * 3
+    assert forwarding.end() == (0, "")
+    with pytest.raises(ConnectionRefusedError):
+        read_from(port)
+
+
+def test_much_is_forwarded_both_ways(agent: Sandbox, forward: Callable[..., Forwarding]) -> None:
+    echo = """exec python3 -u -c '
+import shutil, socket
+listener = socket.create_server(("127.0.0.1", 8099))
+print("ready")
+client, _ = listener.accept()
+with client.makefile("rb") as reading, client.makefile("wb") as writing: shutil.copyfileobj(reading, writing)
+'"""
+    server = Background(agent, echo)
+    server.begun()
+    port = free_port()
+    forward("8099", "--session", "agent", "--to", str(port))
+    data = os.urandom(1 << 22)
+    with socket.create_connection(("127.0.0.1", port), LONG_S) as connection:
+        sending = threading.Thread(target=lambda: (connection.sendall(data), connection.shutdown(socket.SHUT_WR)))
+        sending.start()
+        assert connection.makefile("rb").read() == data
+        sending.join()
+    assert server.ended().exit_code == 0
+
+
+def test_what_can_not_be_forwarded_says_why(
+    agent: Sandbox, forward: Callable[..., Forwarding], cli: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    assert "there is no session nobody" in cli("forward", "8099", "--session", "nobody").stderr
+    assert "no command of a session runs now" in cli("forward", "8099").stderr
+    agent.run("true")
+    port = free_port()
+    forwarding = forward(str(PORT), "--session", "agent", "--to", str(port))
+    assert read_from(port) == ""
+    status, complaints = forwarding.end()
+    assert (status, complaints) == (0, "no command of session agent runs now\n")
+    with socket.create_server(("127.0.0.1", port)):
+        assert "Address already in use" in cli("forward", "1", "--session", "agent", "--to", str(port)).stderr

@@ -429,6 +429,18 @@ def relay(
             way.close()
 
 
+def carry(one: socket.socket, other: socket.socket) -> None:
+    """Carry everything both ways, whatever it is, until both have ended or nothing has moved for long."""
+    for each in (one, other):
+        each.setblocking(False)
+    ways = [_Way(one, other, lambda _size: None), _Way(other, one, lambda _size: None)]
+    try:
+        _carry(ways)
+    finally:
+        for way in ways:
+            way.close()
+
+
 def _carry(ways: list[_Way]) -> None:
     while going := [way for way in ways if not way.is_over]:
         poll = select.poll()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "look.add_commands": "log show diff output",
     "now.add_commands": "ps stop",
+    "forward.add_commands": "forward",
     "settle.add_commands": "apply discard undo redo",
     "settle.add_review": "review",
     "files.add_commands": "files restore scan",
