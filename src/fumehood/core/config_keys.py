@@ -260,6 +260,9 @@ KEYS: tuple[Key, ...] = (
     _key("again.tries", COUNT,
          "How often a command is run that conflicts with nothing but other runs, before it is held; 1: never again."),
     _key("again.within", AMOUNT, "Seconds that such a command may have taken."),
+    _key("checkpoint", AMOUNT,
+         "Seconds between checkpoints of a command in the background, so that other commands see what it has written; "
+         "0: only when asked for."),
     _key("timeout", SECONDS, "End a command after this time."),
     _key("output_limit", SIZE, "Keep at most this much of each output."),
     _key("capture", choice("", "kernel", "bwrap", "fuse", "copy"),

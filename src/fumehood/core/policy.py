@@ -188,6 +188,7 @@ class Policy(Value):
     apply: str = APPLY
     on_conflict: str = "hold-path"
     again: Again = Again()
+    checkpoint: float = 5.0  # seconds between those of a background command; 0: none
     timeout: float | None = 86400
     output_limit: int = 64 << 20
     capture: str = ""

@@ -96,6 +96,7 @@ class Request(Value):
     source: str = ""  # a file that this shell reads first
     session: str = ""
     own_tmp: bool = False
+    background: bool = False  # whoever asked does not wait for it: it is checkpointed by itself
     title: str = ""  # what the record calls the command, where that is not its own text
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
 

@@ -6,13 +6,26 @@ import errno
 import os
 import stat
 
+from fumehood.core import changes as c
 from fumehood.linux.layer import BOOKKEEPING, Stack
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import LISTING, Loosened, Parents, join, open_below, opened_up, set_mode, split
+from fumehood.linux.nofollow import (
+    LISTING,
+    PATH_ONLY,
+    Loosened,
+    Parents,
+    join,
+    make_parents,
+    open_below,
+    opened_up,
+    set_mode,
+    split,
+    stamp_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     # Makes one entry: gets the directory that has it and the one to make it in, its name, its path, and what it is.
@@ -228,3 +241,31 @@ def copy_directory(source_dir: int, target_dir: int, name: str) -> None:
         Closing(open_below(target_dir, name, LISTING)) as writing,
     ):
         _copy_owner_and_attributes(reading, writing, os.fstat(reading))
+
+
+def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None:
+    """Copy the new versions that changes name from a layer into an empty one; the changes then name the copies."""
+    copied = [change for change in changes if change.after is not None and not c.is_mode_alone(change)]
+    directories = [change for change in copied if change.kind == c.DIRECTORY]
+    with Loosened(source) as layer, Parents(target) as parents, Links(target) as links:
+        for change in copied:
+            parent, name = split(change.path)
+            make_parents(parents, parent)
+            if change.kind == c.DIRECTORY:
+                os.mkdir(name, 0o700, dir_fd=parents.of(parent))
+                continue
+            with Closing(layer.reach(parent, PATH_ONLY)) as here:
+                copy_entry(here, name, parents.of(parent), name, links, change.path)
+        for change in copied:  # only now: a later one may have become a link to it
+            parent, name = split(change.path)
+            status = os.stat(name, dir_fd=parents.of(parent), follow_symlinks=False)
+            mode, meaning = (0, "") if change.after is None else (change.after.mode, change.after.meaning)
+            change.after = stamp_of(status, meaning)
+            change.after.mode = mode
+        for change in reversed(directories):
+            with (
+                Closing(layer.reach(change.path)) as reading,
+                Closing(parents.open(change.path, LISTING)) as writing,
+            ):
+                copy_belongings(reading, writing, os.fstat(reading))
+                set_mode(writing, 0 if change.after is None else change.after.mode)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from fumehood.linux.gitindex import SeenIndexes
+    from fumehood.linux.settled import Settled
 
 BOOKKEEPING = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
 ORIGIN = "user.overlay.origin"
@@ -237,17 +238,22 @@ class Merged:
 
 # ---- Read the upper layer of an overlay after a run, and tell what the command changed.
 
-def scan(root: int, upper: int, *below: int, indexes: SeenIndexes | None = None) -> list[c.Change]:
+def scan(
+    root: int, upper: int, *below: int, indexes: SeenIndexes | None = None, settled: Settled | None = None,
+    is_in_use: bool = False,
+) -> list[c.Change]:  # fmt: skip
     """Return the change set of one layer: every path whose content, mode or kind differs from what lies below.
 
     `upper` is a descriptor of the layer's top directory, `below` are those of held layers, the topmost first,
-    and of the project. What was copied up and is no change is removed from the layer. `indexes` are the project's as
-    they were when the command began.
+    and of the project. What was copied up and is no change is removed from the layer, unless that `is_in_use` by a
+    command that goes on. `indexes` are the project's as they were when the command began; `settled` is what
+    checkpoints have put into the project.
     """
     with Stack(below) as stack, Loosened(upper) as layer:
-        reading = _Scan(root, layer, stack, indexes)
+        reading = _Scan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
         status, live = os.stat(upper), os.stat(below[0])
-        if status.st_mode != live.st_mode:  # that of the root itself can change too
+        # That of the root itself can change too.
+        if status.st_mode != live.st_mode and not reading.is_settled(".", status):
             reading.add(".", c.MODE, c.DIRECTORY, before=stamp_of(live), after=_with_mode(live, status))
         while reading.merged:
             reading.directory(*reading.merged.pop())
@@ -258,11 +264,16 @@ def scan(root: int, upper: int, *below: int, indexes: SeenIndexes | None = None)
 class _Scan:
     """One reading of one layer."""
 
-    def __init__(self, root: int, layer: Loosened, below: Stack, indexes: SeenIndexes | None) -> None:
+    def __init__(
+        self, root: int, layer: Loosened, below: Stack, indexes: SeenIndexes | None, settled: Settled | None,
+        *, is_in_use: bool,
+    ) -> None:  # fmt: skip
         self._root = root
         self._layer = layer
         self._below = below
         self._indexes = indexes
+        self._settled = settled
+        self._is_in_use = is_in_use
         self.changes: list[c.Change] = []
         self.merged = [("", False)]  # directories to compare, and whether all the project has there is hidden
         self._owner = os.stat(layer.top).st_uid
@@ -291,32 +302,45 @@ class _Scan:
             if below is not None:
                 self._removed(path, below)
             return
-        kind, names = kind_of(status.st_mode), attributes(upper, name)
-        change = c.classify(kind, c.ABSENT if below is None else kind_of(below.st_mode))
-        if below is not None and kind == c.DIRECTORY and change is None:
-            if status.st_mode != below.st_mode:
+        kind = kind_of(status.st_mode)
+        if kind != c.DIRECTORY and self.is_settled(path, status):
+            self._forget(upper, name)
+        elif below is not None and kind == c.DIRECTORY and stat.S_ISDIR(below.st_mode):
+            if status.st_mode != below.st_mode and not self.is_settled(path, status):
                 self.add(path, c.MODE, kind, before=stamp_of(below), after=_with_mode(below, status))
             self.merged.append((path, hidden))
-        elif below is not None and change == c.MODIFIED:
+        else:
+            self._version(upper, live, part, path, status, below)
+
+    def _version(
+        self, upper: int, live: Merged, part: int, path: str, status: os.stat_result, below: os.stat_result | None
+    ) -> None:
+        """Compare an entry of the layer with what lies below it, if anything does; they are not two directories."""
+        name, kind = split(path)[1], kind_of(status.st_mode)
+        names = attributes(upper, name)
+        change = c.classify(kind, c.ABSENT if below is None else kind_of(below.st_mode))
+        if below is not None and change == c.MODIFIED:
             change = _difference(upper, part, name, status, below, names)
-            before, after = stamp_of(below), _stamped(upper, name, status)
+            before, after = self._stamp_below(path, below), _stamped(upper, name, status)
             if after.meaning and change == c.MODIFIED and self._is_refresh(live, part, path, below, before, after):
                 change = None
             if change is None:
-                _forget(upper, name)
+                self._forget(upper, name)
             else:
-                marked, flags = _cleaned(upper, name, names), _flags(status, below)
+                marked, flags = self._cleaned(upper, name, names), _flags(status, below)
                 self.add(path, change, kind, before=before, after=after, marked=marked, flags=flags)
         else:
             # Something where the project has nothing, or something of another kind.
+            first = len(self.changes)
             self.add(
-                path, change or c.ADDED, kind, before=None if below is None else stamp_of(below),
-                after=_stamped(upper, name, status), marked=_cleaned(upper, name, names),
+                path, change or c.ADDED, kind, before=None if below is None else self._stamp_below(path, below),
+                after=_stamped(upper, name, status), marked=self._cleaned(upper, name, names),
             )  # fmt: skip
             if below is not None and stat.S_ISDIR(below.st_mode):
                 self._lost_inside(path)
             if kind == c.DIRECTORY:
                 self._new_inside(path)
+                self._leave_out_shells(first)
 
     def _is_refresh(
         self, live: Merged, part: int, path: str, below: os.stat_result, before: c.Stamp, after: c.Stamp
@@ -343,15 +367,66 @@ class _Scan:
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                     if hides(directory, name, status):
                         # Hides nothing, since nothing lies below, and must not travel with the tree.
-                        os.unlink(name, dir_fd=directory)
+                        if not self._is_in_use:
+                            os.unlink(name, dir_fd=directory)
                         continue
                     after = _stamped(directory, name, status)
-                    marked = _cleaned(directory, name, attributes(directory, name))
+                    if after.kind != c.DIRECTORY and self.is_settled(f"{here}/{name}", status):
+                        self._forget(directory, name)
+                        continue
+                    marked = self._cleaned(directory, name, attributes(directory, name))
                     self.add(f"{here}/{name}", c.ADDED, after.kind, after=after, within=top, marked=marked)
                     if after.kind == c.DIRECTORY:
                         waiting.append(f"{here}/{name}")
 
+    def _leave_out_shells(self, first: int) -> None:
+        """Leave out directories that a checkpoint had made and a person removed, where nothing in them is new."""
+        if self._settled is None:
+            return
+        needed: set[str] = set()
+        kept: list[c.Change] = []
+        for change in reversed(self.changes[first:]):  # what lies in a directory comes after it
+            is_added = change.kind == c.DIRECTORY and change.before is None
+            if is_added and change.path not in needed and self._settled.is_made(self._root, change.path):
+                continue
+            needed.add(split(change.path)[0])
+            kept.append(change)
+        self.changes[first:] = reversed(kept)
+
+    def is_settled(self, path: str, status: os.stat_result) -> bool:
+        """Tell whether an entry of the layer is what a checkpoint put into the project."""
+        return self._settled is not None and self._settled.is_unchanged(self._root, path, status)
+
+    def _stamp_below(self, path: str, below: os.stat_result) -> c.Stamp:
+        """Return the stamp of what lies below; what a checkpoint of this command left there is not another's edit."""
+        stamp = stamp_of(below)
+        if self._settled is not None and self._settled.is_left(self._root, path, below):
+            stamp.changed_ns = 0
+        return stamp
+
+    def _forget(self, directory: int, name: str) -> None:
+        """Remove what is no change: left in a held layer, it would hide what a person writes there later."""
+        if self._is_in_use:
+            return
+        try:
+            os.unlink(name, dir_fd=directory)
+        except PermissionError:
+            return  # in a directory that the command made read-only: it stays, as no more than a copy
+
+    def _cleaned(self, directory: int, name: str, names: list[str]) -> int:
+        """Remove the one mark that every copied-up file has, while it is at hand; tell what is left to be removed."""
+        marks = [each for each in names if each.startswith(BOOKKEEPING)]
+        if marks != [ORIGIN] or self._is_in_use:
+            return c.OTHERS if marks else 0
+        try:
+            os.removexattr(f"/proc/self/fd/{directory}/{name}", ORIGIN, follow_symlinks=False)
+        except PermissionError:
+            return c.ORIGIN  # a read-only file: its mode must be opened up for it
+        return 0
+
     def _removed(self, path: str, below: os.stat_result) -> None:
+        if self._settled is not None and self._settled.is_anothers(self._root, path):
+            return
         self._gone(path, below)
         if stat.S_ISDIR(below.st_mode):
             self._lost_inside(path)
@@ -364,7 +439,7 @@ class _Scan:
     def _gone(self, path: str, below: os.stat_result, within: str | None = None) -> None:
         if below.st_uid != self._owner and stat.S_ISREG(below.st_mode):
             self._others_gone.add((below.st_size, below.st_mtime_ns))
-        before = stamp_of(below)
+        before = self._stamp_below(path, below)
         self.add(path, c.DELETED, before.kind, before=before, within=within)
 
     def flag_moved(self) -> None:
@@ -393,26 +468,6 @@ def _with_mode(live: os.stat_result, layer: os.stat_result) -> c.Stamp:
     stamp = stamp_of(live)
     stamp.mode = layer.st_mode & 0o7777
     return stamp
-
-
-def _forget(directory: int, name: str) -> None:
-    """Remove a copy that is no change: left in a held layer, it would hide what a person writes there later."""
-    try:
-        os.unlink(name, dir_fd=directory)
-    except PermissionError:
-        return  # in a directory that the command made read-only: it stays, as no more than a copy
-
-
-def _cleaned(directory: int, name: str, names: list[str]) -> int:
-    """Remove the one mark that every copied-up file has, while it is at hand; tell what is left to be removed."""
-    marks = [each for each in names if each.startswith(BOOKKEEPING)]
-    if marks != [ORIGIN]:
-        return c.OTHERS if marks else 0
-    try:
-        os.removexattr(f"/proc/self/fd/{directory}/{name}", ORIGIN, follow_symlinks=False)
-    except PermissionError:
-        return c.ORIGIN  # a read-only file: its mode must be opened up for it
-    return 0
 
 
 def _flags(status: os.stat_result, below: os.stat_result) -> tuple[str, ...]:

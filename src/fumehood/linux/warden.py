@@ -282,9 +282,11 @@ class Warden:
     """Looks after one sandbox; `init` is its first process, `places` are the directories that take its writes."""
 
     def __init__(
-        self, limits: Limits, init: int, places: Sequence[str], *, empty: bool = True, stop_mark: str = ""
-    ) -> None:
+        self, limits: Limits, init: int, places: Sequence[str], *, empty: bool = True, stop_mark: str = "",
+        checkpoint: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         self._stop_mark = stop_mark
+        self._checkpoint = checkpoint  # looks whether one is due
         self._processes = Processes(init)
         self._limits = limits
         self._memory = memory_limit(limits)
@@ -305,6 +307,8 @@ class Warden:
         if self._stop_mark and os.path.exists(self._stop_mark):
             return limits.stopped()
         reached = self._use() or self._room.look(self._unlinked)
+        if self._checkpoint is not None and reached is None:
+            self._checkpoint(self._init)
         if self._open.is_busy:
             self._opened()
         ended = time.monotonic()

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from fumehood.core.changes import Change
+    from fumehood.linux.settled import Settled
     from fumehood.store.places import Places
 
 _PARTS = ("upper", "work", "merged")
 _BELOW = "below"
 INIT = "init"  # which process was the first in the sandbox
+SETTLED = "settled"  # what checkpoints of its command have put into the project
 GONE = ".gone"  # ends the name of a run's directory that only waits to be removed
 
 
@@ -147,14 +149,21 @@ def resemble(upper: str, root: str) -> None:
     os.utime(upper, ns=(like.st_atime_ns, like.st_mtime_ns))
 
 
-def scanned(layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whole: bool = True) -> list[Change]:
-    """Return what a command changed, root by root; `whole` with the other names of the files that it wrote."""
+def scanned(
+    layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whole: bool = True, is_in_use: bool = False
+) -> list[Change]:
+    """Return what a command changed, root by root; `whole` with the other names of the files that it wrote.
+
+    What checkpoints have settled is left out. The layers of a command that goes on, `is_in_use`, stay as they are.
+    """
+    settled = settled_of(layers)
     scanned_changes: list[Change] = []
     for number, layer in enumerate(layers):
         tops = [open_top(layer.upper), *(open_top(each) for each in _left_of(layer))]
         try:
-            changes = scan(number, *tops, indexes=indexes)
-            if whole and any(change.before is not None and change.before.links > 1 for change in changes):
+            changes = scan(number, *tops, indexes=indexes, settled=settled, is_in_use=is_in_use)
+            is_linked = any(change.before is not None and change.before.links > 1 for change in changes)
+            if is_linked and whole and not is_in_use:
                 from fumehood.linux.held_layers import keep_links
 
                 changes = keep_links(changes, *tops)
@@ -163,6 +172,20 @@ def scanned(layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whol
             for top in tops:
                 os.close(top)
     return scanned_changes
+
+
+def is_checkpointed(layers: Sequence[Layer]) -> bool:
+    """Return True if something that a command wrote was put into the project while it ran."""
+    return os.path.exists(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
+
+
+def settled_of(layers: Sequence[Layer]) -> Settled | None:
+    """Return what checkpoints of a command have put into the project; None where there was none."""
+    if not is_checkpointed(layers):
+        return None
+    from fumehood.linux.settled import noted
+
+    return noted(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
 
 
 def _left_of(layer: Layer) -> list[str]:
@@ -174,6 +197,7 @@ def drop_scratch(layers: Sequence[Layer]) -> None:
     """Remove what only the mount needed, and what was noted of the command while it ran."""
     above = os.path.dirname(layers[0].upper)
     _remove_note(f"{above}/{INIT}")
+    _remove_note(f"{above}/{SETTLED}")
     if any(layer.below for layer in layers):
         _remove_note(f"{above}/{_BELOW}")
     for layer in layers:

@@ -132,6 +132,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
         cancelled: Callable[[], bool] | None = None,
+        background: bool = False,
     ) -> Run:
         """Run a command: a string is a shell line, a sequence a program and its arguments.
 
@@ -139,8 +140,9 @@ class Sandbox:
         the name of an installed root tree, or a directory that holds one. `env` adds to the environment. `network`
         asks for the whole network, or for hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in
         place of the sandbox's own; once `cancelled` says True, the command is ended and what it wrote is held.
+        One in the `background`, which other commands go on beside, is checkpointed by itself every few seconds.
         """
-        request = self._request(command, cwd, network, timeout, apply, root, env)
+        request = self._request(command, cwd, network, timeout, apply, root, env, background)
         return self._perform(request, _wishes(on_output, on_change, stdin, cancelled, channels(ask)))
 
     def require(self, question: Question, ask: Answering | Ask | Sequence[Answering | Ask] | None = None) -> None:
@@ -151,7 +153,7 @@ class Sandbox:
         self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
     ) -> tuple[Question, ...]:
         """Return what a person would be asked before this command runs."""
-        return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None))
+        return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None, background=False))
 
     def _perform(self, request: Request, wishes: Wishes) -> Run:
         try:
@@ -207,7 +209,7 @@ class Sandbox:
 
     def _request(
         self, command: Command, cwd: Any, network: bool | Sequence[str], timeout: float | None,
-        apply: str | bool | None, root: Any, env: Mapping[str, str] | None,
+        apply: str | bool | None, root: Any, env: Mapping[str, str] | None, background: bool,
     ) -> Request:  # fmt: skip
         mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
         if not isinstance(network, (bool, str, list, tuple, set, frozenset)):
@@ -218,7 +220,7 @@ class Sandbox:
         return Request(
             command=asked, cwd=_text(cwd, "cwd"), mode=mode, timeout=timeout, root=_text(root, "root"),
             session=self._session, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
-            network=FULL if network is True else NONE, hosts=hosts,
+            network=FULL if network is True else NONE, hosts=hosts, background=background,
         )  # fmt: skip
 
     def add_root(self, path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -263,6 +265,29 @@ class Sandbox:
         """Bring back what the last undo took back, or the one of a run; returns a run of its own."""
         back = undo_of(self._store, run if isinstance(run, str) else run.run, self._reach)
         return self._marked(undo(self._store, self._project, back, force=force, by=self._session))
+
+    def running(self) -> list[Run]:
+        """Return this project's commands that run now, or this session's, the latest first."""
+        from fumehood.service import now
+
+        self._store.recover()
+        return [self._marked(run) for run in now.running(self._store, self._reach)]
+
+    def stop(self, run: Run | str) -> Run:
+        """End a command that runs, whoever started it, and return its report: what it wrote is held."""
+        from fumehood.service import now
+
+        return self._marked(now.stop(self._store, self._chosen(run)))
+
+    def checkpoint(self, run: Run | str) -> Run:
+        """Settle what a command that runs has finished writing; returns the run that did so, and the command goes on.
+
+        What is held, in conflict or still being written stays with the command; the run's `reason` names it. It can be
+        undone once the command has ended.
+        """
+        from fumehood.service import now
+
+        return self._marked(now.checkpoint(self._store, self._chosen(run)))
 
     def history(self, limit: int = 0) -> list[Run]:
         """Return this project's runs, or this session's, the latest first."""
@@ -410,6 +435,7 @@ class Sandbox:
 
 _REQUEST_OPTIONS: dict[str, Any] = {
     "cwd": None, "network": False, "timeout": None, "apply": None, "root": None, "env": None,
+    "background": False,
 }  # fmt: skip
 
 

@@ -1,21 +1,31 @@
-"""What runs at this moment, and how it is asked to end."""
+"""What runs at this moment, and how it is asked to end, or to settle what it has written so far."""
 
 from __future__ import annotations
 
 import os
 import time
 
+from fumehood.core.judge import APPLY, HOLD_ALL
 from fumehood.errors import BadRequest
+from fumehood.linux.capture import KERNEL, LABELS
 from fumehood.store.history import RUNNING, UNFINISHED
+from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fumehood.core.report import Run
+    from fumehood.linux.gitindex import SeenIndexes
+    from fumehood.linux.namespaces import Layer
+    from fumehood.service.checkpoint import Checkpoints, Judge
+    from fumehood.service.running import Workplace
     from fumehood.service.store import Store
     from fumehood.store.history import Reach
 
 _LOOK_S = 0.05
 _PATIENCE_S = 30.0
+_SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
 
 
 def running(store: Store, *reaches: Reach) -> list[Run]:
@@ -26,8 +36,7 @@ def running(store: Store, *reaches: Reach) -> list[Run]:
 
 def stop(store: Store, run: Run) -> Run:
     """Ask for the end of a command, and wait for its report: what it wrote is held."""
-    if run.state != RUNNING or run.run in store.unsettled:
-        raise BadRequest(f"run {run.run} is not running: it is {run.state}", hint="fumehood ps shows what runs")
+    _refuse_what_does_not_run(store, run)
     mark = store.places.stop_mark(run.run)
     os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
@@ -41,3 +50,96 @@ def stop(store: Store, run: Run) -> Run:
     finally:
         os.unlink(mark)
     return run
+
+
+def _refuse_what_does_not_run(store: Store, run: Run) -> None:
+    if run.state != RUNNING or run.run in store.unsettled:
+        raise BadRequest(f"run {run.run} is not running: it is {run.state}", hint="fumehood ps shows what runs")
+
+
+def checkpoint(store: Store, run: Run) -> Run:
+    """Have what a command has finished writing settled while it goes on; returns the run that did so."""
+    _refuse_what_does_not_run(store, run)
+    if not run.sandboxed or run.capture != KERNEL:
+        way = LABELS.get(run.capture, "nothing")
+        raise BadRequest(f"run {run.run} is captured by {way}, which has no checkpoints", hint="fumehood doctor")
+    if run.mode != APPLY:
+        raise BadRequest(f"run {run.run} is to {run.mode} its changes: none are applied", hint="wait for its end")
+    mark, name = store.places.checkpoint_mark(run.run), new_id()
+    patience = time.monotonic() + _PATIENCE_S
+    beside = f"{mark}-{name}"
+    with open(beside, "x", encoding="ascii") as file:
+        file.write(name)
+    try:
+        while not _is_linked(beside, mark):  # somebody else has asked for one
+            _wait_for(store, run, patience)
+        while _holds(mark, name):
+            _wait_for(store, run, patience)
+    finally:
+        os.unlink(beside)
+        if _holds(mark, name):
+            os.unlink(mark)
+    store.recover()
+    return store.history.find(name)
+
+
+def _is_linked(beside: str, mark: str) -> bool:
+    try:
+        os.link(beside, mark)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _holds(mark: str, name: str) -> bool:
+    return asked_for(mark) == name
+
+
+def asked_for(mark: str) -> str:
+    """Return the name of the checkpoint that somebody asks for; nothing where nobody does."""
+    try:
+        with open(mark, encoding="ascii") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def _wait_for(store: Store, run: Run, patience: float) -> None:
+    store.recover()  # should its process have died meanwhile
+    if store.history.find(run.run).state not in UNFINISHED:
+        raise BadRequest(f"run {run.run} has ended meanwhile", hint=f"fumehood show {run.run}")
+    if time.monotonic() > patience:
+        raise BadRequest(
+            f"run {run.run} could not be stopped for a checkpoint", hint="try again; fumehood ps shows what runs"
+        )
+    time.sleep(_LOOK_S)
+
+
+class When:
+    """Tells when a running command is to be checkpointed: somebody asks for it, or its interval is over."""
+
+    def __init__(
+        self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str],
+        judge: Judge, *, is_background: bool,
+    ) -> None:  # fmt: skip
+        self._parts = hood, run, layers, indexes, targets, judge
+        self._mark = hood.store.places.checkpoint_mark(run.run)
+        self._checkpoints: Checkpoints | None = None
+        by_itself = is_background and run.mode == APPLY and hood.policy.on_conflict != HOLD_ALL
+        self._every = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
+        self._next = time.monotonic() + self._every
+
+    def look(self, init: int) -> None:
+        """Make a checkpoint where it is time; `init` is the first process of the sandbox."""
+        name = asked_for(self._mark)
+        if not name and (not self._every or time.monotonic() < self._next):
+            return
+        if self._checkpoints is None:
+            from fumehood.service.checkpoint import Checkpoints
+
+            self._checkpoints = Checkpoints(*self._parts)
+        began = time.monotonic()
+        if (name or self._checkpoints.is_due()) and self._checkpoints.make(init, name) and name:
+            os.unlink(self._mark)
+        ended = time.monotonic()
+        self._next = ended + max(self._every, _SHARE * (ended - began))

@@ -44,7 +44,7 @@ from fumehood.store import records
 from fumehood.store.audit import RECOVERED
 from fumehood.store.backups import DIRECTORY, parsed
 from fumehood.store.database import damage
-from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
+from fumehood.store.history import APPLYING, CHECKPOINT, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import places
 
 TYPE_CHECKING = False
@@ -221,6 +221,8 @@ def _mend(store: Store, name: str) -> None:
     run = store.history.find(name)
     if run.state == RUNNING and run.act != "run":
         store.history.state(name, FAILED, STOPPED_BACK, event=RECOVERED)
+        if run.act == CHECKPOINT:
+            layering.drop(store.places, name)
     elif run.state == APPLYING and os.path.isdir(store.places.run(run.layer)):
         _take_back(store, run)
     elif run.state in (APPLYING, SETTLING):
@@ -328,6 +330,8 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
     but = f", save for what was changed there since: {names}" if left else ""
     if run.act != "run":
         store.history.state(run.run, FAILED, f"{STOPPED_BACK}{but}", event=RECOVERED)
+        if run.act == CHECKPOINT and not left:
+            layering.drop(store.places, run.run)  # its command's own layer has all of it
         return
     stayed = [(step.change.root, step.change.path) for step in left]
     for change in run.found:

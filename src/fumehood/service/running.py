@@ -133,8 +133,10 @@ class Execution:
     def __init__(
         self, host: Host, capture: Capture, start: Starter, limits: Limits, surroundings: Surroundings,
         indexes: SeenIndexes | None = None, stop_mark: str = "",
+        checkpoints: Callable[[], Callable[[int], None]] | None = None,
     ) -> None:  # fmt: skip
         self._stop_mark = stop_mark
+        self._checkpoints = checkpoints
         self._host = host
         self._capture = capture
         self._start = start
@@ -304,8 +306,9 @@ class Execution:
         besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
         try:
             return Warden(
-                self._limits, init, [*places, *besides], empty=not is_copy and not besides, stop_mark=self._stop_mark
-            )
+                self._limits, init, [*places, *besides], empty=not is_copy and not besides, stop_mark=self._stop_mark,
+                checkpoint=None if self._checkpoints is None else self._checkpoints(),
+            )  # fmt: skip
         except NotYet:
             return None
 

@@ -141,7 +141,7 @@ class Hood(Workplace):
         )  # fmt: skip
         if network.to_ask:  # a plain sandboxed run needs nobody's word
             self.permit(run, _question(run, network.to_ask), wishes)
-        layers, execution = self._begin(claim, run, world)
+        layers, execution = self._begin(claim, run, world, is_background=request.background)
         try:
             with world.entered(run.capture) as world:
                 ended = self._execute(run, execution, world, network, request, wishes, seat)
@@ -158,10 +158,11 @@ class Hood(Workplace):
                 run.found = layering.scanned(layers, claim.indexes)
                 run.blocked = self._blocked(run, network, world, ended, seat)
                 ended_by = _cut_short(ended.outcome, wishes)
-                self._judge(run, layers, request.mode, ended_by)
+                self.give_verdicts(run, layers, request.mode, ended_by)
+                may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)
             settle(
                 self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict,
-                may_run_again=may_run_again and not ended_by and may_be_forgotten(run, self.policy.again),
+                may_run_again=may_run_again and may_be_forgotten(run, self.policy.again),
             )  # fmt: skip
             # Only now: a command that is run again begins where the first one did.
             run.ended_in = seat.keep(world.outside) if seat else ""
@@ -171,7 +172,9 @@ class Hood(Workplace):
                 forget_what_was_moved(self.store.places, self.project, run)
         return run
 
-    def _begin(self, claim: layering.Claim, run: Run, world: World) -> tuple[tuple[Layer, ...], Execution]:
+    def _begin(
+        self, claim: layering.Claim, run: Run, world: World, *, is_background: bool
+    ) -> tuple[tuple[Layer, ...], Execution]:
         """Record the run, and make its layers over what earlier runs hold: the command sees that too."""
         places = self.store.places
         strangers: Sequence[Stranger] = ()
@@ -193,9 +196,17 @@ class Hood(Workplace):
             held = seen(self.store, self.project.id, run)
         layers = layering.make(places, run.run, run.roots, run.capture, held)
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups)
+
+        def checkpoints() -> Callable[[int], None]:
+            from fumehood.service.now import When
+
+            targets = [target for _, target in capture.targets]
+            parts = self, run, layers, claim.indexes, targets, self.give_verdicts
+            return When(*parts, is_background=is_background).look
+
         return layers, Execution(
             self.host(), capture, self.start, self.policy.limits, self.surroundings, claim.indexes,
-            places.stop_mark(run.run),
+            places.stop_mark(run.run), checkpoints,
         )  # fmt: skip
 
     def _execute(
@@ -294,7 +305,7 @@ class Hood(Workplace):
             blocked.append(Blocked(what=LEFT_AT_HOME, detail=detail, hint=hint))
         return tuple(blocked)
 
-    def _judge(self, run: Run, layers: Sequence[Layer], mode: str, cut_short: str) -> None:
+    def give_verdicts(self, run: Run, layers: Sequence[Layer], mode: str, cut_short: str) -> None:
         """Give every change its verdict; what a command that was cut short would have applied is held, and says why."""
         if cut_short:
             run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short

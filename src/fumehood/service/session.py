@@ -14,7 +14,7 @@ from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service.loopback import Loopback
 from fumehood.service.scratch import is_directory
-from fumehood.store.history import Reach
+from fumehood.store.history import CHECKPOINT, Reach
 from fumehood.store.places import make_private
 
 TYPE_CHECKING = False
@@ -235,7 +235,7 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "", for
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
     mine = Reach(project=project.id, sessions=(name,))
-    runs = [run for run in store.history.standing(mine) if run.act == "run"]
+    runs = [run for run in store.history.standing(mine) if run.act in ("run", CHECKPOINT)]
     if not runs:
         raise BadRequest(f"nothing of the session {name} is left to undo", hint=f"fumehood log --session {name}")
     return _all_or_none(store, project, name, runs, "undone", by, force=force)

@@ -33,7 +33,7 @@ from fumehood.service.files import record, release
 from fumehood.service.restore import versions
 from fumehood.service.settle import chosen, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
-from fumehood.store.history import APPLYING, LAST
+from fumehood.store.history import APPLYING, CHECKPOINT, LAST, UNFINISHED
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
@@ -136,6 +136,11 @@ def to_redo(store: Store, name: str, *reaches: Reach) -> Run:
 
 def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -> Run:
     """Return the run that takes another back."""
+    if run.act == CHECKPOINT and run.of is not None and store.history.find(run.of).state in UNFINISHED:
+        raise UndoRefused(
+            f"the command that run {run.run} is a checkpoint of still runs",
+            hint=f"wait for its end, or end it: fumehood stop {run.of}",
+        )
     changes = _to_take_back(run, paths, here)
     which = "".join(f" {path}" for path in paths)
     verb = REDO if store.history.turns(run) % 2 else "undo"
@@ -232,7 +237,7 @@ def consequences(store: Store, run: Run, back: Run) -> list[tuple[Run, bool]]:
     places = {(change.root, change.path) for change in back.found}
     touched = [(run, _undone(run, places, back.run))]
     stands = True
-    while run.of is not None:
+    while run.act == "undo" and run.of is not None:
         by, run = run.run, store.history.find(run.of)
         touched.append((run, (_stands_again if stands else _undone)(run, places, by)))
         stands = not stands
@@ -301,6 +306,8 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
         for name, change in store.history.later_versions(run.run, path)
         if change.verdict == c.APPLIED
     ]
+    if run.act == CHECKPOINT and run.of is not None:
+        names_of_later.append(run.of)  # it began before and ended after it
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]
     names = {each.run for each in later}
     return [each.run for each in later if each.state in _STANDING and each.of not in names]

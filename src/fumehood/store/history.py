@@ -38,6 +38,7 @@ _LATEST = 50  # runs that are asked who made a version
 _ANY_NUMBER = 1 << 62  # above that of any run
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 UNFINISHED = (RUNNING, APPLYING, SETTLING)
+CHECKPOINT = "checkpoint"  # the act of a run that settles what another, which still runs, has written so far
 
 _COLUMNS = (
     "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
@@ -313,13 +314,25 @@ class History:
     def standing(self, *reaches: Reach) -> Iterator[Run]:
         """Yield the runs that have something in the project which is not taken back, the latest first.
 
-        An undo is none of them: what it took back, or brought back, is told of the run that it was about.
+        An undo is none of them: what it took back, or brought back, is told of the run that it was about. Checkpoints
+        come after their command, which ended after them; those of one that still runs can't be taken back.
         """
+        ahead: set[str] = set()
         for run in self._ended(reaches, "runs.act != 'undo' AND runs.state IN ('applied', 'held')"):
-            rows = self._rows_of_changes(run.run)
-            # Most runs have applied their first change: the others need not be read.
-            if any(change.verdict == APPLIED for row in rows for change in records.changes_of_row(*row)):
+            if run.act == CHECKPOINT and run.of is not None and run.of not in ahead:
+                command = self.find(run.of)
+                if command.state in UNFINISHED:
+                    continue
+                ahead.add(run.of)
+                if command.state in (APPLIED, HELD) and self._has_applied(command):
+                    yield command
+            if run.run not in ahead and self._has_applied(run):
                 yield run
+
+    def _has_applied(self, run: Run) -> bool:
+        rows = self._rows_of_changes(run.run)
+        # Most runs have applied their first change: the others need not be read.
+        return any(change.verdict == APPLIED for row in rows for change in records.changes_of_row(*row))
 
     def undos(self, *reaches: Reach, of_layer: str = "") -> Iterator[Run]:
         """Yield the undos that are not taken back themselves, the latest first; of one layer, or of all."""
@@ -341,7 +354,7 @@ class History:
     def turns(self, run: Run) -> int:
         """Count the undos between a run and the first one, whose changes they all move: where odd, it takes back."""
         count = 0
-        while run.of is not None:
+        while run.act == "undo" and run.of is not None:
             run, count = self.find(run.of), count + 1
         return count
 

@@ -46,6 +46,10 @@ class Places(Value):
         """The file whose being there asks for the end of a run's command."""
         return f"{self.state}/locks/stop-{run}"
 
+    def checkpoint_mark(self, run: str) -> str:
+        """The file that asks for a checkpoint of a run's command, and holds the name that is to have."""
+        return f"{self.state}/locks/checkpoint-{run}"
+
     def lock(self, name: str) -> str:
         """The file locked while something is nobody else's to do."""
         return f"{self.state}/locks/{name}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # What makes commands known, in the order of the help: only the module of the command that is asked for is loaded.
 _WHERE = {
     "look.add_commands": "log show diff output",
-    "now.add_commands": "ps stop",
+    "now.add_commands": "ps stop checkpoint",
     "forward.add_commands": "forward",
     "settle.add_commands": "apply discard undo redo",
     "settle.add_review": "review",

@@ -63,7 +63,7 @@ _RUN_BY_SHELLS = frozenset("\n\"\\;|&$`<>()#")
 _IN_PLAIN_NAMES = _IN_NAMES - {":"}
 _LONGEST_NAME = 100
 # What an agent may do about its own runs, on the host: look, and take back. Never to apply what is held.
-_LOOKING = frozenset({"undo", "redo", "diff", "show", "output", "log", "ps", "stop"})
+_LOOKING = frozenset({"undo", "redo", "diff", "show", "output", "log", "ps", "stop", "checkpoint"})
 _NARROWING = ("--only-session", "--only-project")
 
 

@@ -1,4 +1,4 @@
-"""Commands about what runs now: ps, stop."""
+"""Commands about what runs now: ps, stop, checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fumehood.core.report import short as brief
 from fumehood.faces.cli.commands import Context, add_reach, add_run
 from fumehood.faces.cli.look import short, tell_run
 from fumehood.service import now
+from fumehood.service.settle import FAILED
 from fumehood.store.history import Reach
 
 TYPE_CHECKING = False
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 
 
 def add_commands(add: Add) -> None:
-    """Make `ps` and `stop` known."""
+    """Make `ps`, `stop` and `checkpoint` known."""
     shows = add("ps", "show what runs now", _ps, "  fumehood ps\n  fumehood ps --all")
     shows.add_argument("--all", action="store_true", help="in every project")
     ends = add("stop", "end a command that runs; what it wrote is held", _stop, "  fumehood stop last")
     add_run(ends)
-    for command in (shows, ends):
+    settles = add(
+        "checkpoint", "settle what a command that runs has finished writing; it goes on", _checkpoint,
+        "  fumehood checkpoint last",
+    )  # fmt: skip
+    add_run(settles)
+    for command in (shows, ends, settles):
         add_reach(command)
 
 
@@ -59,3 +65,15 @@ def _as_object(run: Run) -> dict[str, Any]:
 def _stop(context: Context) -> int:
     run = now.stop(context.store, context.run(context.options.run))
     return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))
+
+
+def _checkpoint(context: Context) -> int:
+    run = now.checkpoint(context.store, context.run(context.options.run))
+
+    def show() -> None:
+        if not run.found:
+            print(f"fumehood: nothing was settled{f': {printable(run.reason)}' if run.reason else ''}")
+        tell_run(run, sys.stdout)
+
+    context.say(run.as_dict, show)
+    return 125 if run.state == FAILED else 0

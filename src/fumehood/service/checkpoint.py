@@ -1,0 +1,220 @@
+"""Settle what a running command has finished writing: stop it, copy that out, judge and apply the copies, go on.
+
+The running overlay keeps its own files; the project gets copies, by a run of their own. What is held, in conflict or
+still being written stays with the command and is judged at its end, so that there is one version of it to decide on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fumehood.core import changes as c
+from fumehood.core.judge import APPLY, hold_open, hold_together
+from fumehood.core.report import Run, printable
+from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
+from fumehood.linux.copying import copy_versions
+from fumehood.linux.freeze import NotStopped, Stopped, streams, wait_for_another_time
+from fumehood.linux.layer import set_opaque
+from fumehood.linux.libc import Closing, InterruptsHeld
+from fumehood.linux.nofollow import Loosened, open_top, split
+from fumehood.linux.settled import identity_of, note
+from fumehood.linux.staging import unless_written
+from fumehood.service import layers as layering
+from fumehood.service.apply import take_over
+from fumehood.service.settle import APPLIED, EMPTY, FAILED, find_conflicts, record_files
+from fumehood.store.history import APPLYING, CHECKPOINT
+from fumehood.store.places import new_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fumehood.linux.gitindex import SeenIndexes
+    from fumehood.linux.namespaces import Layer
+    from fumehood.linux.settled import Entry
+    from fumehood.service.running import Workplace
+
+    Judge = Callable[[Run, Sequence[Layer], str, str], None]  # with the mode, and what cut the command short
+
+_NAMED = 5  # paths named of those that wait
+_NOTHING = ((b"", 0), (b"", 0))
+_WRITTEN, _SHARED, _GIT = "it is still being written", "the file has other names", "git is at work in its repository"
+
+
+class Checkpoints:
+    """The checkpoints of one running command; `targets` are where it sees the roots, `judge` gives verdicts."""
+
+    def __init__(
+        self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str],
+        judge: Judge,
+    ) -> None:  # fmt: skip
+        self._hood = hood
+        self._judge = judge
+        self._run = run
+        self._layers = layers
+        self._indexes = indexes
+        self._targets = targets
+        self._newest_ns = 0  # the latest change of the layers that was settled or left
+
+    def is_due(self) -> bool:
+        """Return True if something in the layers has changed since the last one."""
+        return self._newest() > self._newest_ns
+
+    def make(self, init: int, name: str = "") -> bool:
+        """Settle what is finished; False where that is not possible just now.
+
+        `name` is what somebody who asked for it wants the run to be called: it is recorded whatever comes of it. One
+        that nobody asked for leaves a run only where it changes something.
+        """
+        store, project, began = self._hood.store, self._hood.project.id, time.monotonic()
+        checkpoint = Run(
+            run=name or new_id(), project=self._run.project, command=f"checkpoint of {self._run.command}",
+            cwd=self._run.cwd, state=EMPTY, act=CHECKPOINT, of=self._run.run, roots=self._run.roots,
+            below=self._run.below, session=self._run.session, capture=self._run.capture, started_at=time.time(),
+        )  # fmt: skip
+        try:
+            with store.alone(project, wait=False), InterruptsHeld():
+                with Stopped(init) as stopped:
+                    try:
+                        self._settle(checkpoint, stopped)
+                    except (FumehoodError, OSError) as error:
+                        checkpoint.state, checkpoint.found, checkpoint.reason = FAILED, (), str(error)
+                        if isinstance(error, Unfinished):
+                            return True  # it is recorded as it is, and the next start finishes it
+                    self._newest_ns = self._newest()
+                checkpoint.duration_s = time.monotonic() - began
+                if checkpoint.state == APPLIED:
+                    record_files(store, project, checkpoint)
+                elif name:
+                    store.history.refuse(project, checkpoint)
+        except (BlockingIOError, NotStopped):
+            return False
+        return True
+
+    def _settle(self, checkpoint: Run, stopped: Stopped) -> None:
+        """Find out what can be settled, and do so; the processes stand still."""
+        checkpoint.found = layering.scanned(self._layers, self._indexes, is_in_use=True)
+        self._judge(checkpoint, self._layers, APPLY, "")
+        unfinished = self._unfinished(checkpoint, stopped)
+        if unfinished:
+            hold_open(checkpoint.found, checkpoint.roots, unfinished)
+        find_conflicts(self._hood.store, checkpoint, self._layers)
+        hold_together(checkpoint.found, checkpoint.roots, self._hood.policy.on_conflict)
+        left = [change for change in checkpoint.found if change.verdict != c.APPLIED]
+        checkpoint.found = [change for change in checkpoint.found if change.verdict == c.APPLIED]
+        checkpoint.reason = _in_words(left)
+        if checkpoint.found:
+            self._apply(checkpoint, left)
+
+    def _unfinished(self, checkpoint: Run, stopped: Stopped) -> dict[tuple[int, str], str]:
+        """Return what is not to be taken yet, with the reason.
+
+        A read lease on the layer's file tells whether anybody has it open for writing. What is only ever added to, a
+        log, is taken as it is: at this moment nobody writes. While git has a lock in a repository, that is half of
+        two states.
+        """
+        unfinished: dict[tuple[int, str], str] = {}
+        files = [change for change in checkpoint.found if change.after is not None and change.after.kind == c.FILE]
+        for number, layer in enumerate(self._layers):
+            with Closing(open_top(layer.upper)) as top, Loosened(top) as upper:
+                for change in (each for each in files if each.root == number):
+                    parent, name = split(change.path)
+                    with Closing(upper.reach(parent)) as directory:
+                        if unless_written(directory, os.fsencode(name)) is None:
+                            unfinished[number, change.path] = _WRITTEN
+        if unfinished:
+            for stream in streams(stopped.processes, self._targets):
+                unfinished.pop(stream, None)
+        for change in files:
+            if change.before is not None and change.before.links > 1:
+                unfinished[change.root, change.path] = _SHARED
+        places = [f"{checkpoint.roots[change.root]}/{change.path}" for change in checkpoint.found]
+        locks = (place for place in places if place.endswith(".lock") and ".git/" in place)
+        locked = tuple(lock[: lock.rindex(".git/") + len(".git/")] for lock in locks)
+        for change, place in zip(checkpoint.found, places, strict=True):
+            if place.startswith(locked):
+                unfinished[change.root, change.path] = _GIT
+        return unfinished
+
+    def _apply(self, checkpoint: Run, left: Sequence[c.Change]) -> None:
+        """Copy what goes, swap the copies in, and take note of both; `left` is what does not go."""
+        store, going = self._hood.store, checkpoint.found
+        versions = {id(change): change.after for change in going}
+        checkpoint.below = ()
+        with layering.Claim(store.places, checkpoint.run) as claim:
+            claim.take()
+            store.history.begin(self._hood.project.id, checkpoint, os.getpid())
+            try:
+                uppers = self._copied(checkpoint)
+                checkpoint.state = APPLYING
+                store.history.journal(checkpoint, _NOTHING)
+                take_over(
+                    going, checkpoint.roots, uppers, checkpoint.run,
+                    journal=lambda state: store.history.note(checkpoint, state),
+                    on_conflict=self._hood.policy.on_conflict,
+                )  # fmt: skip
+            except (ApplyFailed, OSError) as error:
+                self._withdraw(checkpoint, str(error))
+                raise
+            checkpoint.found = [change for change in going if change.verdict == c.APPLIED]
+            checkpoint.state = APPLIED if checkpoint.found else EMPTY
+            checkpoint.reason = _in_words([*left, *(change for change in going if change.verdict != c.APPLIED)])
+            if not checkpoint.found:
+                self._withdraw(checkpoint, checkpoint.reason)
+                return
+            store.history.settle(checkpoint, rewrite=True)
+            self._take_note(checkpoint, versions)
+            layering.drop_if_empty(store.places, checkpoint.run, checkpoint.found)
+
+    def _withdraw(self, checkpoint: Run, reason: str) -> None:
+        self._hood.store.history.withdraw(checkpoint, reason)
+        layering.drop(self._hood.store.places, checkpoint.run)
+
+    def _take_note(self, checkpoint: Run, versions: Mapping[int, c.Stamp | None]) -> None:
+        """Remember which version of what was settled, and mark the directories that are in the project too now.
+
+        The kernel knows those as the layer's alone, and leaves no whiteout where something in them is deleted; marked
+        opaque, which they are, they tell what is gone by what they lack.
+        """
+        entries: list[Entry] = []
+        for change in checkpoint.found:
+            version, is_made = versions[id(change)], change.kind == c.DIRECTORY and change.change in (c.ADDED, c.TYPE)
+            layer = None if version is None else identity_of(version)
+            entries.append((change.root, change.path, layer, change.after.text() if change.after else None, is_made))
+            if is_made and change.within is None:
+                with (
+                    Closing(open_top(self._layers[change.root].upper)) as top,
+                    Loosened(top) as upper,
+                    Closing(upper.open(change.path)) as directory,
+                ):
+                    set_opaque(directory)
+        note(f"{os.path.dirname(self._layers[0].upper)}/{layering.SETTLED}", entries)
+        wait_for_another_time(max(version.changed_ns if version else 0 for version in versions.values()))
+
+    def _copied(self, checkpoint: Run) -> list[str]:
+        """Copy what goes into layers of the checkpoint's own; return these."""
+        layers = layering.make(self._hood.store.places, checkpoint.run, checkpoint.roots, checkpoint.capture)
+        for number, (source, target) in enumerate(zip(self._layers, layers, strict=True)):
+            os.rmdir(target.work)
+            mine = [change for change in checkpoint.found if change.root == number]
+            with Closing(open_top(source.upper)) as one, Closing(open_top(target.upper)) as other:
+                copy_versions(mine, one, other)
+        return [layer.upper for layer in layers]
+
+    def _newest(self) -> int:
+        """Return when something in the layers was last changed."""
+        newest = 0
+        for layer in self._layers:
+            with Closing(open_top(os.path.dirname(layer.upper))) as above:
+                for entry in layering.entries_in(above, os.path.basename(layer.upper)):
+                    newest = max(newest, entry.st_ctime_ns)
+        return newest
+
+
+def _in_words(left: Sequence[c.Change]) -> str:
+    if not left:
+        return ""
+    named = "; ".join(f"{printable(change.path)}: {change.reason}" for change in left[:_NAMED])
+    more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+    return f"left to the end of the command: {named}{more}"
