@@ -333,6 +333,24 @@ limits.memory = "2 GiB"
 Fumehood has profiles for `npm`, `yarn`, `pip`, `uv`, `cargo`, `go`, `git` (with `pre-commit`) and for `make` and its
 like, which get the caches of all of them; yours add to them."""
 
+AGENTS = """\
+What `fumehood agent NAME` gives an agent that runs whole in the hood. `fumehood agent` without a name prints every
+profile; a table with the name of one of ours adds to it.
+
+```toml
+[[agent]]
+name = "claude"
+hosts = ["gateway.example.org:443"]
+network = "ask"                     # put any other host to me while it runs
+
+[[agent]]
+name = "aider"
+state = ["~/.aider"]
+hosts = ["api.example.org:443"]
+environment.keep = ["EXAMPLE_API_KEY"]
+```"""
+
+_IN_AGENTS = ("network", "hosts", "show", "environment.", "limits.")
 _IN_PROFILES = ("timeout", "hosts", "environment.", "limits.")
 
 SECTIONS: tuple[Section, ...] = (
@@ -345,6 +363,18 @@ SECTIONS: tuple[Section, ...] = (
             _key("keep", FLAG, "Keep what it writes there for the project's next commands, or throw it away. "
                  "Default: `true`."),
             *(key for key in KEYS if key.name.startswith(_IN_PROFILES)),
+        ),
+    ),
+    Section(
+        name="agent", field="agents", needed=("name",), doc=AGENTS,
+        keys=(
+            _key("name", TEXT, "The name of its program."),
+            _key("state", SCRATCH, "Directories that are its own, kept for it between its sessions in a project: "
+                 "`DIRECTORY`, or `VARIABLE=DIRECTORY`. Nothing of them is the host's, and nothing goes back."),
+            _key("credentials", TEXTS, "Files that it gets a copy of, whenever yours is newer; `FILE#KEY,KEY`: only "
+                 "these keys of a JSON file, once."),
+            _key("arguments", TEXTS, "What comes before the arguments that you type."),
+            *(key for key in KEYS if key.name.startswith(_IN_AGENTS)),
         ),
     ),
     Section(

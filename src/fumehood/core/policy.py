@@ -110,6 +110,13 @@ _GIT_DEFAULTS = (
     ("GIT_CONFIG_KEY_1", "maintenance.autoDetach"), ("GIT_CONFIG_VALUE_1", "false"),
 )  # fmt: skip
 
+# For what may call any of the others.
+TOOLS = Profile(
+    match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox"),
+    scratch=(_NPM, *_PIP, _UV, *_CARGO, *_GO, _PRE_COMMIT, "CCACHE_DIR=~/.cache/ccache"),
+    defaults=(*_NPM_DEFAULTS, *_UV_DEFAULTS, *_GIT_DEFAULTS),
+)
+
 SHIPPED: tuple[Profile, ...] = (
     Profile(match=("npm", "npx"), scratch=(_NPM,), defaults=_NPM_DEFAULTS),
     Profile(match=("yarn", "yarnpkg"), scratch=("YARN_CACHE_FOLDER=~/.cache/yarn",)),
@@ -123,12 +130,7 @@ SHIPPED: tuple[Profile, ...] = (
         match=("pre-commit", *(f"git {verb}" for verb in ("commit", "merge", "rebase", "push", "pull", "checkout"))),
         scratch=(_PRE_COMMIT,),
     ),
-    Profile(
-        # They may call any of the others.
-        match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox"),
-        scratch=(_NPM, *_PIP, _UV, *_CARGO, *_GO, _PRE_COMMIT, "CCACHE_DIR=~/.cache/ccache"),
-        defaults=(*_NPM_DEFAULTS, *_UV_DEFAULTS, *_GIT_DEFAULTS),
-    ),
+    TOOLS,
 )
 
 
@@ -211,6 +213,7 @@ class Policy(Value):
     rootfs: Rootfs = Rootfs()
     skills: tuple[dict[str, Any], ...] = ()
     profiles: tuple[Profile, ...] = SHIPPED
+    agents: tuple[dict[str, Any], ...] = ()  # a person's own words on agents; ours are in core/agents.py
 
     def mode(self, asked: str | None) -> str:
         """Return what becomes of a run's changes."""

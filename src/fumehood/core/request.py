@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from fumehood.core.agents import Agent
+
 
 # What the runs of one agent share: a name, a working directory, and the variables it asked to keep.
 
@@ -99,6 +101,7 @@ class Request(Value):
     background: bool = False  # whoever asked does not wait for it: it is checkpointed by itself
     title: str = ""  # what the record calls the command, where that is not its own text
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
+    agent: Agent | None = None  # whose profile it runs with: a person asked for that
 
 
 def check(request: Request) -> None:

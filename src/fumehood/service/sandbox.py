@@ -9,7 +9,7 @@ from fumehood.core.changes import HELD
 from fumehood.core.judge import APPLY, HOLD, cut_short, judge
 from fumehood.core.limits import STOPPED, overflows, refused_writes
 from fumehood.core.network import FULL, OFFLINE, decided
-from fumehood.core.policy import HIDDEN, Policy, defaults, matching
+from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
 from fumehood.core.questions import network_question
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from fumehood.core.agents import Agent
     from fumehood.core.judge import Waiting
     from fumehood.core.network import Network
     from fumehood.core.policy import Profile
@@ -69,6 +70,7 @@ class Hood(Workplace):
         self.surroundings = surroundings
         self._profiles: tuple[Profile, ...] = ()
         self._withheld: dict[str, Any] = {}  # what profiles would grant a plain command
+        self._agent: Agent | None = None  # who runs whole in the hood
 
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
@@ -333,6 +335,11 @@ class Hood(Workplace):
 
     def profiled(self, request: Request) -> tuple[Hood, Request]:
         """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
+        if request.agent is not None:
+            policy = self.policy.under(request.agent.settings)
+            hood = Hood(self.store, self.project, policy, self.start, self.permissions, self.surroundings.under(policy))
+            hood._host, hood._profiles, hood._agent = self._host, (TOOLS,), request.agent
+            return hood, request
         profiles = matching(self.policy.profiles, checked(request.command))
         if not profiles:
             return self, request
@@ -367,6 +374,14 @@ class Hood(Workplace):
         from fumehood.service.scratch import Scratch, wanted
 
         asked = wanted(self._profiles, environment, environment.get("HOME", "/"))
+        if self._agent is not None:
+            from fumehood.service.agents import AgentRoom
+
+            room = AgentRoom(
+                self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp, agent=self._agent,
+                environment=environment, roots=self.project.roots,
+            )  # fmt: skip
+            return world.replace(scratch=room)
         return world.replace(scratch=Scratch(self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp))
 
     def _around(self, request: Request) -> World:

@@ -94,7 +94,7 @@ class Scratch:
     def __init__(
         self, places: Places, project: str, run: str, asked: Sequence[Wanted], *, keeps_tmp: bool = False
     ) -> None:
-        self._room = f"{places.cache}/scratch/{_digest(project)}"
+        self._room = f"{places.cache}/scratch/{digest_of(project)}"
         self._places = places
         self._run = run
         self._asked = asked
@@ -105,6 +105,7 @@ class Scratch:
     def _forget(self) -> None:
         self._held: list[int] = []
         self._ours: list[str] = []
+        self.points: list[str] = []  # where mounts need a directory that the host may lack
         self._elsewhere: dict[bool, tuple[str, int]] = {}
         self.directories: list[str] = []  # where what is written goes
         self.tmp = ""  # the project's own /tmp, where it keeps one
@@ -150,7 +151,7 @@ class Scratch:
         return place
 
     def _in_place(self, path: str, keep: bool) -> None:
-        name = os.path.basename(path).lstrip(".") + "-" + _digest(path)[:8]
+        name = os.path.basename(path).lstrip(".") + "-" + digest_of(path)[:8]
         layered = self._conditions.way in (KERNEL, BWRAP) and not mounts_inside(path)
         if layered:
             # Only where layers lie are overlays known to work.
@@ -177,14 +178,14 @@ class Scratch:
         is_others = not is_own and is_in(path, HOMES)
         return not is_others and not any(is_in(home, (path,)) for home in homes.values())
 
-    def _directory(self, name: str, keep: bool, *, alone: bool) -> tuple[str, str]:
+    def _directory(self, name: str, keep: bool, *, alone: bool, above: str = "") -> tuple[str, str]:
         """Return a directory to write in, and one for the mount's own use.
 
         Two overlays can't share one: whoever comes second gets one that is thrown away.
         """
         import fcntl
 
-        room = f"{self._room}/{name}"
+        room = f"{above or self._room}/{name}"
         os.makedirs(room, mode=0o700, exist_ok=True)
         fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._held.append(fd)
@@ -221,10 +222,10 @@ def sweep(
     import fcntl
 
     count = size = 0
-    everything = f"{places.cache}/scratch"
-    projects = list(os.scandir(everything)) if os.path.isdir(everything) else []
+    tops = [top for top in (f"{places.cache}/scratch", agents_directory(places)) if os.path.isdir(top)]
+    projects = [each for top in tops for each in os.scandir(top)]
     if project is not None:
-        projects = [each for each in projects if each.name == _digest(project)]
+        projects = [each for each in projects if each.name == digest_of(project)]
     for top, room in [(each.path, room.path) for each in projects for room in os.scandir(each.path) if room.is_dir()]:
         fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -253,7 +254,13 @@ def _size_of(top: str) -> int:
     return size
 
 
-def _digest(path: str) -> str:
+def agents_directory(places: Places) -> str:
+    """Return where agents that run whole in the hood have what they keep, a project a directory."""
+    return f"{places.data}/agents"
+
+
+def digest_of(path: str) -> str:
+    """Return a project's name among directories."""
     digest: str = blake2b(os.fsencode(path), digest_size=8).hexdigest()
     return digest
 

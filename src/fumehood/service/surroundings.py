@@ -74,6 +74,12 @@ class World(Value):
         """What lets commands write more than they may here, said at the end of a sentence."""
         return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
 
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Where mounts besides the roots need a directory, which the host may lack."""
+        shown = () if self.playground is None else (self.playground.target,)
+        return (*shown, *(self.scratch.points if self.scratch else ()))
+
     def pretends_owners(self, user: int) -> bool:
         """Return True if giving a file to another owner does nothing and succeeds: only for who is root inside."""
         is_root_inside = user == 0 or (self.tree is not None and self.tree.is_writable)
@@ -289,7 +295,7 @@ class Surroundings:
         """Return everything that a command of a user sees; `by_launcher` tells who mounts it."""
         roots = [layer.root for layer in capture.layers]
         homes = self.homes(user, world.home)
-        points = (*roots, *(() if world.playground is None else (world.playground.target,)))
+        points = (*roots, *world.points)
         look, home = 0, ""
         is_cut = by_launcher and capture.way == KERNEL  # other ways show a root as it is, with its sockets
         base: list[Operation]

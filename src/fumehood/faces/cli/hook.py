@@ -10,7 +10,7 @@ import os
 import sys
 
 from fumehood.core.report import told_ahead
-from fumehood.core.request import quoted
+from fumehood.core.request import TOLD, quoted
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, is_background, read_call
 from fumehood.faces.cli.hook_tools import command_of, refuse_what_runs
@@ -83,6 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     if set(arguments) & {"-h", "--help"}:
         sys.stdout.write(HELP)
         return 0
+    if os.path.isdir(TOLD):
+        return 0  # its client runs whole in the hood, and so does all that it does
     try:
         answer = answered(sys.stdin.buffer.read(), parse(arguments))
     except FumehoodError as error:

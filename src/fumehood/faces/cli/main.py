@@ -107,6 +107,10 @@ def _dispatch(words: list[str]) -> int:
         from fumehood.faces.cli import hook
 
         act = hook.main
+    elif name == "agent":
+        from fumehood.faces.cli import agent
+
+        act = agent.main
     elif name == "mcp" and not set(rest) & {"-h", "--help"}:
         act = _mcp
     else:

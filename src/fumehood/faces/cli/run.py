@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
 
+    Prepare = Callable[[Request, Policy], Request]
+
 
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
 
@@ -96,7 +98,7 @@ _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", 
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
 _VALUES |= {"--session", "--shell", "--source", "--keep-cwd", "--begun-in"}
 _OF_THE_HOOK = {"--brief", "--keep-cwd", "--begun-in"}
-_NO_TIME_LIMIT = "300000000"
+NO_TIME_LIMIT = "300000000"
 _WIDE = 34
 
 
@@ -108,6 +110,7 @@ class Options:
         self.values: dict[str, list[str]] = {}
         self.command: list[str] = []
         self.title = ""  # what the record calls it
+        self.prepare: Prepare | None = None  # makes more of the request
 
     @property
     def asked(self) -> str | tuple[str, ...]:
@@ -119,8 +122,8 @@ class Options:
         return self.values[name][-1] if name in self.values else None
 
 
-def parse(arguments: Sequence[str]) -> Options | None:
-    """Read the command line; None asks for help."""
+def parse(arguments: Sequence[str], more: frozenset[str] = frozenset()) -> Options | None:
+    """Read the command line, with some `more` options that take a value; None asks for help."""
     options = Options()
     waiting = list(arguments)
     while waiting:
@@ -132,7 +135,7 @@ def parse(arguments: Sequence[str]) -> Options | None:
             return None
         if word in _FLAGS:
             options.flags.add(word)
-        elif name in _VALUES:
+        elif name in _VALUES or name in more:
             if not equals and not waiting:
                 raise BadRequest(f"{name} needs a value", hint="fumehood run --help")
             options.values.setdefault(name, []).append(value if equals else waiting.pop(0))
@@ -151,19 +154,24 @@ def parse(arguments: Sequence[str]) -> Options | None:
     return options
 
 
-def main(arguments: Sequence[str], title: str = "") -> int:
-    """Run a command, show its output as it comes, then what it changed; the record calls it by its `title`, if any."""
+def main(
+    arguments: Sequence[str], title: str = "", prepare: Prepare | None = None, more: frozenset[str] = frozenset()
+) -> int:
+    """Run a command, show its output as it comes, then what it changed.
+
+    The record calls it by its `title`, if any; `prepare` makes more of the request, by `more` options.
+    """
     # Known even where the options make no sense.
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     signals = Signals(may_be_typed="--brief" not in ours)  # whoever is at an agent's terminal talks to the agent
     as_json = "--json" in ours
     options, brief = Options(), None
     try:
-        parsed = parse(arguments)
+        parsed = parse(arguments, more)
         if parsed is None:
             sys.stdout.write(HELP)
             return 0
-        options, options.title = parsed, title
+        options, options.title, options.prepare = parsed, title, prepare
         as_json = "--json" in options.flags
         if "--explain" in options.flags:
             _explain(options, as_json)
@@ -268,13 +276,14 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
     shell = options.last("--shell") or ""
     if "--shell" in options.values and not (shell.startswith("/") and os.access(shell, os.X_OK)):
         raise BadRequest(f"{shell} is not a shell", hint="--shell takes the whole path of a program")
-    return Request(
+    request = Request(
         command=options.asked, title=options.title, cwd=_directory(options, project), mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
         session=options.last("--session") or "", own_tmp="--own-tmp" in options.flags,
         shell=shell, source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
     )  # fmt: skip
+    return request if options.prepare is None else options.prepare(request, policy)
 
 
 def _asks() -> Sequence[Ask]:
@@ -386,7 +395,7 @@ def shell(arguments: Sequence[str]) -> int:
     if options.command:
         raise BadRequest("shell takes no command", hint="fumehood run --tty -- COMMAND")
     words = [word for word in arguments if word != "--"]
-    limit = [] if "--timeout" in options.values else ["--timeout", _NO_TIME_LIMIT]
+    limit = [] if "--timeout" in options.values else ["--timeout", NO_TIME_LIMIT]
     if "--quiet" not in options.flags:
         sys.stderr.write("fumehood: this shell is in the hood; what it writes is judged when you leave it\n")
         sys.stderr.flush()

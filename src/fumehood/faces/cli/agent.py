@@ -1,0 +1,122 @@
+"""`fumehood agent`: a whole agent in the hood, as one long run at the person's terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from fumehood.core.agents import Agent, known_agents
+from fumehood.core.config_keys import shown as as_toml
+from fumehood.core.report import printable
+from fumehood.core.request import shown
+from fumehood.errors import BadRequest
+from fumehood.faces.cli import run
+from fumehood.faces.cli.output import here
+from fumehood.service.agents import find_agent
+from fumehood.service.opened import OpenedStore
+from fumehood.service.surroundings import HOST
+from fumehood.store.audit import CLI
+from fumehood.store.places import new_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.core.policy import Policy
+    from fumehood.core.request import Request
+
+HELP = """usage: fumehood agent [OPTIONS] NAME [ARG…]
+       fumehood agent [OPTIONS] -- COMMAND [ARG…]
+       fumehood agent
+
+Run an agent itself in the hood: whatever it does, by whatever tool, is captured as one run. It is judged and applied
+when the agent ends, and can be undone.
+
+NAME is claude, codex, gemini, copilot, opencode, or one of your own ([[agent]] in the configuration). Its profile says
+which hosts it reaches without a question, which of your credentials it gets a copy of, and which directories are kept
+for it between its sessions in this project. Nothing that it writes there comes back to your home: it starts with your
+login, not with your settings. Without a NAME, every profile is printed. A COMMAND after -- needs no profile.
+
+All that the agent runs can use its credentials and reach its hosts, as it can itself.
+
+options, besides those of `fumehood run`:
+  --allow-host HOST  let it reach this host too: api.example.org, 127.0.0.1:8080; can be repeated
+  --keep NAME        let it have this variable although it looks like a secret; can be repeated
+  -h, --help         show this help
+
+There is no time limit, unless you give one. Exit code: the agent's own.
+
+examples:
+  fumehood agent claude
+  fumehood agent --hold codex exec 'make the tests pass'
+  fumehood agent --allow-host api.example.org --keep EXAMPLE_KEY -- aider
+  fumehood agent --explain gemini     show what it would see, and run nothing
+"""
+
+_MORE = frozenset({"--keep"})
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run an agent; returns its exit code."""
+    options = run.parse(arguments, _MORE)
+    if options is None:
+        sys.stdout.write(HELP)
+        return 0
+    if not options.command:
+        return _show_all()
+    if "--root" in options.values:
+        raise BadRequest("an agent runs on the host's own system", hint="leave out --root")
+    ours = list(arguments[: len(arguments) - len(options.command)])
+    needs_profile = ours[-1:] != ["--"]
+    if options.flags.isdisjoint({"--tty", "--json", "--explain"}) and os.isatty(0) and os.isatty(1):
+        ours.insert(0, "--tty")
+    if "--timeout" not in options.values:
+        ours[:0] = ["--timeout", run.NO_TIME_LIMIT]
+    words = [*ours, *(["--"] if needs_profile else []), *options.command]
+    keep = tuple(options.values.get("--keep", ()))
+    return run.main(words, shown(tuple(options.command)), employing(keep, needs_profile=needs_profile), _MORE)
+
+
+def employing(keep: tuple[str, ...], *, needs_profile: bool) -> run.Prepare:
+    """Return what makes a request one to run an agent whole, in a session of its own, with what the person granted."""
+
+    def prepare(request: Request, policy: Policy) -> Request:
+        program, *rest = request.command.split() if isinstance(request.command, str) else request.command
+        name = os.path.basename(program)
+        agent = find_agent(policy, name) if needs_profile else known_agents(policy.agents).get(name, Agent(name=name))
+        agent = agent.with_more({"hosts": request.hosts, "environment.keep": keep})
+        command = request.command
+        if needs_profile or not isinstance(command, str):
+            command = (_found(program), *agent.arguments, *rest)
+        session = request.session or f"{name if name.isalnum() else 'agent'}-{new_id().lower()}"
+        return request.replace(command=command, agent=agent, session=session, root=HOST, hosts=())
+
+    return prepare
+
+
+def _found(program: str) -> str:
+    """Return where a program is; the directory of one that is named by its path is shown as those on PATH are."""
+    path = shutil.which(program)
+    if path is None:
+        return program  # the shell says so
+    path = os.path.join(here(), path)
+    folders = os.environ.get("PATH", os.defpath).split(":")
+    if os.path.dirname(path) not in folders:
+        os.environ["PATH"] = ":".join([*folders, os.path.dirname(path)])
+    return path
+
+
+def _show_all() -> int:
+    """Print every profile, as it would stand in the configuration."""
+    store = OpenedStore(face=CLI)
+    policy = store.policy_of(store.projects.open(store.projects.holding(here())))
+    for agent in known_agents(policy.agents).values():
+        lines = ["[[agent]]"]
+        for key, value in {**agent.fields(), **agent.settings}.items():
+            if key == "environment.set":
+                lines.append(f"{key} = {{ {', '.join(f'{name} = {as_toml(each)}' for name, each in value)} }}")
+            elif value and key != "settings":
+                lines.append(f"{key} = {as_toml(value)}")
+        sys.stdout.write("\n".join(map(printable, [*lines, "", ""])))
+    return 0

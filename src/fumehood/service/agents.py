@@ -1,0 +1,181 @@
+"""An agent that runs whole in the hood: what it keeps between its sessions, and the copies of credentials it gets.
+
+Its directories (`~/.claude`, …) are its own, for each project: nothing that it leaves there reaches the host's, where
+the host's own agent would act on it, nor a session in another project. Copies go in, by descriptors, because what lies
+there is the agent's; nothing comes out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from fumehood.core.agents import known_agents
+from fumehood.core.jsonc import parse
+from fumehood.core.masks import is_in
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.linux.homes import MOVABLE
+from fumehood.linux.mounts import Bind
+from fumehood.linux.nofollow import LISTING, remove_tree
+from fumehood.service.scratch import Scratch, agents_directory, digest_of
+from fumehood.store.places import home as user_home
+from fumehood.store.places import new_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fumehood.core.agents import Agent
+    from fumehood.core.policy import Policy
+    from fumehood.service.scratch import Conditions, Wanted
+    from fumehood.store.places import Places
+
+_MOST = 16 << 20  # bytes of a file with credentials; those with a long history may be large
+
+
+def find_agent(policy: Policy, name: str) -> Agent:
+    """Return an agent's profile by the name of its program."""
+    agents = known_agents(policy.agents)
+    if name not in agents:
+        raise BadRequest(
+            f"there is no profile for {name}",
+            hint=f"one of: {', '.join(agents)}; any other command: fumehood agent -- {name} …",
+        )
+    return agents[name]
+
+
+class Kept(Value):
+    """A directory that is an agent's own: where it sees it, and where the person has theirs of the same use."""
+
+    target: str
+    source: str
+    variable: str  # what moves it
+    name: str  # of its own directory among the agent's
+
+
+class AgentRoom(Scratch):
+    """The scratch of one run of an agent, and the directories that are kept for it."""
+
+    def __init__(
+        self, places: Places, project: str, run: str, asked: Sequence[Wanted], *, keeps_tmp: bool, agent: Agent,
+        environment: Mapping[str, str], roots: Sequence[str],
+    ) -> None:  # fmt: skip
+        super().__init__(places, project, run, asked, keeps_tmp=keeps_tmp)
+        self._agent = agent
+        self._kept = [_kept(text, environment) for text in agent.state]
+        self._above = f"{agents_directory(places)}/{digest_of(project)}"
+        for each in self._kept:
+            if any(is_in(each.target, (root,)) or is_in(root, (each.target,)) for root in roots):
+                raise BadRequest(
+                    f"{each.target} is {agent.name}'s own and lies in the project, or the project in it",
+                    hint="run it in another project",
+                )
+        self.points = [each.target for each in self._kept]
+
+    def make(self, conditions: Conditions) -> None:
+        """Make the directories ready, with the newest credentials in them."""
+        super().make(conditions)
+        self.points = [each.target for each in self._kept]
+        if not self._kept:
+            return
+        if not conditions.is_ours:
+            raise BadRequest(
+                f"{self._agent.name} can't keep anything here: the project is another user's",
+                hint="run fumehood as that user",
+            )
+        if not conditions.has_host:
+            raise BadRequest("an agent runs on the host's own system", hint="leave out --root")
+        kept = self._directory(self._agent.name, keep=True, alone=False, above=self._above)[0]
+        rooms = {}
+        for each in self._kept:
+            source = f"{kept}/{each.name}"
+            os.makedirs(source, 0o700, exist_ok=True)
+            os.chmod(source, 0o700)  # whatever the agent made of it
+            self.mounts.append(Bind(target=each.target, source=source, is_writable=True, why="kept for the agent"))
+            if each.variable:
+                self.variables[each.variable] = each.target
+            rooms[each.name] = os.open(source, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._held.append(rooms[each.name])
+        for text in self._agent.credentials:
+            path, _, keys = text.partition("#")
+            room, place, source = self._place_of(path)
+            _give(rooms[room], place, source, tuple(filter(None, keys.split(","))), f"{kept}/{room}#{place}")
+
+    def _place_of(self, path: str) -> tuple[str, str, str]:
+        """Return whose directory a file of the person's belongs to, its name there, and where the person has it."""
+        for each, text in zip(self._kept, self._agent.state, strict=True):
+            inside = path.removeprefix(text.rpartition("=")[2] + "/")
+            if inside != path:
+                if "/" in inside:
+                    raise BadRequest(f"{path} is too deep for a credential", hint="a file right in one of `state`")
+                return each.name, inside, f"{each.source}/{inside}"
+        # One that lies beside goes into the first, as the variable of that would have it.
+        first, name = self._kept[0], os.path.basename(path)
+        is_moved = bool(first.variable and os.environ.get(first.variable))
+        return first.name, name, f"{first.source}/{name}" if is_moved else _at_home(path, os.environ)
+
+
+def _kept(text: str, environment: Mapping[str, str]) -> Kept:
+    variable, _, path = text.rpartition("=")
+    target = _at_home(path, environment)
+    moved = os.environ.get(variable, "") if variable else ""
+    return Kept(
+        target=target, source=moved if moved.startswith("/") else _at_home(path, os.environ), variable=variable,
+        name=path.removeprefix("~/").replace("/", "-"),
+    )  # fmt: skip
+
+
+def _at_home(path: str, environment: Mapping[str, str]) -> str:
+    inside = path.removeprefix("~/")
+    if inside == path:
+        return path
+    for folder, variable in MOVABLE:
+        above = environment.get(variable, "")
+        if inside.startswith(f"{folder}/") and above.startswith("/"):
+            return above + inside.removeprefix(folder)
+    return f"{os.path.realpath(environment.get('HOME') or user_home())}/{inside}"
+
+
+def _give(room: int, name: str, source: str, keys: tuple[str, ...], mark: str) -> None:
+    """Put a copy of a person's file into an agent's directory, if it is another than the one that was given last.
+
+    That is told by the time of `mark`, a file that the agent can't reach. What the agent has made of its copy stays
+    until the person's own changes: a login that it renewed is newer than the one it was given.
+    """
+    try:
+        file = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # the person has none
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST:
+            raise BadRequest(f"{source} can't hold credentials", hint=f"a file of at most {_MOST >> 20} MiB")
+        if os.path.exists(mark) and (keys or os.stat(mark).st_mtime_ns == status.st_mtime_ns):
+            return
+        data = os.read(file, _MOST)
+    finally:
+        os.close(file)
+    new = f".fumehood-{new_id()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(new, flags, 0o600, dir_fd=room), "wb") as copy:
+        copy.write(_only(data, keys, source) if keys else data)
+    try:
+        os.rename(new, name, src_dir_fd=room, dst_dir_fd=room)
+    except IsADirectoryError:
+        remove_tree(room, name)
+        os.rename(new, name, src_dir_fd=room, dst_dir_fd=room)
+    with open(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as written:
+        os.utime(written.fileno(), ns=(status.st_mtime_ns, status.st_mtime_ns))
+
+
+def _only(data: bytes, keys: tuple[str, ...], source: str) -> bytes:
+    """Return some keys of a JSON text, comments allowed in it."""
+    try:
+        settings = parse(data.decode()).plain()
+    except (UnicodeDecodeError, RecursionError, BadRequest) as error:
+        raise BadRequest(f"{source} is not JSON: {error}", hint="correct it, or move it away") from error
+    if not isinstance(settings, dict):
+        raise BadRequest(f"{source} is not a table of settings", hint="correct it, or move it away")
+    return json.dumps({key: settings[key] for key in keys if key in settings}, indent=2).encode()

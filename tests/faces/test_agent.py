@@ -1,0 +1,235 @@
+"""`fumehood agent`: a whole agent in the hood, with its own credentials, hosts and directories, and nobody else's."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import fumehood
+from at_terminal import Terminal
+from conftest import command_line
+from servers import Web
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
+
+SOURCES = Path(fumehood.__file__).parent.parent
+LOGIN = ".claude/.credentials.json"
+
+
+@pytest.fixture
+def agent(cli, home):
+    """Run `claude`, which is a script here, in the hood."""
+    programs = home / "bin"
+    programs.mkdir()
+    (home / ".claude").mkdir()
+    (home / LOGIN).write_text("first login")
+
+    def run(script, *options, name="claude", arguments=(), **more):
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+        env = {"PATH": f"{programs}:{os.environ['PATH']}", **more.pop("env", {})}
+        return cli("agent", *options, name, *arguments, env=env, **more)
+
+    return run
+
+
+def changed(path: Path, text: str) -> None:
+    """Write a file so that its time is another one, however coarse times are."""
+    before = path.stat().st_mtime_ns
+    path.write_text(text)
+    os.utime(path, ns=(before + 10**10, before + 10**10))
+
+
+def test_what_it_does_is_one_run_of_a_session_and_can_be_taken_back(agent, cli, project):
+    (project / "notes.txt").write_text("keep me")
+    done = agent('echo "$1 $2"; rm notes.txt; echo x >made; exit 7', arguments=("-p", "go on"))
+    assert (done.returncode, done.stdout) == (7, "-p go on\n")
+    (run,) = json.loads(cli("log", "--json").stdout)
+    assert run["session"].startswith("claude-")
+    assert run["command"] == "claude -p 'go on'"
+    assert os.listdir(project) == ["made"]
+    assert cli("undo").returncode == 0
+    assert os.listdir(project) == ["notes.txt"]
+
+
+def test_it_has_its_own_credentials_and_no_other_secret(agent, home):
+    (home / ".claude.json").write_text('{"oauthAccount": "mine", "projects": {"/another": 1}, /* a note */}')
+    (home / ".claude/history.jsonl").write_text("what was said elsewhere")
+    (home / ".codex").mkdir()
+    (home / ".codex/auth.json").write_text("another login")
+    keys = {"ANTHROPIC_API_KEY": "sk-ours", "OPENAI_API_KEY": "sk-theirs"}
+    told = agent("cd; find . -type f | sort; cat .claude/.c*; env", env=keys).stdout
+    assert "first login" in told
+    assert '"oauthAccount": "mine"' in told
+    assert "sk-ours" in told
+    for secret in ("another", "elsewhere", "history.jsonl", "sk-theirs"):
+        assert secret not in told
+    assert f"CLAUDE_CONFIG_DIR={home}/.claude\n" in told
+
+
+def test_what_it_keeps_is_there_in_its_next_session_and_never_in_the_home(agent, home):
+    line = "cat ~/.claude/settings.json; echo planted >~/.claude/settings.json"
+    assert agent(line).stdout == ""
+    assert agent(line).stdout == "planted\n"
+    assert os.listdir(home / ".claude") == [".credentials.json"]
+
+
+def test_what_it_keeps_is_not_seen_from_another_project(agent, test_directory):
+    other = test_directory / "other"
+    other.mkdir()
+    agent("echo planted >~/.claude/settings.json")
+    assert agent("cd ~/.claude; ls -A", cwd=other).stdout == ".credentials.json\n"
+
+
+def test_a_login_that_it_renewed_stays_until_the_persons_own_changes(agent, home):
+    agent(f"echo renewed >~/{LOGIN}")
+    assert agent(f"cat ~/{LOGIN}").stdout == "renewed\n"
+    changed(home / LOGIN, "second login")
+    assert agent(f"cat ~/{LOGIN}").stdout == "second login"
+    assert (home / LOGIN).read_text() == "second login"
+
+
+def test_keys_of_a_file_that_it_writes_all_the_time_are_given_once(agent, home):
+    settings = home / ".claude.json"
+    settings.write_text('{"oauthAccount": "mine"}')
+    agent("echo '{\"own\": 1}' >~/.claude/.claude.json")
+    changed(settings, '{"oauthAccount": "another"}')
+    assert agent("cat ~/.claude/.claude.json").stdout == '{"own": 1}\n'
+
+
+def test_a_link_that_it_left_in_the_place_of_its_credentials_is_not_followed(agent, home):
+    victim = home / "letter"
+    victim.write_text("dear")
+    agent(f"cd ~/.claude; ln -sf {victim} .credentials.json; chmod 0 .")
+    changed(home / LOGIN, "second login")
+    assert agent(f"cat ~/{LOGIN}").stdout == "second login"
+    assert victim.read_text() == "dear"
+    agent(f"cd ~/.claude; rm {os.path.basename(LOGIN)}; mkdir -p {os.path.basename(LOGIN)}/a")
+    changed(home / LOGIN, "third login")
+    assert agent(f"cat ~/{LOGIN}").stdout == "third login"
+
+
+def test_a_variable_that_moves_its_directory_leads_to_the_persons_login(agent, test_directory):
+    moved = test_directory / "moved"
+    moved.mkdir()
+    (moved / ".credentials.json").write_text("moved login")
+    (moved / ".claude.json").write_text('{"theme": "dark"}')
+    told = agent("cat $CLAUDE_CONFIG_DIR/.c*; ls -A ~", env={"CLAUDE_CONFIG_DIR": str(moved)}).stdout
+    assert "moved login" in told
+    assert '"theme": "dark"' in told
+    assert ".claude\n" in told
+    assert sorted(os.listdir(moved)) == [".claude.json", ".credentials.json"]
+
+
+def test_its_hosts_are_granted_and_no_others(agent, cli):
+    server = Web()
+    place = f"127.0.0.1:{server.port}"
+    line = f"bash -c 'exec 3<>/dev/tcp/127.0.0.1/{server.port} && echo reached'"
+    try:
+        assert "reached" not in agent(line).stdout
+        assert agent(line, "--allow-host", place).stdout == "reached\n"
+    finally:
+        server.close()
+    run = json.loads(cli("show", "last", "--json").stdout)
+    assert run["network"] == "hosts"
+    assert {"api.anthropic.com:443", place} <= set(run["hosts"])
+
+
+def test_a_variable_that_looks_like_a_secret_can_be_kept_by_name(agent):
+    keys = {"MY_API_KEY": "sk-one", "OTHER_API_KEY": "sk-two"}
+    told = agent("env", "--keep", "MY_API_KEY", env=keys).stdout
+    assert "sk-one" in told
+    assert "sk-two" not in told
+
+
+def test_its_own_arguments_come_before_the_persons(agent):
+    told = agent('for each; do echo "$each"; done', name="codex", arguments=("exec", "go")).stdout.splitlines()
+    assert told == [
+        "-c", 'sandbox_mode="danger-full-access"', "-c", "check_for_update_on_startup=false", "exec", "go",
+    ]  # fmt: skip
+
+
+def test_a_program_without_a_profile_needs_two_dashes(agent, cli):
+    done = agent("echo ran", name="stranger")
+    assert done.returncode == 125
+    assert "there is no profile for stranger" in done.stderr
+    assert "fumehood agent -- stranger" in done.stderr
+    assert cli("agent", "--", "echo a b; exit 3").returncode == 3
+    assert cli("agent", "--", "echo", "a  b").stdout == "a  b\n"
+
+
+def test_a_person_adds_to_a_profile_and_makes_their_own(agent, home):
+    path = home / ".config/fumehood/config.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        '[[agent]]\nname = "claude"\nhosts = ["gateway.example.org"]\nenvironment.keep = ["GATEWAY_KEY"]\n'
+        '[[agent]]\nname = "aider"\nstate = ["~/.aider"]\n'
+    )
+    keys = {"GATEWAY_KEY": "sk-gate", "ANTHROPIC_API_KEY": "sk-ours"}
+    told = agent("env", "--json", env=keys)
+    report = json.loads(told.stdout)
+    assert {"gateway.example.org", "api.anthropic.com:443"} <= set(report["hosts"])
+    assert "sk-gate" in report["output"]
+    assert "sk-ours" in report["output"]
+    agent("echo x >~/.aider/kept", name="aider")
+    assert agent("cat ~/.aider/kept", name="aider").stdout == "x\n"
+
+
+def test_every_profile_is_printed_as_it_would_stand_in_the_configuration(cli, home):
+    printed = cli("agent").stdout
+    assert re.findall(r'^name = "(\w+)"$', printed, re.MULTILINE) == [
+        "claude", "codex", "gemini", "copilot", "opencode",
+    ]  # fmt: skip
+    path = home / ".config/fumehood/config.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(printed)
+    assert cli("config", "check").returncode == 0
+    assert cli("agent").stdout.count("api.anthropic.com:443") == 1, "what is there already is not added"
+
+
+def test_what_it_would_see_is_explained(agent, home):
+    told = agent("true", "--explain").stdout
+    assert re.search(rf"{re.escape(str(home))}/\.claude .*can be written  \(kept for the agent\)", told)
+    assert "api.anthropic.com:443" in told
+
+
+def test_it_works_where_the_home_is_visible_and_where_writes_are_captured_by_copying(agent, home):
+    path = home / ".config/fumehood/config.toml"
+    path.parent.mkdir(exist_ok=True)
+    (home / LOGIN).unlink()
+    (home / ".claude").rmdir()
+    for settings in ('home = "visible"', 'capture = "copy"'):
+        path.write_text(settings)
+        assert agent("cat ~/.claude/kept; echo x >>~/.claude/kept").returncode == 0
+    assert agent("cat ~/.claude/kept").stdout == "x\nx\n"
+    assert not (home / ".claude").exists()
+
+
+def test_a_project_in_its_own_directory_is_refused(agent, home):
+    done = agent("echo ran", cwd=home / ".claude")
+    assert done.returncode == 125
+    assert "own" in done.stderr
+    assert done.stdout == ""
+
+
+def test_at_a_terminal_it_has_one(agent, home, project):
+    agent("true")
+    (home / "bin/claude").write_text('#!/bin/sh\ntest -t 0 && read word && echo "got $word"; exit 5\n')
+    env = {"PATH": f"{home}/bin:{os.environ['PATH']}"}
+    with Terminal([*command_line(), "agent", "claude"], cwd=project, env=env) as terminal:
+        terminal.type("hello\r")
+        terminal.end()
+        assert "got hello" in terminal.seen
+        assert terminal.process.returncode == 5
+
+
+def test_our_hook_lets_everything_go_on_in_there(agent, cli, home):
+    path = home / ".config/fumehood/config.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'show = ["{SOURCES}"]')
+    call = json.dumps({"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}})
+    done = agent(f"PYTHONPATH={SOURCES} python3 -m fumehood hook --client claude || exit 2", input=call)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "fumehood" in cli("hook", "--client", "claude", input=call).stdout, "as it does not outside"
