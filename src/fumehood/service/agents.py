@@ -46,7 +46,7 @@ def find_agent(policy: Policy, name: str) -> Agent:
     return agents[name]
 
 
-class Kept(Value):
+class OwnDirectory(Value):
     """A directory that is an agent's own: where it sees it, and where the person has theirs of the same use."""
 
     target: str
@@ -117,11 +117,11 @@ class AgentRoom(Scratch):
         return first.name, name, f"{first.source}/{name}" if is_moved else _at_home(path, os.environ)
 
 
-def _kept(text: str, environment: Mapping[str, str]) -> Kept:
+def _kept(text: str, environment: Mapping[str, str]) -> OwnDirectory:
     variable, _, path = text.rpartition("=")
     target = _at_home(path, environment)
     moved = os.environ.get(variable, "") if variable else ""
-    return Kept(
+    return OwnDirectory(
         target=target, source=moved if moved.startswith("/") else _at_home(path, os.environ), variable=variable,
         name=path.removeprefix("~/").replace("/", "-"),
     )  # fmt: skip

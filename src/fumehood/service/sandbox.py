@@ -15,7 +15,6 @@ from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
-from fumehood.linux.bwrap import TMP
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
@@ -283,12 +282,7 @@ class Hood(Workplace):
                     (denied_network(run.command, run.output, network),) if tries else ()
                 )
         blocked += world.blocked
-        if seat is not None and seat.why_no_tmp and run.exit_code and TMP in run.command:
-            hint = f"each command has an empty one here: {seat.why_no_tmp}"
-            blocked.append(Blocked(what="tmp", detail=f"{TMP} is not kept between commands", hint=hint))
-        if seat is not None and (why := seat.loopback.to_tell()):
-            hint = f"what others of the session serve at 127.0.0.1 is not reached here: {why}"
-            blocked.append(Blocked(what="loopback", detail="each command has a loopback of its own", hint=hint))
+        blocked += seat.lacking(run) if seat else ()
         if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
             from fumehood.service.owners import refused as refused_by_owners
 

@@ -7,6 +7,7 @@ import time
 
 from fumehood.core import request
 from fumehood.core.masks import is_in
+from fumehood.core.report import Blocked
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.launch import owner_of
@@ -91,6 +92,17 @@ class Seat:
             Bind(target=f"{request.TOLD}/{name}", source=self._pipe(name), is_writable=True, why="its session")
             for name in self._pipes
         ]
+
+    def lacking(self, run: Run) -> list[Blocked]:
+        """Return what a command may have missed that the commands of a session usually share."""
+        blocked = []
+        if self.why_no_tmp and run.exit_code and TMP in run.command:
+            hint = f"each command has an empty one here: {self.why_no_tmp}"
+            blocked.append(Blocked(what="tmp", detail=f"{TMP} is not kept between commands", hint=hint))
+        if why := self.loopback.to_tell():
+            hint = f"what others of the session serve at 127.0.0.1 is not reached here: {why}"
+            blocked.append(Blocked(what="loopback", detail="each command has a loopback of its own", hint=hint))
+        return blocked
 
     def __enter__(self) -> Seat:
         if self._owner is not None:
