@@ -40,11 +40,15 @@ class Going:
         for n in range(self._said.count("part-is-done")):
             self._done[n].set()
 
-    def part(self) -> None:
-        """Let it do its next part, and wait until that is done."""
+    def tell(self) -> None:
+        """Let it do its next part."""
         self._told += 1
         assert eventually(self._playground.is_dir)
         (self._playground / f"go{self._told}").touch()
+
+    def part(self) -> None:
+        """Let it do its next part, and wait until that is done."""
+        self.tell()
         assert self._done[self._told - 1].wait(LONG_S)
 
     @property
@@ -314,6 +318,60 @@ def test_a_command_that_was_checkpointed_is_not_run_again(going, project):
     end = command.ended()
     assert [(change.path, change.verdict) for change in end.changes] == [("n", "conflict")]
     assert (project / "n").read_text() == "other\n"
+
+
+QUICK = Policy(checkpoint=0.1)
+
+
+def test_a_log_of_a_command_in_the_background_is_read_by_others(going, project):
+    command = going(
+        "exec > server.log; echo begins", "echo goes on", "echo ends", "exec >&2", policy=QUICK, background=True
+    )
+    command.tell()
+    read = command.sandbox.run
+    assert eventually(lambda: read("cat server.log").stdout == "begins\npart-is-done\n")
+    command.tell()
+    assert eventually(lambda: "goes on\n" in read("cat server.log").stdout)
+    command.tell()
+    assert eventually(lambda: "ends\n" in read("cat server.log").stdout)
+    checkpoints = [run for run in command.sandbox.history() if run.act == "checkpoint"]
+    assert [paths(run) for run in checkpoints] == [{"server.log": "added"}], "one tells of all versions"
+    command.tell()
+    assert command.ended().exit_code == 0
+    text = (project / "server.log").read_text()
+    assert [line for line in text.splitlines() if line != "part-is-done"] == ["begins", "goes on", "ends"]
+    command.sandbox.undo()
+    assert not (project / "server.log").exists()
+
+
+def test_what_was_there_before_a_command_in_the_background_comes_back(going, project):
+    (project / "log").write_text("old\n")
+    (project / "other").write_text("old\n")
+    before = snapshot(project)
+    command = going("exec 3>> log", "echo 1 >&3", "echo 2 >&3; echo 2 > other", policy=QUICK, background=True)
+    for number in (0, 1, 2):
+        command.part()
+        assert eventually(lambda number=number: str(number or "old") in (project / "log").read_text())
+    assert eventually(lambda: (project / "other").read_text() == "2\n")
+    command.ended()
+    while any(run.state == "applied" and run.act != "undo" for run in command.sandbox.history()):
+        command.sandbox.undo()
+    assert snapshot(project) == before
+
+
+def test_what_nobody_has_changed_since_leaves_no_checkpoint(going, project):
+    command = going("echo one > one", "sleep 1", policy=QUICK, background=True)
+    command.part()
+    assert eventually((project / "one").exists)
+    command.part()
+    assert len(command.sandbox.history()) == 2
+
+
+def test_checkpoints_are_not_made_by_themselves_where_that_is_turned_off(going, project):
+    command = going("echo one > one; sleep 2", "true", policy=Policy(checkpoint=0), background=True)
+    command.part()
+    assert not (project / "one").exists()
+    assert command.checkpoint().state == "applied"
 
 
 def story(chance: random.Random, length: int) -> str:

@@ -81,6 +81,7 @@ SHELL = "/bin/sh"
 _TELL_CWD = f"trap '{{ pwd -P >{TOLD}/{CWD}; }} 2>/dev/null' EXIT"
 # A session of its own inside the sandbox, so that Ctrl-C reaches what runs there, and not what keeps it.
 _WITH_TERMINAL = 'command -v setsid >/dev/null && exec setsid -c "$@"; exec "$@"'
+BACKGROUND_AFTER = 1.0  # seconds: what a command in the background makes at its start is there by then
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # the kernel's limit for one argument, its NUL included
 
 
@@ -98,7 +99,7 @@ class Request(Value):
     source: str = ""  # a file that this shell reads first
     session: str = ""
     own_tmp: bool = False
-    background: bool = False  # whoever asked does not wait for it: it is checkpointed by itself
+    background_after: float | None = None  # seconds after which nobody waits for it: it is then checkpointed by itself
     title: str = ""  # what the record calls the command, where that is not its own text
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
     agent: Agent | None = None  # whose profile it runs with: a person asked for that

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.settled import Entry
     from fumehood.service.running import Workplace
+    from fumehood.service.store import Store
 
     Judge = Callable[[Run, Sequence[Layer], str, str], None]  # with the mode, and what cut the command short
 
@@ -56,6 +57,7 @@ class Checkpoints:
         self._indexes = indexes
         self._targets = targets
         self._newest_ns = 0  # the latest change of the layers that was settled or left
+        self._unasked: dict[tuple[int, str], str] = {}  # files that were settled by itself, and the run that tells it
 
     def is_due(self) -> bool:
         """Return True if something in the layers has changed since the last one."""
@@ -77,7 +79,7 @@ class Checkpoints:
             with store.alone(project, wait=False), InterruptsHeld():
                 with Stopped(init) as stopped:
                     try:
-                        self._settle(checkpoint, stopped)
+                        self._settle(checkpoint, stopped, is_asked=bool(name))
                     except (FumehoodError, OSError) as error:
                         checkpoint.state, checkpoint.found, checkpoint.reason = FAILED, (), str(error)
                         if isinstance(error, Unfinished):
@@ -92,7 +94,7 @@ class Checkpoints:
             return False
         return True
 
-    def _settle(self, checkpoint: Run, stopped: Stopped) -> None:
+    def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
         """Find out what can be settled, and do so; the processes stand still."""
         checkpoint.found = layering.scanned(self._layers, self._indexes, is_in_use=True)
         self._judge(checkpoint, self._layers, APPLY, "")
@@ -105,7 +107,7 @@ class Checkpoints:
         checkpoint.found = [change for change in checkpoint.found if change.verdict == c.APPLIED]
         checkpoint.reason = _in_words(left)
         if checkpoint.found:
-            self._apply(checkpoint, left)
+            self._apply(checkpoint, left, is_asked=is_asked)
 
     def _unfinished(self, checkpoint: Run, stopped: Stopped) -> dict[tuple[int, str], str]:
         """Return what is not to be taken yet, with the reason.
@@ -137,7 +139,7 @@ class Checkpoints:
                 unfinished[change.root, change.path] = _GIT
         return unfinished
 
-    def _apply(self, checkpoint: Run, left: Sequence[c.Change]) -> None:
+    def _apply(self, checkpoint: Run, left: Sequence[c.Change], *, is_asked: bool) -> None:
         """Copy what goes, swap the copies in, and take note of both; `left` is what does not go."""
         store, going = self._hood.store, checkpoint.found
         versions = {id(change): change.after for change in going}
@@ -163,22 +165,51 @@ class Checkpoints:
             if not checkpoint.found:
                 self._withdraw(checkpoint, checkpoint.reason)
                 return
-            store.history.settle(checkpoint, rewrite=True)
-            self._take_note(checkpoint, versions)
-            layering.drop_if_empty(store.places, checkpoint.run, checkpoint.found)
+            applied = checkpoint.found
+            self._conclude(checkpoint, is_asked=is_asked)
+            # Only now: what is noted is not looked at again, and an apply that is not recorded may be taken back.
+            self._take_note(applied, versions)
+
+    def _conclude(self, checkpoint: Run, *, is_asked: bool) -> None:
+        """Record what is applied.
+
+        A log would leave a run and a copy of itself every few seconds. So where nobody asked for this checkpoint nor
+        for the last one that settled a file, that one tells of the new version, and the one between is not kept.
+        """
+        store, amended, kept = self._hood.store, _Amended(self._hood.store), []
+        for change in checkpoint.found:
+            place = change.root, change.path
+            earlier = self._unasked.pop(place, "")
+            if is_asked:
+                kept.append(change)
+            elif not earlier or not amended.tells(earlier, change):
+                kept.append(change)
+                earlier = checkpoint.run
+            if not is_asked and change.kind == c.FILE and change.after is not None:
+                self._unasked[place] = earlier
+        known = {id(change) for change in kept}
+        dropped, checkpoint.found = [each for each in checkpoint.found if id(each) not in known], kept
+        if kept:
+            store.history.settle(checkpoint, rewrite=True, others=[(run, True) for run in amended.runs])
+            _remove_versions(store.uppers(checkpoint), dropped)
+            layering.drop_if_empty(store.places, checkpoint.run, kept)
+        else:
+            checkpoint.state = EMPTY
+            store.history.amend(checkpoint, amended.runs)
+            layering.drop(store.places, checkpoint.run)
 
     def _withdraw(self, checkpoint: Run, reason: str) -> None:
         self._hood.store.history.withdraw(checkpoint, reason)
         layering.drop(self._hood.store.places, checkpoint.run)
 
-    def _take_note(self, checkpoint: Run, versions: Mapping[int, c.Stamp | None]) -> None:
+    def _take_note(self, applied: Sequence[c.Change], versions: Mapping[int, c.Stamp | None]) -> None:
         """Remember which version of what was settled, and mark the directories that are in the project too now.
 
         The kernel knows those as the layer's alone, and leaves no whiteout where something in them is deleted; marked
         opaque, which they are, they tell what is gone by what they lack.
         """
         entries: list[Entry] = []
-        for change in checkpoint.found:
+        for change in applied:
             version, is_made = versions[id(change)], change.kind == c.DIRECTORY and change.change in (c.ADDED, c.TYPE)
             layer = None if version is None else identity_of(version)
             entries.append((change.root, change.path, layer, change.after.text() if change.after else None, is_made))
@@ -210,6 +241,43 @@ class Checkpoints:
                 for entry in layering.entries_in(above, os.path.basename(layer.upper)):
                     newest = max(newest, entry.st_ctime_ns)
         return newest
+
+
+class _Amended:
+    """Earlier checkpoints that tell of later versions of the files they settled."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changes: dict[str, dict[tuple[int, str], c.Change]] = {}
+        self.runs: list[Run] = []
+
+    def tells(self, name: str, change: c.Change) -> bool:
+        """Let a checkpoint tell of a change of what it left; False where that is not what it left."""
+        if change.change not in (c.MODIFIED, c.MODE) or change.kind != c.FILE:
+            return False
+        if name not in self._changes:
+            run = self._store.history.find(name)
+            self._changes[name] = {(each.root, each.path): each for each in run.found}
+            self.runs.append(run)
+        old = self._changes[name].get((change.root, change.path))
+        if old is None or old.after is None or not old.after.same(change.before):
+            return False
+        old.after = change.after
+        if old.change == c.MODE:
+            old.change = c.MODIFIED
+        return True
+
+
+def _remove_versions(uppers: Sequence[str], changes: Sequence[c.Change]) -> None:
+    """Remove versions between two checkpoints, which nobody can want back, from the layers of the later one."""
+    for change in changes:
+        parent, name = split(change.path)
+        with (
+            Closing(open_top(uppers[change.root])) as top,
+            Loosened(top) as upper,
+            Closing(upper.open(parent)) as directory,
+        ):
+            os.unlink(name, dir_fd=directory)
 
 
 def _in_words(left: Sequence[c.Change]) -> str:

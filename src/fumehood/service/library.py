@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.judge import APPLY, HOLD
 from fumehood.core.network import FULL, NONE
-from fumehood.core.request import Request
+from fumehood.core.request import BACKGROUND_AFTER, Request
 from fumehood.errors import BadRequest, plain_error
 from fumehood.linux import launcher
 from fumehood.linux.monitor import watcher
@@ -220,7 +220,8 @@ class Sandbox:
         return Request(
             command=asked, cwd=_text(cwd, "cwd"), mode=mode, timeout=timeout, root=_text(root, "root"),
             session=self._session, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
-            network=FULL if network is True else NONE, hosts=hosts, background=background,
+            network=FULL if network is True else NONE, hosts=hosts,
+            background_after=BACKGROUND_AFTER if background else None,
         )  # fmt: skip
 
     def add_root(self, path: str | os.PathLike[str]) -> tuple[str, ...]:

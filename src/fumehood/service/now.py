@@ -120,14 +120,14 @@ class When:
 
     def __init__(
         self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str],
-        judge: Judge, *, is_background: bool,
+        judge: Judge, background_after: float | None,
     ) -> None:  # fmt: skip
         self._parts = hood, run, layers, indexes, targets, judge
         self._mark = hood.store.places.checkpoint_mark(run.run)
         self._checkpoints: Checkpoints | None = None
-        by_itself = is_background and run.mode == APPLY and hood.policy.on_conflict != HOLD_ALL
+        by_itself = background_after is not None and run.mode == APPLY and hood.policy.on_conflict != HOLD_ALL
         self._every = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
-        self._next = time.monotonic() + self._every
+        self._next = time.monotonic() + (background_after or 0.0)
 
     def look(self, init: int) -> None:
         """Make a checkpoint where it is time; `init` is the first process of the sandbox."""

@@ -142,7 +142,7 @@ class Hood(Workplace):
         )  # fmt: skip
         if network.to_ask:  # a plain sandboxed run needs nobody's word
             self.permit(run, _question(run, network.to_ask), wishes)
-        layers, execution = self._begin(claim, run, world, is_background=request.background)
+        layers, execution = self._begin(claim, run, world, request.background_after)
         try:
             with world.entered(run.capture) as world:
                 ended = self._execute(run, execution, world, network, request, wishes, seat)
@@ -174,7 +174,7 @@ class Hood(Workplace):
         return run
 
     def _begin(
-        self, claim: layering.Claim, run: Run, world: World, *, is_background: bool
+        self, claim: layering.Claim, run: Run, world: World, background_after: float | None
     ) -> tuple[tuple[Layer, ...], Execution]:
         """Record the run, and make its layers over what earlier runs hold: the command sees that too."""
         places = self.store.places
@@ -203,7 +203,7 @@ class Hood(Workplace):
 
             targets = [target for _, target in capture.targets]
             parts = self, run, layers, claim.indexes, targets, self.give_verdicts
-            return When(*parts, is_background=is_background).look
+            return When(*parts, background_after).look
 
         return layers, Execution(
             self.host(), capture, self.start, self.policy.limits, self.surroundings, claim.indexes,

@@ -365,6 +365,18 @@ class History:
             connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
             self.audit.add(connection, run.run, trail.REFUSED, f"{run.command}: {reason}")
 
+    def amend(self, run: Run, others: Iterable[Run]) -> None:
+        """Forget a run all of whose changes are told by earlier ones from now on."""
+        with self.database.transaction() as connection:
+            connection.execute(f"DELETE FROM changes WHERE run = {_NUMBER}", (run.run,))
+            connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
+            for other in others:
+                self._rewrite_changes(connection, other)
+                self.audit.add(connection, other.run, other.state, f"again: {_summary(other)}")
+        for other in others:
+            if records.is_kept(self.places, other):
+                records.write_record(self.places, other, self._rows_of_changes(other.run))
+
     def runs(self, *reaches: Reach, limit: int = 0, among: Collection[str] | None = None) -> list[Run]:
         """Return the runs in every reach given, the latest first; of some, if these are named."""
         conditions, values = _within(reaches)

@@ -10,7 +10,7 @@ import os
 import sys
 
 from fumehood.core.report import told_ahead
-from fumehood.core.request import TOLD, quoted
+from fumehood.core.request import BACKGROUND_AFTER, TOLD, quoted
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, is_background, read_call
 from fumehood.faces.cli.hook_tools import command_of, refuse_what_runs
@@ -234,6 +234,8 @@ def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> s
     words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
     if session:
         words += ["--session", session, "--begun-in", os.environ.get(client.project_variable, "") or here()]
+        waits_s = BACKGROUND_AFTER if is_background(call) else client.waits_s
+        words += ["--background-after", str(waits_s)] if waits_s is not None else []
     if client.shell_settings is not None and shell != "/bin/sh":
         words += ["--source", client.shell_settings(shell.rpartition("/")[2])]
     after = ""

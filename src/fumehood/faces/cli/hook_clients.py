@@ -67,6 +67,8 @@ class Client(Value):
 
     # The variable with the directory that the client itself works in, whatever directory a command is for.
     project_variable: str = ""
+    # Seconds after which it goes on without a command, and looks at it again later; None where it waits for its end.
+    waits_s: float | None = None
     # Whether its shell stays where a command left it, unless that runs in the background.
     keeps_directory: bool = False
     # Where it keeps the functions and aliases of the person's shell, if it does.
@@ -125,7 +127,8 @@ def is_own_tool(call: ToolCall) -> bool:
 
 def is_background(call: ToolCall) -> bool:
     """Return True for a command that the client does not wait for."""
-    return call.tool == "Monitor" or (isinstance(call.input, dict) and bool(call.input.get("run_in_background")))
+    fields = call.input if isinstance(call.input, dict) else {}
+    return call.tool == "Monitor" or bool(fields.get("run_in_background") or fields.get("is_background"))
 
 
 def _specific(event: str, **fields: Any) -> Answer:
@@ -165,7 +168,7 @@ _CODEX = Client(
     rewritten=lambda tool_input, decision, words: _specific(
         "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words
     ),
-    refused=_CLAUDE.refused, told=_CLAUDE.told, honours_ask=False, tells_before=True,
+    refused=_CLAUDE.refused, told=_CLAUDE.told, honours_ask=False, tells_before=True, waits_s=10.0,
 )  # fmt: skip
 
 # It never comes back from a question when nobody is there, and passes nothing on before a tool.

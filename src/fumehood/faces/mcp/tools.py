@@ -144,7 +144,7 @@ async def start_command(
     asks = _who_answers(ctx, where, permission, question)
 
     def work(**more: Any) -> "Run":
-        return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, **more)
+        return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, background=True, **more)
 
     job = where.clients.jobs.start(where.client, work)
     await anyio.to_thread.run_sync(job.wait, 0, _FIRST_LOOK_S)
