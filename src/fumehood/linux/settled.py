@@ -11,7 +11,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.linux.nofollow import is_version
+from fumehood.linux.nofollow import is_version, stamp_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     # Root, path, what identifies the layer's version (None: a deletion), the stamp of what is in the project then, as
     # text, and whether it is a directory that the project did not have.
     Entry = tuple[int, str, tuple[int, ...] | None, str | None, bool]
+    Original = tuple[int, str, str]  # root, path, the stamp as text
 
 
 def identity(status: os.stat_result) -> tuple[int, ...]:
@@ -40,20 +41,18 @@ def identity_of(stamp: c.Stamp) -> tuple[int, ...]:
 class Settled:
     """What was settled of one running command, the last word on each path."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self) -> None:
         self._entries: dict[tuple[int, str], tuple[tuple[int, ...] | None, str | None]] = {}
         self._made: set[tuple[int, str]] = set()
-        self.add(entries)
+        self._originals: dict[tuple[int, str], str] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._entries)
-
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Take note of one more checkpoint."""
+    def add(self, entries: Iterable[Entry], originals: Iterable[Original]) -> None:
+        """Take note of what a checkpoint has settled, or of the originals that it is about to move."""
         for root, path, layer, left, is_made in entries:
             self._entries[root, path] = layer, left
             if is_made:
                 self._made.add((root, path))
+        self._originals.update(((root, path), stamp) for root, path, stamp in originals)
 
     def is_unchanged(self, root: int, path: str, status: os.stat_result) -> bool:
         """Tell whether an entry of the layer is the version that a checkpoint put into the project."""
@@ -65,9 +64,15 @@ class Settled:
         return (root, path) in self._made
 
     def is_left(self, root: int, path: str, live: os.stat_result) -> bool:
-        """Tell whether what the project has at a path was put there by a checkpoint, and is still that."""
+        """Tell whether what the project has at a path was put there by a checkpoint, and is still that.
+
+        Or put back: a file that was moved out and in again bears a new time, and is the one that the command saw.
+        """
         _, left = self._entries.get((root, path), (None, None))
-        return left is not None and is_version(c.Stamp.read(left), live)
+        if left is not None and is_version(c.Stamp.read(left), live):
+            return True
+        original = self._originals.get((root, path))
+        return original is not None and c.Stamp.read(original).same(stamp_of(live))
 
     def is_anothers(self, root: int, path: str) -> bool:
         """Tell whether what the layer seems to delete from the project is none of its command's.
@@ -81,10 +86,10 @@ class Settled:
         return any((root, above) in self._made for above in c.above(path))
 
 
-def note(path: str, entries: list[Entry]) -> None:
-    """Add one checkpoint to the note of a run, for whoever goes on should this process die."""
+def note(path: str, entries: list[Entry], originals: list[Original]) -> None:
+    """Add to the note of a run, for its end, and for whoever goes on should this process die."""
     with open(path, "ab", buffering=0) as file:
-        file.write(marshal.dumps(entries))
+        file.write(marshal.dumps((entries, originals)))
 
 
 def noted(path: str) -> Settled | None:
@@ -94,7 +99,7 @@ def noted(path: str) -> Settled | None:
             settled = Settled()
             try:
                 while True:
-                    settled.add(marshal.load(file))  # noqa: S302  (nobody else can write in our state)
+                    settled.add(*marshal.load(file))  # noqa: S302  (nobody else can write in our state)
             except (EOFError, ValueError, TypeError):
                 return settled  # the end, or where a death cut it off
     except FileNotFoundError:

@@ -56,6 +56,7 @@ class Checkpoints:
         self._layers = layers
         self._indexes = indexes
         self._targets = targets
+        self._note = f"{os.path.dirname(layers[0].upper)}/{layering.SETTLED}"
         self._newest_ns = 0  # the latest change of the layers that was settled or left
         self._unasked: dict[tuple[int, str], str] = {}  # files that were settled by itself, and the run that tells it
 
@@ -128,8 +129,9 @@ class Checkpoints:
         if unfinished:
             for stream in streams(stopped.processes, self._targets):
                 unfinished.pop(stream, None)
-        for change in files:
-            if change.before is not None and change.before.links > 1:
+        for change in checkpoint.found:
+            # To take away one name changes the times of all: another could look like a person's edit at the end.
+            if change.before is not None and change.before.links > 1 and change.before.kind == c.FILE:
                 unfinished[change.root, change.path] = _SHARED
         places = [f"{checkpoint.roots[change.root]}/{change.path}" for change in checkpoint.found]
         locks = (place for place in places if place.endswith(".lock") and ".git/" in place)
@@ -144,6 +146,12 @@ class Checkpoints:
         store, going = self._hood.store, checkpoint.found
         versions = {id(change): change.after for change in going}
         checkpoint.below = ()
+        originals = [
+            (change.root, change.path, change.before.text())
+            for change in going
+            if change.before is not None and change.before.kind != c.DIRECTORY
+        ]
+        note(self._note, [], originals)
         with layering.Claim(store.places, checkpoint.run) as claim:
             claim.take()
             store.history.begin(self._hood.project.id, checkpoint, os.getpid())
@@ -220,7 +228,7 @@ class Checkpoints:
                     Closing(upper.open(change.path)) as directory,
                 ):
                     set_opaque(directory)
-        note(f"{os.path.dirname(self._layers[0].upper)}/{layering.SETTLED}", entries)
+        note(self._note, entries, [])
         wait_for_another_time(max(version.changed_ns if version else 0 for version in versions.values()))
 
     def _copied(self, checkpoint: Run) -> list[str]:
