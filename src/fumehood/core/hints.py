@@ -210,10 +210,12 @@ def unreached(connections: Sequence[Connection]) -> tuple[Blocked, ...]:
     )
 
 
-def denied_network(command: str, output: str, network: Network, asking: str = "") -> Blocked:
+def denied_network(
+    command: str, output: str, network: Network, meant: tuple[str, ...] = (), asking: str = ""
+) -> Blocked:
     """Say to a command that tried to leave that it has no network; `asking` is how it asks for hosts, if it can."""
     address = _ADDRESS.search(command)
-    hosts = _hosts_named(output) or ((address[1],) if address else _registries(command))
+    hosts = _hosts_named(output) or ((address[1],) if address else meant or _registries(command))
     named = " ".join(hosts) or "HOST"
     if asking:
         hint = f"there is no network; to ask the person for it: {asking} {named}"

@@ -25,6 +25,7 @@ DENY_ONCE, DENY_SESSION, DENY_ALWAYS = "deny_once", "deny_session", "deny_always
 ANSWERS = (ALLOW_ONCE, ALLOW_SESSION, ALLOW_ALWAYS, DENY_ONCE, DENY_SESSION, DENY_ALWAYS)
 
 NETWORK, UNSANDBOXED, ROOT, LINKED_ROOT = "network", "unsandboxed", "root", "linked root"
+HOST, SHOW = "host", "show"  # for later commands too
 APPLY_HELD = "apply"
 
 NOBODY, TOO_LATE, CANCELLED = "nobody was there to ask", "nobody answered in time", "the question was cancelled"
@@ -60,6 +61,7 @@ class Question(Value):
     items: tuple[Item, ...] = ()
     about: str = ""  # identifies what the words can't show whole; see `digest_of`
     unaskable: str = ""  # why a person can't be asked this, which is then a no
+    is_lasting: bool = False  # it is for later commands: an answer for once would mean nothing
 
     @property
     def key(self) -> Key:
@@ -71,6 +73,8 @@ class Question(Value):
         """The answers that make sense here, allowing ones first."""
         if self.one_time_only:
             return ALLOW_ONCE, DENY_ONCE
+        if self.is_lasting:
+            return ALLOW_SESSION, ALLOW_ALWAYS, DENY_ONCE, DENY_SESSION, DENY_ALWAYS
         return tuple(answer for answer in ANSWERS if self.in_session or scope(answer) != SESSION)
 
     @property
@@ -186,6 +190,27 @@ def root_question(path: str, project: str, link: str | None = None) -> Question:
     )  # fmt: skip
 
 
+def reason_told(reason: str) -> tuple[str, ...]:
+    """Return an agent's own words for why it asks, as a line of a question."""
+    return (f"the agent says: {reason}",) if reason.strip() else ()
+
+
+def host_question(host: str, project: str, reason: str = "") -> Question:
+    """Ask to let later commands reach a host."""
+    return Question(
+        what=HOST, text=f"Let an agent's commands reach a host: {host}?", command="", directory=project,
+        project=project, target=host, items=(_host(host),), details=reason_told(reason), is_lasting=True,
+    )  # fmt: skip
+
+
+def show_question(path: str, project: str, reason: str = "") -> Question:
+    """Ask to let later commands see a path of the home."""
+    return Question(
+        what=SHOW, text=f"Let an agent's commands read a path of your home: {path}?", command="", directory=project,
+        project=project, target=path, details=reason_told(reason), is_lasting=True,
+    )  # fmt: skip
+
+
 def settled(question: Question, session: Mapping[Key, str], kept: Mapping[Key, str]) -> str:
     """Return what earlier answers say: allow, deny, or ask. The session's come before those that were kept."""
     if question.one_time_only:
@@ -212,11 +237,13 @@ def understood(question: Question, answer: object) -> str:
     One that would last longer than the question allows holds once.
     """
     if answer is None or isinstance(answer, bool):
-        return ALLOW_ONCE if answer else DENY_ONCE
+        return (ALLOW_SESSION if question.is_lasting else ALLOW_ONCE) if answer else DENY_ONCE
     if not isinstance(answer, str) or answer not in (ALLOW, DENY, *ANSWERS):
         raise BadRequest(f"{answer!r} is not an answer to a question", hint=f"one of: {', '.join(ANSWERS)}")
     if answer in question.options:
         return answer
+    if question.is_lasting and verdict(answer) == ALLOW:
+        return ALLOW_SESSION
     return ALLOW_ONCE if verdict(answer) == ALLOW else DENY_ONCE
 
 

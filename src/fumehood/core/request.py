@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TOLD = "/dev/fumehood"
 CWD, ENVIRONMENT = "cwd", "env"
 VARIABLE = "FUMEHOOD_ENV"
+BIN = "/dev/hood"  # on the PATH of a session's commands: what they ask us with
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _DIGITS = frozenset("0123456789")
@@ -94,6 +95,7 @@ class Request(Value):
     timeout: float | None = None
     network: str = "none"
     hosts: tuple[str, ...] = ()  # those it asks for, where it does not need the whole network
+    if_granted: bool = False  # where nobody is there to allow them, it runs without
     environment: tuple[tuple[str, str], ...] = ()
     shell: str = ""  # a shell of the host's that reads the command
     source: str = ""  # a file that this shell reads first
@@ -172,6 +174,8 @@ def arguments(
     before = [_TELL_CWD] if tells_cwd else []
     if source:
         before.append(f"source {quoted(source)} 2>/dev/null")
+        if tells_cwd:
+            before.append(f"PATH={BIN}:$PATH")  # it may have set another
     if not before:
         return shell, "-c", command
     # An argument and not a part of the script, so that no quoting can go wrong; and it is gone before the line begins.

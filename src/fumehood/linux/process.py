@@ -109,7 +109,7 @@ class Attendance:
         self, running: Running, outputs: dict[int, Stream], *, deadline: float | None = None,
         watched: Watched | None = None, feeding: Carrier | None = None, cancelled: Callable[[], bool] | None = None,
         guarding: Callable[[int], Guard | None] | None = None, signals: Signals | None = None,
-        asking: QuestionsOpen | None = None,
+        asking: QuestionsOpen | None = None, door: Watched | None = None,
     ) -> None:  # fmt: skip
         self._running = running
         self._outputs = dict(outputs)
@@ -120,6 +120,7 @@ class Attendance:
         self._guarding = guarding
         self._signals = signals
         self._asking = asking
+        self._door = door  # where the command asks us for something
         self._heard: list[int] = []
         self._guard: Guard | None = None
         self._next_look = time.monotonic() + _FIRST_LOOK_S
@@ -165,7 +166,7 @@ class Attendance:
             stream.mute()
         if self._asking is not None:
             self._asking.close()
-        self._watched = self._cancelled = self._deadline = self._guarding = self._asking = None
+        self._watched = self._cancelled = self._deadline = self._guarding = self._asking = self._door = None
         if self._exit is None:
             self._running.kill()
         while self._exit is None:
@@ -175,24 +176,23 @@ class Attendance:
     def _turn(self) -> None:
         """Wait for something to happen and see to it."""
         poll = select.poll()
-        for each in (self._running, self._signals, self._asking):
-            if each is not None:
-                poll.register(each.fileno(), _READABLE)
+        for polled in (self._running, self._signals, self._asking, self._door):
+            if polled is not None:
+                poll.register(polled.fileno(), _READABLE)
         is_asking = self._asking is not None and self._asking.is_open
         fed = -1 if is_asking else self._register_carried(poll)
         ready = {fd for fd, _ in poll.poll(self._patience_ms())}
         for fd in ready & self._outputs.keys():
             self._read(fd)
-        if self._watched is not None and self._watched.fileno() in ready:
-            self._watched.drain()
         if self._feeding is not None and fed in ready and not self._feeding.advance():
             self._end_feeding()
         if self._signals is not None and self._signals.fileno() in ready:
             for number in self._signals.drain():
                 self._heard.append(number)
                 self._give_way()
-        if self._asking is not None and self._asking.fileno() in ready:
-            self._asking.drain()
+        for each in (self._watched, self._asking, self._door):
+            if each is not None and each.fileno() in ready:
+                each.drain()
         if self._running.fileno() in ready:
             self._exit = self._running.advance()
         self._look_at_the_clock()

@@ -103,6 +103,29 @@ class Asking:
             self._unrecorded.append((place, decision))
         return decision
 
+    def waited_for(self, decide: Callable[[Callable[[], bool]], Decision]) -> Decision:
+        """Have something else decided, that the command asks for itself and waits for."""
+        with self._changed:
+            if not self._waiting:
+                self._since = time.monotonic()
+            self._waiting += 1
+            self._wake()
+        try:
+            with self._turn:
+                with self._changed:
+                    while not self.is_open and not self._silence:
+                        self._changed.wait()
+                    if self._silence:
+                        return Decision(allowed=False, reason=self._silence)
+                return decide(lambda: bool(self._silence))
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                if not self._waiting:
+                    self._waited_s += time.monotonic() - self._since
+                self._changed.notify_all()
+                self._wake()
+
     def _wake(self) -> None:
         """Have the attending thread look (the lock is held)."""
         if self._event >= 0:

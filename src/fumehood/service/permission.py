@@ -66,7 +66,7 @@ class Permissions:
 
     def decide(self, question: questions.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
         """Return what the session, the kept grants, or a person says."""
-        if self._session is None:
+        if self._session is None and not question.is_lasting:
             question = question.replace(in_session=False)
         before = self._settled(question)
         if before != questions.ASK:
@@ -79,7 +79,7 @@ class Permissions:
 
         reply = ask_all(self._asks, question, self._patience_s, cancelled)
         verdict, scope = questions.verdict(reply.answer), questions.scope(reply.answer)
-        if scope == questions.SESSION and self._session is not None:
+        if scope == questions.SESSION and self._session is not None and not question.is_lasting:
             self._session[question.key] = verdict
         elif scope == questions.ALWAYS:
             self._grants.keep(question.key, verdict)

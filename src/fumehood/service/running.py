@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Starter, Streams
     from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.process import Guard, Running, Watched
+    from fumehood.linux.process import Guard, QuestionsOpen, Running, Watched
     from fumehood.linux.streams import Sink, Stdio
     from fumehood.linux.terminal import Signals, Terminal
     from fumehood.service.ask import Ask
+    from fumehood.service.inside import Door
     from fumehood.service.loopback import Loopback
     from fumehood.service.network import Access
     from fumehood.service.permission import Decision
@@ -179,7 +180,7 @@ class Execution:
                 taking_part = wishes.replace(watch=None) if capture.way == COPY else wishes
                 ended = attend(
                     start, plan, outputs, timeout, taking_part, capture.layers,
-                    lambda init: self._guard(init, world, seat), access,
+                    lambda init: self._guard(init, world, seat), access, None if seat is None else seat.door,
                 )  # fmt: skip
                 capture.finish()
             except BaseException:
@@ -316,12 +317,16 @@ class Execution:
 def attend(
     start: Starter, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes,
     layers: Sequence[Layer] = (), guard: Callable[[int], Guard | None] | None = None, access: Access | None = None,
+    door: Door | None = None,
 ) -> Ended:  # fmt: skip
     """Start what was planned, and stay with it to its end."""
 
     def attended(stdio: Stdio) -> Ended:
         began = time.monotonic()
         watched = None
+        asking: QuestionsOpen | None = None if access is None else access.asking
+        if asking is None and door is not None:
+            asking = door.asking
         if wishes.signals is not None:
             wishes.signals.note()
         try:
@@ -340,11 +345,13 @@ def attend(
                 running, stdio.outputs,
                 deadline=None if timeout is None else began + timeout,
                 watched=watched, feeding=stdio.feed, cancelled=wishes.cancelled, guarding=guard,
-                signals=wishes.signals, asking=None if access is None else access.asking,
+                signals=wishes.signals, asking=asking, door=door,
             ).attend()  # fmt: skip
         finally:
             if watched is not None:
                 watched.stop()
+            if door is not None:
+                door.stop()
         return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
     if wishes.terminal is None:

@@ -8,11 +8,11 @@ import time
 from fumehood.core.changes import HELD
 from fumehood.core.judge import APPLY, HOLD, cut_short, judge
 from fumehood.core.limits import STOPPED, overflows, refused_writes
-from fumehood.core.network import FULL, OFFLINE, decided
+from fumehood.core.network import FULL, NONE, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
 from fumehood.core.questions import network_question
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
-from fumehood.core.request import Request, arguments, check, checked, on_terminal, shown
+from fumehood.core.request import BIN, Request, arguments, check, checked, on_terminal, quoted, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Starter
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Outcome
-    from fumehood.service.network import Access
+    from fumehood.service.network import Access, Asking
     from fumehood.service.permission import Decision
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMED = 3
+_ASKING = "fumehood ask"  # what a command of a session can type
 _BY_CTRL_C = 130  # the status of a command that ended by it
 
 
@@ -74,7 +75,7 @@ class Hood(Workplace):
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
         check(request)
-        hood, request = self.profiled(request)
+        hood, request = self._with_grants(request).profiled(request)
         if hood._withheld and hood.asking(wishes).are_answered:
             request = hood._asking(request)
         # Before anything is tried out there: on a full disk, nothing would seem to work.
@@ -134,6 +135,9 @@ class Hood(Workplace):
             return run_bare(self, host, claim, request, wishes)
         world = self.world(request, claim.run, seat)
         network = decided(request.network, request.hosts, self.policy)
+        if network.to_ask and request.if_granted and not self.asking(wishes).are_answered:
+            # Every command of the agent would be refused. One that needs the hosts is told when it tries.
+            network = decided(NONE, (), self.policy)
         run = Run(
             run=claim.run, project=self.project.path, command=request.title or shown(checked(request.command)),
             cwd=world.starting(request.cwd, self.project.path), state="running", network=network.mode,
@@ -157,13 +161,14 @@ class Hood(Workplace):
         with InterruptsHeld() as interrupts:
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
                 run.found = layering.scanned(layers, claim.indexes)
-                run.blocked = self._blocked(run, network, world, ended, seat)
+                run.blocked = self._blocked(run, network, request.hosts, world, ended, seat)
                 ended_by = _cut_short(ended.outcome, wishes)
                 self.give_verdicts(run, layers, request.mode, ended_by)
                 may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)
             settle(
                 self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict,
-                may_run_again=may_run_again and may_be_forgotten(run, self.policy.again),
+                may_run_again=may_run_again and may_be_forgotten(run, self.policy.again)
+                and not (seat and seat.has_asked),
             )  # fmt: skip
             # Only now: a command that is run again begins where the first one did.
             run.ended_in = seat.keep(world.outside) if seat else ""
@@ -226,6 +231,7 @@ class Hood(Workplace):
             for name, sink in zip(("stdout", "stderr"), sinks, strict=True)
         )
         access = None if network is OFFLINE else self._access(run, network, world, wishes)
+        asking = None if seat is None else self._open_door(seat, world, wishes, access)
         try:
             ended = execution.run(
                 line if wishes.terminal is None else on_terminal(line), world, world.cwd(run.cwd), (out, err),
@@ -237,7 +243,38 @@ class Hood(Workplace):
         finally:
             if access is not None:
                 access.stop(run)
+            if asking is not None:
+                asking.close()
+                asking.finish()
         return ended
+
+    def _open_door(self, seat: Seat, world: World, wishes: Wishes, access: Access | None) -> Asking | None:
+        """Let the command ask for something, a person too where somebody can ask them; returns what that needs."""
+        door = seat.door
+        assert door is not None
+        door.outside = world.outside
+        permissions = self.asking(wishes)
+        if not permissions.are_answered:
+            return None
+        from fumehood.core.inside import widenings
+        from fumehood.service.access import settle as settle_access
+        from fumehood.service.network import Asking
+
+        def never(*_: object) -> Decision:
+            raise AssertionError("no connection waits for this")
+
+        connecting = None if access is None else access.asking
+        asking = connecting or Asking(never, never)
+
+        def ask(words: list[str], whole: Callable[[str], str]) -> str:
+            def decide(question: Question) -> Decision:
+                return asking.waited_for(lambda is_closed: permissions.decide(question, is_closed))
+
+            said = settle_access(self.store, self.project, seat.session.name, widenings(words, whole), decide)
+            return "".join(f"{line}\n" for line in said)
+
+        door.asking, door.ask = asking, ask
+        return None if asking is connecting else asking
 
     def _access(self, run: Run, network: Network, world: World, wishes: Wishes) -> Access:
         """Return the way to the network of a command that has one, or may turn out to need one.
@@ -259,9 +296,12 @@ class Hood(Workplace):
         return Access(network, asking=asking, resolvers=resolvers_of(world) if self.host().makes_namespaces else ())
 
     def _blocked(
-        self, run: Run, network: Network, world: World, ended: Ended, seat: Seat | None
+        self, run: Run, network: Network, hosts: tuple[str, ...], world: World, ended: Ended, seat: Seat | None
     ) -> tuple[Blocked, ...]:
-        """Return what the command was refused, what it may have missed where it failed, and what was thrown away."""
+        """Return what the command was refused, what it may have missed where it failed, and what was thrown away.
+
+        `hosts` are those that it was meant to reach.
+        """
         blocked = list(run.blocked)  # connections
         if ended.outcome.limit is not None:
             blocked.append(ended.outcome.limit)
@@ -271,16 +311,11 @@ class Hood(Workplace):
             blocked.append(hit(OUTPUT, self.policy.output_limit))
         home = "" if ended.seen is None else ended.seen.home
         complaints = run.stdout if run.one_stream else run.stderr
-        refused = refused_writes(complaints, [world.cwd(root) for root in run.roots], world.remedy, home)
-        blocked += (_missing_root(run) if run.exit_code else ()) or refused
+        remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if seat else world.remedy
+        refused = refused_writes(complaints, [world.cwd(root) for root in run.roots], remedy, home)
+        blocked += (_missing_root(run, can_ask=seat is not None) if run.exit_code else ()) or refused
         if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-            tries = ended.outcome.exit.tries
-            if tries or (run.exit_code and run.connections):
-                from fumehood.core.hints import denied_network, unreached
-
-                blocked += (unreached(run.connections) if run.exit_code else ()) or (
-                    (denied_network(run.command, run.output, network),) if tries else ()
-                )
+            blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")
         blocked += world.blocked
         blocked += seat.lacking(run) if seat else ()
         if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
@@ -292,7 +327,7 @@ class Hood(Workplace):
 
             blocked += missed(self._withheld)
         if run.exit_code:
-            _suspect(blocked, run, self.policy, world, ended)
+            _suspect(blocked, run, self.policy, world, ended, can_ask=seat is not None)
         if ended.left_at_home:
             named = ", ".join(f"~/{path}" for path in ended.left_at_home[:_MOST_NAMED])
             more = len(ended.left_at_home) - _MOST_NAMED
@@ -327,6 +362,16 @@ class Hood(Workplace):
                 change.reason = cut_short
         hold_what_is_not_ours(run.found, layers)
 
+    def _with_grants(self, request: Request) -> Hood:
+        """Return a hood whose policy has what a person granted the project, or this session of it; mostly as it is."""
+        granted = self.store.grants.allowed(self.project.path, request.session)
+        if not granted:
+            return self
+        from fumehood.service.access import widened
+
+        policy = widened(self.policy, granted)
+        return Hood(self.store, self.project, policy, self.start, self.permissions, self.surroundings.under(policy))
+
     def profiled(self, request: Request) -> tuple[Hood, Request]:
         """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
         if request.agent is not None:
@@ -359,6 +404,8 @@ class Hood(Workplace):
             **defaults(self._profiles), **world.environment, **(seat.variables if seat else {}),
             **dict(request.environment),
         }  # fmt: skip
+        if seat is not None:
+            environment["PATH"] = f"{BIN}:{environment.get('PATH', os.defpath)}"
         world = world.replace(
             environment=environment, host_shell=request.shell or world.host_shell, source=request.source
         )
@@ -407,18 +454,31 @@ def _question(run: Run, hosts: tuple[str, ...]) -> Question:
     return network_question(run.command, run.cwd, run.project, run.run, hosts, run.roots)
 
 
-def _missing_root(run: Run) -> tuple[Blocked, ...]:
+def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, asking: str) -> tuple[Blocked, ...]:
+    """Tell which hosts a command did not reach: granted ones where it failed, else that it tried and has no network."""
+    if not tries and not (run.exit_code and run.connections):
+        return ()
+    from fumehood.core.hints import denied_network, unreached
+
+    failed = unreached(run.connections) if run.exit_code else ()
+    return failed or ((denied_network(run.command, run.output, network, hosts, asking),) if tries else ())
+
+
+def _missing_root(run: Run, *, can_ask: bool) -> tuple[Blocked, ...]:
     """Offer the directory that a failed command in a git work tree could not write: its real git directory."""
     from fumehood.service.projects import git_directory
 
     directory = git_directory(run.project)
     if directory is None or directory in run.roots:
         return ()
-    hint = f"this is a git work tree, which keeps its history there; fumehood roots add {directory}"
+    line = f"{_ASKING} --write {quoted(directory)}" if can_ask else f"fumehood roots add {directory}"
+    hint = f"this is a git work tree, which keeps its history there; {line}"
     return (Blocked(what="write", detail=directory, hint=hint),)
 
 
-def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, ended: Ended) -> None:
+def _suspect(
+    blocked: list[Blocked], run: Run, policy: Policy, world: World, ended: Ended, *, can_ask: bool
+) -> None:
     """Add which mask, socket or limit a failed command seems to have met, and what of the home it named and missed."""
     from fumehood.core.hints import suspected, unseen_paths
 
@@ -432,6 +492,8 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
         for path in unseen_paths(output, (ended.seen.home,), ended.seen.hides, run.cwd):
             if path not in named:
                 hint = f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)'
+                if can_ask:
+                    hint = f"to ask the person to show it: {_ASKING} --show {quoted(path)}"
                 blocked.append(Blocked(what=HIDDEN_PATH, detail=path, hint=hint))
 
 

@@ -11,8 +11,9 @@ from fumehood.core.report import Blocked
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.launch import owner_of
-from fumehood.linux.mounts import Bind
+from fumehood.linux.mounts import Bind, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
+from fumehood.service import inside
 from fumehood.service.loopback import Loopback
 from fumehood.service.scratch import is_directory
 from fumehood.store.history import CHECKPOINT, Reach
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.core.request import Session
     from fumehood.linux.mounts import Operation
+    from fumehood.service.inside import Door
     from fumehood.service.store import Store
     from fumehood.store.database import Days
     from fumehood.store.projects import Project
 
 _MOST = 1 << 16  # what a pipe holds
 _FOLLOWED_S = 600.0
+_HEARD = (request.CWD, request.ENVIRONMENT, inside.REQUESTS)
+_PIPES = (*_HEARD, inside.ANSWERS)
 
 
 def session_of(store: Store, project: Project, name: str) -> Session:
@@ -51,20 +55,24 @@ def project_of(store: Store, name: str) -> str | None:
 class Seat:
     """One run's place in its session.
 
-    The command tells where it ended and what to keep through two pipes that have names in its /dev: they hold
-    little, they can't be replaced by a link, and they are gone with the run.
+    The command tells where it ended, what to keep and what it asks for through pipes that have names in its /dev: they
+    hold little, they can't be replaced by a link, and they are gone with the run. A directory that is seen read-only
+    holds them, which forbids nothing to who writes to a pipe.
     """
 
     def __init__(
         self, store: Store, project: Project, name: str, run: str, *, tmp: bool = False, must: bool = False
     ) -> None:
         self._store = store
-        self._run = run
         self.session = session_of(store, project, name)
         self._owner = owner_of(project.path)
         self._room = store.places.session(name)
+        # Our own state is closed to another user.
+        self._told = f"{self._room}/{run}" if self._owner is None else f"/run/fumehood-{run}"
         self._pipes: dict[str, int] = {}
         self.loopback = Loopback(store.places, name, run)
+        self.door: Door | None = None
+        self._reach = "--project", project.path, "--only-session", name, "--asked-by", run
         self.tmp = ""
         self.must_have_tmp = must
         self.why_no_tmp = ""
@@ -89,8 +97,8 @@ class Seat:
     def mounts(self) -> list[Operation]:
         """What the sandbox shows of the session."""
         return [
-            Bind(target=f"{request.TOLD}/{name}", source=self._pipe(name), is_writable=True, why="its session")
-            for name in self._pipes
+            Bind(target=request.TOLD, source=self._told, why="its session"),
+            Text(target=inside.TOOL, content=inside.SCRIPT, mode=0o755, why="its session"),
         ]
 
     def lacking(self, run: Run) -> list[Blocked]:
@@ -105,29 +113,35 @@ class Seat:
         return blocked
 
     def __enter__(self) -> Seat:
-        if self._owner is not None:
-            # Our own state is closed to them.
-            self._room = f"/run/fumehood-{self._run}"
-            os.mkdir(self._room, 0o700)
-            os.chown(self._room, self._owner.user, self._owner.group)
-        else:
+        if self._owner is None:
             _make_room(self._room)
-        for name in (request.CWD, request.ENVIRONMENT):
-            path = self._pipe(name)
-            os.mkfifo(path, 0o600)
-            if self._owner is not None:
+        os.mkdir(self._told, 0o700)
+        for name in _PIPES:
+            os.mkfifo(f"{self._told}/{name}", 0o600)
+        if self._owner is not None:
+            for path in (self._told, *(f"{self._told}/{name}" for name in _PIPES)):
                 os.chown(path, self._owner.user, self._owner.group)
+        for name in _HEARD:
             # For reading and writing, so that neither side waits for the other.
-            self._pipes[name] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._pipes[name] = os.open(f"{self._told}/{name}", flags)
+        self.door = inside.Door(self._told, self._pipes[inside.REQUESTS], self._reach)
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.loopback.leave()
-        for name, pipe in self._pipes.items():
+        if self.door is not None:
+            self.door.stop()
+        for pipe in self._pipes.values():
             os.close(pipe)
-            os.unlink(self._pipe(name))
-        if self._owner is not None:
-            os.rmdir(self._room)
+        for name in _PIPES:
+            os.unlink(f"{self._told}/{name}")
+        os.rmdir(self._told)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether the command asked for something outside, which can't be done a second time."""
+        return self.door is not None and self.door.served > 0
 
     def keep(self, outside: Callable[[str], str]) -> str:
         """Remember what the command told, after its end; returns the directory it ended in, if it said so.
@@ -152,9 +166,6 @@ class Seat:
             return os.fsdecode(os.read(self._pipes[name], _MOST))
         except BlockingIOError:
             return ""
-
-    def _pipe(self, name: str) -> str:
-        return f"{self._room}/{self._run}.{name}"
 
     def _why_no_tmp(self, project: Project) -> str:
         if self._owner is not None:

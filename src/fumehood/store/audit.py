@@ -10,7 +10,7 @@ import os
 import time
 
 from fumehood.core.network import Connection
-from fumehood.core.questions import Key
+from fumehood.core.questions import ALLOW, Key
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -192,6 +192,9 @@ class Grant(Value):
     kept_at: float
 
 
+IN_SESSION = "session "  # before its name, where the project of a grant stands
+
+
 class Grants:
     """The kept answers in the database."""
 
@@ -202,6 +205,14 @@ class Grants:
         """Return the kept answer, allow or deny, or None."""
         rows = self.database.rows("SELECT answer FROM grants WHERE what = ? AND project = ? AND target = ?", _row(key))
         return rows[0][0] if rows else None
+
+    def allowed(self, project: str, session: str) -> list[tuple[str, str]]:
+        """Return what a project's commands, and those of this session, are allowed: its kind, and what exactly."""
+        rows = self.database.rows(
+            f"SELECT what, target FROM grants WHERE answer = '{ALLOW}' AND project IN (?, ?) ORDER BY id",
+            (os.fsencode(project), os.fsencode(IN_SESSION + session)),
+        )
+        return [(what, os.fsdecode(target)) for what, target in rows]
 
     def keep(self, key: Key, answer: str) -> None:
         """Keep an answer; a later one takes the place of an earlier."""

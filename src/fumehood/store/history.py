@@ -61,6 +61,7 @@ class Reach(Value):
 
     project: int | None = None
     sessions: tuple[str, ...] = ()
+    asked_by: str = ""  # a run that asks about others: not that one, nor those that did nothing but ask
 
 
 class History:
@@ -492,6 +493,9 @@ def _within(reaches: Sequence[Reach]) -> tuple[str, tuple[str | int, ...]]:
         if reach.sessions:
             conditions.append(f"runs.session IN ({', '.join('?' * len(reach.sessions))})")
             values.extend(reach.sessions)
+        if reach.asked_by:
+            conditions.append("runs.id != ? AND NOT (runs.state = 'empty' AND runs.command LIKE 'fumehood %')")
+            values.append(reach.asked_by)
     return " AND ".join(conditions), tuple(values)
 
 

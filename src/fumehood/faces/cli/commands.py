@@ -29,6 +29,7 @@ _WHERE = {
     "look.add_commands": "log show diff output",
     "now.add_commands": "ps stop checkpoint",
     "forward.add_commands": "forward",
+    "access.add_commands": "status ask",
     "settle.add_commands": "apply discard undo redo",
     "settle.add_review": "review",
     "files.add_commands": "files restore scan",
@@ -83,7 +84,10 @@ class Context:
         """Which runs may be named: every one, unless an option leaves less; no other option leaves more."""
         if self._only_session is None and not getattr(self.options, "only_project", False):
             return Reach()
-        return Reach(project=self.project.id, sessions=() if self._only_session is None else (self._only_session,))
+        return Reach(
+            project=self.project.id, sessions=() if self._only_session is None else (self._only_session,),
+            asked_by=getattr(self.options, "asked_by", ""),
+        )  # fmt: skip
 
     def run(self, name: str) -> Run:
         """The run that was named; `last` and `last~1` are those of this project."""
@@ -209,6 +213,8 @@ def add_reach(command: argparse.ArgumentParser) -> None:
     """Let a command be limited to some runs, as the hook limits what an agent asks for."""
     command.add_argument("--only-session", metavar="NAME", help="see this session's runs only")
     command.add_argument("--only-project", action="store_true", help="see this project's runs only")
+    # The run that asks from inside the hood: it is none of those that it asks about.
+    command.add_argument("--asked-by", metavar="RUN", default="", help=argparse.SUPPRESS)
 
 
 def paint() -> Paint:

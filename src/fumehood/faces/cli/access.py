@@ -1,0 +1,87 @@
+"""Commands about what an agent's session may do: status, and ask for more."""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.inside import widenings
+from fumehood.core.report import printable
+from fumehood.core.report import short as brief
+from fumehood.errors import BadRequest
+from fumehood.faces.cli.commands import Context, add_reach
+from fumehood.faces.cli.look import short
+from fumehood.faces.cli.output import here
+from fumehood.faces.cli.prompt import terminal
+from fumehood.service import access, now
+from fumehood.service.permission import Permissions
+from fumehood.store.history import Reach
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.faces.cli.commands import Add
+
+
+def add_commands(add: Add) -> None:
+    """Make `status` and `ask` known."""
+    status = add(
+        "status", "show what commands may do here, what is held and what runs", _status,
+        "  fumehood status\n  fumehood status --session claude-1",
+    )  # fmt: skip
+    ask = add(
+        "ask", "let an agent's commands reach a host, see a path of the home, or write a directory", _ask,
+        "  fumehood ask example.org --session claude-1\n  fumehood ask --show ~/.npmrc",
+    )  # fmt: skip
+    ask.add_argument("hosts", nargs="*", metavar="HOST")
+    ask.add_argument("--show", action="append", default=[], metavar="PATH", help="a path of the home, to be read")
+    ask.add_argument("--write", action="append", default=[], metavar="DIR", help="a directory, to be written")
+    ask.add_argument("--host", action="append", default=[], metavar="HOST", help="as HOST")
+    ask.add_argument("--reason", default="", metavar="TEXT", help="why, for whoever is asked")
+    for command in (status, ask):
+        command.add_argument("--session", metavar="NAME", help="for this session only")
+        add_reach(command)
+
+
+def _ask(context: Context) -> int:
+    """Ask whoever is at this terminal; an agent that asks from inside the hood has none."""
+    options, store = context.options, context.store
+    words = [*options.hosts, *options.host, *(f"--show={path}" for path in options.show)]
+    words += [*(f"--write={path}" for path in options.write), f"--reason={options.reason}"]
+    asked = widenings(words, lambda path: os.path.join(here(), os.path.expanduser(path)))
+    project = store.projects.open(context.project.path)
+    session = options.only_session or options.session or ""
+    if session and store.sessions.find(session) is None:
+        raise BadRequest(f"there is no session {session}", hint="fumehood log shows the names of sessions")
+    may_ask = () if options.only_session else terminal
+    permissions = Permissions(store.grants, may_ask, patience_s=store.policy_of(project).ask_timeout)
+    said = access.settle(store, project, session, asked, permissions.decide)
+    return context.say({"asked": [each.fields() for each in asked], "said": said}, lambda: print("\n".join(said)))
+
+
+def _status(context: Context) -> int:
+    options, store = context.options, context.store
+    project = context.project
+    session = options.only_session or options.session or ""
+    policy = access.widened(store.policy_of(project), store.grants.allowed(project.path, session))
+    reach = Reach(project=project.id, sessions=(session,) if session else ())
+    held = store.history.runs(context.reach, reach, among=set(store.history.held(project.id)))
+    running = now.running(store, context.reach, reach)
+    network = policy.network if policy.network != "none" or not policy.hosts else "hosts"
+    answer = {
+        "project": project.path, "session": session or None, "roots": list(project.roots), "network": network,
+        "hosts": list(policy.hosts), "show": list(policy.show),
+        "held": [{"run": run.run, "command": run.command} for run in held],
+        "running": [{"run": run.run, "command": run.command} for run in running],
+    }  # fmt: skip
+
+    def show() -> None:
+        for name in ("project", "session"):
+            print(f"{name:9} {printable(str(answer[name] or 'none'))}")
+        for name, values in (("write", project.roots), ("hosts", policy.hosts), ("shown", policy.show)):
+            for value in values:
+                print(f"{name:9} {printable(value)}")
+        print(f"{'network':9} {network}")
+        for name, runs in (("held", held), ("running", running)):
+            for run in runs:
+                print(f"{name:9} {short(run.run)}  {brief(run.command)}")
+
+    return context.say(answer, show)

@@ -1,0 +1,211 @@
+"""`fumehood` inside the hood: a small script there, and here the end that does what it asks for, within bounds.
+
+The script writes one line into a pipe and reads the answer from another; both lie in a directory that the command sees
+read-only. What may be done at all is decided in core/inside.py. It is then done by a command line of ours, in a process
+of its own that reaches this session's runs only; a person is asked by whoever can ask them while the command runs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.core.inside import ASK, HELP, LONGEST, checked, parsed, widenings
+from fumehood.core.request import BIN, TOLD
+from fumehood.errors import plain_error
+from fumehood.linux.process import interpreter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+    from subprocess import Popen
+
+    from fumehood.linux.process import QuestionsOpen
+
+REQUESTS, ANSWERS, CLOSED = "ask", "answer", "closed"
+TOOL = f"{BIN}/fumehood"
+_MOST_REQUESTS = 200  # of one run
+_MOST_BYTES = 1 << 20  # of an answer
+_PATIENCE_S = 60.0  # for what is asked, and for the script to take the answer
+_LOOK_S = 0.01
+
+SCRIPT = f"""#!/bin/sh
+# Fumehood, from inside the hood: fumehood --help
+d={TOLD} s=$(printf '\\037') line=$$$(printf '\\037')$(pwd)
+for word; do line=$line$s$word; done
+case $line in *'
+'*) echo 'ERROR: a word has several lines' >&2; exit 125 ;; esac
+if [ -e $d/{CLOSED} ]; then echo 'ERROR: this command has asked too often' >&2; exit 125; fi
+exec 9<>$d/{REQUESTS} || exit 125
+flock 9 2>/dev/null
+printf '%s\\n' "$line" >&9
+id=
+while [ "$id" != $$ ]; do
+    {{
+        read -r id code
+        if [ "$id" != $$ ]; then cat >/dev/null; elif [ "$code" = 0 ]; then cat; else cat >&2; fi
+    }} <$d/{ANSWERS}
+done
+exit "${{code:-125}}"
+""".encode()
+
+
+class Door:
+    """The outside end, for one run; the thread that attends it calls `fileno`, `drain` and `stop`.
+
+    One request at a time: while one is served, no other is read.
+    """
+
+    def __init__(self, room: str, requests: int, reach: Sequence[str]) -> None:
+        self._room = room
+        self._requests = requests
+        self._reach = reach  # options that keep our command line to the session's runs
+        self._waiting = b""
+        self._thread: threading.Thread | None = None
+        self._child: Popen[bytes] | None = None
+        self._done = -1
+        self._is_stopped = False
+        self.served = 0
+        self.outside: Callable[[str], str] = str  # turns a path that the command saw into one that the person knows
+        self.asking: QuestionsOpen | None = None
+        self.ask: Callable[[list[str], Callable[[str], str]], str] | None = None  # where a person can be asked
+
+    def fileno(self) -> int:
+        """The descriptor to poll: requests, or the end of the one that is served."""
+        return self._requests if self._thread is None else self._done
+
+    def drain(self) -> None:
+        """Take a request, or note that one was answered."""
+        if self._thread is not None:
+            os.eventfd_read(self._done)
+            self._thread.join()
+            self._thread = None
+        else:
+            try:
+                self._waiting += os.read(self._requests, LONGEST)
+            except BlockingIOError:
+                return
+        line, is_whole, rest = self._waiting.partition(b"\n")
+        if not is_whole:
+            if len(line) > LONGEST:
+                self._waiting = b""  # nothing of ours; its end is another request that can't be read
+            return
+        self._waiting = rest
+        self.served += 1
+        if self.served == _MOST_REQUESTS:
+            os.close(os.open(f"{self._room}/{CLOSED}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        if self.served > _MOST_REQUESTS:
+            self._waiting = b""
+            return
+        import threading
+
+        if self._done < 0:
+            self._done = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._serve, args=(line,), name="fumehood-door", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The command has ended: whoever asked is gone."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._thread is not None:
+            child = self._child
+            if child is not None:
+                child.kill()
+            self._thread.join()
+            self._thread = None
+        if self._done >= 0:
+            os.close(self._done)
+            self._done = -1
+        if self.served >= _MOST_REQUESTS:
+            os.unlink(f"{self._room}/{CLOSED}")
+
+    def _serve(self, line: bytes) -> None:
+        number, code, text = "0", 0, b""
+        try:
+            number, cwd, words = parsed(line)
+            code, text = self._done_for(words, lambda path: self.outside(os.path.normpath(os.path.join(cwd, path))))
+        except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever went wrong
+            plain = plain_error(error)
+            hint = f"hint: {plain.hint}\n" if plain.hint else ""
+            code, text = plain.exit_code, f"ERROR: {plain.message}\n{hint}".encode(errors="backslashreplace")
+        try:
+            self._answer(b"%b %d\n%b" % (number.encode(), code, text))
+        finally:
+            os.eventfd_write(self._done, 1)
+
+    def _done_for(self, words: list[str], whole: Callable[[str], str]) -> tuple[int, bytes]:
+        if not words or words[0] in ("-h", "--help", "help"):
+            return 0, HELP.encode()
+        if words[0] != ASK:
+            return self._by_command_line(checked(words, whole))
+        if self.ask is not None:
+            return 0, self.ask(words[1:], whole).encode(errors="backslashreplace")
+        # Nobody can be asked by us; it is recorded, and the line for a person is told.
+        asked = widenings(words[1:], whole)
+        options = [f"--{each.what}={each.target}" for each in asked]
+        return self._by_command_line([ASK, f"--reason={asked[0].reason}", *options])
+
+    def _by_command_line(self, words: Sequence[str]) -> tuple[int, bytes]:
+        """Run our own command line in a process of its own, and return how it ended and what it printed."""
+        import subprocess
+
+        line = interpreter("fumehood.faces.cli.main", "only", words[0], *self._reach, *words[1:])
+        child = self._child = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            text, is_all = _read(child)
+        finally:
+            child.kill()
+            code = child.wait()
+            self._child = None
+        return code if is_all and code >= 0 else 125, text
+
+    def _answer(self, data: bytes) -> None:
+        """Write to the pipe that the script reads from; gives up where nobody does."""
+        import select
+        import time
+
+        until = time.monotonic() + _PATIENCE_S
+        pipe = -1
+        while pipe < 0:
+            try:
+                pipe = os.open(f"{self._room}/{ANSWERS}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:  # nobody reads there yet
+                if self._is_stopped or time.monotonic() > until:
+                    return
+                time.sleep(_LOOK_S)
+        try:
+            poll = select.poll()
+            poll.register(pipe, select.POLLOUT)
+            while data and not self._is_stopped and time.monotonic() < until:
+                if poll.poll(100):
+                    data = data[os.write(pipe, data) :]
+        except (BrokenPipeError, BlockingIOError):
+            return  # it has had enough
+        finally:
+            os.close(pipe)
+
+
+def _read(child: Popen[bytes]) -> tuple[bytes, bool]:
+    """Return what a process prints, within bounds of size and time, and whether that is all."""
+    import select
+    import time
+
+    assert child.stdout is not None
+    until = time.monotonic() + _PATIENCE_S
+    text = b""
+    with child.stdout as stream:
+        poll = select.poll()
+        poll.register(stream, select.POLLIN | select.POLLHUP)
+        while len(text) < _MOST_BYTES and (left := until - time.monotonic()) > 0:
+            if poll.poll(left * 1000):
+                piece = os.read(stream.fileno(), 1 << 16)
+                if not piece:
+                    child.wait()
+                    return text, True
+                text += piece
+    return text + b"\n[the rest is left out]\n", False

@@ -1,0 +1,261 @@
+"""`fumehood` inside the hood: an agent looks at its own runs, takes them back, and asks for more."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trees
+from fumehood import Run, Sandbox
+from fumehood.core.questions import Question
+
+pytestmark = pytest.mark.namespaces
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def agent(cli: Cli) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A command of an agent's session."""
+    return lambda command, *options: cli("run", "--quiet", "--session", "agent", *options, "--", command)
+
+
+@pytest.fixture
+def tree(test_directory: Path) -> Path:
+    return trees.make_tree(test_directory / "tree")
+
+
+def test_an_agent_sees_its_own_runs_in_pipes_and_scripts(agent: Any, cli: Cli, project: Path) -> None:
+    agent("echo one > a")
+    cli("run", "--", "echo mine > b")
+    script = "#!/bin/sh\nfumehood log --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)))'\n"
+    (project / "look.sh").write_text(script)
+    done = agent("true && sh look.sh; fumehood diff | grep '^+one'; fumehood output last && echo done")
+    assert done.stdout == "1\n+one\ndone\n", done.stderr
+    assert done.returncode == 0
+
+
+def test_last_is_the_last_run_that_did_more_than_ask(agent: Any) -> None:
+    agent("echo first; echo x > f")
+    agent("fumehood log >/dev/null")
+    assert agent("fumehood output").stdout == "first\n"
+    assert agent("fumehood output last").stdout == "first\n"
+
+
+def test_an_agent_takes_back_what_it_did_while_its_command_goes_on(agent: Any, project: Path) -> None:
+    (project / "a").write_text("before\n")
+    agent("echo after > a; echo new > b")
+    done = agent("fumehood undo >/dev/null && cat a; ls b; fumehood redo >/dev/null; echo $?")
+    assert done.stdout.endswith("0\n")
+    assert (project / "a").read_text() == "after\n"
+    agent("fumehood undo")
+    assert (project / "a").read_text() == "before\n"
+    assert not (project / "b").exists()
+
+
+def test_what_the_command_and_its_undo_both_change_is_held(agent: Any, cli: Cli, project: Path) -> None:
+    (project / "a").write_text("before\n")
+    agent("echo after > a")
+    agent("echo mine > a; fumehood undo")
+    last = json.loads(cli("log", "--json", "-n", "1").stdout)[0]
+    assert (project / "a").read_text() == "before\n"
+    held = json.loads(cli("log", "--json").stdout)
+    assert "held" in [run["state"] for run in held], last
+
+
+def test_what_only_a_person_may_do_is_refused_with_the_reason(agent: Any, project: Path) -> None:
+    agent("mkdir -p .git/hooks; echo x > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", "--hold")
+    for verb in ("apply last", "discard last", "config show", "grants list", "roots add /etc", "setup claude", "clean"):
+        done = agent(f"fumehood {verb}")
+        assert done.returncode == 126, verb
+        assert "only a person may do that" in done.stderr
+    assert not (project / ".git/hooks/pre-commit").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "log --all", "log --session other", "log --only-session other", "log --project /", "undo --force", "log -n x",
+        "show --project=/ last", "output -- -x", "diff last -x", "nothing", "show a/b", "log x", "stop", "ask",
+        "ask -x", "show $(printf 'a\\001b')", "log --asked-by x", "run -- id",
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused(agent: Any, words: str) -> None:
+    agent("true")
+    done = agent(f"fumehood {words}")
+    assert done.returncode == 125
+    assert done.stderr.startswith("ERROR: ")
+    assert done.stdout == ""
+
+
+def test_another_sessions_runs_and_the_persons_are_out_of_reach(agent: Any, cli: Cli, project: Path) -> None:
+    others = json.loads(cli("run", "--json", "--session", "other", "--", "echo x > theirs").stdout)["run"]
+    persons = json.loads(cli("run", "--json", "--", "echo x > mine").stdout)["run"]
+    for run in (others, persons):
+        for verb in ("show", "output", "diff", "undo", "stop"):
+            done = agent(f"fumehood {verb} {run}")
+            assert (done.returncode, f"there is no run {run}" in done.stderr) == (125, True)
+    assert sorted(os.listdir(project)) == ["mine", "theirs"]
+
+
+def test_help_and_status_tell_what_can_be_done(agent: Any, project: Path) -> None:
+    assert "ask HOST" in agent("fumehood --help").stdout
+    told = json.loads(agent("fumehood status --json").stdout)
+    assert (told["session"], told["roots"], told["network"]) == ("agent", [str(project)], "none")
+    assert str(project) in agent("fumehood status").stdout
+
+
+def test_where_nobody_is_there_the_persons_line_is_told(agent: Any, home: Path) -> None:
+    done = agent("fumehood ask example.org --reason 'I need it'")
+    assert done.returncode == 126
+    assert "nobody was there to ask" in done.stderr
+    assert "fumehood ask --session agent example.org" in done.stderr
+    hidden = home / "notes" / "x"
+    hidden.parent.mkdir()
+    hidden.write_text("secret\n")
+    assert f"fumehood ask --session agent --show {hidden}" in agent(f"fumehood ask --show {hidden}").stderr
+
+
+class Person:
+    """Answers every question, and remembers it."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.asked: list[Question] = []
+
+    def __call__(self, question: Question) -> object:
+        self.asked.append(question)
+        return self.answer
+
+
+@pytest.fixture
+def session(home: Path, project: Path, known_host: None) -> Any:
+    """A session of a program that can ask a person."""
+    opened: list[Sandbox] = []
+
+    def session(answer: object) -> tuple[Sandbox, Person]:
+        person = Person(answer)
+        opened.append(Sandbox(project, ask=person))
+        return opened[-1].session("agent"), person
+
+    yield session
+    for each in opened:
+        each.close()
+
+
+def hosts_of(run: Run) -> list[str]:
+    return list(run.hosts)
+
+
+def test_a_host_that_a_person_allows_is_reached_from_the_next_command_on(session: Any) -> None:
+    sandbox, person = session("allow_session")
+    run = sandbox.run("fumehood ask example.org --reason 'the tests \033[2J fetch it' && fumehood status --json")
+    assert "allowed: commands may reach example.org" in run.stdout
+    (question,) = person.asked
+    assert any("the agent says: the tests" in line for line in question.lines)
+    assert not any("\033" in line for line in question.lines)
+    assert json.loads(run.stdout.splitlines()[-1])["hosts"] == ["example.org"]
+    assert hosts_of(run) == []
+    assert hosts_of(sandbox.run("true")) == ["example.org"]
+    assert hosts_of(sandbox.run("fumehood ask example.org")) == ["example.org"]
+    assert len(person.asked) == 1, "it was answered before"
+
+
+def test_a_session_keeps_its_grants_to_itself(session: Any, project: Path) -> None:
+    sandbox, _ = session(True)
+    sandbox.run("fumehood ask example.org")
+    other, _ = session(False)
+    assert hosts_of(other.session("another").run("true")) == []
+    with Sandbox(project) as plain:
+        assert hosts_of(plain.run("true")) == []
+    sandbox, _ = session("allow_always")
+    sandbox.run("fumehood ask example.net")
+    assert hosts_of(other.session("another").run("true")) == ["example.net"]
+
+
+def test_a_no_is_told_and_one_for_the_session_is_not_asked_again(session: Any) -> None:
+    sandbox, person = session("deny_session")
+    for _ in range(2):
+        run = sandbox.run("fumehood ask example.org")
+        assert (run.exit_code, "not allowed: to reach example.org" in run.stderr) == (126, True)
+    assert len(person.asked) == 1
+
+
+def test_a_path_of_the_home_that_a_person_shows_is_seen(session: Any, home: Path) -> None:
+    notes = home / "notes"
+    notes.mkdir()
+    (notes / "x").write_text("seen\n")
+    sandbox, person = session(True)
+    missed = sandbox.run(f"cat {notes}/x")
+    (hint,) = [each.hint for each in missed.blocked]
+    assert f"fumehood ask --show {notes}" in hint
+    sandbox.run(f"fumehood ask --show {notes}")
+    assert person.asked[-1].target == str(notes)
+    assert sandbox.run(f"cat {notes}/x").stdout == "seen\n"
+    assert sandbox.run(f"echo x > {notes}/x").exit_code != 0
+
+
+def test_a_directory_that_a_person_lets_be_written_is_a_root(session: Any, test_directory: Path) -> None:
+    library = test_directory / "library"
+    library.mkdir()
+    sandbox, person = session(True)
+    assert "allowed" in sandbox.run(f"fumehood ask --write {library} --reason 'fix it there'").stdout
+    assert any("fix it there" in line for line in person.asked[-1].lines)
+    again, _ = session(False)
+    again.run(f"echo x > {library}/f")
+    assert (library / "f").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("directory", ["/", "{home}", "{home}/..", "{home}/.local/state/fumehood", "/etc", "/nowhere"])
+def test_what_can_not_be_a_root_is_not_even_asked_for(session: Any, home: Path, directory: str) -> None:
+    sandbox, person = session(True)
+    assert sandbox.run(f"fumehood ask --write {directory.format(home=home)}").exit_code == 125
+    assert person.asked == []
+
+
+@pytest.mark.parametrize("path", ["/", "{home}", "{home}/..", "{home}/.local/state/fumehood", "{home}/.local", "/etc"])
+def test_what_can_not_be_shown_is_not_even_asked_for(session: Any, home: Path, path: str) -> None:
+    sandbox, person = session(True)
+    assert sandbox.run(f"fumehood ask --show {path.format(home=home)}").exit_code == 125
+    assert person.asked == []
+
+
+def test_a_link_is_asked_for_as_what_it_leads_to(session: Any, home: Path, project: Path) -> None:
+    (home / "private").mkdir()
+    (project / "link").symlink_to(home / "private")
+    sandbox, person = session(False)
+    sandbox.run("fumehood ask --show link")
+    assert str(home / "private") in person.asked[-1].text
+
+
+def test_it_works_in_a_root_tree_without_python(agent: Any, tree: Path, project: Path) -> None:
+    options = ("--root", str(tree))
+    agent("echo one > a", *options)
+    done = agent("fumehood diff | grep '^+one' && fumehood undo >/dev/null; fumehood ask x.org; echo $?", *options)
+    assert done.stdout == "+one\n126\n", done.stderr
+    assert not (project / "a").exists()
+
+
+def test_without_a_session_there_is_no_such_command(cli: Cli) -> None:
+    assert cli("run", "--quiet", "--", "test -e /dev/hood/fumehood").returncode == 1
+
+
+def test_a_run_that_asked_for_something_is_not_run_again(agent: Any, cli: Cli, project: Path) -> None:
+    agent("echo 1 > a")
+    agent("echo 2 > a; fumehood undo last >/dev/null; fumehood redo >/dev/null")
+    runs = json.loads(cli("log", "--json").stdout)
+    assert sum(run["act"] == "undo" for run in runs) == 2
+
+
+def test_an_option_of_the_hook_that_nobody_can_allow_does_not_refuse_every_command(cli: Cli) -> None:
+    options = ("--session", "agent", "--allow-host", "example.org", "--brief", "--if-granted")
+    done = cli("run", *options, "--", "echo ran")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    tried = cli("run", *options, "--", "getent hosts example.org; true")
+    assert "fumehood ask example.org" in tried.stderr
+    refused = cli("run", "--allow-host", "example.org", "--", "echo ran")
+    assert refused.returncode == 126
