@@ -35,6 +35,7 @@ You are in the hood: this asks Fumehood, outside, about this session's own runs 
   undo [RUN] [PATH…]         bring back what was there before a run
   redo [RUN]                 bring back what was undone
   ps, stop RUN               what runs now; end a command
+  checkpoint RUN             settle what a command that runs has finished writing, so that others see it
   status                     what this session may do, what is held, what runs
   ask HOST…                  ask the person to let this session's commands reach a host
   ask --show PATH            ask to see a path of the home, read-only
@@ -48,7 +49,7 @@ RUN is an id, the beginning of one, `last`, or `last~1`. What is asked for count
 _VERBS: dict[str, tuple[bool, bool, tuple[str, ...]]] = {
     "log": (False, False, ("-n", "--limit")), "show": (True, False, ()), "diff": (True, True, ()),
     "output": (True, False, ()), "undo": (True, True, ()), "redo": (True, False, ()), "ps": (False, False, ()),
-    "stop": (True, False, ()), "status": (False, False, ()),
+    "stop": (True, False, ()), "checkpoint": (True, False, ()), "status": (False, False, ()),
 }  # fmt: skip
 _A_PERSONS = frozenset((
     "acp", "agent", "apply", "best", "clean", "config", "discard", "doctor", "draft", "export", "files", "fleet",

@@ -62,9 +62,6 @@ _STATUS = "fumehood_status"
 _RUN_BY_SHELLS = frozenset("\n\"\\;|&$`<>()#")
 _IN_PLAIN_NAMES = _IN_NAMES - {":"}
 _LONGEST_NAME = 100
-# What an agent may do about its own runs, on the host: look, and take back. Never to apply what is held.
-_LOOKING = frozenset({"undo", "redo", "diff", "show", "output", "log", "ps", "stop", "checkpoint"})
-_NARROWING = ("--only-session", "--only-project")
 
 
 class HookOptions:
@@ -183,8 +180,8 @@ def _is_shell_patch(call: ToolCall) -> bool:
 def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[str, Any]:
     """Return the tool's input with its command rewritten."""
     text = command.text
-    if command.script.startswith(("fumehood ", f"{_ours()} ")):
-        text = command.script  # what we understand ourselves, in a shell that the client put around it
+    if command.script.startswith(f"{_ours()} "):
+        text = command.script  # what we wrote ourselves, in a shell that the client put around it
     if "\0" in text:
         raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
     try:
@@ -206,14 +203,7 @@ def rewrite(command: str, call: ToolCall, options: HookOptions) -> str:
         inner, around = _unwrapped(command, ours)
         if inner is not None and (around or command == _wrapped(inner, ours, call, options)):
             command = inner
-    # What keeps an agent to its own runs: its session's, else its project's.
-    session = _session(call, options)
-    words = ["--only-session", session] if session else ["--only-project"]
-    if "--project" in options.passed_on:
-        at = len(options.passed_on) - options.passed_on[::-1].index("--project")
-        words += ["--project", options.passed_on[at]]
-    looking = _looking(command.strip(), ours, " ".join(map(quoted, words)))
-    return looking or _wrapped(command, ours, call, options)
+    return _wrapped(command, ours, call, options)
 
 
 def _ours() -> str:
@@ -232,6 +222,7 @@ def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> s
     usable = (each for each in shells if each.rpartition("/")[2] in ("bash", "zsh") and os.access(each, os.X_OK))
     shell = next(usable, "/bin/sh")
     words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
+    words += ["--if-granted"] if {"--allow-host", "--network"} & set(options.passed_on) else []
     if session:
         words += ["--session", session, "--begun-in", os.environ.get(client.project_variable, "") or here()]
         waits_s = BACKGROUND_AFTER if is_background(call) else client.waits_s
@@ -261,26 +252,6 @@ def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
     link = after.removeprefix(begin).removesuffix(end)
     is_plain = _RUN_BY_SHELLS.isdisjoint(head[len(ours) :]) and _RUN_BY_SHELLS.isdisjoint(link)
     return inner, is_plain and after in ("", begin + link + end)
-
-
-def _looking(command: str, ours: str, reach: str) -> str:
-    """Return the line for what an agent may do about its own runs, on the host; "" where it asks for anything else.
-
-    The reach is always its own: what an agent, or a line that it copied, says of that is left out.
-    """
-    start = next((start for start in ("fumehood ", f"{ours} ") if command.startswith(start)), "")
-    verb, _, rest = command[len(start) :].partition(" ")
-    if not start or verb not in _LOOKING:
-        return ""
-    rest = f"{rest} ".removeprefix(f"{reach} ")
-    words = rest.split(" ")[:-1] if rest.strip() else []
-    for word in words:
-        name = word.replace("last~", "last", 1)
-        if not name or not _IN_NAMES.issuperset(name) or (word[0] == "-" and word not in ("--json", *_NARROWING)):
-            return ""
-    before = ["", *words]
-    kept = [word for last, word in zip(before, words, strict=False) if word not in _NARROWING and last != _NARROWING[0]]
-    return " ".join([ours, verb, reach, *kept])
 
 
 def own_command() -> list[str]:
