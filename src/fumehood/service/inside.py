@@ -11,7 +11,7 @@ import os
 
 from fumehood.core.inside import ASK, HELP, LONGEST, checked, parsed, widenings
 from fumehood.core.request import BIN, TOLD
-from fumehood.errors import plain_error
+from fumehood.errors import Refused, plain_error
 from fumehood.linux.process import interpreter
 
 TYPE_CHECKING = False
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from subprocess import Popen
 
+    from fumehood.core.inside import Widening
     from fumehood.linux.process import QuestionsOpen
 
 REQUESTS, ANSWERS, CLOSED = "ask", "answer", "closed"
 TOOL = f"{BIN}/fumehood"
-_MOST_REQUESTS = 200  # of one run
+_MOST_REQUESTS, _MOST_ASKED = 200, 10  # of one run
 _MOST_BYTES = 1 << 20  # of an answer
 _PATIENCE_S = 60.0  # for what is asked, and for the script to take the answer
 _LOOK_S = 0.01
@@ -65,14 +66,16 @@ class Door:
         self._child: Popen[bytes] | None = None
         self._done = -1
         self._is_stopped = False
+        self._asked = 0  # things that a person must allow
         self.served = 0
         self.outside: Callable[[str], str] = str  # turns a path that the command saw into one that the person knows
         self.asking: QuestionsOpen | None = None
-        self.ask: Callable[[list[str], Callable[[str], str]], str] | None = None  # where a person can be asked
+        self.ask: Callable[[Sequence[Widening]], str] | None = None  # where a person can be asked
 
     def fileno(self) -> int:
-        """The descriptor to poll: requests, or the end of the one that is served."""
-        return self._requests if self._thread is None else self._done
+        """The descriptor to poll: requests, or the end of the one that is served; once there were too many, that."""
+        is_closed = self.served >= _MOST_REQUESTS
+        return self._requests if self._thread is None and not is_closed else self._done
 
     def drain(self) -> None:
         """Take a request, or note that one was answered."""
@@ -80,6 +83,8 @@ class Door:
             os.eventfd_read(self._done)
             self._thread.join()
             self._thread = None
+            if self.served >= _MOST_REQUESTS:
+                return
         else:
             try:
                 self._waiting += os.read(self._requests, LONGEST)
@@ -94,9 +99,6 @@ class Door:
         self.served += 1
         if self.served == _MOST_REQUESTS:
             os.close(os.open(f"{self._room}/{CLOSED}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        if self.served > _MOST_REQUESTS:
-            self._waiting = b""
-            return
         import threading
 
         if self._done < 0:
@@ -140,10 +142,13 @@ class Door:
             return 0, HELP.encode()
         if words[0] != ASK:
             return self._by_command_line(checked(words, whole))
-        if self.ask is not None:
-            return 0, self.ask(words[1:], whole).encode(errors="backslashreplace")
-        # Nobody can be asked by us; it is recorded, and the line for a person is told.
         asked = widenings(words[1:], whole)
+        self._asked += len(asked)
+        if self._asked > _MOST_ASKED:
+            raise Refused(f"a command may ask for {_MOST_ASKED} things at most", hint="ask in another one")
+        if self.ask is not None:
+            return 0, self.ask(asked).encode(errors="backslashreplace")
+        # Nobody can be asked by us; it is recorded, and the line for a person is told.
         options = [f"--{each.what}={each.target}" for each in asked]
         return self._by_command_line([ASK, f"--reason={asked[0].reason}", *options])
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.agents import Agent
+    from fumehood.core.inside import Widening
     from fumehood.core.judge import Waiting
     from fumehood.core.network import Network
     from fumehood.core.policy import Profile
@@ -256,7 +257,6 @@ class Hood(Workplace):
         permissions = self.asking(wishes)
         if not permissions.are_answered:
             return None
-        from fumehood.core.inside import widenings
         from fumehood.service.access import settle as settle_access
         from fumehood.service.network import Asking
 
@@ -266,11 +266,11 @@ class Hood(Workplace):
         connecting = None if access is None else access.asking
         asking = connecting or Asking(never, never)
 
-        def ask(words: list[str], whole: Callable[[str], str]) -> str:
+        def ask(asked: Sequence[Widening]) -> str:
             def decide(question: Question) -> Decision:
                 return asking.waited_for(lambda is_closed: permissions.decide(question, is_closed))
 
-            said = settle_access(self.store, self.project, seat.session.name, widenings(words, whole), decide)
+            said = settle_access(self.store, self.project, seat.session.name, asked, decide)
             return "".join(f"{line}\n" for line in said)
 
         door.asking, door.ask = asking, ask
