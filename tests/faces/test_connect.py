@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,19 @@ from typing import Any
 
 import pytest
 
+import fumehood
+from conftest import need
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 FILES = {
     "claude": ".claude/settings.json", "codex": ".codex/config.toml", "gemini": ".gemini/settings.json",
-    "cursor": ".cursor/mcp.json", "vscode": ".config/Code/User/mcp.json",
+    "copilot": ".copilot/hooks/fumehood.json", "opencode": ".config/opencode/plugin/fumehood.js",
+    "cursor": ".cursor/hooks.json", "vscode": ".config/Code/User/mcp.json",
+}  # fmt: skip
+SERVERS = FILES | {
+    "claude": ".claude.json", "copilot": ".copilot/mcp-config.json", "opencode": ".config/opencode/opencode.json",
+    "cursor": ".cursor/mcp.json",
 }  # fmt: skip
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 CLAUDE = """{
@@ -39,7 +48,10 @@ theme = "dark"
 """
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Any:
+    """What a file says; a file that is not needed any more is gone."""
+    if path.suffix == ".js" or not path.exists():
+        return path.exists() and path.read_text()
     return tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
 
 
@@ -48,10 +60,10 @@ def read(path: Path) -> dict[str, Any]:
 def test_a_client_is_connected_once_and_taken_out(cli: Cli, home: Path, client: str, how: tuple[str, ...]) -> None:
     done = cli("setup", client, "--yes", *how)
     assert done.returncode == 0, done.stderr
-    path = home / (".claude.json" if client == "claude" and how else FILES[client])
+    path = home / (SERVERS if how else FILES)[client]
     text = path.read_text()
     assert "fumehood" in text
-    assert "mcp" in text if how or client in ("cursor", "vscode") else f"hook --client {client} || exit 2" in text
+    assert "mcp" in text if how or client == "vscode" else f"hook --client {client} || exit 2" in text
     assert read(path)
     assert path.stat().st_mode & 0o77 == 0
     again = cli("setup", client, "--yes", *how)
@@ -59,18 +71,19 @@ def test_a_client_is_connected_once_and_taken_out(cli: Cli, home: Path, client: 
     assert path.read_text() == text
     assert len(os.listdir(path.parent)) == (1 if path.parent != home else len(os.listdir(home)))
     assert cli("setup", client, "--yes", "--remove", *how).returncode == 0
-    assert not read(path)
+    written = [each for name in {*FILES.values(), *SERVERS.values()} if read(each := home / name)]
+    assert written == []
 
 
 @pytest.mark.parametrize(
     ("client", "key"),
-    [("claude", "mcpServers"), ("gemini", "mcpServers"), ("cursor", "mcpServers"), ("vscode", "servers")],
+    [("claude", "mcpServers"), ("gemini", "mcpServers"), ("copilot", "mcpServers"), ("cursor", "mcpServers"),
+     ("vscode", "servers")],
 )
 def test_what_is_written_for_a_server_starts_one(cli: Cli, home: Path, project: Path, client: str, key: str) -> None:
     pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
     assert cli("setup", client, "--mcp", "--yes").returncode == 0
-    path = home / (".claude.json" if client == "claude" else FILES[client])
-    entry = json.loads(path.read_text())[key]["fumehood"]
+    entry = json.loads((home / SERVERS[client]).read_text())[key]["fumehood"]
     # A client passes little more on than these; the checkout's environment is not to be made anew for the test.
     environment = {name: os.environ[name] for name in ("HOME", "PATH")} | entry["env"] | {"XDG_CACHE_HOME": CACHE}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "1"}}
@@ -138,7 +151,7 @@ def test_the_hook_is_asked_about_every_tool_and_older_settings_are_mended(cli: C
     path.write_text(OLDER[client])
     done = cli("setup", client, "--yes")
     assert done.returncode == 0, done.stderr
-    (event,) = read(path)["hooks"].values()
+    event = next(iter(read(path)["hooks"].values()))
     (ours,) = [group for group in event if "fumehood" in group["hooks"][0]["command"]]
     assert ours["matcher"] == "*"
     command = ours["hooks"][0]["command"]
@@ -191,3 +204,98 @@ def test_a_linked_file_is_changed_where_it_lies(cli: Cli, home: Path) -> None:
 
 def test_an_unknown_client_is_named(cli: Cli, home: Path) -> None:
     assert "no client emacs" in cli("setup", "emacs").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ('mcp_servers = { other = { command = "x" } } # mine\n', ("--mcp",)),
+        ('features = { web = true }\nmodel = "m"\n', ("--mcp",)),
+        ('[features]\nweb = true # mine\n\n[mcp_servers]\nother = { command = "x" }\n\n[tui]\na = 1\n', ("--mcp",)),
+        ('hooks = { PreToolUse = [ { matcher = "a", hooks = [ { type = "command", command = "mine" } ] } ] }\n', ()),
+        ("hooks = { Stop = [] }\n", ()),
+        ('[hooks]\nPreToolUse = [\n  { matcher = "a", hooks = [] }, # mine\n]\n\n[tui]\na = 1\n', ()),
+    ],
+)
+def test_inline_tables_are_added_to_and_stay_as_they_are_written(
+    cli: Cli, home: Path, text: str, how: tuple[str, ...]
+) -> None:
+    path = home / FILES["codex"]
+    path.parent.mkdir()
+    path.write_text(text)
+    done = cli("setup", "codex", "--yes", *how)
+    assert done.returncode == 0, done.stderr
+    after = read(path)
+    if how:
+        assert after["mcp_servers"]["fumehood"]["args"][-1] == "mcp"
+        assert after["features"]["shell_tool"] is False
+    else:
+        assert "hook --client codex" in after["hooks"]["PreToolUse"][-1]["hooks"][0]["command"]
+    assert path.read_text().count("# mine") == text.count("# mine")
+    assert "nothing to change" in cli("setup", "codex", "--yes", *how).stdout
+    assert cli("setup", "codex", "--yes", "--remove", *how).returncode == 0
+    assert read(path) == tomllib.loads(text)
+
+
+def test_a_server_closes_the_clients_own_shell_or_says_that_it_is_open(cli: Cli, home: Path) -> None:
+    def notes(client: str) -> str:
+        return " ".join(json.loads(cli("setup", client, "--mcp", "--yes", "--json").stdout)["notes"])
+
+    closed = {
+        "claude": (".claude/settings.json", {"permissions": {"deny": ["Bash", "Monitor"]}}),
+        "codex": (".codex/config.toml", {"features": {"shell_tool": False}}),
+        "gemini": (".gemini/settings.json", {"tools": {"exclude": ["run_shell_command"]}}),
+        "opencode": (".config/opencode/opencode.json", {"permission": {"bash": "deny"}}),
+    }
+    for client, (name, expected) in closed.items():
+        assert "own shell is closed" in notes(client)
+        assert read(home / name).items() >= expected.items()
+    for client in ("copilot", "cursor", "vscode"):
+        assert "own shell stays open" in notes(client)
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "copilot", "opencode", "cursor"])
+def test_where_the_hook_is_there_the_clients_shell_stays_open_and_runs_in_the_hood(
+    cli: Cli, home: Path, client: str
+) -> None:
+    assert cli("setup", client, "--yes").returncode == 0
+    before = (home / FILES[client]).read_text()
+    told = json.loads(cli("setup", client, "--mcp", "--yes", "--json").stdout)
+    assert not [note for note in told["notes"] if "own shell" in note]
+    assert [file["path"] for file in told["files"]] == [str(home / SERVERS[client])]
+    assert before in (home / FILES[client]).read_text() or client in ("codex", "gemini")
+
+
+def test_what_a_person_forbade_stays_forbidden(cli: Cli, home: Path) -> None:
+    path = home / ".claude/settings.json"
+    path.parent.mkdir()
+    path.write_text('{"permissions": {"deny": ["WebFetch"], "allow": ["Read"]}}')
+    assert cli("setup", "claude", "--mcp", "--yes").returncode == 0
+    assert read(path)["permissions"] == {"deny": ["WebFetch", "Bash", "Monitor"], "allow": ["Read"]}
+    assert cli("setup", "claude", "--mcp", "--yes", "--remove").returncode == 0
+    assert read(path)["permissions"] == {"deny": ["WebFetch"], "allow": ["Read"]}
+
+
+def test_a_server_that_can_not_start_is_not_written(home: Path, project: Path) -> None:
+    python = os.path.realpath(sys.executable)
+    has_mcp = subprocess.run([python, "-c", "import mcp"], capture_output=True, check=False).returncode == 0
+    need(not has_mcp, "the interpreter without the tests' environment has the package mcp too")
+    source = Path(fumehood.__file__).parent.parent
+    done = subprocess.run(
+        [python, "-P", "-m", "fumehood", "setup", "claude", "--mcp", "--yes"], cwd=project, capture_output=True,
+        text=True, check=False, env=os.environ | {"PYTHONPATH": str(source)},
+    )  # fmt: skip
+    assert done.returncode == 125
+    assert "can't be started" in done.stderr
+    assert "needs a package that is not here: mcp" in done.stderr
+    assert not (home / ".claude.json").exists()
+    assert not (home / ".claude").exists()
+
+
+def test_what_a_person_added_to_the_plugins_hook_stays(cli: Cli, home: Path) -> None:
+    path = home / FILES["opencode"]
+    assert cli("setup", "opencode", "--yes").returncode == 0
+    text = path.read_text()
+    path.write_text(text.replace("--client opencode", "--client opencode --hold").replace("nothing was run", "x"))
+    assert cli("setup", "opencode", "--yes").returncode == 0
+    assert path.read_text() == text.replace("--client opencode", "--client opencode --hold")

@@ -1,0 +1,353 @@
+"""Changes to clients' settings, as text: what a person wrote there, and how, stays.
+
+Everything here can be done again without changing anything, and taken out again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from fumehood.core import jsonc
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+# Clients go on where a hook is missing or fails in any way but this one.
+_OR_FORBID = " || exit 2"
+_OURS = re.compile(r" hook --client \w+(?P<options>.*) \|\| exit 2$", re.DOTALL)
+
+
+class SettingsEdit(Value):
+    """One thing that is added to a text, and taken out of it."""
+
+    add: Callable[[str], str]
+    remove: Callable[[str], str]
+
+
+def meaning(path: str, text: str) -> Any:
+    """Return what a file of settings says, however it is written."""
+    if path.endswith(".toml"):
+        return _toml(text).unwrap()
+    if path.endswith(".js"):
+        return text
+    return jsonc.parse(text).plain() if text.strip() else {}
+
+
+def at(value: Any, keys: list[str]) -> Any:
+    """Return what lies at these keys, or None."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def hook_line(command: str, client: str) -> str:
+    """Return the line that a client runs before a tool."""
+    return f"{command} hook --client {client}{_OR_FORBID}"
+
+
+def has_hook(settings: Any) -> bool:
+    """Return True if our hook is in these settings."""
+    return bool(_hook_places(settings))
+
+
+def _options(line: object) -> str | None:
+    """Return what a person added to the line of our hook, such as `--ask`; None where it is not ours."""
+    ours = _OURS.search(line) if isinstance(line, str) else None
+    return None if ours is None else ours["options"]
+
+
+def _with_options(line: str, options: str) -> str:
+    return f"{line.removesuffix(_OR_FORBID)}{options}{_OR_FORBID}"
+
+
+def _hook_places(settings: Any) -> list[tuple[list[str | int], str]]:
+    """Find our hooks of every event: what is to be taken out, and the options that a person added."""
+    places: list[tuple[list[str | int], str]] = []
+    events = at(settings, ["hooks"])
+    for event, items in (events if isinstance(events, dict) else {}).items():
+        for number, item in enumerate(items if isinstance(items, list) else ()):
+            inner = at(item, ["hooks"])
+            inner = inner if isinstance(inner, list) else []
+            for index, hook in enumerate(inner):
+                if (options := _options(at(hook, ["command"]))) is not None:
+                    place: list[str | int] = ["hooks", event, number]
+                    places.append((place if len(inner) == 1 else [*place, "hooks", index], options))
+            own = (_options(at(item, [key])) for key in ("command", "bash"))
+            places += [(["hooks", event, number], options) for options in own if options is not None]
+    return places
+
+
+def json_hooks(
+    line: str, entries: Mapping[str, Callable[[str], dict[str, Any]]], version: int | None = None
+) -> SettingsEdit:
+    """Hooks in JSON: for each event, what makes an entry of the line to run; some clients want a version beside them.
+
+    A file with a version that holds nothing else any more is not needed.
+    """
+
+    def remove(text: str) -> str:
+        while text.strip() and (places := _hook_places(jsonc.parse(text).plain())):
+            text = jsonc.without(text, places[0][0])
+        for keys in [*(["hooks", event] for event in entries), ["hooks"]]:
+            if text.strip() and at(jsonc.parse(text).plain(), keys) in ([], {}):
+                text = jsonc.without(text, [*keys])
+        return "" if version and text.strip() and jsonc.parse(text).plain() == {"version": version} else text
+
+    def add(text: str) -> str:
+        places = _hook_places(jsonc.parse(text).plain()) if text.strip() else []
+        whole = _with_options(line, places[0][1] if places else "")
+        text = remove(text) or "{}\n"
+        if version and jsonc.parse(text).member("version") is None:
+            text = jsonc.with_member(text, ["version"], version)
+        for event, entry in entries.items():
+            text = jsonc.with_item(text, ["hooks", event], entry(whole))
+        return text
+
+    return SettingsEdit(add=add, remove=remove)
+
+
+def json_member(keys: list[str], value: Any) -> SettingsEdit:
+    """One member of an object in JSON, such as a server's."""
+
+    def remove(text: str) -> str:
+        if not text.strip():
+            return text
+        if not isinstance(value, dict) and at(jsonc.parse(text).plain(), keys) != value:
+            return text  # a person's own
+        text = jsonc.without(text, [*keys])
+        is_empty = len(keys) > 1 and at(jsonc.parse(text).plain(), keys[:-1]) == {}
+        return jsonc.without(text, [*keys[:-1]]) if is_empty else text
+
+    return SettingsEdit(add=lambda text: jsonc.with_member(text or "{}\n", keys, value), remove=remove)
+
+
+def json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
+    """Words in a list in JSON."""
+
+    def listed(text: str) -> list[Any]:
+        items = at(jsonc.parse(text).plain(), keys) if text.strip() else None
+        return items if isinstance(items, list) else []
+
+    def add(text: str) -> str:
+        for value in values:
+            text = text if value in listed(text) else jsonc.with_item(text or "{}\n", keys, value)
+        return text
+
+    def remove(text: str) -> str:
+        for value in values:
+            while value in listed(text):
+                text = jsonc.without(text, [*keys, listed(text).index(value)])
+        for depth in range(len(keys), 0, -1):
+            if text.strip() and at(jsonc.parse(text).plain(), keys[:depth]) in ([], {}):
+                text = jsonc.without(text, [*keys[:depth]])
+        return text
+
+    return SettingsEdit(add=add, remove=remove)
+
+
+_PLUGIN = """\
+// Fumehood's plugin for OpenCode, written by `fumehood setup opencode`: commands run in the hood. Where anything goes
+// wrong here, an error is thrown, and the tool is not run.
+import { spawn } from "node:child_process"
+
+const HOOK = LINE
+
+const asked = (call, cwd) => new Promise((resolve, reject) => {
+  const child = spawn("/bin/sh", ["-c", HOOK], { cwd, stdio: ["pipe", "pipe", "pipe"] })
+  let answer = "", errors = ""
+  child.stdout.setEncoding("utf8").on("data", (text) => { answer += text })
+  child.stderr.setEncoding("utf8").on("data", (text) => { errors += text })
+  child.on("error", reject)
+  child.on("close", (status) => {
+    try {
+      if (status !== 0) throw new Error(errors.trim() || `the hook ended with ${status}`)
+      resolve(JSON.parse(answer))
+    } catch (error) {
+      reject(new Error(`nothing was run: ${error.message}`))
+    }
+  })
+  child.stdin.on("error", () => {})
+  child.stdin.end(JSON.stringify(call))
+})
+
+export const Fumehood = async ({ directory }) => {
+  const about = (event, input, args) => asked({
+    hook_event_name: event, tool_name: input.tool, tool_input: args, session_id: input.sessionID,
+    tool_use_id: input.callID, cwd: directory,
+  }, directory)
+  return {
+    "tool.execute.before": async (input, output) => {
+      const answer = await about("tool.execute.before", input, output.args)
+      if ("deny" in answer) throw new Error(answer.deny)
+      if ("tool_input" in answer) Object.assign(output.args, answer.tool_input)
+    },
+  }
+}
+"""
+_PLUGIN_LINE = re.compile(r"^const HOOK = (?P<line>\".*\")$", re.MULTILINE)
+
+
+def plugin(line: str) -> SettingsEdit:
+    """OpenCode's plugin, which is a file of our own."""
+
+    def add(text: str) -> str:
+        there = _PLUGIN_LINE.search(text)
+        options = _options(json.loads(there["line"])) if there else None
+        return _PLUGIN.replace("LINE", json.dumps(_with_options(line, options or "")), 1)
+
+    return SettingsEdit(add=add, remove=lambda _text: "")
+
+
+# Codex's settings. What can be is written at the end, as a person would; inline tables and lists are added to where
+# they stand, by tomlkit, which keeps everything else.
+
+
+def _toml(text: str) -> Any:
+    import tomlkit
+    from tomlkit.exceptions import ParseError
+
+    try:
+        return tomlkit.parse(text)
+    except ParseError as error:
+        raise BadRequest(str(error), hint="correct the file first; nothing was changed") from error
+
+
+def _toml_value(value: Any) -> Any:
+    """Return a value that is written on one line."""
+    import tomlkit
+
+    if isinstance(value, dict):
+        table = tomlkit.inline_table()
+        for key, inner in value.items():
+            table.append(key, _toml_value(inner))
+        return table
+    if isinstance(value, list):
+        array = tomlkit.array()
+        for inner in value:
+            array.append(_toml_value(inner))
+        return array
+    return tomlkit.item(value)
+
+
+def _at_end(text: str, block: str) -> str:
+    gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+    return text + gap + block
+
+
+def toml_table(keys: list[str], values: dict[str, Any]) -> SettingsEdit:
+    """Values of a table in TOML, two keys deep at most, such as a server's."""
+    return SettingsEdit(
+        add=lambda text: _with_table(text, keys, values), remove=lambda text: _without_values(text, keys, list(values))
+    )
+
+
+def _with_table(text: str, keys: list[str], values: dict[str, Any]) -> str:
+    table = at(_toml(text).unwrap(), keys)
+    if isinstance(table, dict) and all(table.get(key) == value for key, value in values.items()):
+        return text
+    text = _without_values(text, keys, list(values))
+    settings = _toml(text)
+    outer = at(settings, keys[:1])
+    if outer is None or (len(keys) > 1 and _is_headed(outer)):
+        lines = (f"{key} = {_toml_value(value).as_string()}\n" for key, value in values.items())
+        return _at_end(text, f"[{'.'.join(keys)}]\n{''.join(lines)}")
+    for key, value in ({keys[1]: values} if len(keys) > 1 else values).items():
+        outer[key] = _toml_value(value)
+    return str(settings.as_string())
+
+
+def _without_values(text: str, keys: list[str], names: list[str]) -> str:
+    settings = _toml(text)
+    table = at(settings, keys)
+    if table is None or not any(name in table for name in names):
+        return text
+    for name in names:
+        table.pop(name, None)
+    for depth in range(len(keys), 0, -1):
+        if not at(settings, keys[:depth]):
+            del at(settings, keys[: depth - 1])[keys[depth - 1]]
+    return str(settings.as_string())
+
+
+def _is_headed(table: Any) -> bool:
+    """Return True for a table with a line of its own, to which another such line can add."""
+    from tomlkit.items import InlineTable
+
+    return not isinstance(table, InlineTable)
+
+
+def toml_hooks(line: str, matchers: Mapping[str, str]) -> SettingsEdit:
+    """Hooks in TOML: for each event, the tools that it is for."""
+
+    def add(text: str) -> str:
+        places = _hook_places(_toml(text).unwrap())
+        text = _without_hooks(text)
+        for event, matcher in matchers.items():
+            text = _with_hook(text, event, matcher, _with_options(line, places[0][1] if places else ""))
+        _toml(text)
+        return text
+
+    return SettingsEdit(add=add, remove=_without_hooks)
+
+
+def _with_hook(text: str, event: str, matcher: str, line: str) -> str:
+    settings = _toml(text)
+    hooks = at(settings, ["hooks"])
+    items = at(hooks, [event])
+    if (hooks is None or _is_headed(hooks)) and (items is None or _is_headed_list(items)):
+        return _at_end(
+            text,
+            f'[[hooks.{event}]]\nmatcher = "{matcher}"\n\n'
+            f'[[hooks.{event}.hooks]]\ntype = "command"\ncommand = {_toml_value(line).as_string()}\n',
+        )
+    hook = {"matcher": matcher, "hooks": [{"type": "command", "command": line}]}
+    if items is None:
+        hooks[event] = _toml_value([hook])
+    else:
+        items.append(_toml_value(hook))
+    return str(settings.as_string())
+
+
+def _without_hooks(text: str) -> str:
+    for start, end in _own_blocks(text):
+        text = (text[:start].rstrip("\n") + "\n" if text[:start].strip() else "") + text[end:]
+    settings = _toml(text)
+    places = _hook_places(settings.unwrap())
+    for (_, event, *within), _ in reversed(places):
+        if _is_headed_list(settings["hooks"][event]):
+            # The tables of such a list may lie far apart, where no parser takes one out.
+            raise BadRequest("our hook was changed by hand", hint=f"remove the {event} hook that names fumehood")
+        items = settings["hooks"][event]
+        for step in within[:-1]:
+            items = items[step]
+        del items[within[-1]]
+        for keys in (["hooks", str(event)], ["hooks"]):
+            if not at(settings, keys):
+                del at(settings, keys[:-1])[keys[-1]]
+    return str(settings.as_string()) if places else text
+
+
+def _is_headed_list(items: Any) -> bool:
+    from tomlkit.items import AoT
+
+    return isinstance(items, AoT)
+
+
+# As it was written by any version of us, for whichever tools.
+_ANY_BLOCK = re.compile(
+    r'^\[\[hooks\.(?P<event>\w+)\]\]\nmatcher = "[^"\n]*"\n\n'
+    r'\[\[hooks\.(?P=event)\.hooks\]\]\ntype = "command"\ncommand = .*(?:\n|\Z)',
+    re.MULTILINE,
+)
+
+
+def _own_blocks(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where our own blocks lie, the last first: what is taken out then moves none of the others."""
+    for block in reversed(list(_ANY_BLOCK.finditer(text))):
+        if _hook_places(_toml(block[0]).unwrap()):
+            yield block.span()
