@@ -1,4 +1,4 @@
-"""Run the tests with the real Claude Code, Codex and Gemini CLI: `make clients`; --write fills in the docs."""
+"""Run the tests with the real clients: `make clients`; --write fills in the docs."""
 
 import hashlib
 import os
@@ -23,6 +23,8 @@ def main() -> int:
         ("Claude Code", claude(), "claude_code", "FUMEHOOD_TESTS_CLAUDE"),
         ("Codex CLI", tools / ".bin/codex", "codex_cli", "FUMEHOOD_TESTS_CODEX"),
         ("Gemini CLI", tools / ".bin/gemini", "gemini_cli", "FUMEHOOD_TESTS_GEMINI"),
+        ("Copilot CLI", tools / ".bin/copilot", "copilot_cli", "FUMEHOOD_TESTS_COPILOT"),
+        ("OpenCode", tools / ".bin/opencode", "opencode_cli", "FUMEHOOD_TESTS_OPENCODE"),
     )
     environment = node_environment(tools)
     rows, status = [], 0

@@ -165,6 +165,14 @@ def test_the_hook_lets_tools_alone_that_run_nothing_and_those_of_our_server(
     assert run["session"].startswith("mcp-")
 
 
+def test_with_the_server_its_own_shell_is_closed(agent: Agent, fumehood: Any, project: Path) -> None:
+    assert "own shell is closed" in fumehood("setup", "claude", "--mcp", "--yes").stdout
+    server = {"tool": "mcp__fumehood__run_command", "input": {"command": "echo ran >g; cat g"}}
+    told = agent([server, bash("touch f"), {"text": "done"}])
+    assert "ran" in told[0]
+    assert os.listdir(project) == ["g"]
+
+
 def test_two_agents_on_one_project(claude: str, environment: dict[str, str], fumehood: Any, project: Path) -> None:
     fumehood("setup", "claude", "--yes")
     scripts = [

@@ -174,6 +174,14 @@ def test_a_network_request_through_mcp_is_asked_for(agent: Agent, connected: Any
     assert os.listdir(project) == ["g"]
 
 
+def test_with_the_server_its_own_shell_is_closed(agent: Agent, connected: Any, project: Path) -> None:
+    connected("--mcp")
+    server = {"tool": "run_command", "namespace": "mcp__fumehood", "input": {"command": "echo ran >g; cat g"}}
+    told = agent([server, shell("touch f"), {"text": "done"}])
+    assert "ran" in told[0]
+    assert os.listdir(project) == ["g"]
+
+
 def test_two_agents_on_one_project(
     codex: str, environment: dict[str, str], connected: Any, fumehood: Any, home: Path, project: Path
 ) -> None:

@@ -200,5 +200,43 @@ class Gemini(Endpoint):
         return [str(result.get("output", result.get("error", result))) for result in results]
 
 
+class _Completions(_Handler):
+    def do_POST(self) -> None:
+        request = self.body()
+        number, step = self.endpoint.step(request) if request.get("tools") else (0, {"text": "ok"})
+        calls = [
+            {"index": place, "id": f"call_{number + place}", "type": "function",
+             "function": {"name": each["tool"], "arguments": json.dumps(each["input"])}}
+            for place, each in enumerate(step.get("parallel", [step] if "tool" in step else []))
+        ]  # fmt: skip
+        said = {"role": "assistant", "content": step.get("text")} | ({"tool_calls": calls} if calls else {})
+        told = {"id": f"c_{number}", "created": 1, "model": request.get("model")}
+        told |= {"usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
+        reason = "tool_calls" if calls else "stop"
+        if not request.get("stream"):
+            choice = {"index": 0, "message": said, "finish_reason": reason}
+            self.answer(json.dumps({**told, "object": "chat.completion", "choices": [choice]}).encode())
+            return
+        chunks = [
+            {**told, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": why}]}
+            for delta, why in ((said, None), ({}, reason))
+        ]
+        text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        self.answer(f"{text}data: [DONE]\n\n".encode(), "text/event-stream")
+
+
+class Chat(Endpoint):
+    """Chat completions, as far as Copilot CLI and OpenCode use them.
+
+    A step `{"parallel": [step, …]}` calls all of these tools at once; it stands in the script as often as it has calls.
+    """
+
+    handler = _Completions
+
+    def told(self, request: dict[str, Any]) -> list[str]:
+        contents = [each["content"] for each in request.get("messages", []) if each.get("role") == "tool"]
+        return [content if isinstance(content, str) else _joined(content) for content in contents]
+
+
 def _joined(blocks: Any) -> str:
     return "\n".join(block.get("text", "") for block in blocks if isinstance(block, dict))
