@@ -107,6 +107,24 @@ def test_commands_at_once_and_in_the_background_are_captured_too(agent: Agent, f
     assert len({run["session"] for run in runs}) == 1
 
 
+def test_its_own_edits_are_runs_that_can_be_taken_back(agent: Agent, fumehood: Any, project: Path) -> None:
+    fumehood("setup", "copilot", "--yes")
+    (project / "old").write_text("one\n")
+    new, old = str(project / "new"), str(project / "old")
+    script = [
+        {"tool": "create", "input": {"path": new, "file_text": "x\n"}},
+        {"tool": "view", "input": {"path": old}},
+        {"tool": "edit", "input": {"path": old, "old_str": "one", "new_str": "two"}},
+        {"tool": "edit", "input": {"path": old, "old_str": "nowhere", "new_str": "x"}},
+        shell("cat old new"),
+        {"text": "done"},
+    ]
+    assert "two\nx\n" in agent(script)[4]
+    assert [run["command"] for run in log(fumehood)] == ["create new", "edit old", "cat old new"]
+    fumehood("undo", "--session", log(fumehood)[0]["session"])
+    assert (os.listdir(project), (project / "old").read_text()) == (["old"], "one\n")
+
+
 def test_a_hook_that_fails_in_any_way_lets_nothing_through(
     agent: Agent, fumehood: Any, home: Path, project: Path
 ) -> None:

@@ -96,6 +96,24 @@ def test_commands_at_once_are_captured_and_other_ways_to_run_are_denied(
     assert len({run["session"] for run in log(fumehood)}) == 1
 
 
+def test_its_own_edits_are_runs_that_can_be_taken_back(agent: Agent, fumehood: Any, project: Path) -> None:
+    fumehood("setup", "opencode", "--yes")
+    (project / "old").write_text("one\n")
+    new, old = str(project / "new"), str(project / "old")
+    script = [
+        {"tool": "write", "input": {"filePath": new, "content": "x\n"}},
+        {"tool": "read", "input": {"filePath": old}},
+        {"tool": "edit", "input": {"filePath": old, "oldString": "one", "newString": "two"}},
+        {"tool": "edit", "input": {"filePath": old, "oldString": "nowhere", "newString": "x"}},
+        shell("cat old new"),
+        {"text": "done"},
+    ]
+    assert "two\nx\n" in agent(script)[4]
+    assert [run["command"] for run in log(fumehood)] == ["write new", "edit old", "cat old new"]
+    fumehood("undo", "--session", log(fumehood)[0]["session"])
+    assert (os.listdir(project), (project / "old").read_text()) == (["old"], "one\n")
+
+
 @pytest.mark.parametrize("broken", ["/gone/fumehood", "exit 1; fumehood", "echo nonsense; exit 0; fumehood"])
 def test_a_hook_that_fails_in_any_way_lets_nothing_through(
     agent: Agent, fumehood: Any, home: Path, project: Path, broken: str

@@ -13,6 +13,7 @@ import pytest
 
 import fumehood
 from conftest import need
+from fumehood.faces.cli.hook_clients import CLIENTS
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -157,10 +158,21 @@ def test_the_hook_is_asked_about_every_tool_and_older_settings_are_mended(cli: C
     command = ours["hooks"][0]["command"]
     assert not command.startswith("/gone/")
     assert command.endswith(f" hook --client {client} --ask || exit 2"), "what a person added is lost"
+    assert path.read_text().count("--ask || exit 2") == 1 + len(CLIENTS[client].after)
     again = cli("setup", client, "--yes")
     assert "nothing to change" in again.stdout
     cli("setup", client, "--yes", "--remove")
     assert "fumehood" not in path.read_text()
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "copilot", "cursor"])
+def test_after_a_tool_the_hook_is_asked_about_edits_alone(cli: Cli, home: Path, client: str) -> None:
+    cli("setup", client, "--yes")
+    hooks = read(home / FILES[client])["hooks"]
+    assert list(hooks) == [CLIENTS[client].before, *CLIENTS[client].after]
+    for event in CLIENTS[client].after:
+        (hook,) = hooks[event]
+        assert set(hook["matcher"].split("|")) == {*CLIENTS[client].edits, *CLIENTS[client].patches}
 
 
 def test_nothing_is_written_without_a_word(cli: Cli, home: Path) -> None:

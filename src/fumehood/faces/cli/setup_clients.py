@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.commands import Context
 
 # The hook itself decides which tools run something: a list of names here would leave out whatever a client calls its
-# next one.
+# next one. After a tool, only edits matter.
 _EVERY_TOOL = "*"
 # Copilot CLI runs a command whose hook takes longer than this, in seconds: better that it waits.
 _LONGEST_HOOK = 3600
@@ -80,7 +80,7 @@ def connect(context: Context, client: str) -> int:
     if client not in CLIENTS:
         raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
     is_server = options.mcp or client in _SERVER_ONLY
-    settings = CLIENTS[client](_installed_command(), options.mcp)
+    settings = CLIENTS[client](installed_command(), options.mcp)
     if is_server and not options.remove and not options.print:
         _check_server()
     files = [_compared(file, is_removal=options.remove) for file in settings.files]
@@ -163,7 +163,7 @@ def _tell(answer: dict[str, Any]) -> None:
         sys.stdout.write(f"note: {note}\n")
 
 
-def _installed_command() -> list[str]:
+def installed_command() -> list[str]:
     """Return how this program is started by somebody else, from anywhere."""
     started = os.path.abspath(sys.argv[0])
     if os.path.basename(started) == "launch.py":
@@ -185,7 +185,7 @@ def _check_server() -> None:
 
     if find_spec("mcp") is not None:
         return
-    line = [*_installed_command(), "mcp"]
+    line = [*installed_command(), "mcp"]
     try:
         started = subprocess.run(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
@@ -201,6 +201,20 @@ def _check_server() -> None:
 
 def _line(command: list[str], client: str) -> str:
     return hook_line(" ".join(map(quoted, command)), client)
+
+
+def _edit_tools(client: str) -> list[str]:
+    return [*HOOKED[client].edits, *HOOKED[client].patches]
+
+
+def _matchers(client: str) -> dict[str, str]:
+    """Return the tools that the hook is for, before and after them."""
+    return {HOOKED[client].before: _EVERY_TOOL, **dict.fromkeys(HOOKED[client].after, "|".join(_edit_tools(client)))}
+
+
+def _chosen(tools: str, hook: dict[str, Any]) -> dict[str, Any]:
+    """Return a hook that is for these tools, in clients where a hook that names none is for all."""
+    return hook if tools == _EVERY_TOOL else {"matcher": tools, **hook}
 
 
 def _server(command: list[str], **more: Any) -> dict[str, Any]:
@@ -222,11 +236,10 @@ def _is_hooked(path: str) -> bool:
 def _claude(command: list[str], mcp: bool) -> ClientSettings:
     settings = f"{os.environ.get('CLAUDE_CONFIG_DIR') or f'{home()}/.claude'}/settings.json"
     if not mcp:
-        before = HOOKED["claude"].before
         hooks = json_hooks(
-            _line(command, "claude"),
-            {before: lambda line: {"matcher": _EVERY_TOOL, "hooks": [{"type": "command", "command": line}]}},
-        )
+            _line(command, "claude"), _matchers("claude"),
+            lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]},
+        )  # fmt: skip
         return ClientSettings(files=(ChangedFile(path=settings, edits=(hooks,)),), notes=(_RESTART, _CLAUDE_HOOK))
     # Where Claude Code itself keeps servers that hold for every project.
     server = json_member(["mcpServers", SERVER], _server(command, type="stdio"))
@@ -240,7 +253,7 @@ def _claude(command: list[str], mcp: bool) -> ClientSettings:
 def _codex(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
     if not mcp:
-        hooks = toml_hooks(_line(command, "codex"), {HOOKED["codex"].before: _EVERY_TOOL})
+        hooks = toml_hooks(_line(command, "codex"), _matchers("codex"))
         return ClientSettings(files=(ChangedFile(path=path, edits=(hooks,)),), notes=_CODEX_HOOK)
     edits = [toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})]
     notes = [_CODEX_SERVER]
@@ -255,9 +268,9 @@ def _gemini(command: list[str], mcp: bool) -> ClientSettings:
     if not mcp:
         kind = {"name": SERVER, "type": "command"}
         hooks = json_hooks(
-            _line(command, "gemini"),
-            {HOOKED["gemini"].before: lambda line: {"matcher": _EVERY_TOOL, "hooks": [{**kind, "command": line}]}},
-        )
+            _line(command, "gemini"), _matchers("gemini"),
+            lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]},
+        )  # fmt: skip
         return ClientSettings(files=(ChangedFile(path=path, edits=(hooks,)),), notes=(_RESTART,))
     edits, notes = [json_member(["mcpServers", SERVER], _server(command))], [_RESTART]
     if not _is_hooked(path):
@@ -272,10 +285,10 @@ def _copilot(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{folder}/hooks/{SERVER}.json"
     if not mcp:
         hooks = json_hooks(
-            _line(command, "copilot"),
-            {HOOKED["copilot"].before: lambda line: {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}},
+            _line(command, "copilot"), _matchers("copilot"),
+            lambda tools, line: _chosen(tools, {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}),
             version=1,
-        )
+        )  # fmt: skip
         return ClientSettings(files=(ChangedFile(path=path, edits=(hooks,)),), notes=(_RESTART,))
     server = json_member(["mcpServers", SERVER], _server(command, type="local") | {"tools": ["*"]})
     file = ChangedFile(path=f"{folder}/mcp-config.json", edits=(server,))
@@ -285,7 +298,8 @@ def _copilot(command: list[str], mcp: bool) -> ClientSettings:
 
 def _opencode(command: list[str], mcp: bool) -> ClientSettings:
     folder = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home()}/.config'}/opencode"
-    file = ChangedFile(path=f"{folder}/plugin/{SERVER}.js", edits=(plugin(_line(command, "opencode")),))
+    script = plugin(_line(command, "opencode"), _edit_tools("opencode"))
+    file = ChangedFile(path=f"{folder}/plugin/{SERVER}.js", edits=(script,))
     if not mcp:
         return ClientSettings(files=(file,), notes=(_RESTART,))
     server = {"type": "local", "command": [*command, "mcp"], "enabled": True}
@@ -294,7 +308,7 @@ def _opencode(command: list[str], mcp: bool) -> ClientSettings:
     if not os.path.exists(file.path):
         edits.append(json_member(["permission", "bash"], "deny"))
         notes.append(_CLOSED)
-    path = next((each for each in (f"{folder}/opencode.jsonc",) if os.path.exists(each)), f"{folder}/opencode.json")
+    path = f"{folder}/opencode.json{'c' if os.path.exists(f'{folder}/opencode.jsonc') else ''}"
     return ClientSettings(files=(ChangedFile(path=path, edits=tuple(edits)),), notes=tuple(notes))
 
 
@@ -302,10 +316,9 @@ def _cursor(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{home()}/.cursor/hooks.json"
     if not mcp:
         hooks = json_hooks(
-            _line(command, "cursor"),
-            {HOOKED["cursor"].before: lambda line: {"command": line, "failClosed": True}},
-            version=1,
-        )
+            _line(command, "cursor"), _matchers("cursor"),
+            lambda tools, line: _chosen(tools, {"command": line, "failClosed": True}), version=1,
+        )  # fmt: skip
         return ClientSettings(files=(ChangedFile(path=path, edits=(hooks,)),), notes=(_RESTART, _CURSOR_HOOK))
     server = json_member(["mcpServers", SERVER], _server(command))
     file = ChangedFile(path=f"{home()}/.cursor/mcp.json", edits=(server,))

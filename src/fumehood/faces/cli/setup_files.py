@@ -83,17 +83,18 @@ def _hook_places(settings: Any) -> list[tuple[list[str | int], str]]:
 
 
 def json_hooks(
-    line: str, entries: Mapping[str, Callable[[str], dict[str, Any]]], version: int | None = None
+    line: str, matchers: Mapping[str, str], entry: Callable[[str, str], dict[str, Any]], version: int | None = None
 ) -> SettingsEdit:
-    """Hooks in JSON: for each event, what makes an entry of the line to run; some clients want a version beside them.
+    """Hooks in JSON: for each event, the tools that it is for; `entry` makes a hook of those and of the line to run.
 
+    Some clients want a version beside them.
     A file with a version that holds nothing else any more is not needed.
     """
 
     def remove(text: str) -> str:
         while text.strip() and (places := _hook_places(jsonc.parse(text).plain())):
             text = jsonc.without(text, places[0][0])
-        for keys in [*(["hooks", event] for event in entries), ["hooks"]]:
+        for keys in [*(["hooks", event] for event in matchers), ["hooks"]]:
             if text.strip() and at(jsonc.parse(text).plain(), keys) in ([], {}):
                 text = jsonc.without(text, [*keys])
         return "" if version and text.strip() and jsonc.parse(text).plain() == {"version": version} else text
@@ -104,8 +105,8 @@ def json_hooks(
         text = remove(text) or "{}\n"
         if version and jsonc.parse(text).member("version") is None:
             text = jsonc.with_member(text, ["version"], version)
-        for event, entry in entries.items():
-            text = jsonc.with_item(text, ["hooks", event], entry(whole))
+        for event, tools in matchers.items():
+            text = jsonc.with_item(text, ["hooks", event], entry(tools, whole))
         return text
 
     return SettingsEdit(add=add, remove=remove)
@@ -156,6 +157,7 @@ _PLUGIN = """\
 import { spawn } from "node:child_process"
 
 const HOOK = LINE
+const EDITS = TOOLS
 
 const asked = (call, cwd) => new Promise((resolve, reject) => {
   const child = spawn("/bin/sh", ["-c", HOOK], { cwd, stdio: ["pipe", "pipe", "pipe"] })
@@ -186,19 +188,25 @@ export const Fumehood = async ({ directory }) => {
       if ("deny" in answer) throw new Error(answer.deny)
       if ("tool_input" in answer) Object.assign(output.args, answer.tool_input)
     },
+    "tool.execute.after": async (input, output) => {
+      if (!EDITS.includes(input.tool)) return
+      const answer = await about("tool.execute.after", input, input.args)
+      if ("words" in answer) output.output += `\n${answer.words}`
+    },
   }
 }
 """
 _PLUGIN_LINE = re.compile(r"^const HOOK = (?P<line>\".*\")$", re.MULTILINE)
 
 
-def plugin(line: str) -> SettingsEdit:
-    """OpenCode's plugin, which is a file of our own."""
+def plugin(line: str, edits: list[str]) -> SettingsEdit:
+    """OpenCode's plugin, which is a file of our own; `edits` are the tools that it is also asked about afterwards."""
 
     def add(text: str) -> str:
         there = _PLUGIN_LINE.search(text)
         options = _options(json.loads(there["line"])) if there else None
-        return _PLUGIN.replace("LINE", json.dumps(_with_options(line, options or "")), 1)
+        whole = json.dumps(_with_options(line, options or ""))
+        return _PLUGIN.replace("TOOLS", json.dumps(edits), 1).replace("LINE", whole, 1)
 
     return SettingsEdit(add=add, remove=lambda _text: "")
 
