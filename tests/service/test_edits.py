@@ -12,6 +12,8 @@ from fumehood import Policy, Sandbox
 from fumehood.core.edits import Planned, written
 from fumehood.core.report import Run
 from fumehood.errors import UndoRefused
+from fumehood.faces.cli.hook_clients import CLIENTS, ToolCall
+from fumehood.faces.cli.hook_edits import ended
 from fumehood.service import edits
 from fumehood.service.differences import differences
 from fumehood.service.opened import OpenedStore
@@ -19,6 +21,7 @@ from fumehood.service.session import redo_session, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
 from fumehood.store.history import Reach
+from fumehood.store.places import Alone
 from fumehood.store.projects import Project
 
 SESSION = "claude-1"
@@ -38,9 +41,9 @@ class Client:
         planned = [Planned(path=path, is_removed=removed) for path in paths]
         wanted = edits.targets(self.project, self.project.path, planned)
         call = f"call-{self._calls}"
-        edits.begin(
-            self.store, self.project, SESSION, call, f"Edit {', '.join(paths)}", self.project.path, wanted, {}
-        )
+        title = f"Edit {', '.join(paths)}"
+        with Alone(self.store.places.lock(f"project-{self.project.id}")):
+            edits.begin(self.store.places, self.project, SESSION, call, title, self.project.path, wanted, {})
         return call
 
     def write(self, path: str, text: str | None) -> None:
@@ -53,8 +56,15 @@ class Client:
             file.write_text(text)
 
     def end(self, call: str) -> Run | None:
-        """Say that it is done."""
-        return edits.end(self.store, SESSION, call)
+        """Say that it is done, as the hook does, and look for what became of it."""
+        tool_call = ToolCall(
+            client=CLIENTS["claude"], is_after=True, tool="Edit", input={}, session="", call_id=call, directory="",
+            raw={},
+        )  # fmt: skip
+        ended(tool_call, SESSION)
+        before = {run.run for run in self.store.history.runs()}
+        OpenedStore().close()
+        return next((run for run in self.store.history.runs() if run.run not in before), None)
 
     def edit(self, path: str, text: str | None) -> Run:
         """Edit one file, from the question to the end."""
@@ -295,7 +305,7 @@ def reasons(store: Store, known: Project) -> Callable[..., str]:
     def judge(path: str, content: str | None = None, **more: Any) -> str:
         becomes = None if content is None else written(content)
         wanted = edits.targets(known, known.path, [Planned(path=path, becomes=becomes, **more)])
-        judged = edits.judged(store, known, Policy(), "apply", wanted)
+        judged = edits.judged(known, Policy(), "apply", wanted)
         assert leftovers(store) == []
         return "; ".join(judged.reasons)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from fumehood.core.value import Value
 
 TYPE_CHECKING = False
@@ -52,16 +50,17 @@ _OF_UPDATES = ("", " ", "+", "-", "@")
 
 # Exactly what Codex itself takes for a patch in place of running it. In each of these a shell would expand nothing, so
 # that even one that ran the line would do no more than give the same text to a program of that name.
-_IN_SHELL = re.compile(
+_IN_SHELL = (
     r"(?:cd (?P<directory>[A-Za-z0-9_./][A-Za-z0-9_./-]*) && )?apply_?patch"
-    r" <<(?P<quote>['\"])(?P<end>[A-Z_]+)(?P=quote)\n(?P<patch>.*)\n(?P=end)\n?",
-    re.DOTALL,
+    r" <<(?P<quote>['\"])(?P<end>[A-Z_]+)(?P=quote)\n(?P<patch>.*)\n(?P=end)\n?"
 )
 
 
 def patch_in(line: str) -> tuple[str, str] | None:
     """Return the patch that a shell line is, for Codex, and the directory it is for ("": that of the call)."""
-    found = _IN_SHELL.fullmatch(line)
+    import re
+
+    found = re.fullmatch(_IN_SHELL, line, re.DOTALL)
     # Which ends at its first such line, whatever comes then.
     if found is None or found["end"] in found["patch"].split("\n"):
         return None

@@ -22,13 +22,13 @@ from fumehood.service.files import LiveFiles, catch_up_all, forget_file
 from fumehood.service.layers import entries_in, space_of
 from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
-from fumehood.service.store import Alone
 from fumehood.store import backups, records
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
 from fumehood.store.backups import Daily
 from fumehood.store.database import Days, note_day
 from fumehood.store.files import Files
+from fumehood.store.places import Alone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

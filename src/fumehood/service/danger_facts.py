@@ -31,7 +31,7 @@ from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fumehood.core.concern import Concern, Ground, Protected, Rules
 
@@ -40,10 +40,17 @@ _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def concerns(
-    changes: Sequence[c.Change], roots: Sequence[str], uppers: Sequence[str], rules: Rules
-) -> dict[int, Concern]:
-    """Return why changes must be held or flagged, by their place in the list."""
-    sources = [_Sources(root, upper) for root, upper in zip(roots, uppers, strict=True)]
+    changes: Sequence[c.Change], roots: Sequence[str], uppers: Sequence[str], rules: Rules,
+    planned: Mapping[tuple[int, str], bytes] | None = None,
+) -> dict[int, Concern]:  # fmt: skip
+    """Return why changes must be held or flagged, by their place in the list.
+
+    What is only `planned`, by root and path, lies in no layer yet: `uppers` are then the roots themselves.
+    """
+    sources = [
+        _Sources(number, root, upper, planned)
+        for number, (root, upper) in enumerate(zip(roots, uppers, strict=True))
+    ]
     try:
         ground = _ground(changes, tuple(roots), sources)
         answers: dict[int, Concern] = {}
@@ -116,8 +123,12 @@ def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
 class _Sources:
     """Both versions of the paths of one root: the project's and the layer's."""
 
-    def __init__(self, root: str, upper: str) -> None:
+    def __init__(
+        self, number: int, root: str, upper: str, planned: Mapping[tuple[int, str], bytes] | None
+    ) -> None:
+        self._number = number
         self._root = root
+        self._planned = planned
         self._tops = open_top(upper), open_top(root)
         self._layer, self._live = Parents(self._tops[0]), Parents(self._tops[1])
 
@@ -130,7 +141,10 @@ class _Sources:
             except OSError:
                 old = None  # it lies in a held layer, or is gone by now
             return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
-        new, old = _content(self._layer, change.path), None
+        if self._planned is None:
+            new, old = _content(self._layer, change.path), None
+        else:
+            new, old = self._planned.get((self._number, change.path)), None
         if change.before is not None and change.before.kind == c.FILE:
             old = _content(self._live, change.path)
         whole = all(each is None or len(each) < _MOST for each in (old, new))
@@ -139,6 +153,8 @@ class _Sources:
 
     def has(self, directory: str, name: str) -> bool:
         """Return True if the project, as the run left it, has an entry."""
+        if (self._number, f"{directory}/{name}".lstrip("/")) in (self._planned or ()):
+            return True
         for side in (self._layer, self._live):
             try:
                 status = look(side.of(directory), name)

@@ -52,7 +52,9 @@ def record(store: Store, project: int, run: Run) -> None:
         if has_entries(store.places.edits):
             from fumehood.service.edits import renew
 
-            renew(store, run)
+            renew(store.places, project, run.run, {
+                (run.roots[each.root], each.path) for each in run.found if each.verdict == c.APPLIED
+            })
         due = Files(store.database).due(project)
         others = {name for _, name, _, _ in due} - {run.run}
         if len(run.found) + sum(_size(store, name) for name in others) <= AT_ONCE:

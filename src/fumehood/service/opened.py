@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 class OpenedStore(Store):
     """Everything we remember, with what was interrupted taken back or kept."""
 
-    def __init__(
-        self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON, closes_edits: bool = True
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON) -> None:
         super().__init__(environment, face=face)
-        self._closes_edits = closes_edits
         if self.database.was_made:
             from fumehood.service.recover import notice
 
@@ -29,7 +26,7 @@ class OpenedStore(Store):
     def recover(self) -> None:
         """Take back what a process that died had left half done, and keep what its command wrote.
 
-        Edits that a client began and never told the end of are closed, unless the caller does that itself.
+        What clients' own edits did is recorded.
         What can't be mended now is left for the next time: nothing else may fail for it.
         """
         unfinished = self.history.unfinished()
@@ -37,13 +34,16 @@ class OpenedStore(Store):
             from fumehood.service.recover import recover
 
             recover(self, unfinished)
-        if self._closes_edits and has_entries(self.places.edits):
+        if has_entries(self.places.edits):
             from fumehood.service.edits import close_open
 
             close_open(self)
 
     def mend(self, project: int) -> None:
-        """Take back what a process that died had left half done in a project whose lock is held."""
+        """Take back what a process that died had left half done in a project whose lock is held.
+
+        What clients' own edits did there is recorded: whoever has the lock comes after them.
+        """
         unfinished = self.history.unfinished(project)
         if unfinished:
             from fumehood.linux.libc import InterruptsHeld
@@ -51,3 +51,7 @@ class OpenedStore(Store):
 
             with InterruptsHeld():
                 mend(self, unfinished)
+        if has_entries(self.places.edits):
+            from fumehood.service.edits import close_all
+
+            close_all(self, project)

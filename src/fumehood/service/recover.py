@@ -39,13 +39,13 @@ from fumehood.service.apply import Between
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.held import bring_back, set_apart, throw_away
 from fumehood.service.settle import FAILED, HELD, find_conflicts, state_of
-from fumehood.service.store import Alone, Store
+from fumehood.service.store import Store
 from fumehood.store import records
 from fumehood.store.audit import RECOVERED
 from fumehood.store.backups import DIRECTORY, parsed
 from fumehood.store.database import damage
 from fumehood.store.history import APPLYING, CHECKPOINT, RUNNING, SETTLING, UNFINISHED
-from fumehood.store.places import places
+from fumehood.store.places import Alone, places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

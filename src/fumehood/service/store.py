@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 from fumehood.linux import nofollow
 from fumehood.store.audit import PYTHON, Audit, Grants
 from fumehood.store.config import policy_for
 from fumehood.store.database import Database
 from fumehood.store.history import RUNNING, History, Sessions
-from fumehood.store.places import places
+from fumehood.store.places import Alone, places
 from fumehood.store.projects import Projects
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
@@ -91,32 +89,3 @@ class Store:
     def close(self) -> None:
         """Close the database."""
         self.database.close()
-
-
-class Alone:
-    """A lock between processes, and between the threads of this one; `first` is done as soon as it is held."""
-
-    def __init__(
-        self, path: str, first: Callable[[], None] | None = None, *, wait: bool = True, shared: bool = False
-    ) -> None:
-        self._path = path
-        self._first = first
-        self._wait = wait
-        self._shared = shared
-        self._file = -1
-
-    def __enter__(self) -> None:
-        import fcntl
-
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            how = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
-            fcntl.flock(self._file, how if self._wait else how | fcntl.LOCK_NB)
-            if self._first is not None:
-                self._first()
-        except BaseException:
-            os.close(self._file)
-            raise
-
-    def __exit__(self, *_error: object) -> None:
-        os.close(self._file)

@@ -10,7 +10,7 @@ from fumehood.errors import BadRequest, FumehoodError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Places(Value):
@@ -143,6 +143,37 @@ def has_entries(directory: str) -> bool:
             return next(entries, None) is not None
     except FileNotFoundError:
         return False
+
+
+# ---- What is nobody else's to do for a while.
+
+class Alone:
+    """A lock between processes, and between the threads of this one; `first` is done as soon as it is held."""
+
+    def __init__(
+        self, path: str, first: Callable[[], None] | None = None, *, wait: bool = True, shared: bool = False
+    ) -> None:
+        self._path = path
+        self._first = first
+        self._wait = wait
+        self._shared = shared
+        self._file = -1
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            how = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
+            fcntl.flock(self._file, how if self._wait else how | fcntl.LOCK_NB)
+            if self._first is not None:
+                self._first()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._file)
 
 
 # ---- Name runs so that names are unique and sort by time.

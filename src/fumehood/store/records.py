@@ -12,7 +12,6 @@ from sys import intern
 from fumehood.core.changes import Change, Stamp, by_path
 from fumehood.core.report import Run
 from fumehood.linux.cache import replace
-from fumehood.linux.streams import KEPT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,6 +218,8 @@ def _first_form(text: str) -> Any:
 
 def read_kept(path: str, size: int) -> tuple[str, bool]:
     """Return an output as its report shows it, and whether something is left out."""
+    from fumehood.linux.streams import KEPT
+
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -13,7 +13,6 @@ from fumehood.core.report import told_ahead
 from fumehood.core.request import BACKGROUND_AFTER, TOLD, quoted
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, is_background, read_call
-from fumehood.faces.cli.hook_tools import command_of, refuse_what_runs
 from fumehood.faces.cli.output import here, tell_error
 from fumehood.store.places import session_mark, state_directory
 
@@ -126,13 +125,7 @@ def parse(arguments: Sequence[str]) -> HookOptions:
 
 def answered(data: bytes, options: HookOptions) -> str:
     """Return the answer to a tool call: nothing where no command is run."""
-    import json
-
-    try:
-        raw = json.loads(data)
-    except ValueError as error:
-        raise BadRequest(f"the hook's input is not JSON: {error}", hint="the command was not run") from error
-    call = read_call(raw, options.client)
+    call = read_call(_read(data), options.client)
     client, kind = call.client, kind_of(call)
     answer = client.nothing
     try:
@@ -146,16 +139,52 @@ def answered(data: bytes, options: HookOptions) -> str:
 
             ended(call, _session(call, options))
         elif kind == SHELL:
+            from fumehood.faces.cli.hook_tools import command_of
+
             tool_input = _rewritten(command_of(call), call, options)
             decision = ASK if options.leaves_asking and client.honours_ask else ALLOW
             # What sets our words apart from a command's, for its model.
             mark = session_mark(state_directory(), _session(call, options)) if client.tells_before else ""
             answer = client.rewritten(tool_input, decision, told_ahead(mark) if mark else "")
         elif kind == OTHER:
+            from fumehood.faces.cli.hook_tools import refuse_what_runs
+
             refuse_what_runs(call, options.allowed_tools)
     except BadRequest as error:
         answer = client.refused(DENY, f"{error.message}. {error.hint}")
-    return "" if answer is None else json.dumps(answer) + "\n"
+    if not answer:
+        return "" if answer is None else "{}\n"
+    import json
+
+    return json.dumps(answer) + "\n"
+
+
+def _read(data: bytes) -> object:
+    """Read JSON by the part of Python's own reader that is in C: the rest of it loads more than all else here."""
+    from _json import make_scanner
+
+    try:
+        text = data.decode().strip(" \t\r\n")
+        value, end = make_scanner(_Plain)(text, 0)  # type: ignore[arg-type]
+        if end == len(text):
+            return value
+    except (StopIteration, ValueError):
+        pass  # told below
+    import json
+
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise BadRequest(f"the hook's input is not JSON: {error}", hint="the command was not run") from error
+
+
+class _Plain:
+    """How JSON is read: as it always is."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float = parse_constant = float
+    parse_int = int
 
 
 def kind_of(call: ToolCall) -> str:

@@ -8,11 +8,10 @@ from fumehood.core.edits import Planned, patch_in, patched, replaced, written
 from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.hook_tools import command_of
 from fumehood.faces.cli.output import here
-from fumehood.service import edits
-from fumehood.service.opened import OpenedStore
-from fumehood.store.audit import HOOK
+from fumehood.store.edits import note_end, open_edits
+from fumehood.store.places import Alone
+from fumehood.store.places import places as all_places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
     from fumehood.core.edits import Becomes
     from fumehood.faces.cli.hook_clients import ToolCall
+    from fumehood.store.edits import OpenEdit
+    from fumehood.store.projects import Projects
 
 # What the fields of the clients' tools are called that hold a whole file, or a piece, what it becomes, and where.
 _WHOLE = ("content", "file_text", "contents")
@@ -27,10 +28,13 @@ _PIECES = (("old_string", "new_string"), ("old_str", "new_str"), ("oldString", "
 _EVERYWHERE = ("replace_all", "replaceAll", "allow_multiple")
 _REMOVES = frozenset({"Delete"})
 _NAMED = 5
+_MOST_OPEN = 16  # edits that wait to be recorded: each is looked at before and after the next
 
 
 def shell_patch(call: ToolCall) -> tuple[list[Planned], str] | None:
     """Return what a shell line does that the client takes for a patch, and the directory it is for; None: a command."""
+    from fumehood.faces.cli.hook_tools import command_of
+
     command = command_of(call)
     patch, directory = (None if command.is_list else patch_in(command.text)) or ("", "")
     planned = patched(patch)
@@ -68,49 +72,77 @@ def begun(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
 
     Where the client has no way to ask one, BadRequest is raised instead, and nothing is kept.
     """
+    from fumehood.linux import nofollow
+    from fumehood.service import edits
+    from fumehood.store.config import policy_for
+    from fumehood.store.database import Database
+    from fumehood.store.projects import Projects
+
     is_shell = call.tool in call.client.shells
     planned, directory = (shell_patch(call) if is_shell else None) or (planned_by(call), "")
-    store = OpenedStore(face=HOOK, closes_edits=False)
-    known = store.sessions.find(session) if session else None
-    if "--project" in passed_on:
-        path = passed_on[len(passed_on) - passed_on[::-1].index("--project")]
-    elif known is not None:
-        path = store.projects.path_of(known.project)
-    else:
-        path = store.projects.holding(os.environ.get(call.client.project_variable, "") or here())
-    project = store.projects.open(path)
-    policy = store.policy_of(project)
+    places = all_places()
+    if not os.path.exists(places.database) or len(open_edits(places)) > _MOST_OPEN:
+        from fumehood.service.opened import OpenedStore
+
+        OpenedStore().close()
+    nofollow.notes_directory = places.modes
+    projects = Projects(Database(places.database), places)
+    project = projects.open(_project(call, session, passed_on, projects))
+    policy = policy_for(places, project.roots)
     mode = policy.mode(HOLD if "--hold" in passed_on else DISCARD if "--discard" in passed_on else None)
     cwd = os.path.join(call.directory if isinstance(call.directory, str) else here(), directory)
     wanted = edits.targets(project, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned])
-    verdict = edits.judged(store, project, policy, mode, wanted)
+    verdict = edits.judged(project, policy, mode, wanted)
     reason = "; ".join(verdict.reasons)
     if reason and not call.client.honours_ask:
         raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
-    name = call_name(call)
-    edits.close_open(store, but=name)
     names = [each.path if each.root == 0 else each.real for each in wanted]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     title = f"{'apply_patch' if is_shell else call.tool} {', '.join(map(printable, names[:_NAMED]))}{more}"
-    edits.begin(store, project, session, name, title, cwd, wanted, verdict.flags)
+    with Alone(places.lock(f"project-{project.id}")):
+        edits.begin(places, project, session, call_name(call), title, cwd, wanted, verdict.flags)
     return reason
 
 
+def _project(call: ToolCall, session: str, passed_on: Sequence[str], projects: Projects) -> str:
+    """Return the project of an edit, as that of a command: what is set, the session's, or where the client works."""
+    if "--project" in passed_on:
+        return passed_on[len(passed_on) - passed_on[::-1].index("--project")]
+    rows = projects.database.rows("SELECT project FROM sessions WHERE name = ?", (session,)) if session else []
+    if rows:
+        return projects.path_of(rows[0][0])
+    return projects.holding(os.environ.get(call.client.project_variable, "") or here())
+
+
 def ended(call: ToolCall, session: str) -> None:
-    """Record what an edit did."""
-    store = OpenedStore(face=HOOK, closes_edits=False)
-    name = call_name(call)
-    edits.end(store, session, name)
-    edits.close_open(store, but=name)
+    """Note what an edit did; other edits of the same files that are under way go on from there."""
+    places, name = all_places(), call_name(call)
+
+    def mine() -> OpenEdit | None:
+        every = open_edits(places)
+        return next((each for each in reversed(every) if (each.session, each.call) == (session, name)), None)
+
+    edit = mine()
+    if edit is None:
+        return
+    with Alone(places.lock(f"project-{edit.project}")):
+        edit = mine()
+        if edit is None:
+            return  # it is recorded
+        note_end(places, edit, is_told=True)
+        others = [each for each in open_edits(places, edit.project) if not each.ended_at]
+        if any(each.paths & edit.paths for each in others):
+            from fumehood.service.edits import renew
+
+            renew(places, edit.project, edit.id, edit.paths)
 
 
 def call_name(call: ToolCall) -> str:
     """Name a call, the same before and after it; where the client has no name for it, by what it does."""
     if isinstance(call.call_id, str) and call.call_id:
         return call.call_id
-    import json
-
     # What `hashlib` has it from, without OpenSSL around it.
     from _blake2 import blake2b
 
-    return str(blake2b(json.dumps([call.tool, call.input], sort_keys=True).encode(), digest_size=16).hexdigest())
+    fields = sorted(call.input.items()) if isinstance(call.input, dict) else call.input
+    return str(blake2b(repr((call.tool, fields)).encode(errors="surrogatepass"), digest_size=16).hexdigest())

@@ -1,0 +1,126 @@
+"""The notes of clients' edits: what each file was when one was begun, and what it was when the client said it was done.
+
+Read and written before and after each edit, so this loads next to nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import time
+
+from fumehood.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fumehood.store.places import Places
+
+    Looked = tuple[int, int, int, int, int, int]  # mode, inode, size, times of the last write and change, links
+    Flags = dict[tuple[int, str], tuple[str, ...]]  # by root and path
+
+SOON_S = 60.0  # a client that does not tell of what it did has done it by then; later, it was somebody else
+NO_WAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_CHANGED = 4  # where the time of the last change stands
+
+
+class Kept(Value):
+    """A file that an edit names: what it was and became, and the topmost directory that was missing above it."""
+
+    root: int
+    path: str
+    before: Looked | None = None
+    after: Looked | None = None
+    missing: str = ""
+    flags: tuple[str, ...] = ()
+
+
+class OpenEdit(Value):
+    """An edit that was begun; it has `ended` once what its files became is noted."""
+
+    id: str
+    project: int
+    session: str
+    call: str
+    title: str
+    cwd: str
+    started_at: float
+    roots: tuple[str, ...]
+    files: tuple[Kept, ...]
+    ended_at: float = 0.0
+
+    @property
+    def paths(self) -> set[tuple[str, str]]:
+        """What it may write: the directory of a root, and a path in it, of each file and of what is made above it."""
+        return {(self.roots[each.root], path) for each in self.files for path in (each.path, each.missing) if path}
+
+
+def looked_at(status: os.stat_result) -> Looked:
+    """Return what is noted of a file."""
+    return (
+        status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_nlink
+    )  # fmt: skip
+
+
+def open_edits(places: Places, project: int | None = None) -> list[OpenEdit]:
+    """Return the edits that are begun and not recorded, the earliest first; of one project, or of all."""
+    edits: list[OpenEdit] = []
+    try:
+        names = sorted(name for name in os.listdir(places.edits) if "." not in name)
+    except FileNotFoundError:
+        return edits
+    for name in names:
+        try:
+            with open(f"{places.edits}/{name}", "rb") as file:
+                fields: dict[str, Any] = marshal.load(file)  # noqa: S302 - nobody else can write in our state
+            files = tuple(Kept(**each) for each in fields.pop("files"))
+            edits.append(OpenEdit(**fields, files=files))
+        except FileNotFoundError:
+            continue  # recorded just now
+        except (EOFError, ValueError, TypeError, KeyError):
+            os.unlink(f"{places.edits}/{name}")  # cut short by a power failure; cleaning removes its files
+    return [edit for edit in edits if project in (None, edit.project)]
+
+
+def write(places: Places, edit: OpenEdit) -> None:
+    """Write the note of an edit, all of it or nothing."""
+    path = f"{places.edits}/{edit.id}"
+    fields = {**edit.fields(), "files": [each.fields() for each in edit.files]}
+    with open(f"{path}.new", "wb") as file:
+        file.write(marshal.dumps(fields))
+    os.rename(f"{path}.new", path)
+
+
+def note_end(places: Places, edit: OpenEdit, *, is_told: bool) -> None:
+    """Note what the files of an edit are; where nobody told that it ended, only if they changed, and soon.
+
+    The project's lock is held. Only the kernel is asked: what is noted here opens nothing later.
+    """
+    if not os.path.exists(f"{places.edits}/{edit.id}"):
+        return  # recorded meanwhile
+    files = tuple(each.replace(after=_now(f"{edit.roots[each.root]}/{each.path}")) for each in edit.files)
+    if is_told or _is_soon(edit, files):
+        write(places, edit.replace(files=files, ended_at=time.time()))
+
+
+def _is_soon(edit: OpenEdit, files: Iterable[Kept]) -> bool:
+    """Return True if files changed, and no later than a client takes to write them."""
+    limit = (edit.started_at + SOON_S) * 1e9
+    changed = [each for each in files if each.after != each.before]
+    moments = [
+        each.after or _now(os.path.dirname(f"{edit.roots[each.root]}/{each.path}")) or (0,) * (_CHANGED + 1)
+        for each in changed
+    ]
+    return bool(changed) and all(moment[_CHANGED] <= limit for moment in moments)
+
+
+def _now(path: str) -> Looked | None:
+    try:
+        return looked_at(os.lstat(path))
+    except OSError as error:
+        if error.errno not in NO_WAY:
+            raise
+        return None
