@@ -15,7 +15,7 @@ from clients.endpoint import Anthropic, Step
 
 pytestmark = pytest.mark.namespaces
 
-Agent = Callable[[Sequence[Step]], list[str]]
+Agent = Callable[..., list[str]]
 
 
 @pytest.fixture
@@ -171,6 +171,48 @@ def test_with_the_server_its_own_shell_is_closed(agent: Agent, fumehood: Any, pr
     told = agent([server, bash("touch f"), {"text": "done"}])
     assert "ran" in told[0]
     assert os.listdir(project) == ["g"]
+
+
+def test_its_own_edits_are_runs_that_can_be_taken_back(
+    agent: Agent, fumehood: Any, project: Path, home: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    (project / "old").write_text("one\n")
+    (project / "note.ipynb").write_text(json.dumps({
+        "cells": [{"cell_type": "code", "id": "a", "source": "1", "metadata": {}, "outputs": [],
+                   "execution_count": None}],
+        "metadata": {}, "nbformat": 4, "nbformat_minor": 5,
+    }))  # fmt: skip
+    before = {path.name: path.read_text() for path in project.iterdir()}
+    new, old, note = (str(project / name) for name in ("src/new.py", "old", "note.ipynb"))
+    script = [
+        {"tool": "Write", "input": {"file_path": new, "content": "x = 1\n"}},
+        {"tool": "Read", "input": {"file_path": old}},
+        {"tool": "Edit", "input": {"file_path": old, "old_string": "one", "new_string": "two"}},
+        bash("cat src/new.py >>old"),
+        {"tool": "Read", "input": {"file_path": old}},
+        {"tool": "Edit", "input": {"file_path": old, "old_string": "two", "new_string": "three"}},
+        {"tool": "Edit", "input": {"file_path": old, "old_string": "nowhere", "new_string": "x"}},
+        {"tool": "Read", "input": {"file_path": note}},
+        {"tool": "NotebookEdit", "input": {"notebook_path": note, "cell_id": "a", "new_source": "2"}},
+        {"tool": "Write", "input": {"file_path": str(project / ".vscode/tasks.json"), "content": "{}"}},
+        {"tool": "Write", "input": {"file_path": str(home / "outside"), "content": "x"}},
+        {"text": "done"},
+    ]
+    told = agent(script, "--permission-mode", "acceptEdits")
+    assert (project / "old").read_text() == "three\nx = 1\n"
+    assert [run["command"] for run in log(fumehood)] == [
+        "Write src/new.py", "Edit old", "cat src/new.py >>old", "Edit old", "NotebookEdit note.ipynb",
+    ]  # fmt: skip
+    # Where nobody is there, a question is a no with the reason.
+    assert "editor" in told[9]
+    assert "what commands may write" in told[10]
+    assert not (project / ".vscode").exists()
+    assert not (home / "outside").exists()
+    fumehood("undo", "--session", log(fumehood)[0]["session"])
+    assert {path.name: path.read_text() for path in project.iterdir()} == before
+    fumehood("redo", "--session", log(fumehood)[0]["session"])
+    assert (project / "old").read_text() == "three\nx = 1\n"
 
 
 def test_two_agents_on_one_project(claude: str, environment: dict[str, str], fumehood: Any, project: Path) -> None:

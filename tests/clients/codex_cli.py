@@ -46,14 +46,14 @@ def agent(codex: str, environment: dict[str, str], home: Path, project: Path) ->
 
 
 def start(
-    codex: str, model: OpenAI, environment: dict[str, str], home: Path, project: Path, *, trusted: bool = True
+    codex: str, model: OpenAI, environment: dict[str, str], home: Path, project: Path, *more: str, trusted: bool = True
 ) -> Any:
     path = home / ".codex/config.toml"
     own = path.read_text().partition("# what setup wrote\n")[2]
     path.write_text(f"{SETTINGS.replace('URL', model.url)}# what setup wrote\n{own}")
     # What `/hooks` does for a person who has looked at them.
     trust = ["--dangerously-bypass-hook-trust"] if trusted else []
-    line = [codex, "exec", "--skip-git-repo-check", *trust, "go"]
+    line = [codex, "exec", "--skip-git-repo-check", *trust, *more, "go"]
     return started(line, project, environment | {"OPENAI_API_KEY": "none"})
 
 
@@ -143,6 +143,58 @@ def test_a_program_on_a_terminal_can_be_typed_to(agent: Agent, connected: Any, f
     assert "\n42" in told[1].replace("\r", ""), told
     assert (project / "f").exists()
     assert log(fumehood)[0]["command"] == "python3 -q"
+
+
+FIRST = "*** Begin Patch\n*** Add File: new\n+x\n*** Update File: old\n@@\n-one\n+two\n*** End Patch"
+SECOND = """\
+*** Begin Patch
+*** Update File: old
+*** Move to: sub/moved
+@@
+-two
++three
+*** Delete File: new
+*** End Patch"""
+
+
+def test_its_own_patches_are_runs_that_can_be_taken_back(
+    codex: str, environment: dict[str, str], connected: Any, fumehood: Any, home: Path, project: Path
+) -> None:
+    connected()
+    (project / "old").write_text("one\n")
+    wrong = FIRST.replace("-one", "-nowhere")
+    held = "*** Begin Patch\n*** Add File: .git/hooks/pre-commit\n+x\n*** End Patch"
+    patches: list[Step] = [{"custom": "apply_patch", "input": each} for each in (FIRST, wrong, SECOND, held)]
+    with OpenAI([*patches, {"text": "done"}]) as model:
+        # Offered only for models that it knows.
+        ended(start(codex, model, environment, home, project, "-m", "gpt-5.5"))
+        told = model.results()
+    assert "git runs this hook" in told[3]
+    assert [run["command"] for run in log(fumehood)] == ["apply_patch new, old", "apply_patch old, sub/moved, new"]
+    assert (project / "sub/moved").read_text() == "three\n"
+    fumehood("undo", "--session", log(fumehood)[0]["session"])
+    assert (os.listdir(project), (project / "old").read_text()) == (["old"], "one\n")
+
+
+def test_a_patch_in_a_shell_line_is_an_edit_too(
+    agent: Agent, connected: Any, fumehood: Any, project: Path
+) -> None:
+    connected()
+    (project / "sub").mkdir()
+    (project / "sub/old").write_text("one\n")
+    script = [
+        shell(f"cd sub && apply_patch <<'EOF'\n{FIRST}\nEOF\n"),
+        shell(f"apply_patch <<'EOF'\n{FIRST}\nEOF", workdir=str(project / "sub")),
+        shell(f"echo in the hood; apply_patch <<'EOF'\n{FIRST}\nEOF\n"),
+        {"text": "done"},
+    ]
+    told = agent(script)
+    # The second does not fit any more; the third is a command, and no such program is there.
+    assert "not found" in told[2]
+    assert log(fumehood)[0]["command"] == "apply_patch sub/new, sub/old"
+    assert (project / "sub/old").read_text() == "two\n"
+    fumehood("undo", "--session", log(fumehood)[0]["session"])
+    assert (os.listdir(project / "sub"), (project / "sub/old").read_text()) == (["old"], "one\n")
 
 
 def test_a_shell_that_the_model_names_is_not_run_on_the_host(

@@ -142,7 +142,12 @@ class _Responses(_Handler):
             self.answer(b"{}")
             return
         number, step = self.endpoint.step(request)
-        if "tool" in step:
+        if "custom" in step:
+            item = {
+                "type": "custom_tool_call", "id": f"ct_{number}", "call_id": f"call_{number}", "name": step["custom"],
+                "input": step["input"], "status": "completed",
+            }  # fmt: skip
+        elif "tool" in step:
             item = {
                 "type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", "name": step["tool"],
                 "arguments": json.dumps(step["input"]), "status": "completed",

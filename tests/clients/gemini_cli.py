@@ -164,6 +164,28 @@ def test_with_the_server_its_own_shell_is_closed(agent: Agent, connected: Any, p
     assert os.listdir(project) == ["g"]
 
 
+def test_its_own_edits_are_runs_that_can_be_taken_back(
+    agent: Agent, connected: Any, fumehood: Any, project: Path
+) -> None:
+    connected()
+    (project / "old").write_text("one\n")
+    new, old = str(project / "src/new"), str(project / "old")
+    script = [
+        {"tool": "write_file", "input": {"file_path": new, "content": "x\n"}},
+        {"tool": "replace", "input": {"file_path": old, "old_string": "one", "new_string": "two", "instruction": "i"}},
+        {"tool": "replace", "input": {"file_path": old, "old_string": "gone", "new_string": "x", "instruction": "i"}},
+        {"tool": "write_file", "input": {"file_path": str(project / ".vscode/tasks.json"), "content": "{}"}},
+        shell("cat old src/new"),
+        {"text": "done"},
+    ]
+    told = agent(script)
+    assert "fumehood review" in told[3]
+    assert "two\nx\n" in told[4]
+    assert [run["command"] for run in log(fumehood)] == ["write_file src/new", "replace old", "cat old src/new"]
+    fumehood("undo", "--session", log(fumehood)[0]["session"])
+    assert (os.listdir(project), (project / "old").read_text()) == (["old"], "one\n")
+
+
 def test_two_agents_on_one_project(
     gemini: str, environment: dict[str, str], connected: Any, fumehood: Any, project: Path
 ) -> None:
