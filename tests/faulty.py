@@ -15,7 +15,8 @@ from patience import LONG_S
 from snapshots import Snapshot, snapshot
 
 DRIVER = Path(__file__).parent / "faults/driver.py"
-ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover")
+ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover", "begin", "edit")
+EDITS = ("begin", "edit")  # before a client's own edit, and after it: neither touches the project
 PART = ("plain", "tree", "gone", "locked", "shutnew", "shutgone")  # the rest is still held after that
 ERRORS = ("ENOSPC", "EACCES", "EIO")
 
@@ -52,6 +53,20 @@ mkdir file2shut shutnew; echo in > file2shut/in; echo in > shutnew/in; chmod 555
 find . -newermt 2010-01-01 ! -type d -exec touch -h -d @1500000000 {} +
 mkdir finished
 """
+PATCH = """*** Begin Patch
+*** Update File: plain/one
+@@
+-one
++ONE
+*** Delete File: plain/same
+*** Add File: made/deep/new
++new
+*** End Patch"""
+CLIENTS_EDIT = "echo ONE >plain/one; rm plain/same; mkdir -p made/deep; echo new >made/deep/new"
+EDITED = {
+    ("modified", "plain/one"), ("deleted", "plain/same"), ("added", "made"), ("added", "made/deep"),
+    ("added", "made/deep/new"),
+}  # fmt: skip
 EDIT = """
 echo mine > plain/one; rm plain/two; echo mine > plain/new; echo mine > tree; rm -r file2dir dir2link
 echo mine > modes/mine
@@ -106,7 +121,18 @@ class Scene:
         os.environ.update(self.environment)
         subprocess.run(["sh", "-ec", BEFORE], cwd=self.project, check=True)
         self.before = snapshot(self.project)
-        self.run = "" if act == "run" else self._hold()
+        self.original = self.before
+        if act in EDITS:
+            Sandbox(self.project).close()  # to make the database is no part of it
+        if act == "edit":
+            assert self.play("begin", PATCH) == 0, self.said
+            self.edit()
+        self.run = "" if act in ("run", *EDITS) else self._hold()
+
+    def edit(self) -> None:
+        """Do what the patch says that the client asks about."""
+        subprocess.run(["sh", "-ec", CLIENTS_EDIT], cwd=self.project, check=True)
+        self.before = snapshot(self.project)
 
     def _hold(self) -> str:
         with Sandbox(self.project) as sandbox:
@@ -141,7 +167,7 @@ class Scene:
         return done.returncode
 
     def told(self) -> str:
-        return CHANGE if self.act == "run" else self.run
+        return CHANGE if self.act == "run" else PATCH if self.act in EDITS else self.run
 
     def close(self) -> None:
         for directory in {self.top, self.other}:
@@ -207,6 +233,9 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
     """What was interrupted can be done, and what was done can be undone; live files and backups stay apart."""
     states = {run.state for run in sandbox.history()}
     assert not states & {"running", "applying", "settling"}, states
+    if scene.act in EDITS:
+        _edit_goes_on(scene, sandbox)
+        return
     if scene.act in ("part", "force", "discard"):
         _decision_goes_on(scene, sandbox, became, after)
         return
@@ -227,6 +256,19 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
             _must_be(scene, after)
         sandbox.undo(held[0].run)
         _must_be(scene, scene.before)
+
+
+def _edit_goes_on(scene: Scene, sandbox: Sandbox) -> None:
+    """An edit that was made is one run, all of it; where the question about it was cut off, it is asked again."""
+    if scene.act == "begin":
+        assert sandbox.history() == []
+        assert scene.play("begin", PATCH) == 0, scene.said
+        scene.edit()
+        assert scene.play("edit", PATCH) == 0, scene.said
+    (run,) = sandbox.history()
+    assert {(change.change, change.path) for change in run.changes} == EDITED
+    sandbox.undo(run.run)
+    _must_be(scene, scene.original)
 
 
 def _decision_goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> None:

@@ -203,3 +203,41 @@ def test_where_changes_are_held_an_edit_is_put_to_the_person(
     answer = told("claude", "Write", {"file_path": str(project / "a"), "content": "x"}, "1")
     assert answer["permissionDecision"] == "ask"
     assert "held" in answer["permissionDecisionReason"]
+
+
+def test_what_a_person_does_about_roots_counts_for_the_next_edit(
+    told: Answer, project: Path, test_directory: Path, cli: Any
+) -> None:
+    beside = test_directory / "beside"
+    beside.mkdir()
+    fields = {"file_path": str(beside / "a"), "content": "x"}
+    assert told("claude", "Write", {"file_path": str(project / "a"), "content": "x"}, "1") == {}
+    assert told("claude", "Write", fields, "2")["permissionDecision"] == "ask"
+    store = OpenedStore()
+    store.projects.add_root(store.projects.open(str(project)), str(beside))
+    assert told("claude", "Write", fields, "3") == {}
+    assert cli("roots", "remove", str(beside)).returncode == 0
+    assert told("claude", "Write", fields, "4")["permissionDecision"] == "ask"
+    store.close()
+
+
+def test_edits_that_nobody_looks_at_are_runs_in_their_order(told: Answer, project: Path, cli: Any) -> None:
+    file = project / "a"
+    file.write_text("0")
+    fields = {"file_path": str(file), "content": "x"}
+    for number in range(20):
+        told("claude", "Write", fields, str(number))
+        file.write_text(f"{number + 1}")
+        told("claude", "Write", fields, str(number), after=True)
+    # Two at once: the second is done when the first one is not.
+    told("claude", "Write", fields, "first")
+    told("claude", "Write", fields, "second")
+    file.write_text("second")
+    told("claude", "Write", fields, "second", after=True)
+    file.write_text("first")
+    told("claude", "Write", fields, "first", after=True)
+    assert len(runs()) == 22
+    cli("undo")
+    assert file.read_text() == "second"
+    cli("undo", "--session", "claude-s")
+    assert file.read_text() == "0"

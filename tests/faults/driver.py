@@ -1,9 +1,12 @@
-"""One act on a project, for a tracer to interrupt: apply, discard, undo, run, or only start."""
+"""One act on a project, for a tracer to interrupt: apply, discard, undo, run, a client's edit, or only start."""
 
+import json
+import os
 import sys
 
 from fumehood import Policy, Sandbox
 from fumehood.core.request import Request
+from fumehood.faces.cli import hook
 from fumehood.linux.launch import start
 from fumehood.service.opened import OpenedStore
 from fumehood.service.running import CLOSED, Wishes
@@ -21,6 +24,14 @@ def main(act: str, project: str, told: str = "", *paths: str) -> None:
         run = hood.run(Request(command=told), Wishes(stdin=CLOSED))
         if run.exit_code:
             sys.exit(run.output)
+    elif act in ("begin", "edit"):
+        os.chdir(project)
+        event = {"hook_event_name": "PreToolUse" if act == "begin" else "PostToolUse", "tool_name": "apply_patch"}
+        call = {"tool_input": {"command": told}, "session_id": "s", "tool_use_id": "1", "cwd": project}
+        if hook.answered(json.dumps(event | call).encode(), hook.parse(["--client", "codex"])):
+            sys.exit("the edit was refused")
+        if act == "edit":
+            OpenedStore().close()
     elif act == "force":
         with Sandbox(project) as sandbox:
             sandbox.apply(told, force=True)

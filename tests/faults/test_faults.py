@@ -27,6 +27,7 @@ NEEDED = {
     "run": JOURNAL | STEPS | {"set a mode"}, "apply": JOURNAL | STEPS | {"set a mode", "make a node"},
     "part": JOURNAL | STEPS, "force": JOURNAL | STEPS | {"set a mode"}, "undo": JOURNAL | STEPS | {"set a mode"},
     "redo": JOURNAL | STEPS | {"set a mode"}, "discard": JOURNAL, "recover": JOURNAL | {"rename", "set a mode"},
+    "begin": JOURNAL - {"flush", "remove"} | {"make a directory"}, "edit": JOURNAL | {"rename"},
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from fumehood.service.opened import OpenedStore
 from fumehood.service.session import redo_session, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
+from fumehood.store.edits import EditSeat
 from fumehood.store.history import Reach
 from fumehood.store.places import Alone
 from fumehood.store.projects import Project
@@ -39,11 +40,12 @@ class Client:
         """Say that files are to be written; returns the name of the call."""
         self._calls += 1
         planned = [Planned(path=path, is_removed=removed) for path in paths]
-        wanted = edits.targets(self.project, self.project.path, planned)
+        seat = EditSeat(project=self.project.id, roots=self.project.roots)
+        wanted = edits.targets(seat, self.project.path, planned)
         call = f"call-{self._calls}"
         title = f"Edit {', '.join(paths)}"
         with Alone(self.store.places.lock(f"project-{self.project.id}")):
-            edits.begin(self.store.places, self.project, SESSION, call, title, self.project.path, wanted, {})
+            edits.begin(self.store.places, seat, SESSION, call, title, self.project.path, wanted, {})
         return call
 
     def write(self, path: str, text: str | None) -> None:
@@ -232,6 +234,21 @@ def test_what_a_person_does_long_after_an_edit_that_failed_is_not_the_clients(
     assert (runs(store), leftovers(store)) == ([], [])
 
 
+def test_edits_of_a_project_that_is_forgotten_go_with_it(client: Client, store: Store, project: Path) -> None:
+    client.begin("a")
+    store.projects.remove(client.project.id)
+    OpenedStore().close()
+    assert leftovers(store) == []
+
+
+def test_a_note_that_was_cut_short_stops_nobody(client: Client, store: Store, project: Path) -> None:
+    client.begin("a")
+    (name,) = os.listdir(store.places.edits)
+    os.truncate(f"{store.places.edits}/{name}", 10)
+    OpenedStore().close()
+    assert os.listdir(store.places.edits) == []
+
+
 @pytest.mark.namespaces
 def test_a_command_between_an_edits_two_ends_is_a_run_of_its_own(
     client: Client, store: Store, project: Path, sandbox: Sandbox
@@ -304,8 +321,9 @@ def test_a_session_is_taken_back_whole_or_not_at_all_unless_forced(
 def reasons(store: Store, known: Project) -> Callable[..., str]:
     def judge(path: str, content: str | None = None, **more: Any) -> str:
         becomes = None if content is None else written(content)
-        wanted = edits.targets(known, known.path, [Planned(path=path, becomes=becomes, **more)])
-        judged = edits.judged(known, Policy(), "apply", wanted)
+        seat = EditSeat(project=known.id, roots=known.roots)
+        wanted = edits.targets(seat, known.path, [Planned(path=path, becomes=becomes, **more)])
+        judged = edits.judged(seat, Policy(), "apply", wanted)
         assert leftovers(store) == []
         return "; ".join(judged.reasons)
 

@@ -14,6 +14,7 @@ from fumehood.core import changes as c
 from fumehood.core.judge import APPLY, HOLD
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
+from fumehood.errors import FumehoodError
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import kind_of, look, make_parents, open_below, open_top, remove_tree, split, stamp_of
 from fumehood.store.edits import NO_WAY, Kept, OpenEdit, looked_at, note_end, open_edits, write
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
     from fumehood.core.edits import Planned
     from fumehood.core.policy import Policy
     from fumehood.service.store import Store
-    from fumehood.store.edits import Flags, Looked
+    from fumehood.store.edits import EditSeat, Flags, Looked
     from fumehood.store.places import Places
-    from fumehood.store.projects import Project
 
     Spots = Collection[tuple[int, str]]  # of files, by root and path
 
@@ -49,13 +49,13 @@ class Target(Value):
     path: str = ""
 
 
-def targets(project: Project, cwd: str, planned: Sequence[Planned]) -> list[Target]:
+def targets(seat: EditSeat, cwd: str, planned: Sequence[Planned]) -> list[Target]:
     """Return where an edit would write, links followed as the client follows them."""
     reached = []
     for each in planned:
         real = os.path.realpath(os.path.join(cwd, each.path))
-        at = next((n for n, root in enumerate(project.roots) if real.startswith(f"{root}/")), -1)
-        path = real[len(project.roots[at]) + 1 :] if at >= 0 else ""
+        at = next((n for n, root in enumerate(seat.roots) if real.startswith(f"{root}/")), -1)
+        path = real[len(seat.roots[at]) + 1 :] if at >= 0 else ""
         reached.append(Target(planned=each, real=real, root=at, path=path))
     return reached
 
@@ -68,7 +68,7 @@ class Judged(Value):
     flags: Flags
 
 
-def judged(project: Project, policy: Policy, mode: str, wanted: Sequence[Target]) -> Judged:
+def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target]) -> Judged:
     """Judge an edit before it is made, as the changes of a command are judged once they are made."""
     from fumehood.service.danger_facts import concerns
 
@@ -80,7 +80,7 @@ def judged(project: Project, policy: Policy, mode: str, wanted: Sequence[Target]
     changes: list[c.Change] = []
     contents: dict[tuple[int, str], bytes] = {}
     for each in inside:
-        with Closing(open_top(project.roots[each.root])) as top:
+        with Closing(open_top(seat.roots[each.root])) as top:
             status = _status(top, each.path)
             if reason := _why_not_kept(top, status):
                 reasons.append(f"{printable(each.path)} {reason}")
@@ -89,7 +89,7 @@ def judged(project: Project, policy: Policy, mode: str, wanted: Sequence[Target]
         if content is not None:
             contents[each.root, each.path] = content[:_MOST_READ]
         changes.append(_change(each, status, len(content or b"")))
-    acted_on = concerns(changes, project.roots, project.roots, policy.rules, contents)
+    acted_on = concerns(changes, seat.roots, seat.roots, policy.rules, contents)
     flags: Flags = {(changes[n].root, changes[n].path): (concern.flag,) for n, concern in acted_on.items()}
     reasons += [f"{printable(changes[n].path)}: {concern.reason}" for n, concern in acted_on.items() if concern.held]
     instead = "write it by a shell command: then it waits for the user, who sees it with fumehood review"
@@ -137,21 +137,21 @@ def _change(target: Target, status: os.stat_result | None, size: int) -> c.Chang
 # ---- Begin, and record what was ended, or looks as if it were.
 
 def begin(
-    places: Places, project: Project, session: str, call: str, title: str, cwd: str, wanted: Sequence[Target],
+    places: Places, seat: EditSeat, session: str, call: str, title: str, cwd: str, wanted: Sequence[Target],
     flags: Flags,
 ) -> None:  # fmt: skip
     """Keep the files that an edit names, as they are now; those outside of the roots are nobody's to take back.
 
     The project's lock is held. What its other edits did by now, they did before this one.
     """
-    for other in open_edits(places, project.id):
+    for other in open_edits(places, seat.project):
         if not other.ended_at and other.call != call:
             note_end(places, other, is_told=False)
     spots = dict.fromkeys((each.root, each.path) for each in wanted if each.root >= 0)
     if spots:
         edit = OpenEdit(
-            id=new_id(), project=project.id, session=session, call=call, title=title, cwd=cwd,
-            started_at=time.time(), roots=project.roots,
+            id=new_id(), project=seat.project, session=session, call=call, title=title, cwd=cwd,
+            started_at=time.time(), roots=seat.roots,
             files=tuple(Kept(root=root, path=path, flags=flags.get((root, path), ())) for root, path in spots),
         )  # fmt: skip
         _keep(places, edit, spots)
@@ -179,12 +179,19 @@ def close_all(store: Store, project: int) -> None:
             _close(store, edit)
         except OSError as error:
             store.unsettled[edit.id] = os.strerror(error.errno or 0)
+        except FumehoodError as error:
+            store.unsettled[edit.id] = error.message
 
 
 def close_open(store: Store) -> None:
-    """Do so for every project, unless somebody is at it, who then does."""
-    for project in sorted({edit.project for edit in open_edits(store.places)}):
-        if store.projects.is_in_place(project):
+    """Do so for every project, unless somebody is at it, who then does; edits of one that was forgotten go with it."""
+    edits = open_edits(store.places)
+    for project in sorted({edit.project for edit in edits}):
+        if not store.database.rows("SELECT 1 FROM projects WHERE id = ?", (project,)):
+            for edit in edits:
+                if edit.project == project:
+                    _forget(store.places, edit, keeps_files=False)
+        elif store.projects.is_in_place(project):
             try:
                 with store.alone(project, wait=False):
                     pass  # to have it alone is to have its edits closed
@@ -252,7 +259,7 @@ def _close(store: Store, edit: OpenEdit) -> None:
     is_told = bool(edit.ended_at)
     if not is_told:
         note_end(places, edit, is_told=False)
-        edit = next(each for each in open_edits(places, edit.project) if each.id == edit.id)
+        edit = next((each for each in open_edits(places, edit.project) if each.id == edit.id), edit)
     changes = c.by_path(_changes(store, edit)) if edit.ended_at else []
     if not changes:
         if is_told or not 0 <= time.time() - edit.started_at < _STALE_S:

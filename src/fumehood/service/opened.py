@@ -19,7 +19,9 @@ class OpenedStore(Store):
         super().__init__(environment, face=face)
         if self.database.was_made:
             from fumehood.service.recover import notice
+            from fumehood.store.edits import forget_seats
 
+            forget_seats(self.places)
             notice(self)
         self.recover()
 

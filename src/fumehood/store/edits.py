@@ -14,7 +14,7 @@ from fumehood.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from fumehood.store.places import Places
@@ -58,6 +58,59 @@ class OpenEdit(Value):
         return {(self.roots[each.root], path) for each in self.files for path in (each.path, each.missing) if path}
 
 
+# ---- Which project a session edits: asked before each edit, and told by the database only the first time.
+
+_MOST_SEATS = 50
+
+
+class EditSeat(Value):
+    """The project that a session edits: its number, and every directory that may be written, the project first."""
+
+    project: int
+    roots: tuple[str, ...]
+
+
+def seat_of(places: Places, session: str) -> EditSeat | None:
+    """Return where a session edits, if that is known without the database."""
+    seat = _seats(places).get(session)
+    return None if seat is None else EditSeat(project=seat[0], roots=seat[1])
+
+
+def keep_seat(places: Places, session: str, look: Callable[[], EditSeat]) -> EditSeat:
+    """Find out where a session edits, and keep it, unless what is known of projects changed meanwhile."""
+    before = _now(places.seats)
+    seats = dict(list(_seats(places).items())[-_MOST_SEATS:])
+    seat = look()
+    if session and _now(places.seats) == before:
+        seats[session] = seat.project, seat.roots
+        _write(places.seats, seats)
+    return seat
+
+
+def forget_seats(places: Places) -> None:
+    """Have the database asked again: projects, or their roots, are no longer what they were."""
+    _write(places.seats, {})
+
+
+def _seats(places: Places) -> dict[str, tuple[int, tuple[str, ...]]]:
+    try:
+        with open(places.seats, "rb") as file:
+            seats: dict[str, tuple[int, tuple[str, ...]]] = marshal.load(file)  # noqa: S302 - as above
+    except (FileNotFoundError, EOFError, ValueError, TypeError):
+        return {}
+    return seats
+
+
+def _write(path: str, value: Any) -> None:
+    """Write a file, all of it or nothing."""
+    spare = f"{path}.{os.getpid()}.new"
+    with open(spare, "wb") as file:
+        file.write(marshal.dumps(value))
+    os.rename(spare, path)
+
+
+# ---- The notes.
+
 def looked_at(status: os.stat_result) -> Looked:
     """Return what is noted of a file."""
     return (
@@ -87,11 +140,7 @@ def open_edits(places: Places, project: int | None = None) -> list[OpenEdit]:
 
 def write(places: Places, edit: OpenEdit) -> None:
     """Write the note of an edit, all of it or nothing."""
-    path = f"{places.edits}/{edit.id}"
-    fields = {**edit.fields(), "files": [each.fields() for each in edit.files]}
-    with open(f"{path}.new", "wb") as file:
-        file.write(marshal.dumps(fields))
-    os.rename(f"{path}.new", path)
+    _write(f"{places.edits}/{edit.id}", {**edit.fields(), "files": [each.fields() for each in edit.files]})
 
 
 def note_end(places: Places, edit: OpenEdit, *, is_told: bool) -> None:

@@ -63,6 +63,11 @@ class Places(Value):
         """The notes of clients' edits that are begun: their files before them lie where their runs would."""
         return f"{self.state}/edits"
 
+    @property
+    def seats(self) -> str:
+        """The file that tells which project a session edits, for those who have no time to ask the database."""
+        return f"{self.state}/seats"
+
     def strangers(self, project: int) -> str:
         """The file that names what an overlay failed on in a project, for whose it was."""
         return f"{self.state}/strangers-{project}"

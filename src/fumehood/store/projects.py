@@ -9,6 +9,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.store.database import packed, unpacked
+from fumehood.store.edits import forget_seats
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -155,6 +156,7 @@ class Projects:
             )
             connection.execute("DELETE FROM sessions WHERE project = ?", (number,))
             connection.execute("UPDATE projects SET replaced_at = ? WHERE id = ?", (time.time(), number))
+        forget_seats(self.places)
 
     def _moved_here(self, real: str, now: Identity | None) -> Project | None:
         """Return the project that this directory was at another path, if it is there no longer."""
@@ -197,6 +199,7 @@ class Projects:
             connection.execute("UPDATE files SET root = ? WHERE project = ? AND root = ?", (after, number, before))
             connection.execute("UPDATE OR REPLACE grants SET project = ? WHERE project = ?", (after, before))
             connection.execute("UPDATE sessions SET cwd = x'' WHERE project = ?", (number,))
+        forget_seats(self.places)
 
     def move(self, which: KnownProject, path: str) -> Project:
         """Let a project be the directory at a path, a person having said so; another's record is set aside."""
@@ -249,6 +252,7 @@ class Projects:
             for table in ("files", "files_due", "runs", "roots", "sessions"):
                 connection.execute(f"DELETE FROM {table} WHERE project = ?", (number,))
             connection.execute("DELETE FROM projects WHERE id = ?", (number,))
+        forget_seats(self.places)
 
     def is_in_place(self, number: int) -> bool:
         """Tell whether no other directory is known to be at a project's path."""
@@ -321,6 +325,7 @@ class Projects:
         """Record a root by its real path."""
         values = (project.id, os.fsencode(real), time.time())
         self.database.write("INSERT OR IGNORE INTO roots VALUES (?, ?, ?)", values)
+        forget_seats(self.places)
         return self.open(project.path)
 
     def remove_root(self, project: Project, path: str) -> Project:
@@ -329,6 +334,7 @@ class Projects:
         if wanted not in project.extra:
             raise BadRequest(f"{wanted} is not a root of {project.path}", hint="fumehood roots list shows them")
         self.database.write("DELETE FROM roots WHERE project = ? AND path = ?", (project.id, os.fsencode(wanted)))
+        forget_seats(self.places)
         return self.open(project.path)
 
     def _checked(self, path: str, what: str) -> str:

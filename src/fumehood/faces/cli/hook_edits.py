@@ -9,7 +9,7 @@ from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.output import here
-from fumehood.store.edits import note_end, open_edits
+from fumehood.store.edits import EditSeat, keep_seat, note_end, open_edits, seat_of
 from fumehood.store.places import Alone
 from fumehood.store.places import places as all_places
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fumehood.core.edits import Becomes
     from fumehood.faces.cli.hook_clients import ToolCall
     from fumehood.store.edits import OpenEdit
-    from fumehood.store.projects import Projects
+    from fumehood.store.places import Places
 
 # What the fields of the clients' tools are called that hold a whole file, or a piece, what it becomes, and where.
 _WHOLE = ("content", "file_text", "contents")
@@ -75,8 +75,6 @@ def begun(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     from fumehood.linux import nofollow
     from fumehood.service import edits
     from fumehood.store.config import policy_for
-    from fumehood.store.database import Database
-    from fumehood.store.projects import Projects
 
     is_shell = call.tool in call.client.shells
     planned, directory = (shell_patch(call) if is_shell else None) or (planned_by(call), "")
@@ -86,32 +84,40 @@ def begun(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
 
         OpenedStore().close()
     nofollow.notes_directory = places.modes
-    projects = Projects(Database(places.database), places)
-    project = projects.open(_project(call, session, passed_on, projects))
-    policy = policy_for(places, project.roots)
+    seat = None if "--project" in passed_on else seat_of(places, session)
+    if seat is None:
+        seat = keep_seat(places, session, lambda: _seat(call, session, passed_on, places))
+    policy = policy_for(places, seat.roots)
     mode = policy.mode(HOLD if "--hold" in passed_on else DISCARD if "--discard" in passed_on else None)
     cwd = os.path.join(call.directory if isinstance(call.directory, str) else here(), directory)
-    wanted = edits.targets(project, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned])
-    verdict = edits.judged(project, policy, mode, wanted)
+    wanted = edits.targets(seat, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned])
+    verdict = edits.judged(seat, policy, mode, wanted)
     reason = "; ".join(verdict.reasons)
     if reason and not call.client.honours_ask:
         raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
     names = [each.path if each.root == 0 else each.real for each in wanted]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     title = f"{'apply_patch' if is_shell else call.tool} {', '.join(map(printable, names[:_NAMED]))}{more}"
-    with Alone(places.lock(f"project-{project.id}")):
-        edits.begin(places, project, session, call_name(call), title, cwd, wanted, verdict.flags)
+    with Alone(places.lock(f"project-{seat.project}")):
+        edits.begin(places, seat, session, call_name(call), title, cwd, wanted, verdict.flags)
     return reason
 
 
-def _project(call: ToolCall, session: str, passed_on: Sequence[str], projects: Projects) -> str:
+def _seat(call: ToolCall, session: str, passed_on: Sequence[str], places: Places) -> EditSeat:
     """Return the project of an edit, as that of a command: what is set, the session's, or where the client works."""
-    if "--project" in passed_on:
-        return passed_on[len(passed_on) - passed_on[::-1].index("--project")]
+    from fumehood.store.database import Database
+    from fumehood.store.projects import Projects
+
+    projects = Projects(Database(places.database), places)
     rows = projects.database.rows("SELECT project FROM sessions WHERE name = ?", (session,)) if session else []
-    if rows:
-        return projects.path_of(rows[0][0])
-    return projects.holding(os.environ.get(call.client.project_variable, "") or here())
+    if "--project" in passed_on:
+        path = passed_on[len(passed_on) - passed_on[::-1].index("--project")]
+    elif rows:
+        path = projects.path_of(rows[0][0])
+    else:
+        path = projects.holding(os.environ.get(call.client.project_variable, "") or here())
+    project = projects.open(path)
+    return EditSeat(project=project.id, roots=project.roots)
 
 
 def ended(call: ToolCall, session: str) -> None:
