@@ -37,9 +37,9 @@ def codex() -> str:
 def agent(codex: str, environment: dict[str, str], home: Path, project: Path) -> Agent:
     """Codex from its start to its end; returns what it told the model of each tool call."""
 
-    def run(script: Sequence[Step | Callable[[list[str]], Step]], *, trusted: bool = True) -> list[str]:
+    def run(script: Sequence[Step | Callable[[list[str]], Step]], *more: str, trusted: bool = True) -> list[str]:
         with OpenAI(script) as model:
-            ended(start(codex, model, environment, home, project, trusted=trusted))
+            ended(start(codex, model, environment, home, project, *more, trusted=trusted))
             return model.results()
 
     return run
@@ -123,7 +123,8 @@ def test_a_command_elsewhere_stays_there_and_only_reads(
     agent: Agent, connected: Any, fumehood: Any, project: Path, beside: Path
 ) -> None:
     connected()
-    told = agent([shell("pwd; rm -rf build", workdir=str(beside)), shell("echo x >f"), {"text": "done"}])
+    script = [shell("pwd; rm -rf build", workdir=str(beside)), shell("echo x >f"), {"text": "done"}]
+    told = agent(script, f"--add-dir={beside}")
     assert [run["project"] for run in log(fumehood)] == [str(project)] * 2
     only_read_there(told[0], project, beside)
 

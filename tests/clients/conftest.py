@@ -49,8 +49,9 @@ def beside(project: Path, test_directory: Path) -> Path:
     return place
 
 
-def only_read_there(told: str, project: Path, beside: Path) -> None:
-    """Check that `pwd; rm -rf build` ran beside the project, and removed neither `build`."""
+def only_read_there(told: str, project: Path, beside: Path, *, is_offered: bool = True) -> None:
+    """Check that `pwd; rm -rf build` ran beside the project, removed neither `build`, and was told what to ask for."""
+    assert said_by_us(f"read-only here: {beside}. to ask the person for it: fumehood ask --write", told) == is_offered
     assert f"{beside}\n" in told
     assert "Read-only file system" in told
     assert (project / "build").is_dir()

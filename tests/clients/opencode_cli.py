@@ -80,7 +80,7 @@ def test_a_command_elsewhere_stays_there_and_only_reads(
     fumehood("setup", "opencode", "--yes")
     script = [shell("pwd; rm -rf build", workdir=str(beside)), {"text": "done"}]
     (told,) = agent(script, permission={"external_directory": "allow"})
-    only_read_there(told, project, beside)
+    only_read_there(told, project, beside, is_offered=False)
 
 
 def test_commands_at_once_are_captured_and_other_ways_to_run_are_denied(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import fumehood
-from conftest import need
+from at_terminal import Terminal
+from conftest import command_line, need
 from fumehood.faces.cli.hook_clients import CLIENTS
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -311,3 +312,48 @@ def test_what_a_person_added_to_the_plugins_hook_stays(cli: Cli, home: Path) -> 
     path.write_text(text.replace("--client opencode", "--client opencode --hold").replace("nothing was run", "x"))
     assert cli("setup", "opencode", "--yes").returncode == 0
     assert path.read_text() == text.replace("--client opencode", "--client opencode --hold")
+
+
+NAMED = {
+    "claude": ('{"permissions": {"additionalDirectories": ["BESIDE"]}}', ".claude/settings.json"),
+    "gemini": ('{"context": {"includeDirectories": ["BESIDE"]}}', ".gemini/settings.json"),
+    "codex": ('[sandbox_workspace_write]\nwritable_roots = ["BESIDE"]\n', ".codex/config.toml"),
+    "opencode": ('{"permission": {"external_directory": {"BESIDE/**": "allow"}}}', ".config/opencode/opencode.json"),
+}
+
+
+@pytest.mark.parametrize("client", NAMED)
+def test_directories_in_a_clients_settings_are_offered_and_never_taken(
+    cli: Cli, home: Path, project: Path, test_directory: Path, client: str
+) -> None:
+    beside = test_directory / "beside"
+    beside.mkdir()
+    text, name = NAMED[client]
+    (home / name).parent.mkdir(parents=True, exist_ok=True)
+    (home / name).write_text(text.replace("BESIDE", str(beside)))
+    told = json.loads(cli("setup", client, "--yes", "--json").stdout)
+    assert told["directories"] == [str(beside)]
+    assert any(f"fumehood roots add {beside}" in note for note in told["notes"])
+    assert json.loads(cli("roots", "list", "--json").stdout)["roots"] == [str(project)]
+
+
+def test_a_person_is_asked_about_directories_that_the_settings_of_a_project_name(
+    home: Path, project: Path, test_directory: Path
+) -> None:
+    for name in ("beside", "other"):
+        (test_directory / name).mkdir()
+    (project / ".claude").mkdir()
+    (project / ".claude/settings.json").write_text('{"permissions": {"additionalDirectories": ["../beside", "/usr"]}}')
+    (project / ".claude/settings.local.json").write_text('{"permissions": {"additionalDirectories": ["../other"]}}')
+    with Terminal([*command_line(), "setup", "claude"], project, columns=200) as screen:
+        screen.wait_for("write this?")
+        screen.type("\n")
+        for name, key in (("beside", "y"), ("other", "n")):
+            screen.wait_for(f"another directory? {test_directory}/{name}")
+            while not screen.seen.endswith(">"):
+                screen.more()
+            screen.type(key)
+        screen.wait_for(f"fumehood roots add {test_directory}/other")
+        assert screen.end() == 0
+    listed = subprocess.run([*command_line(), "roots", "list"], cwd=project, capture_output=True, text=True, check=True)
+    assert listed.stdout.splitlines()[:2] == [str(project), str(test_directory / "beside")]

@@ -547,6 +547,38 @@ def test_two_agents_in_two_projects_know_nothing_of_each_other(
     assert "there is no run last" in agent("new", project, "fumehood show").stdout
 
 
+@pytest.mark.parametrize(
+    ("client", "options"),
+    [
+        ("claude", ["--add-dir", "../beside", "../a b", "--model", "opus"]),
+        ("codex", ["exec", "--add-dir=../beside", "--add-dir", "../a b", "go"]),
+        ("gemini", ["--include-directories", "../beside,../a b", "-p", "go"]),
+        ("copilot", ["-p", "go", "--add-dir", "../beside", "--add-dir", "../a b"]),
+    ],
+)
+def test_directories_that_the_person_gave_the_client_are_told_to_the_command(
+    project: Path, home: Path, test_directory: Path, client: str, options: list[str]
+) -> None:
+    for name in ("beside", "a b"):
+        (test_directory / name).mkdir()
+    line = " ".join(map(quoted, [*command_line(), "hook", "--client", client]))
+    code = f"import subprocess; subprocess.run(['sh', '-c', {f'{line} || exit 2'!r}], check=True)"
+    told = of(client, hook_clients.CLIENTS[client].preferred_shell, {"command": "ls"})
+    done = subprocess.run(
+        ["python3", "-c", code, *options], cwd=project, input=json.dumps(told), capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert f" --beside {test_directory}/beside --beside {quoted(f'{test_directory}/a b')} " in done.stdout
+
+
+def test_cursors_directories_are_in_its_call(answer: Any, project: Path, test_directory: Path) -> None:
+    (test_directory / "beside").mkdir()
+    roots = [str(project), str(test_directory / "beside"), str(test_directory / "gone"), 7]
+    told = answer(of("cursor", "Shell", {"command": "ls"}, workspace_roots=roots), "--client", "cursor")
+    assert told["updated_input"]["command"].count("--beside") == 1
+    assert f" --beside {test_directory}/beside " in told["updated_input"]["command"]
+
+
 def test_what_the_person_set_up_is_passed_on(answer: Any) -> None:
     told = answer(call("ls"), "--hold", "--timeout=5", "--root", "alpine", "--session", "mine")
     line = told["updatedInput"]["command"]

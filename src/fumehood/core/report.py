@@ -63,8 +63,8 @@ class Blocked(Value):
         return f"{printable(self.headline)}: {named(self.detail)}. {short(self.hint)}".rstrip()
 
 
-HIDDEN_PATH, LEFT_AT_HOME = "hidden", "home"
-_HEADLINES = {HIDDEN_PATH: "not in sight", LEFT_AT_HOME: "not kept"}
+HIDDEN_PATH, LEFT_AT_HOME, READ_ONLY = "hidden", "home", "read-only"
+_HEADLINES = {HIDDEN_PATH: "not in sight", LEFT_AT_HOME: "not kept", READ_ONLY: "read-only here"}
 
 
 class Run:

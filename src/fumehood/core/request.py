@@ -100,6 +100,7 @@ class Request(Value):
     shell: str = ""  # a shell of the host's that reads the command
     source: str = ""  # a file that this shell reads first
     session: str = ""
+    beside: tuple[str, ...] = ()  # directories that a person gave the client of the session
     own_tmp: bool = False
     background_after: float | None = None  # seconds after which nobody waits for it: it is then checkpointed by itself
     title: str = ""  # what the record calls the command, where that is not its own text
@@ -126,7 +127,7 @@ def check(request: Request) -> None:
             raise BadRequest(f"{host!r} is not a host", hint='network takes True, False or hosts: ["pypi.org:443"]')
     if request.own_tmp and not request.session:
         raise BadRequest("--own-tmp needs a session, whose runs share that /tmp", hint="add --session NAME")
-    for path in (request.cwd, request.root):
+    for path in (request.cwd, request.root, *request.beside):
         if "\0" in path:
             raise BadRequest(f"{path!r} is not a directory", hint="a path without a NUL")
         _refuse_half_letters(path)

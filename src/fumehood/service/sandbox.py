@@ -81,6 +81,11 @@ class Hood(Workplace):
             request = hood._asking(request)
         # Before anything is tried out there: on a full disk, nothing would seem to work.
         database.keep(self.store.places.state)
+        if request.beside:
+            from fumehood.service.beside import offer
+
+            request = offer(hood, request, wishes)
+            self.project = hood.project
         try:
             run = hood._run_until_settled(request, wishes)
         finally:
@@ -163,6 +168,10 @@ class Hood(Workplace):
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
                 run.found = layering.scanned(layers, claim.indexes)
                 run.blocked = self._blocked(run, network, request.hosts, world, ended, seat)
+                if request.beside:
+                    from fumehood.service.beside import told
+
+                    run.blocked += told(request.beside)
                 ended_by = _cut_short(ended.outcome, wishes)
                 self.give_verdicts(run, layers, request.mode, ended_by)
                 may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)

@@ -12,7 +12,7 @@ import sys
 from fumehood.core.report import told_ahead
 from fumehood.core.request import BACKGROUND_AFTER, TOLD, quoted
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, is_background, read_call
+from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, added_directories, is_background, read_call
 from fumehood.faces.cli.output import here, tell_error
 from fumehood.store.places import session_mark, state_directory
 
@@ -253,7 +253,10 @@ def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> s
     words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
     words += ["--if-granted"] if {"--allow-host", "--network"} & set(options.passed_on) else []
     if session:
-        words += ["--session", session, "--begun-in", os.environ.get(client.project_variable, "") or here()]
+        begun_in = os.environ.get(client.project_variable, "") or here()
+        words += ["--session", session, "--begun-in", begun_in]
+        for path in added_directories(client, call.raw, begun_in):
+            words += ["--beside", path]
         waits_s = BACKGROUND_AFTER if is_background(call) else client.waits_s
         words += ["--background-after", str(waits_s)] if waits_s is not None else []
     if client.shell_settings is not None and shell != "/bin/sh":

@@ -21,6 +21,7 @@ OWN_TOOLS = frozenset({
     "apply", "discard",
 })  # fmt: skip
 ALLOW, ASK, DENY = "allow", "ask", "deny"
+_CLOSEST = 4  # processes above the hook: shells, the client, and what npm puts around it
 _NONE: frozenset[str] = frozenset()
 
 
@@ -67,6 +68,9 @@ class Client(Value):
 
     # The variable with the directory that the client itself works in, whatever directory a command is for.
     project_variable: str = ""
+    # The option by which a person gives it more directories, and the field of a call that lists all there are.
+    directory_option: str = ""
+    directories_field: str = ""
     # Seconds after which it goes on without a command, and looks at it again later; None where it waits for its end.
     waits_s: float | None = None
     # Whether its shell stays where a command left it, unless that runs in the background.
@@ -128,7 +132,41 @@ def is_own_tool(call: ToolCall) -> bool:
 def is_background(call: ToolCall) -> bool:
     """Return True for a command that the client does not wait for."""
     fields = call.input if isinstance(call.input, dict) else {}
-    return call.tool == "Monitor" or bool(fields.get("run_in_background") or fields.get("is_background"))
+    is_asked = fields.get("run_in_background") or fields.get("is_background") or fields.get("mode") == "async"
+    return call.tool == "Monitor" or bool(is_asked)
+
+
+def added_directories(client: Client, raw: dict[str, Any], begun_in: str) -> list[str]:
+    """Return the directories that a person gave the client besides the one it works in, as far as it tells them."""
+    listed = raw.get(client.directories_field) if client.directories_field else None
+    directories = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+    if client.directory_option:
+        directories += _from_command_line(client.directory_option)
+    paths = (os.path.normpath(os.path.join(begun_in, each)) for each in directories if each)
+    return [path for path in dict.fromkeys(paths) if path != begun_in and os.path.isdir(path)]
+
+
+def _from_command_line(option: str) -> list[str]:
+    """Return the values of an option of the program that started this hook, by way of a shell or two."""
+    process = os.getppid()
+    for _ in range(_CLOSEST):
+        try:
+            with open(f"/proc/{process}/cmdline", "rb") as file:
+                words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+            with open(f"/proc/{process}/stat", "rb") as file:
+                process = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError):
+            return []  # gone, or not ours to look at
+        values: list[str] = []
+        is_value = False
+        for word in words:
+            name, _, value = word.partition("=") if word.startswith("-") else ("", "", word)
+            is_value = name == option if name else is_value
+            # Gemini CLI takes several with commas between them; what is not a directory does not count.
+            values += [value, *value.split(",")] if is_value else []
+        if values:
+            return values
+    return []
 
 
 def _specific(event: str, **fields: Any) -> Answer:
@@ -155,7 +193,8 @@ _CLAUDE = Client(
     ),
     told=lambda words: _specific("PostToolUse", additionalContext=words),
     honours_ask=True, tells_before=True,
-    project_variable="CLAUDE_PROJECT_DIR", keeps_directory=True, shell_settings=_snapshots,
+    project_variable="CLAUDE_PROJECT_DIR", directory_option="--add-dir",
+    keeps_directory=True, shell_settings=_snapshots,
 )  # fmt: skip
 
 # A hook that asks counts as failed there, and the command runs.
@@ -169,6 +208,7 @@ _CODEX = Client(
         "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words
     ),
     refused=_CLAUDE.refused, told=_CLAUDE.told, honours_ask=False, tells_before=True, waits_s=10.0,
+    directory_option="--add-dir",
 )  # fmt: skip
 
 # It never comes back from a question when nobody is there, and passes nothing on before a tool.
@@ -180,7 +220,7 @@ _GEMINI = Client(
     rewritten=lambda tool_input, _decision, _words: _specific("BeforeTool", tool_input=tool_input),
     refused=lambda decision, reason: {"decision": decision, "reason": reason},
     told=lambda words: _specific("AfterTool", additionalContext=words),
-    honours_ask=False, tells_before=False,
+    honours_ask=False, tells_before=False, directory_option="--include-directories",
 )  # fmt: skip
 
 _COPILOT = Client(
@@ -195,7 +235,8 @@ _COPILOT = Client(
     },
     refused=lambda decision, reason: {"permissionDecision": decision, "permissionDecisionReason": reason},
     told=lambda words: {"additionalContext": words},
-    honours_ask=True, tells_before=True, project_variable="COPILOT_PROJECT_DIR",
+    honours_ask=True, tells_before=True, project_variable="COPILOT_PROJECT_DIR", directory_option="--add-dir",
+    waits_s=30.0,
 )  # fmt: skip
 
 # Through the plugin that `fumehood setup opencode` writes: both sides of this format are ours.
@@ -220,6 +261,7 @@ _CURSOR = Client(
     refused=lambda decision, reason: {"permission": decision, "user_message": reason, "agent_message": reason},
     told=lambda words: {"additional_context": words},
     nothing={}, honours_ask=False, tells_before=False, project_variable="CURSOR_PROJECT_DIR",
+    directories_field="workspace_roots",
 )  # fmt: skip
 
 # Where nobody says which client it is, the first whose call it can be.

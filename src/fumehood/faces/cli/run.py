@@ -93,13 +93,13 @@ examples:
 """
 
 # The hook's: --brief, what an agent must know and no more; --keep-cwd, a link to where the command ended; --begun-in,
-# where the client works; --background-after, the seconds after which the agent goes on without the command;
-# --if-granted, go without a network that nobody is there to allow.
+# where the client works; --beside, a directory that the person gave it besides; --background-after, the seconds after
+# which the agent goes on without the command; --if-granted, go without a network that nobody is there to allow.
 _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty", "--explain"}
 _FLAGS |= {"--if-granted"}
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
-_VALUES |= {"--session", "--shell", "--source", "--keep-cwd", "--begun-in", "--background-after"}
-_OF_THE_HOOK = {"--brief", "--keep-cwd", "--begun-in", "--background-after", "--if-granted"}
+_VALUES |= {"--session", "--shell", "--source", "--keep-cwd", "--begun-in", "--background-after", "--beside"}
+_OF_THE_HOOK = {"--brief", "--keep-cwd", "--begun-in", "--beside", "--background-after", "--if-granted"}
 NO_TIME_LIMIT = "300000000"
 _WIDE = 34
 
@@ -282,6 +282,7 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
         command=options.asked, title=options.title, cwd=_directory(options, project), mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
         session=options.last("--session") or "", own_tmp="--own-tmp" in options.flags,
+        beside=tuple(options.values.get("--beside", ())),
         shell=shell, source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
         background_after=_seconds(options.last("--background-after")), if_granted="--if-granted" in options.flags,

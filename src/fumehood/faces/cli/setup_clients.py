@@ -10,11 +10,14 @@ from typing import Any
 
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.errors import BadRequest, FumehoodError, Refused
+from fumehood.faces.cli.hook_clients import ALLOW, SERVER
 from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
-from fumehood.faces.cli.hook_clients import SERVER
+from fumehood.faces.cli.output import here
+from fumehood.faces.cli.prompt import terminal
 from fumehood.faces.cli.setup_files import (
     SettingsEdit,
+    at,
     has_hook,
     hook_line,
     json_hooks,
@@ -25,6 +28,8 @@ from fumehood.faces.cli.setup_files import (
     toml_hooks,
     toml_table,
 )  # fmt: skip
+from fumehood.service.permission import Permissions
+from fumehood.service.projects import add_root
 from fumehood.store.config import replace
 from fumehood.store.places import home
 
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 _EVERY_TOOL = "*"
 # Copilot CLI runs a command whose hook takes longer than this, in seconds: better that it waits.
 _LONGEST_HOOK = 3600
+_LONGEST_SETTINGS = 1 << 20
 _START_S = 120  # how long a server may take to start, with what it needs installed
 
 _RESTART = "restart the client, so that it reads its settings"
@@ -72,6 +78,8 @@ class ClientSettings(Value):
 
     files: tuple[ChangedFile, ...]
     notes: tuple[str, ...] = ()
+    # Where the client's own settings name more directories that it may write: a file, and the keys in it.
+    directories: tuple[tuple[str, list[str]], ...] = ()
 
 
 def connect(context: Context, client: str) -> int:
@@ -99,7 +107,49 @@ def connect(context: Context, client: str) -> int:
             file["backup"] = _write(file["path"], *texts[file["path"]])
             file["changed"] = True
         answer |= files[0] | {"changed": True}
+    answer["directories"] = [] if options.remove else _offered(context, settings.directories)
+    answer["notes"] += [f"the client was given {path}; for commands: fumehood roots add {quoted(path)}"
+                        for path in answer["directories"]]  # fmt: skip
     return context.say(answer, lambda: _tell(answer))
+
+
+def _offered(context: Context, places: tuple[tuple[str, list[str]], ...]) -> list[str]:
+    """Offer directories that a client's settings name as roots of this project; returns what still is none.
+
+    A command can write the settings of a project: only a person's answer counts, and never `--yes`.
+    """
+    store = context.store
+    try:
+        project = store.projects.open(store.projects.holding(here()), register=False)
+    except BadRequest:
+        return []  # nothing here can be a project
+    asks = () if context.options.yes else terminal()
+    left = []
+    for name in dict.fromkeys(name for file, keys in places for name in _named(os.path.join(project.path, file), keys)):
+        path = os.path.normpath(os.path.join(project.path, os.path.expanduser(name)))
+        try:
+            store.projects.new_root(project, path)
+        except BadRequest:
+            continue  # it is one already, or can't be one
+        try:
+            project = store.projects.open(project.path, register=bool(asks))
+            project = add_root(store, project, path, Permissions(store.grants, asks))
+        except Refused:
+            left.append(path)
+    return left
+
+
+def _named(path: str, keys: list[str]) -> list[str]:
+    """Return the directories that settings name; none where they can't be read. OpenCode's are patterns."""
+    try:
+        # Waits for nothing, whatever a command left there.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+            listed = at(meaning(path, file.read(_LONGEST_SETTINGS)), keys)
+    except (OSError, UnicodeDecodeError, BadRequest):
+        return []
+    if isinstance(listed, dict):
+        listed = [pattern.removesuffix("*").removesuffix("*") for pattern, word in listed.items() if word == ALLOW]
+    return [each for each in listed if isinstance(each, str) and each] if isinstance(listed, list) else []
 
 
 def _compared(file: ChangedFile, *, is_removal: bool) -> dict[str, Any]:
@@ -235,48 +285,60 @@ def _is_hooked(path: str) -> bool:
 
 def _claude(command: list[str], mcp: bool) -> ClientSettings:
     settings = f"{os.environ.get('CLAUDE_CONFIG_DIR') or f'{home()}/.claude'}/settings.json"
+    named = tuple(
+        (file, ["permissions", "additionalDirectories"])
+        for file in (settings, ".claude/settings.json", ".claude/settings.local.json")
+    )
     if not mcp:
         hooks = json_hooks(
             _line(command, "claude"), _matchers("claude"),
             lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]},
         )  # fmt: skip
-        return ClientSettings(files=(ChangedFile(path=settings, edits=(hooks,)),), notes=(_RESTART, _CLAUDE_HOOK))
+        file = ChangedFile(path=settings, edits=(hooks,))
+        return ClientSettings(files=(file,), notes=(_RESTART, _CLAUDE_HOOK), directories=named)
     # Where Claude Code itself keeps servers that hold for every project.
     server = json_member(["mcpServers", SERVER], _server(command, type="stdio"))
     file = ChangedFile(path=f"{home()}/.claude.json", edits=(server,))
     if _is_hooked(settings):
-        return ClientSettings(files=(file,), notes=(_RESTART,))
+        return ClientSettings(files=(file,), notes=(_RESTART,), directories=named)
     closing = json_items(["permissions", "deny"], ("Bash", "Monitor"))
-    return ClientSettings(files=(file, ChangedFile(path=settings, edits=(closing,))), notes=(_RESTART, _CLOSED))
+    files = file, ChangedFile(path=settings, edits=(closing,))
+    return ClientSettings(files=files, notes=(_RESTART, _CLOSED), directories=named)
 
 
 def _codex(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
+    named = ((path, ["sandbox_workspace_write", "writable_roots"]),)
     if not mcp:
         hooks = toml_hooks(_line(command, "codex"), _matchers("codex"))
-        return ClientSettings(files=(ChangedFile(path=path, edits=(hooks,)),), notes=_CODEX_HOOK)
+        file = ChangedFile(path=path, edits=(hooks,))
+        return ClientSettings(files=(file,), notes=_CODEX_HOOK, directories=named)
     edits = [toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})]
     notes = [_CODEX_SERVER]
     if not _is_hooked(path):
         edits.append(toml_table(["features"], {"shell_tool": False}))
         notes.append(_CLOSED)
-    return ClientSettings(files=(ChangedFile(path=path, edits=tuple(edits)),), notes=tuple(notes))
+    file = ChangedFile(path=path, edits=tuple(edits))
+    return ClientSettings(files=(file,), notes=tuple(notes), directories=named)
 
 
 def _gemini(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{home()}/.gemini/settings.json"
+    named = tuple((file, ["context", "includeDirectories"]) for file in (path, ".gemini/settings.json"))
     if not mcp:
         kind = {"name": SERVER, "type": "command"}
         hooks = json_hooks(
             _line(command, "gemini"), _matchers("gemini"),
             lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]},
         )  # fmt: skip
-        return ClientSettings(files=(ChangedFile(path=path, edits=(hooks,)),), notes=(_RESTART,))
+        file = ChangedFile(path=path, edits=(hooks,))
+        return ClientSettings(files=(file,), notes=(_RESTART,), directories=named)
     edits, notes = [json_member(["mcpServers", SERVER], _server(command))], [_RESTART]
     if not _is_hooked(path):
         edits.append(json_items(["tools", "exclude"], ("run_shell_command",)))
         notes.append(_CLOSED)
-    return ClientSettings(files=(ChangedFile(path=path, edits=tuple(edits)),), notes=tuple(notes))
+    file = ChangedFile(path=path, edits=tuple(edits))
+    return ClientSettings(files=(file,), notes=tuple(notes), directories=named)
 
 
 def _copilot(command: list[str], mcp: bool) -> ClientSettings:
@@ -300,16 +362,18 @@ def _opencode(command: list[str], mcp: bool) -> ClientSettings:
     folder = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home()}/.config'}/opencode"
     script = plugin(_line(command, "opencode"), _edit_tools("opencode"))
     file = ChangedFile(path=f"{folder}/plugin/{SERVER}.js", edits=(script,))
+    path = f"{folder}/opencode.json{'c' if os.path.exists(f'{folder}/opencode.jsonc') else ''}"
+    named = tuple((each, ["permission", "external_directory"]) for each in (path, "opencode.json"))
     if not mcp:
-        return ClientSettings(files=(file,), notes=(_RESTART,))
+        return ClientSettings(files=(file,), notes=(_RESTART,), directories=named)
     server = {"type": "local", "command": [*command, "mcp"], "enabled": True}
     server |= {"environment": _own_places()} if _own_places() else {}
     edits, notes = [json_member(["mcp", SERVER], server)], [_RESTART]
     if not os.path.exists(file.path):
         edits.append(json_member(["permission", "bash"], "deny"))
         notes.append(_CLOSED)
-    path = f"{folder}/opencode.json{'c' if os.path.exists(f'{folder}/opencode.jsonc') else ''}"
-    return ClientSettings(files=(ChangedFile(path=path, edits=tuple(edits)),), notes=tuple(notes))
+    file = ChangedFile(path=path, edits=tuple(edits))
+    return ClientSettings(files=(file,), notes=tuple(notes), directories=named)
 
 
 def _cursor(command: list[str], mcp: bool) -> ClientSettings:
