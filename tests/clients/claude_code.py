@@ -99,7 +99,7 @@ def test_a_command_elsewhere_stays_there_and_only_reads(
     fumehood("setup", "claude", "--yes")
     script = [bash(f"cd {beside}"), bash("pwd; rm -rf build"), {"text": "done"}]
     told = agent(script, "--add-dir", str(beside))
-    only_read_there(told[1], project, beside)
+    only_read_there("\n".join(told), project, beside)
 
 
 def test_what_the_host_would_execute_waits_and_the_agent_can_undo(agent: Agent, fumehood: Any, project: Path) -> None:
