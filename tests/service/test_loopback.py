@@ -20,6 +20,8 @@ from fumehood.service import loopback
 from fumehood.service.store import Store
 from fumehood.store.places import places
 from patience import LONG_S, eventually
+from people import Person
+from servers import Web, serving
 
 pytestmark = pytest.mark.namespaces
 
@@ -329,3 +331,118 @@ def test_what_can_not_be_forwarded_says_why(
     assert (status, complaints) == (0, "no command of session agent runs now\n")
     with socket.create_server(("127.0.0.1", port)):
         assert "Address already in use" in cli("forward", "1", "--session", "agent", "--to", str(port)).stderr
+
+
+# --- with hosts: each command gets out by its own permissions ---
+
+FETCH = "curl -sS -m 60 http://127.0.0.1:{port}/"
+BY_PROXY = "curl -sS -m 60 -f --noproxy '' -x http://127.0.0.1:1023 http://127.0.0.1:{port}/"
+WAIT = "; echo ready; until test -e /tmp/stop-{name}; do sleep 0.1; done"
+
+
+@pytest.fixture
+def webs() -> Iterator[tuple[Web, Web]]:
+    with serving(Web(b"first\n")) as one, serving(Web(b"second\n")) as other:
+        yield one, other
+
+
+@pytest.fixture
+def asked(project: Path, agent: Sandbox, person: Person) -> Iterator[Sandbox]:
+    """The session of an agent whose person says yes to every host."""
+    with Sandbox(project, policy=Policy(tmp="session"), ask=person) as sandbox:
+        yield sandbox.session("agent")
+
+
+def place(web: Web) -> str:
+    return f"127.0.0.1:{web.port}"
+
+
+def test_a_command_with_hosts_reaches_the_sessions_servers_and_its_own_hosts(
+    agent: Sandbox, asked: Sandbox, serve: Serve, webs: tuple[Web, Web]
+) -> None:
+    serve()
+    run = asked.run(f"{asking()}; {FETCH.format(port=webs[0].port)}", network=[place(webs[0])])
+    assert run.stdout == "one\nfirst\n", run.output
+    assert [each.port for each in run.connections] == [webs[0].port]
+
+
+def test_a_server_of_a_command_with_hosts_is_reached(
+    agent: Sandbox, asked: Sandbox, serve: Serve, webs: tuple[Web, Web]
+) -> None:
+    serve(box=asked, network=[place(webs[0])])
+    assert agent.run(asking()).stdout == "one\n"
+
+
+def test_each_command_gets_out_by_its_own_permissions(
+    agent: Sandbox, asked: Sandbox, serve: Serve, webs: tuple[Web, Web]
+) -> None:
+    one, other = webs
+    serve(box=asked, network=[place(one)])
+    line = "; ".join(form.format(port=web.port) for form in (FETCH, BY_PROXY) for web in webs)
+    run = asked.run(line, network=[place(other)])
+    assert run.stdout == "second\nsecond\n", run.output
+    assert [each.port for each in run.connections if each.allowed] == [other.port] * 2
+    nothing = agent.run(line)
+    assert nothing.stdout == "", nothing.output
+    assert (len(one.asked), len(other.asked)) == (0, 2)
+
+
+def test_what_both_were_granted_both_reach_until_the_last_has_ended(
+    agent: Sandbox, asked: Sandbox, webs: tuple[Web, Web]
+) -> None:
+    network = [place(webs[0])]
+    fetch = "; ".join(form.format(port=webs[0].port) for form in (FETCH, BY_PROXY))
+    first = Background(asked, f"{fetch}{WAIT.format(name='first')}; {fetch}", network=network)
+    first.begun()
+    second = Background(asked, f"{fetch}{WAIT.format(name='second')}; {fetch}", network=network)
+    second.begun()
+    runs = [stop(agent, first, "first"), stop(agent, second, "second")]
+    assert [run.stdout.count("first\n") for run in runs] == [4, 4], [run.output for run in runs]
+    assert [sum(each.count for each in run.connections) for run in runs] == [4, 4]
+
+
+def test_many_with_hosts_at_once_each_reach_them(asked: Sandbox, webs: tuple[Web, Web]) -> None:
+    fetch = "; ".join([form.format(port=webs[0].port) for form in (FETCH, BY_PROXY)] * 5)
+    with ThreadPoolExecutor(5) as threads:
+        runs = list(threads.map(lambda _: asked.run(fetch, network=[place(webs[0])]), range(5)))
+    assert [run.stdout for run in runs] == ["first\n" * 10] * 5, [run.output for run in runs]
+
+
+def test_a_granted_port_that_a_command_has_taken_is_told(
+    agent: Sandbox, asked: Sandbox, serve: Serve, webs: tuple[Web, Web]
+) -> None:
+    serve(port=webs[0].port)
+    run = asked.run(asking(webs[0].port), network=[place(webs[0])])
+    assert run.stdout == "one\n"
+    told = [each.detail for each in run.blocked if each.hint == "another command of the session listens there"]
+    assert told == [f"localhost:{webs[0].port}"]
+
+
+NAMES = """python3 -c '
+import socket, sys
+for name in sys.argv[1:]:
+    try: print(socket.getaddrinfo(name, 80, socket.AF_INET)[0][4][0][:7])
+    except socket.gaierror: print("none")
+' """
+
+
+def test_names_are_found_by_commands_with_hosts_only(agent: Sandbox, asked: Sandbox, serve: Serve) -> None:
+    serve(box=asked, network=["example.org"])
+    names = f"{NAMES} example.org {' '.join(f'{number}.example.org' for number in range(20))}"
+    assert asked.run(names, network=["example.net"]).stdout == "198.18.\n" * 21
+    assert agent.run(names).stdout == "none\n" * 21
+
+
+def test_an_address_of_a_name_leads_where_the_command_may_go(
+    asked: Sandbox, serve: Serve, webs: tuple[Web, Web], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever proxy answers for the name, and whichever accepts the connection."""
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_given, **_more: addresses)
+    port = webs[0].port
+    network = [f"web.example:{port}", f"127.0.0.1:{port}-{port + 20}"]
+    serve(box=asked, network=network)
+    fetch = f"curl -sS -m 60 --noproxy '*' http://web.example:{port}/"
+    run = asked.run("; ".join([fetch] * 10), network=network)
+    assert run.stdout == "first\n" * 10, run.output
+    assert {each.protocol for each in run.connections} == {"forward"}

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"
 MODES = (NONE, HOSTS, FULL)
 PORT = 61080  # above those that the kernel gives out by itself
+_SHARED_PORT = 1023  # which no other command of a session can take
 _MOST_FORWARDS, _MOST_NOTICED, _FEW = 64, 96, 16
 _USUAL = (22, 80, 443)
+DNS = 53
 EVERY_HOST = "the whole network of this machine, every host"
 
 
@@ -112,10 +114,11 @@ def direct_ports(hosts: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*_USUAL, *named]))[:_MOST_FORWARDS]
 
 
-def proxy_port(taken: tuple[Forward, ...]) -> int:
+def proxy_port(taken: tuple[Forward, ...], *, in_session: bool = False) -> int:
     """Return the port inside that is the proxy's: the same always, unless a forwarded one is in its place."""
     ports = {each.port for each in taken}
-    return next(port for port in range(PORT, PORT + len(ports) + 1) if port not in ports)
+    first, step = (_SHARED_PORT, -1) if in_session else (PORT, 1)
+    return next(port for port in range(first, first + step * (len(ports) + 1), step) if port not in ports)
 
 
 def resolvers(configuration: str) -> tuple[str, ...]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fumehood.linux.mounts import Operation
     from fumehood.linux.process import Running
 
-    # Standard input, output and error; the channel that listeners are handed out by, where there are any; and the
-    # session's network, to be joined or to be handed out, where there is one.
+    # Standard input, output and error; the channel that listeners are handed out by, where there are any, and the
+    # session's network, where it is made; and that network, where it is joined.
     Streams = Sequence[int]
     Starter = Callable[["Plan", Streams], Running]
 
@@ -233,7 +233,7 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
     """Do one by one what comes before bubblewrap; each step is named before it is done, to be told if it fails."""
     if plan.entered != NONE:
         yield "making namespaces"
-        _enter(plan, network, is_ready=ready is not None)
+        _enter(plan, channel, network, is_ready=ready is not None)
     if plan.mounts:
         yield SHOWING
         shown = _host_shown(plan, ready)
@@ -246,10 +246,10 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
         if plan.home:
             yield f"keeping {plan.home}"
             directory = shown.opened(plan.home)
-            _hand_out(os.dup(_REPORT_FD), _HANDED_OUT + _used(directory), directory)
-    if plan.listen:
+            _hand_out(os.dup(_REPORT_FD), [directory], _used(directory))
+    if plan.listen and not plan.loopback:
         yield "listening for the proxy"
-        namespaces.send_listeners(channel, plan.listen, plan.resolvers)
+        _hand_out(channel, namespaces.listeners(plan.listen, plan.resolvers))
     yield "setting limits"
     set_limits(plan.limits, count_processes=plan.entered != NONE and not plan.privileged)
     if plan.owner is not None:
@@ -263,25 +263,28 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
         confine.forbid_outer_sockets()
 
 
-def _enter(plan: Plan, network: int, *, is_ready: bool) -> None:
+def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:
     """Enter the namespaces that the plan has, as far as that was not done ahead."""
     if plan.loopback:
-        to_join = network if plan.loopback == JOIN else -1
-        namespaces.enter_session(to_join, privileged=plan.privileged, groups=plan.groups, is_ready=is_ready)
-        if to_join < 0:
-            _hand_out(network, _HANDED_OUT, namespaces.own_network())
+        namespaces.enter_session(network, privileged=plan.privileged, groups=plan.groups, is_ready=is_ready)
+        made = [] if network >= 0 else [namespaces.own_network()]
+        if plan.listen or plan.resolvers:
+            made += namespaces.listeners(plan.listen, plan.resolvers, is_alone=False)
+        if made:
+            _hand_out(channel, made)
     elif not is_ready:
         namespaces.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
     elif plan.listen:
         libc.unshare(libc.CLONE_NEWNET)
 
 
-def _hand_out(taker: int, data: bytes, descriptor: int) -> None:
-    """Give a descriptor to whoever waits at the other end of a socket; both are closed here."""
+def _hand_out(taker: int, descriptors: Sequence[int], data: bytes = b"") -> None:
+    """Give descriptors to whoever waits at the other end of a socket; all are closed here."""
     connection = _socket.socket(fileno=taker)
-    send_descriptors(connection, data, [descriptor])
+    send_descriptors(connection, _HANDED_OUT + data, descriptors)
     connection.close()
-    os.close(descriptor)
+    for each in descriptors:
+        os.close(each)
 
 
 # `socket` has these too. It loads much that every fork would have to carry.
@@ -319,8 +322,8 @@ def _arrange_descriptors(plan: Plan, streams: Streams, status: int, report: int)
         return fd
 
     # First out of the way of the places that are about to be taken.
-    channel = above(streams[3]) if plan.listen or plan.keeps_channel else -1
-    network = above(streams[-1]) if plan.loopback else -1
+    channel = above(streams[3]) if len(streams) > 3 else -1
+    network = above(streams[4]) if plan.loopback == JOIN else -1
     for place, fd in enumerate([above(fd) for fd in (*streams[:3], status, report)]):
         os.dup2(fd, place, inheritable=place != _REPORT_FD)
     os.chdir("/")

@@ -245,28 +245,34 @@ _LONGEST_TABLE = 1 << 14
 _RANGE, _DNS = ("198.18.0.1", "255.254.0.0"), 53
 
 
-def send_listeners(channel: int, places: Sequence[tuple[str, int]], resolvers: Sequence[str] = ()) -> None:
-    """Bring up this namespace's loopback, listen at each address and port, and hand the listeners out.
+def listeners(
+    places: Sequence[tuple[str, int]], resolvers: Sequence[str] = (), *, is_alone: bool = True
+) -> list[int]:
+    """Listen at each address and port in this namespace, whose loopback is brought up; return the descriptors.
 
     `resolvers` are addresses where names are asked for; what they are told there lies in a range of this namespace.
+    Where commands of a session are too, they may have a port already.
     """
     import socket
 
     _bring_up_loopback()
     everywhere = {port for address, port in places if address == _ANY}
-    made = [_listening(address, port, is_shared=port in everywhere) for address, port in places]
+    made: list[socket.socket] = []
+    for address, port in places:
+        try:
+            made.append(_listening(address, port, is_shared=is_alone and port in everywhere))
+        except OSError as error:
+            if is_alone or error.errno != errno.EADDRINUSE:
+                raise
     if resolvers:
         _add_address(0, *_RANGE)
-        for number, address in enumerate(resolvers, 1):
+        for address in resolvers:
             if not address.startswith("127."):
-                _add_address(number, address, "255.255.255.255")
+                # By its own name: others may have added more.
+                _add_address(int.from_bytes(socket.inet_aton(address), "big"), address, "255.255.255.255")
             made.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
             made[-1].bind((address, _DNS))
-    outside = socket.socket(fileno=os.dup(channel))
-    socket.send_fds(outside, [b"!"], [each.fileno() for each in made])
-    outside.close()
-    for each in made:
-        each.close()
+    return [each.detach() for each in made]
 
 
 def _bring_up_loopback() -> None:
@@ -292,7 +298,7 @@ def _add_address(number: int, address: str, mask: str) -> None:
     import socket
     import struct
 
-    name = f"lo:{number}".encode().ljust(16, b"\0")
+    name = f"lo:{number:x}".encode().ljust(16, b"\0")
     with socket.socket() as any_socket:
         for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, mask)):
             place = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
@@ -373,7 +379,7 @@ def loopback_listeners() -> tuple[tuple[str, int], ...]:
     return tuple(places)
 
 
-def _as_listed(*words: bytes) -> str:
+def as_listed(*words: bytes) -> str:
     """Write an address as the kernel lists it: four bytes at a time, each four as one number of this machine's."""
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
 
@@ -382,13 +388,13 @@ _LISTENING = "0A"
 _NONE, _OWN = bytes(4), b"\x7f\0\0\1"
 # A program that listens at no particular IPv6 address mostly listens at every IPv4 address too.
 _TABLES = (
-    ("/proc/net/tcp", {_as_listed(_OWN): (_LOOPBACK,), _as_listed(_NONE): (_LOOPBACK,)}),
+    ("/proc/net/tcp", {as_listed(_OWN): (_LOOPBACK,), as_listed(_NONE): (_LOOPBACK,)}),
     (
         "/proc/net/tcp6",
         {
-            _as_listed(_NONE, _NONE, _NONE, b"\0\0\0\1"): ("::1",),
-            _as_listed(_NONE, _NONE, _NONE, _NONE): (_LOOPBACK, "::1"),
-            _as_listed(_NONE, _NONE, b"\0\0\xff\xff", _OWN): (_LOOPBACK,),
+            as_listed(_NONE, _NONE, _NONE, b"\0\0\0\1"): ("::1",),
+            as_listed(_NONE, _NONE, _NONE, _NONE): (_LOOPBACK, "::1"),
+            as_listed(_NONE, _NONE, b"\0\0\xff\xff", _OWN): (_LOOPBACK,),
         },
     ),
 )

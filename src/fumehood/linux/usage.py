@@ -90,6 +90,20 @@ class Processes:
             except OSError:
                 continue  # it has just ended
 
+    def have_open(self, target: str) -> bool:
+        """Return True if one of them has this open; a thread may have descriptors of its own."""
+        every = self._all()
+        if any(_leads_to(directory, f"{name}/fd", target) for directory, name in every):
+            return True
+        for directory, name in every:
+            try:
+                threads = _listed(directory, f"{name}/task")
+            except OSError:
+                continue  # it has just ended
+            if len(threads) > 1 and any(_leads_to(directory, f"{name}/task/{each}/fd", target) for each in threads):
+                return True
+        return False
+
     def _all(self) -> list[tuple[int | None, str]]:
         """Return where to read of each process: its own /proc shows only what is inside."""
         if self._inside is not None:
@@ -267,6 +281,21 @@ def _listed(directory: int | None, path: str) -> list[str]:
         return os.listdir(listing)
     finally:
         os.close(listing)
+
+
+def _leads_to(directory: int | None, path: str, target: str) -> bool:
+    """Return True if one of a process's descriptors leads somewhere."""
+    try:
+        names = _listed(directory, path)
+    except OSError:
+        return False  # it has just ended
+    for each in names:
+        try:
+            if os.readlink(f"{path}/{each}", dir_fd=directory) == target:
+                return True
+        except OSError:
+            continue  # it has just been closed
+    return False
 
 
 def read(directory: int | None, path: str) -> bytes:

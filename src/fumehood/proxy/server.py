@@ -17,8 +17,9 @@ import threading
 import time
 
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical, port_number, printed
-from fumehood.core.network import CONNECT, FORWARD, SOCKS5
+from fumehood.core.network import CONNECT, FORWARD, NOT_GRANTED, SOCKS5
 from fumehood.proxy import http
+from fumehood.proxy.neighbours import Neighbours, SharedNames
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
 from fumehood.proxy.relay import ConnectionAudit, Gone, Wire, WrongHost, readable, relay, send_at_once
 
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 
     from fumehood.core.network import Connection
 
+    Target = tuple[str, int] | None  # what a listener leads to; none is the proxy's own
+
 MOST_CONNECTIONS = 64  # each has six descriptors, of the 1,024 that a program may often have
 _GREETING_S = 30.0
 _LISTENERS = 250  # descriptors that one message can carry
 _LARGEST_QUERY = 512
+_ANY = "0.0.0.0"  # noqa: S104 - of a namespace that only commands are in
 _BY_ADDRESS = ("", 0)  # the host is told by the address that was connected to
 
 
@@ -55,8 +59,10 @@ class Proxy:
         resolvers: int = 0,
     ) -> None:
         self._reach = Outbound(Hosts(hosts), environment, refusal)
-        self._targets: list[tuple[str, int] | None] = [None, *forwards, *([_BY_ADDRESS] * direct)]
+        self._targets: list[Target] = [None, *forwards, *([_BY_ADDRESS] * direct)]
         self._resolvers = resolvers
+        self._neighbours: Neighbours | None = None
+        self._places: dict[tuple[str, int], Target] = {}  # by where we are connected to, in a session
         self._names = Names()
         self.audit = ConnectionAudit()
         self._wake, self._waking = os.pipe()
@@ -70,6 +76,29 @@ class Proxy:
         """Begin, with the listeners that the launcher will send on a channel."""
         self._thread = threading.Thread(target=self._serve, args=(channel,), name="fumehood-proxy", daemon=True)
         self._thread.start()
+
+    def share(
+        self, sockets: Sequence[socket.socket], places: Sequence[tuple[str, int]], neighbours: Neighbours
+    ) -> None:
+        """Begin, with listeners that the proxies of a session share; `places` are those that are meant for us."""
+        self._neighbours = neighbours
+        self._places = dict(zip(places, self._targets, strict=True))
+        self._names = Names(SharedNames(neighbours.names))
+        self._thread = threading.Thread(target=self._serve_shared, args=(sockets,), name="fumehood-proxy", daemon=True)
+        self._thread.start()
+
+    def _serve_shared(self, sockets: Sequence[socket.socket]) -> None:
+        assert self._neighbours is not None
+        try:
+            targets = {
+                each: self._places[place] for each in sockets
+                if each.type == socket.SOCK_STREAM and (place := each.getsockname()[:2]) in self._places
+            }  # fmt: skip
+            self._accept(sockets, targets)
+        finally:
+            self._neighbours.close()
+            for each in sockets:
+                each.close()
 
     def stop(self, patience_s: float = 2.0) -> tuple[Connection, ...]:
         """End it once nothing is left to be sent, and return every connection there was.
@@ -103,56 +132,102 @@ class Proxy:
         listeners: list[socket.socket] = []
         try:
             with channel:
-                if channel in self._ready([channel]):
+                if self._ready([channel.fileno()]):
                     _, descriptors, _, _ = socket.recv_fds(channel, 1, _LISTENERS)
                     listeners = [socket.socket(fileno=fd) for fd in descriptors]
             if listeners:
-                self._accept(listeners)
+                accepting = listeners[: len(listeners) - self._resolvers]
+                self._accept(listeners, dict(zip(accepting, self._targets, strict=True)))
         finally:
             for listener in listeners:
                 listener.close()
 
-    def _ready(self, those: Sequence[socket.socket]) -> list[socket.socket]:
+    def _ready(self, descriptors: Sequence[int]) -> set[int]:
         """Wait until one of these is readable; none is, once the end has come."""
-        ready = readable([self._wake, *(each.fileno() for each in those)], None)
-        return [] if self._stopping.is_set() else [each for each in those if each.fileno() in ready]
+        ready = readable([self._wake, *descriptors], None)
+        return set() if self._stopping.is_set() else ready
 
-    def _accept(self, sockets: Sequence[socket.socket]) -> None:
-        listeners = sockets[: len(sockets) - self._resolvers]
-        targets = dict(zip(listeners, self._targets, strict=True))
+    def _accept(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
+        """Take in what comes: those that have no target are asked for names."""
         for each in sockets:
             each.setblocking(False)
-        for each in listeners:
+        for each in targets:
             send_at_once(each)
-        while ready := self._ready(sockets):
-            for listener in ready:
-                if listener not in targets:
-                    with contextlib.suppress(OSError):
-                        query, client_address = listener.recvfrom(_LARGEST_QUERY)
-                        reply = self._names.answer(query)
-                        if reply is not None:
-                            listener.sendto(reply, client_address)
-                    continue
-                while not self._slots.acquire(timeout=0.2):
-                    if self._stopping.is_set():
-                        return
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    # It was withdrawn, or we are out of descriptors: the next one may fare better.
-                    self._slots.release()
-                    time.sleep(0.01)
-                    continue
-                thread = threading.Thread(
-                    target=self._attend, args=(client, targets[listener]), name="fumehood-proxied", daemon=True
-                )
-                with self._lock:
-                    self._live[thread] = [client]
-                thread.start()
+        descriptors = [each.fileno() for each in sockets]
+        if self._neighbours is not None:
+            descriptors.append(self._neighbours.fileno())
+        while ready := self._ready(descriptors):
+            self._hear(sockets)
+            for each in sockets:
+                if each.fileno() in ready and each not in targets:
+                    self._answer(each)
+                elif each.fileno() in ready:
+                    while not self._slots.acquire(timeout=0.2):
+                        if self._stopping.is_set():
+                            return
+                        self._hear(sockets)
+                    self._take_in(each, targets[each])
 
-    def _attend(self, client: socket.socket, target: tuple[str, int] | None) -> None:
+    def _take_in(self, listener: socket.socket, target: Target) -> None:
+        """Accept a connection, for which there is a slot."""
+        try:
+            client, _ = listener.accept()
+        except BlockingIOError:
+            self._slots.release()  # another proxy of the session has it
+        except OSError:
+            # It was withdrawn, or we are out of descriptors: the next one may fare better.
+            self._slots.release()
+            time.sleep(0.01)
+        else:
+            self._begin(client, target)
+
+    def _begin(self, client: socket.socket, target: Target, *, is_ours: bool = False) -> None:
+        thread = threading.Thread(
+            target=self._attend, args=(client, target, is_ours), name="fumehood-proxied", daemon=True
+        )
+        with self._lock:
+            self._live[thread] = [client]
+        thread.start()
+
+    def _answer(self, resolver: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            query, client_address = resolver.recvfrom(_LARGEST_QUERY)
+            is_refused = self._neighbours is not None and not self._neighbours.asker(client_address[1])
+            reply = self._names.answer(query, is_refused=is_refused)
+            if reply is not None:
+                resolver.sendto(reply, client_address)
+
+    def _hear(self, sockets: Sequence[socket.socket]) -> None:
+        """Take in what another proxy of the session has for us."""
+        client = None if self._neighbours is None else self._neighbours.hear(sockets)
+        if client is None:
+            return
+        place = client.getsockname()[:2]
+        place = place if place in self._places else (_ANY, place[1])
+        if place not in self._places:
+            entry = self.audit.begin(FORWARD, *client.getsockname()[:2])
+            entry.reason = NOT_GRANTED
+            self.audit.end(entry)
+            client.close()
+        elif self._slots.acquire(blocking=False):
+            self._begin(client, self._places[place], is_ours=True)
+        else:
+            client.close()
+
+    def _is_ours(self, client: socket.socket) -> bool:
+        """Return True if the command made a connection; that of another one is given to its proxy, if it has one."""
+        if self._neighbours is None:
+            return True
+        run = self._neighbours.maker(client)
+        if run and run != self._neighbours.run:
+            self._neighbours.hand_over(client, run)
+        return run == self._neighbours.run
+
+    def _attend(self, client: socket.socket, target: Target, is_ours: bool) -> None:
         """Serve one connection, whatever comes over it."""
         try:
+            if not is_ours and not self._is_ours(client):
+                return
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target is None:
                 self._greet(Wire(client))
@@ -297,25 +372,29 @@ FIRST = ipaddress.IPv4Address("198.18.0.2")  # the range for tests between netwo
 _MOST = 65_000
 _HEAD = struct.Struct(">HHHHHH")
 _A_RECORD = 1
-_FAILED, _NO_SUCH_NAME = 2, 3
+_FAILED, _NO_SUCH_NAME, _REFUSED = 2, 3, 5
 _TTL_S = 30
 
 
 class Names:
-    """The names one run has asked for, with the address that stands for each."""
+    """The names one run, or one session, has asked for, with the address that stands for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedNames | None = None) -> None:
         self._lock = threading.Lock()
-        self._numbers: dict[str, int] = {}
-        self._hosts: list[str] = []
+        self._shared = shared
+        self._numbers: dict[str, int] = {} if shared is None else shared.numbers
+        self._hosts: list[str] = [] if shared is None else shared.hosts
 
     def host(self, address: str) -> str | None:
         """Return the name that an address was given for."""
         parsed = as_address(address)
         number = -1 if parsed is None else int(parsed) - int(FIRST)
+        if self._shared is not None and number >= len(self._hosts):
+            with self._lock:
+                self._shared.catch_up()
         return self._hosts[number] if 0 <= number < len(self._hosts) else None
 
-    def answer(self, query: bytes) -> bytes | None:
+    def answer(self, query: bytes, *, is_refused: bool = False) -> bytes | None:
         """Return the answer to a resolver's question, or None to what is none."""
         try:
             number, flags, questions, *_ = _HEAD.unpack_from(query)
@@ -325,7 +404,7 @@ class Names:
             return None
         if flags & 0x8000 or questions != 1:
             return None
-        code, address = self._looked_up(name, kind)
+        code, address = (_REFUSED, None) if is_refused else self._looked_up(name, kind)
         record = b"" if address is None else b"\xc0\x0c" + struct.pack(">HHIH", _A_RECORD, 1, _TTL_S, 4) + address
         head = _HEAD.pack(number, 0x8180 | (flags & 0x0100) | code, 1, 1 if record else 0, 0, 0)
         return head + query[_HEAD.size : end + 4] + record
@@ -342,11 +421,13 @@ class Names:
             return 0, None  # it exists, and has none of these
         with self._lock:
             if host not in self._numbers:
-                if len(self._hosts) >= _MOST:
-                    return _FAILED, None
-                self._numbers[host] = len(self._hosts)
-                self._hosts.append(host)
-            return 0, (FIRST + self._numbers[host]).packed
+                if self._shared is not None:
+                    self._shared.add(host, _MOST)
+                elif len(self._hosts) < _MOST:
+                    self._numbers[host] = len(self._hosts)
+                    self._hosts.append(host)
+            place = self._numbers.get(host)
+            return (_FAILED, None) if place is None else (0, (FIRST + place).packed)
 
 
 def _name(query: bytes, at: int) -> tuple[str, int]:

@@ -13,17 +13,33 @@ import os
 from fumehood.linux.launch import JOIN, MAKE, receive_descriptors
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING
-from fumehood.service.layers import take_up
+from fumehood.service.layers import INIT, take_up
 from fumehood.store.places import make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
     from fumehood.linux.launch import Plan, Starter, Streams
     from fumehood.linux.process import Running
+    from fumehood.proxy.neighbours import Neighbours
     from fumehood.store.places import Places
 
+    class Listening(Protocol):
+        """A run's way to the network by its proxy, which is one among those of its session."""
+
+        def join(self, neighbours: Callable[[], Neighbours]) -> None:
+            """Be among them, and have their listeners."""
+        def unheld(self, plan: Plan) -> Plan:
+            """Leave to a plan what nobody listens at yet."""
+        def serve(self, descriptors: list[int]) -> None:
+            """Serve, by new listeners too."""
+
 _MARK = ".network"  # after the name of a run, in its session's directory: where its process has the network open
+_NAMES = ".names"  # after the number of a network: the names that its commands have asked for
 _TOLD = "network.told"
+_MOST = 250  # descriptors that one message can carry
 _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
@@ -37,38 +53,65 @@ class Loopback:
         self._network = -1
         self.why_alone = ""  # why this run has a loopback of its own
 
-    def launched(self, start: Starter, plan: Plan, streams: Streams) -> Running:
-        """Start a sandbox in the session's network: in that of a command that runs, or in a new one."""
+    def launched(self, start: Starter, plan: Plan, streams: Streams, access: Listening | None) -> Running:
+        """Start a sandbox in the session's network: in that of a command that runs, or in a new one.
+
+        Its proxy, if it has one, shares the listeners of those that are there.
+        """
         if not os.path.isdir(self._room):
             make_private(self._room)
         # Two that begin at once must end up in the same one, so the second waits until the first has made it.
         with Closing(_locked(self._room)) as room:
             if self._network < 0:
                 self._network = _network(self._places, room, plan.groups)
+            is_new = self._network < 0
+            plan = plan.replace(loopback=MAKE if is_new else JOIN)
+            if access is not None and not is_new:
+                access.join(self._neighbours)
+                plan = access.unheld(plan)
+            ours, theirs = _socket.socketpair()
+            try:
+                running = start(plan, (*streams, theirs.fileno(), *(() if is_new else (self._network,))))
+            finally:
+                theirs.close()
+            received: list[int] = []
+            if is_new or plan.listen or plan.resolvers:
+                # Nothing comes where it went wrong: whoever attends the sandbox is told why.
+                _, received = receive_descriptors(ours, 1, _MOST)
+            ours.close()
+            if is_new and received:
+                self._network = received.pop(0)
             if self._network >= 0:
-                running = start(plan.replace(loopback=JOIN), (*streams, self._network))
-            else:
-                ours, theirs = _socket.socketpair()
-                try:
-                    running = start(plan.replace(loopback=MAKE), (*streams, theirs.fileno()))
-                finally:
-                    theirs.close()
-                # Nothing comes where it could not be made: whoever attends the sandbox is told why.
-                _, made = receive_descriptors(ours, 1, 1)
-                ours.close()
-                self._network = made[0] if made else -1
-            if self._network >= 0:
-                numbers = (os.getpid(), self._network, os.fstat(self._network).st_ino, *plan.groups)
-                with Closing(os.open(f"{self._run}{_MARK}", _WRITTEN, 0o600, dir_fd=room)) as mark:
-                    os.write(mark, " ".join(map(str, numbers)).encode())
+                self._say_where(room, plan.groups)
+                if access is not None:
+                    access.join(self._neighbours)
+                    access.serve(received)
         return running
+
+    def _say_where(self, room: int, groups: tuple[int, ...]) -> None:
+        numbers = (os.getpid(), self._network, os.fstat(self._network).st_ino, *groups)
+        with Closing(os.open(f"{self._run}{_MARK}", _WRITTEN, 0o600, dir_fd=room)) as mark:
+            os.write(mark, " ".join(map(str, numbers)).encode())
+
+    def _neighbours(self) -> Neighbours:
+        from fumehood.proxy.neighbours import Neighbours
+
+        number = os.fstat(self._network).st_ino
+        return Neighbours(self._room, number, self._run, lambda run: self._places.layer(run, 0, INIT))
 
     def leave(self) -> None:
         """The command has ended: let go of the network."""
-        if self._network >= 0:
-            os.unlink(f"{self._room}/{self._run}{_MARK}")
-            os.close(self._network)
-            self._network = -1
+        if self._network < 0:
+            return
+        with Closing(_locked(self._room)) as room:
+            os.unlink(f"{self._run}{_MARK}", dir_fd=room)
+            names = os.listdir(room)
+            if not any(name.endswith(_MARK) for name in names):
+                for name in names:
+                    if name.endswith(_NAMES):
+                        os.unlink(name, dir_fd=room)
+        os.close(self._network)
+        self._network = -1
 
     def to_tell(self) -> str:
         """Return why the command has a loopback of its own, once in a session."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.linux.launch import Plan, Starter
     from fumehood.linux.process import Running
+    from fumehood.proxy.neighbours import Neighbours
     from fumehood.proxy.server import Proxy
     from fumehood.service.surroundings import World
 
@@ -181,11 +182,21 @@ class Asking:
 
 
 class Access:
-    """The network of one command; with `asking`, what nobody granted is asked for while the connection waits."""
+    """The network of one command; with `asking`, what nobody granted is asked for while the connection waits.
 
-    def __init__(self, network: Network, *, asking: Asking | None = None, resolvers: tuple[str, ...] = ()) -> None:
+    In a session, its proxy is one among others that share their listeners.
+    """
+
+    def __init__(
+        self, network: Network, *, asking: Asking | None = None, resolvers: tuple[str, ...] = (),
+        in_session: bool = False,
+    ) -> None:  # fmt: skip
         self.network = network
         self.asking = asking
+        self._in_session = in_session
+        self._neighbours: Neighbours | None = None
+        self._shared: list[socket.socket] = []  # listeners, until they are served
+        self._held: set[tuple[str, int]] = set()  # where those are
         self.resolvers = resolvers if network.is_proxied else ()
         self.listen: tuple[tuple[str, int], ...] = ()  # where there are listeners inside: the proxy's own first
         self._proxy: Proxy | None = None
@@ -208,8 +219,12 @@ class Access:
         hosts = self.network.hosts
         inside = n.forwards(hosts, loopback_listeners() if self.network.asks else ())
         direct = n.direct_ports(hosts) if self.resolvers else ()
+        if self._in_session:
+            # Two listeners at one port would have to let anybody else listen there too.
+            direct = tuple(port for port in direct if port not in {each.port for each in inside})
         self.listen = (
-            ("127.0.0.1", n.proxy_port(inside)), *((each.address, each.port) for each in inside),
+            ("127.0.0.1", n.proxy_port(inside, in_session=self._in_session)),
+            *((each.address, each.port) for each in inside),
             *(("0.0.0.0", port) for port in direct),  # noqa: S104 - of a namespace that nobody else is in
         )  # fmt: skip
         self._proxy = Proxy(
@@ -230,7 +245,7 @@ class Access:
 
     def launched(self, start: Starter, plan: Plan, streams: tuple[int, int, int]) -> Running:
         """Start a sandbox, and serve what it asks for once its listeners come."""
-        if self._proxy is None:
+        if self._proxy is None or self._in_session:
             return start(plan, streams)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -243,18 +258,63 @@ class Access:
         self._proxy.start(ours)
         return running
 
+    def join(self, neighbours: Callable[[], Neighbours]) -> None:
+        """Be among the proxies of a session, and have the listeners that they have; nobody else may begin meanwhile."""
+        if self._neighbours is None:
+            self._neighbours = neighbours()
+            for each in self._neighbours.borrowed():
+                if each.getsockname()[:2] in self._places:
+                    self._shared.append(each)
+                else:
+                    each.close()
+
+    @property
+    def _places(self) -> tuple[tuple[str, int], ...]:
+        return (*self.listen, *((address, n.DNS) for address in self.resolvers))
+
+    def unheld(self, plan: Plan) -> Plan:
+        """Leave to a plan what nobody listens at for us yet."""
+        held = self._held or {each.getsockname()[:2] for each in self._shared}
+        return plan.replace(
+            listen=tuple(each for each in plan.listen if each not in held),
+            resolvers=tuple(each for each in plan.resolvers if (each, n.DNS) not in held),
+        )
+
+    def serve(self, descriptors: list[int]) -> None:
+        """Serve by listeners that were made just now, and those of the others."""
+        if self._proxy is None or self._neighbours is None or self._held:
+            return
+        self._shared += [socket.socket(fileno=fd) for fd in descriptors]
+        self._held = {each.getsockname()[:2] for each in self._shared}
+        self._proxy.share(self._shared, self.listen, self._neighbours)
+        self._shared = []
+
     def stop(self, run: Run) -> None:
         """The command has ended: close what is still asked, end the proxy, and note in the run what it saw."""
         if self.asking is not None:
             self.asking.close()
+        if self._neighbours is not None and not self._held:  # it was never served
+            self._neighbours.close()
+            for each in self._shared:
+                each.close()
         if self._proxy is not None:
             run.connections = self._proxy.stop()
             self._proxy = None
-        run.blocked = _blocked(run.connections, run.started_at)
+        run.blocked = (*_blocked(run.connections, run.started_at), *self._taken())
         if self.asking is not None:
             self.asking.finish()
             if self.asking.granted:
                 run.network, run.hosts = n.HOSTS, (*self.network.hosts, *self.asking.granted)
+
+
+    def _taken(self) -> list[Blocked]:
+        """Return the ports of this machine that were granted, and that a command of the session has taken."""
+        hint = "another command of the session listens there"
+        named = {(each.address, each.port): each for each in n.forwards(self.network.hosts)} if self._held else {}
+        return [
+            Blocked(what="network", detail=f"localhost:{each.port}", hint=hint)
+            for place, each in named.items() if place not in self._held
+        ]  # fmt: skip
 
 
 def resolvers_of(world: World) -> tuple[str, ...]:

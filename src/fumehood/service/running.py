@@ -164,7 +164,7 @@ class Execution:
         def launch(plan: Plan, descriptors: Streams) -> Running:
             if seat is None or not plan.loopback:
                 return self._start(plan, descriptors)
-            return seat.loopback.launched(self._start, plan, descriptors)
+            return seat.loopback.launched(self._start, plan, descriptors, access)
 
         def start(plan: Plan, descriptors: Streams) -> Running:
             # Where the host turns out to be another than was seen, it is looked over again.
@@ -244,9 +244,7 @@ class Execution:
 
     def _shares_loopback(self, loopback: Loopback, access: Access | None) -> bool:
         """Return True if a command is on its session's loopback."""
-        if access is not None:
-            if not access.shares:
-                loopback.why_alone = "it has hosts"
+        if access is not None and access.shares:
             return False
         if not self._host.makes_namespaces:
             loopback.why_alone = "only bubblewrap may make user namespaces here"

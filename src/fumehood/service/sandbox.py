@@ -240,7 +240,7 @@ class Hood(Workplace):
             Stream(name, self.store.places.output(run.run, name), self.policy.output_limit, sink)
             for name, sink in zip(("stdout", "stderr"), sinks, strict=True)
         )
-        access = None if network is OFFLINE else self._access(run, network, world, wishes)
+        access = None if network is OFFLINE else self._access(run, network, world, wishes, seat)
         asking = None if seat is None else self._open_door(seat, world, wishes, access)
         try:
             ended = execution.run(
@@ -285,7 +285,7 @@ class Hood(Workplace):
         door.asking, door.ask = asking, ask
         return None if asking is connecting else asking
 
-    def _access(self, run: Run, network: Network, world: World, wishes: Wishes) -> Access:
+    def _access(self, run: Run, network: Network, world: World, wishes: Wishes, seat: Seat | None) -> Access:
         """Return the way to the network of a command that has one, or may turn out to need one.
 
         Hosts that nobody granted are asked for while the connection waits, where somebody is there to ask.
@@ -302,7 +302,11 @@ class Hood(Workplace):
         asking = None
         if network.asks and permissions.are_answered:
             asking = Asking(decide, lambda place, answer: self.note_decision(run, _question(run, (place,)), answer))
-        return Access(network, asking=asking, resolvers=resolvers_of(world) if self.host().makes_namespaces else ())
+        is_ours = self.host().makes_namespaces
+        return Access(
+            network, asking=asking, resolvers=resolvers_of(world) if is_ours else (),
+            in_session=is_ours and seat is not None,
+        )  # fmt: skip
 
     def _blocked(
         self, run: Run, network: Network, hosts: tuple[str, ...], world: World, ended: Ended, seat: Seat | None

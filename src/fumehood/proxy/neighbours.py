@@ -1,0 +1,194 @@
+"""The proxies of one session, which share its loopback: each serves its own command, and nobody else's.
+
+They share their listeners, because two can't listen at the same port. Whoever accepts a connection looks whose process
+made it, and hands it to that command's proxy; what was made by a command without one is refused. So a command gets by
+its own permissions out of the session, whoever else is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import threading
+
+from fumehood.linux.connections import asking_end, other_end
+from fumehood.linux.process import number_in
+from fumehood.linux.usage import NotYet, Processes, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Place = tuple[str, int]
+
+_ADDRESS = ".proxy"  # after the name of a run, in its session's directory: where its proxy is spoken to
+_NAMES = ".names"  # after the number of the network
+_LEND, _YOURS = b"l", b"c"
+_MOST = 250  # descriptors that one message can carry
+_PATIENCE_S = 5.0
+_LOOKS = 3  # a socket may be on its way from one process to another
+
+
+class Neighbours:
+    """One proxy among those of a session that are in the same network, which has a number.
+
+    `room` is the session's directory. `init_file` tells of a run where its first process is written down.
+    """
+
+    def __init__(self, room: str, network: int, run: str, init_file: Callable[[str], str]) -> None:
+        self._room = os.open(room, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._ending = f".{network}{_ADDRESS}"
+        self.run = run
+        self._init_file = init_file
+        self._lock = threading.Lock()
+        self._sandboxes: dict[str, tuple[int, Processes]] = {}
+        self._is_closed = False
+        self._own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._own.setblocking(False)
+        self._own.bind(self._path(run))
+        self.names = os.open(f"{network}{_NAMES}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._room)
+
+    def _path(self, run: str) -> str:
+        return f"/proc/self/fd/{self._room}/{run}{self._ending}"  # a whole path may be longer than the kernel takes
+
+    def _others(self) -> list[str]:
+        listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._room)
+        try:
+            names = [name for name in os.listdir(listing) if name.endswith(self._ending)]
+        finally:
+            os.close(listing)
+        return [run for name in names if (run := name.removesuffix(self._ending)) != self.run]
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+        return self._own.fileno()
+
+    def borrowed(self) -> list[socket.socket]:
+        """Return what the others listen with; nobody may begin or end meanwhile."""
+        sockets: dict[tuple[int, Place], socket.socket] = {}
+        for run in self._others():
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs:
+                    if not self._send(run, _LEND, theirs.fileno()):
+                        continue
+                ours.settimeout(_PATIENCE_S)
+                try:
+                    descriptors = socket.recv_fds(ours, 1, _MOST)[1]
+                except TimeoutError:
+                    continue  # it was stopped; where it listens, we can't
+                for each in [socket.socket(fileno=fd) for fd in descriptors]:
+                    if sockets.setdefault((each.type, each.getsockname()[:2]), each) is not each:
+                        each.close()  # of several we have it by now
+        return list(sockets.values())
+
+    def hear(self, listeners: Sequence[socket.socket]) -> socket.socket | None:
+        """Take in what another proxy says: it wants to listen too, or has a connection that is ours."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._own, 1, 1)
+        except BlockingIOError:
+            return None
+        if not descriptors:
+            return None  # we are out of them
+        received = socket.socket(fileno=descriptors[0])
+        if message == _YOURS:
+            return received
+        with received, contextlib.suppress(OSError):  # it has not waited
+            socket.send_fds(received, [b"!"], [each.fileno() for each in listeners])
+        return None
+
+    def hand_over(self, connection: socket.socket, run: str) -> bool:
+        """Give a connection to the proxy of the command that made it; False if that is gone."""
+        return self._send(run, _YOURS, connection.fileno())
+
+    def _send(self, run: str, message: bytes, descriptor: int) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+            sending.settimeout(_PATIENCE_S)
+            try:
+                sending.connect(self._path(run))
+                socket.send_fds(sending, [message], [descriptor])
+            except ConnectionRefusedError:
+                os.unlink(f"{run}{self._ending}", dir_fd=self._room)  # of a process that died
+                return False
+            except (FileNotFoundError, TimeoutError):
+                return False
+        return True
+
+    def maker(self, connection: socket.socket) -> str:
+        """Return the run whose command made a connection, if it is one with a proxy."""
+        return self._whose(lambda process: other_end(process, connection))
+
+    def asker(self, port: int) -> str:
+        """Return the run whose command asks for a name from this port, if it is one with a proxy."""
+        return self._whose(lambda process: asking_end(process, port))
+
+    def _whose(self, find: Callable[[int], int]) -> str:
+        with self._lock:
+            for _ in range(0 if self._is_closed else _LOOKS):
+                inode = 0
+                for run in (self.run, *self._others()):
+                    sandbox = self._sandbox(run)
+                    if sandbox is None:
+                        continue
+                    process, processes = sandbox
+                    inode = inode or find(process)
+                    if inode and processes.have_open(f"socket:[{inode}]"):
+                        return run
+        return ""
+
+    def _sandbox(self, run: str) -> tuple[int, Processes] | None:
+        # Kept open from the first time on: the number of a process that has ended may be given to another one.
+        if run not in self._sandboxes:
+            init = number_in(read(None, self._init_file(run)), b'"child-pid": ')
+            try:
+                if init is None:
+                    return None
+                self._sandboxes[run] = init, Processes(init)
+            except NotYet:
+                return None
+        return self._sandboxes[run]
+
+    def close(self) -> None:
+        """Be spoken to no more."""
+        with self._lock:
+            self._is_closed = True
+            os.unlink(f"{self.run}{self._ending}", dir_fd=self._room)
+            self._own.close()
+            for _, processes in self._sandboxes.values():
+                processes.close()
+            os.close(self.names)
+            os.close(self._room)
+
+
+class SharedNames:
+    """The names that the commands of a session have asked for, in a file: the number of each is that of its line."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._rest = b""
+        self._read_to = 0
+        self.hosts: list[str] = []
+        self.numbers: dict[str, int] = {}
+
+    def add(self, host: str, most: int) -> None:
+        """Write down a name, unless that was done meanwhile, or there are too many."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            self.catch_up()
+            if host not in self.numbers and len(self.hosts) < most:
+                # After what one that died may have left of its line.
+                os.pwrite(self._file, (b"\n" if self._rest else b"") + f"{host}\n".encode(), self._read_to)
+                self.catch_up()
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def catch_up(self) -> None:
+        """Read what others have written down."""
+        while piece := os.pread(self._file, 1 << 16, self._read_to):
+            self._read_to += len(piece)
+            *whole, self._rest = (self._rest + piece).split(b"\n")
+            for line in whole:
+                self.numbers.setdefault(line.decode(), len(self.hosts))
+                self.hosts.append(line.decode())
