@@ -113,6 +113,32 @@ def test_the_network_is_asked_for(home: Path, project: Path, era: str) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
+def test_an_agent_asks_for_a_host_and_later_commands_reach_it(home: Path, project: Path, era: str) -> None:
+    seen: list[str] = []
+    answer = answering(["allow_session", "deny_session"], seen)
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode=era, elicitation_callback=answer) as client:
+            wanted = {"host": "example.org", "reason": "its data is tested"}
+            allowed = await client.call_tool("request_access", wanted)
+            assert not allowed.is_error, text(allowed)
+            assert "commands may reach example.org" in allowed.structured_content["said"][0]
+            assert "commands may reach" in text(await client.call_tool("request_access", wanted))
+            for _ in range(2):
+                denied = await client.call_tool("request_access", {"host": "example.net"})
+                assert denied.is_error
+                assert "not allowed: to reach example.net" in text(denied)
+            wrong = await client.call_tool("request_access", {"host": "a.org", "write": "/srv"})
+            assert "one thing is asked for at a time" in text(wrong)
+            run = await client.call_tool("run_command", {"command": "true"})
+            assert run.structured_content["network"] == "hosts"
+
+    asked(test)
+    assert len(seen) == 2
+    assert "its data is tested" in seen[0]
+
+
+@pytest.mark.parametrize("era", ERAS)
 def test_a_connection_waits_for_the_client_where_it_can_be_asked_meanwhile(home: Path, project: Path, era: str) -> None:
     (home / ".config/fumehood").mkdir(exist_ok=True)
     (home / ".config/fumehood/config.toml").write_text('network = "ask"\n')
@@ -481,7 +507,7 @@ def test_tools_say_what_they_do_and_resources_tell_the_rules(home: Path, project
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             assert set(tools) == {
                 "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output",
-                "undo", "redo", "apply", "discard",
+                "undo", "redo", "apply", "discard", "request_access",
             }  # fmt: skip
             assert tools["diff"].annotations.read_only_hint
             assert tools["undo"].annotations.destructive_hint

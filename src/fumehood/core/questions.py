@@ -73,9 +73,8 @@ class Question(Value):
         """The answers that make sense here, allowing ones first."""
         if self.one_time_only:
             return ALLOW_ONCE, DENY_ONCE
-        if self.is_lasting:
-            return ALLOW_SESSION, ALLOW_ALWAYS, DENY_ONCE, DENY_SESSION, DENY_ALWAYS
-        return tuple(answer for answer in ANSWERS if self.in_session or scope(answer) != SESSION)
+        offered = [answer for answer in ANSWERS if self.in_session or scope(answer) != SESSION]
+        return tuple(answer for answer in offered if not (self.is_lasting and answer == ALLOW_ONCE))
 
     @property
     def digest(self) -> str:
@@ -237,14 +236,12 @@ def understood(question: Question, answer: object) -> str:
     One that would last longer than the question allows holds once.
     """
     if answer is None or isinstance(answer, bool):
-        return (ALLOW_SESSION if question.is_lasting else ALLOW_ONCE) if answer else DENY_ONCE
+        return question.options[0] if answer else DENY_ONCE  # what allows least
     if not isinstance(answer, str) or answer not in (ALLOW, DENY, *ANSWERS):
         raise BadRequest(f"{answer!r} is not an answer to a question", hint=f"one of: {', '.join(ANSWERS)}")
     if answer in question.options:
         return answer
-    if question.is_lasting and verdict(answer) == ALLOW:
-        return ALLOW_SESSION
-    return ALLOW_ONCE if verdict(answer) == ALLOW else DENY_ONCE
+    return question.options[0] if verdict(answer) == ALLOW else DENY_ONCE
 
 
 # What a person is asked about held changes: which they are, in order of danger, and what identifies exactly these.

@@ -12,6 +12,7 @@ from fumehood.core import questions
 from fumehood.core.inside import WRITE
 from fumehood.core.masks import is_below, is_in
 from fumehood.core.questions import HOST, SHOW
+from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, Refused
 from fumehood.store.audit import DECIDED, IN_SESSION
 from fumehood.store.places import home
@@ -57,6 +58,15 @@ def _showable(store: Store, path: str) -> str:
     return real
 
 
+def settled_before(store: Store, session: str, question: Question) -> str | None:
+    """Return what a person answered for this session, allow or deny."""
+    return None if not session or question.one_time_only else store.grants.find(_in_session(question, session))
+
+
+def _in_session(question: Question, session: str) -> Key:
+    return question.what, IN_SESSION + session, question.target
+
+
 def settle(
     store: Store, project: Project, session: str, asked: Sequence[Widening], decide: Callable[[Question], Decision]
 ) -> list[str]:
@@ -64,47 +74,38 @@ def settle(
     said: list[str] = []
     is_allowed = False
     for widening in asked:
-        question = question_for(store, project, widening)
-        here: Key = (question.what, IN_SESSION + session, question.target)
-        before = store.grants.find(here) if session and not question.one_time_only else None
+        question = question_for(store, project, widening).replace(in_session=bool(session))
+        before = settled_before(store, session, question)
         if before is not None:
             allowed, why = before == questions.ALLOW, f"answered before: {before}"
         else:
             decision = decide(question)
             allowed, why = decision.allowed, decision.reason
             store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
-            _keep(store, project, session, question, decision, here)
+            _keep(store, project, session, question, decision)
         is_allowed = is_allowed or allowed
-        for_whom = "the person" if why == questions.NOBODY else ""
-        said.append(_told(widening, session, allowed=allowed, why=why, by=for_whom))
+        said.append(_told(widening, session, allowed=allowed, why=why))
     if not is_allowed:
         raise Refused("; ".join(said), hint="nothing was changed")
     return said
 
 
-def _keep(
-    store: Store, project: Project, session: str, question: Question, decision: Decision, here: Key
-) -> None:
+def _keep(store: Store, project: Project, session: str, question: Question, decision: Decision) -> None:
     if question.what in (questions.ROOT, questions.LINKED_ROOT):
         if decision.allowed:
             store.projects.keep_root(project, question.target)
         return
-    scope = questions.scope(decision.answer) if decision.answer else ""
-    verdict = questions.ALLOW if decision.allowed else questions.DENY
-    if scope == questions.ALWAYS or not scope:
-        return  # the permissions kept it, or had it
-    if decision.allowed and not session:
-        store.grants.keep(question.key, verdict)
-    elif session and (decision.allowed or scope == questions.SESSION):
-        store.grants.keep(here, verdict)
+    # What is for always, the permissions have kept.
+    if session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
+        store.grants.keep(_in_session(question, session), questions.verdict(decision.answer))
 
 
-def _told(widening: Widening, session: str, *, allowed: bool, why: str, by: str) -> str:
+def _told(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
     words = {HOST: "reach", SHOW: "see", WRITE: "write"}
     if allowed:
         return f"allowed: commands may {words[widening.what]} {widening.target} from the next one on"
-    if not by:
+    if why != questions.NOBODY:
         return f"not allowed: to {words[widening.what]} {widening.target}" + (f" ({why})" if why else "")
     option = "" if widening.what == HOST else f"--{widening.what} "
     whose = f" --session {session}" if session else ""
-    return f"{why}; {by} can type: fumehood ask{whose} {option}{widening.target}"
+    return f"{why}; the person can type: fumehood ask{whose} {option}{quoted(widening.target)}"

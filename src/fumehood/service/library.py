@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Self
 
+    from fumehood.core.inside import Widening
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question
     from fumehood.core.report import Run
@@ -233,6 +234,42 @@ class Sandbox:
 
         where = os.path.join(self._project.path, os.fspath(path))
         return add_root(self._store, self._project, where, self._hood.permissions).roots
+
+    def access_question(self, *, host: str = "", show: str = "", write: str = "", reason: str = "") -> Question | None:
+        """Return what a person would be asked by `request_access`; None where they have answered it."""
+        from fumehood.service.access import question_for, settled_before
+
+        widening = self._widening(host, show, write, reason)
+        question = question_for(self._store, self._project, widening).replace(in_session=bool(self._session))
+        is_settled = settled_before(self._store, self._session, question) is not None
+        return None if is_settled or self._hood.permissions.is_settled(question) else question
+
+    def request_access(
+        self, *, host: str = "", show: str = "", write: str = "", reason: str = "",
+        ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """Ask a person to let later commands reach a host, read a path of the home, or write a directory.
+
+        A yes is for this session, or, where the person says so or there is none, for the project; a directory becomes
+        a root of the project. Returns what was said; raises Refused on a no.
+        """
+        from fumehood.service.access import settle
+
+        permissions = self._hood.permissions.among(channels(self._ask if ask is None else ask))
+        widening = self._widening(host, show, write, reason)
+        return settle(self._store, self._project, self._session, [widening], permissions.decide)
+
+    def _widening(self, host: str, show: str, write: str, reason: str) -> Widening:
+        from fumehood.core.inside import widenings
+
+        words = [host] if host else []
+        words += [f"--{name}={value}" for name, value in (("show", show), ("write", write)) if value]
+        if len(words) != 1:
+            raise BadRequest("one thing is asked for at a time", hint="host, show or write")
+        whole = self._project.path
+        return widenings(
+            [*words, f"--reason={reason}"], lambda path: os.path.join(whole, os.path.expanduser(path))
+        )[0]
 
     def apply(
         self, run: Run | str, *paths: str | os.PathLike[str], force: bool = False, expected: str = ""

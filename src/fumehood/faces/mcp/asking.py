@@ -46,6 +46,14 @@ class AnyAnswer(BaseModel):
     )
 
 
+class LastingAnswer(BaseModel):
+    """An answer for later commands too."""
+
+    answer: Literal["allow_session", "allow_always", "deny_once", "deny_session", "deny_always"] = Field(
+        title="Your answer", description="What to do, and for how long that holds."
+    )
+
+
 def can_elicit(context: Context[Any, Any]) -> bool:
     """Return True if the client said that it can put a form to the person."""
     capabilities = context.client_capabilities
@@ -86,7 +94,7 @@ def asked_before(
         return None
     is_one_time = question.options == (ALLOW_ONCE, DENY_ONCE)
     words = _worded(question, open_questions.number(question))
-    return Elicit(words, OneTimeAnswer if is_one_time else AnyAnswer)
+    return Elicit(words, OneTimeAnswer if is_one_time else LastingAnswer if question.is_lasting else AnyAnswer)
 
 
 def _worded(question: Question, number: str) -> str:

@@ -101,6 +101,12 @@ class TakenBack(Answer):
     runs: list[Report] = Field(description="The undos or redos: each is a run of its own, and can be undone.")
 
 
+class AccessSaid(Answer):
+    """What the user said to what was asked for."""
+
+    said: list[str]
+
+
 class JobStatus(Answer):
     """A command that runs in the background."""
 

@@ -39,7 +39,8 @@ Fumehood runs shell commands on the user's project. Every command is a transacti
 captured, judged and applied to the project, and can be undone.
 
 - A command can write the project and /tmp; everything else is read-only, secrets are hidden, and there is no network.
-- With `network` the user is asked; a no means that nothing runs. Ask only where it is needed.
+- With `network` the user is asked; a no means that nothing runs. `request_access` asks for one host, a path of the \
+home or a directory to write, for later commands. Ask only where it is needed.
 - Changes that the user's machine would execute by itself (git hooks, editor settings, …) are held: the user decides.
 - `undo` takes a run back exactly, `redo` has it again.
 - `start_command` is for servers and long builds; poll and stop it.
@@ -63,6 +64,7 @@ _TOOLS = (
     (tools.redo, "Bring back what was taken back", _CHANGING),
     (tools.apply, "Apply what is held", _CHANGING),
     (tools.discard, "Throw away what is held", _CHANGING),
+    (tools.request_access, "Ask the user for access", _RUNNING),
 )
 
 

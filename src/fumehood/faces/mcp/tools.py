@@ -94,6 +94,19 @@ async def consent_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve
     return asked_before(ctx, question, clients_of(ctx).open_questions)
 
 
+async def access_question(where: Where, host: str, show: str, write: str, reason: str) -> Question | None:
+    """Put what an agent asks to be allowed into words."""
+    try:
+        return where.sandbox().access_question(host=host, show=show, write=write, reason=reason)
+    except FumehoodError:
+        return None  # the tool itself says what is wrong
+
+
+async def access_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(access_question)]) -> Any:
+    """Ask the person, through the client, for what the agent asks to be allowed."""
+    return asked_before(ctx, question, clients_of(ctx).open_questions)
+
+
 def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
     """Put into words what applying a run's held changes means."""
     run = sandbox.find(name)
@@ -113,6 +126,8 @@ Foreseen = Annotated[Any, Resolve(foreseen_question)]
 Permission = Annotated[ElicitationResult[Any], Resolve(permission_asked)]
 HeldQuestion = Annotated[Any, Resolve(held_question)]
 Consent = Annotated[ElicitationResult[Any], Resolve(consent_asked)]
+AccessQuestion = Annotated[Any, Resolve(access_question)]
+AccessAnswer = Annotated[ElicitationResult[Any], Resolve(access_asked)]
 
 
 @answering_in_words
@@ -127,7 +142,7 @@ async def run_command(  # noqa: D103 - described by core/tool.py
     async with ProgressLines(ctx) as progress:
         run = await sandbox.arun(command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take)
     # How an agent gets what it was refused, where it can: not by our command line.
-    hint = "a command has no network unless it is called with `network`: the user is asked"
+    hint = "a command has no network; request_access asks the user for a host, `network` for all of it"
     run.blocked = tuple(each.replace(hint=hint) if each.what == "network" else each for each in run.blocked)
     return r.returned(run.for_model(), **r.report_of(run))
 
@@ -277,3 +292,22 @@ async def discard(where: Where, run: RunName) -> Annotated[CallToolResult, r.Rep
     """Throw away what a run of this session had to hold."""
     discarded = await anyio.to_thread.run_sync(where.holding(run).discard, run)
     return r.returned(discarded.for_model(), **r.report_of(discarded))
+
+
+@answering_in_words
+async def request_access(
+    ctx: Context[Any, Any], where: Where, question: AccessQuestion, permission: AccessAnswer,
+    host: Annotated[str, Field(description="A host to reach: `pypi.org`, `pypi.org:443`.")] = "",
+    show: Annotated[str, Field(description="A path of the user's home to read.")] = "",
+    write: Annotated[str, Field(description="A directory outside the project to write.")] = "",
+    reason: Annotated[str, Field(description="Why: the user reads it.")] = "",
+) -> Annotated[CallToolResult, r.AccessSaid]:  # fmt: skip
+    """Ask the user to let later commands reach a host, read a path or write a directory: one of these."""
+    asks = _who_answers(ctx, where, permission, question)
+    sandbox = where.sandbox()
+
+    def requested() -> list[str]:
+        return sandbox.request_access(host=host, show=show, write=write, reason=reason, ask=asks)
+
+    said = await anyio.to_thread.run_sync(requested)
+    return r.returned(set_apart("", said, r.MARK), said=said)
