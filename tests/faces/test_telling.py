@@ -96,3 +96,37 @@ def test_a_file_that_somebody_made_again_is_not_called_deleted(cli: Cli, project
     (project / "a").write_text("made again")
     assert not cli("files").stdout.startswith("deleted")
     assert "10 bytes  a" in cli("files", "a").stdout
+
+
+def told_to_agent(cli: Cli, command: str, session: str = "agent") -> list[str]:
+    """What an agent reads besides its command's own output, without the mark."""
+    lines = cli("run", "--brief", "--session", session, "--", command).stderr.splitlines()
+    return [line.partition("] ")[2] for line in lines]
+
+
+def test_what_does_not_change_is_told_once_in_a_session(cli: Cli, project: Path) -> None:
+    refused = "python3 -c 'open(\"/usr/{}\", \"w\")' 2>&1 | tail -1 >&2"
+    (first,) = told_to_agent(cli, refused.format("x"))
+    assert first.startswith("blocked write: /usr/x. outside the project everything is read-only")
+    assert told_to_agent(cli, refused.format("x")) == []
+    assert told_to_agent(cli, refused.format("y")) == ["blocked write: /usr/y"]
+    assert told_to_agent(cli, refused.format("x"), "another") == [first]
+    assert json.loads(cli("show", "--json").stdout)["blocked"][0]["hint"], "the record has it all"
+
+
+def test_a_denied_network_is_told_each_time_and_its_advice_once(cli: Cli) -> None:
+    (first,) = told_to_agent(cli, "getent hosts example.org; true")
+    assert first.startswith('blocked network: "a host outside". there is no network; to ask the person')
+    assert told_to_agent(cli, "getent hosts example.org; true") == ['blocked network: "a host outside"']
+
+
+def test_a_command_that_changed_nothing_says_nothing(cli: Cli, project: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    (project / "f").write_text("x\n")
+    subprocess.run(["git", "add", "f"], cwd=project, check=True)
+    os.utime(project / "f")  # the index knows another time now, and git status writes it anew
+    for command in ("git status", "ls", "cat f", "git status --short", "git diff", "true"):
+        assert told_to_agent(cli, command) == [], command
+    assert {run["state"] for run in json.loads(cli("log", "--json").stdout)} == {"empty"}
+    (undo,) = told_to_agent(cli, "echo y > f")
+    assert undo.startswith("undo: fumehood undo ")

@@ -60,7 +60,7 @@ class Blocked(Value):
     @property
     def line(self) -> str:
         """All of it in one line, for people and models."""
-        return f"{printable(self.headline)}: {named(self.detail)}. {short(self.hint)}".rstrip()
+        return f"{printable(self.headline)}: {named(self.detail)}" + (f". {short(self.hint)}" if self.hint else "")
 
 
 HIDDEN_PATH, LEFT_AT_HOME, READ_ONLY = "hidden", "home", "read-only"

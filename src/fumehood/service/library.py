@@ -146,6 +146,14 @@ class Sandbox:
         request = self._request(command, cwd, network, timeout, apply, root, env, background)
         return self._perform(request, _wishes(on_output, on_change, stdin, cancelled, channels(ask)))
 
+    def only_news(self, run: Run) -> Run:
+        """Leave out of what a run was refused what this session's agent was told before, for a model's sake."""
+        if run.blocked and self._session:
+            from fumehood.service.told import news
+
+            run.blocked = news(self._store.places.session(self._session), run.blocked)
+        return run
+
     def require(self, question: Question, ask: Answering | Ask | Sequence[Answering | Ask] | None = None) -> None:
         """Have a person, or what they answered before, allow something; raises Refused on a no."""
         self._hood.permissions.among(channels(self._ask if ask is None else ask)).require(question)

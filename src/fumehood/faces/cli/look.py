@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
     from fumehood.core.network import Connection
-    from fumehood.core.report import Run
+    from fumehood.core.report import Blocked, Run
     from fumehood.faces.cli.commands import Add
     from fumehood.store.audit import Event
 
@@ -80,8 +80,11 @@ def apply_line(run: Run) -> str:
     return f"fumehood apply {short(run.run)}{force}"
 
 
-def agent_lines(run: Run) -> list[str]:
-    """Return only what an agent can't know from the command itself: what did not happen, and how to take it back."""
+def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
+    """Return only what an agent can't know from the command itself: what did not happen, and how to take it back.
+
+    `blocked` is what of the run's it must be told.
+    """
     said = []
     if run.timed_out:
         said.append("the time limit was reached; the command was ended")
@@ -95,7 +98,7 @@ def agent_lines(run: Run) -> list[str]:
         what = f"{change.change} {each.count} entries in" if each.count > 1 else change.change
         said.append(f"{change.verdict}, not applied: {what} {path}: {brief(change.reason)}")
     said += [f"and {count} more: {kind}; fumehood show {short(run.run)}" for kind, count in left_out.items()]
-    said += [each.line for each in run.blocked]
+    said += [each.line for each in blocked]
     if kept_back:
         said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {short(run.run)}")
     if any(change.verdict == c.APPLIED for change in run.found):

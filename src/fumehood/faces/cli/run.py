@@ -418,6 +418,7 @@ class Brief:
     """
 
     def __init__(self, session: str) -> None:
+        self._session = session
         self.mark = session_mark(state_directory(), session)
         self._to_model = [ToModel(fd, self.mark) for fd in (1, 2) if not os.isatty(fd)]
 
@@ -426,10 +427,15 @@ class Brief:
         return next((each for each in self._to_model if each.fd == fd), None) or sink_to(fd)
 
     def tell(self, run: Run) -> None:
-        """Write what the agent can't know from the command itself."""
+        """Write what the agent can't know from the command itself, nor from before."""
         from fumehood.faces.cli.look import agent_lines
 
-        self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run)])
+        blocked = run.blocked
+        if blocked and self._session:
+            from fumehood.service.told import news
+
+            blocked = news(f"{state_directory()}/sessions/{self._session}", blocked)
+        self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run, blocked)])
 
     def tell_again(self, reason: str) -> None:
         """Write why the command is run once more: what it prints comes twice."""

@@ -144,6 +144,7 @@ async def run_command(  # noqa: D103 - described by core/tool.py
     # How an agent gets what it was refused, where it can: not by our command line.
     hint = "a command has no network; request_access asks the user for a host, `network` for all of it"
     run.blocked = tuple(each.replace(hint=hint) if each.what == "network" else each for each in run.blocked)
+    sandbox.only_news(run)
     return r.returned(run.for_model(), **r.report_of(run))
 
 
