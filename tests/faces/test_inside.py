@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import trees
+from at_terminal import Terminal
+from conftest import command_line
 from fumehood import Run, Sandbox
 from fumehood.core.questions import Question
 
@@ -259,3 +261,39 @@ def test_an_option_of_the_hook_that_nobody_can_allow_does_not_refuse_every_comma
     assert "fumehood ask example.org" in tried.stderr
     refused = cli("run", "--allow-host", "example.org", "--", "echo ran")
     assert refused.returncode == 126
+
+
+def test_a_person_at_the_terminal_is_asked_while_the_command_waits(home: Path, project: Path, cli: Cli) -> None:
+    line = "fumehood ask example.org --reason 'for the tests' && echo went on; cat"
+    command = [*command_line(), "run", "--session", "agent", "--", line]
+    with Terminal(command, project) as terminal:
+        shown = terminal.wait_for("\n>")
+        assert "the agent says: for the tests" in shown
+        assert "[s] allow for this session" in shown
+        assert "allow once" not in shown
+        terminal.type("s")
+        terminal.wait_for("went on")
+        terminal.type("typed later\n\x04")
+        assert terminal.end() == 0
+        assert "typed later" in terminal.seen
+    assert json.loads(cli("status", "--session", "agent", "--json").stdout)["hosts"] == ["example.org"]
+
+
+def test_a_person_types_the_line_that_the_agent_was_told(home: Path, project: Path, cli: Cli, agent: Any) -> None:
+    agent("true")
+    with Terminal([*command_line(), "ask", "--session", "agent", "example.org"], project) as terminal:
+        terminal.wait_for("\n>")
+        terminal.type("s")
+        assert terminal.end() == 0
+    assert json.loads(agent("fumehood status --json").stdout)["hosts"] == ["example.org"]
+    (grant,) = json.loads(cli("grants", "list", "--json").stdout)
+    assert cli("grants", "revoke", str(grant["id"])).returncode == 0
+    assert json.loads(agent("fumehood status --json").stdout)["hosts"] == []
+
+
+def test_what_a_shell_reads_first_does_not_take_the_command_away(agent: Any, test_directory: Path, need: Any) -> None:
+    need(os.access("/bin/bash", os.X_OK), "there is no bash")
+    snapshot = test_directory / "snapshot.sh"
+    snapshot.write_text("export PATH=/usr/bin:/bin\n")
+    done = agent("fumehood status >/dev/null && echo there", "--shell", "/bin/bash", "--source", str(snapshot))
+    assert done.stdout == "there\n", done.stderr
