@@ -115,7 +115,27 @@ def test_what_the_host_would_execute_waits_and_the_agent_can_undo(agent: Agent, 
     )
     assert "held" in told[0]
     assert os.listdir(project) == []
-    assert "not found" in told[3]
+    assert "only a person may do that" in told[3]
+
+
+def test_the_agent_asks_fumehood_in_a_pipe_and_is_told_of_a_denied_network(
+    agent: Agent, fumehood: Any, project: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    told = agent(
+        [
+            bash("echo x >f; getent hosts example.org; true"),
+            bash("cat f && fumehood log --json | grep -c '\"run\"'"),
+            bash("fumehood ask example.org --reason 'for the test' || echo refused"),
+            bash("git status >/dev/null 2>&1; ls"),
+            {"text": "done"},
+        ]
+    )
+    assert said_by_us('blocked network: "a host outside". there is no network; to ask the person', told[0])
+    assert told[1].splitlines()[:2] == ["x", "1"]
+    assert "the person can type: fumehood ask --session claude-" in told[2]
+    assert "refused" in told[2]
+    assert told[3].strip() == "f"
 
 
 def test_commands_in_the_background_are_captured_too(agent: Agent, fumehood: Any, project: Path) -> None:

@@ -133,7 +133,7 @@ def test_what_the_host_would_execute_waits_and_the_agent_can_undo(
     )
     assert "held" in told[0]
     assert os.listdir(project) == []
-    assert "not found" in told[3]
+    assert "only a person may do that" in told[3]
 
 
 def test_commands_in_the_background_are_captured_too(
