@@ -11,7 +11,7 @@ import re
 
 from fumehood.core.limits import CPU, FILE_SIZE, FILES, LOOKED_AT, PROCESSES, hit
 from fumehood.core.masks import is_below, masks, reason
-from fumehood.core.report import Blocked
+from fumehood.core.report import LEFT_PROCESS, Blocked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,6 +129,16 @@ def unseen_paths(
     return tuple(paths)
 
 
+def missed_words(text: str) -> tuple[str, ...]:
+    """Return the words of complaints that something is not there: one of them may be its name."""
+    words: dict[str, None] = {}
+    for line in text[-LOOKED_AT:].splitlines():
+        if len(line) <= _LONGEST_LINE and any(each in line.lower() for each in _MISSING_FILE):
+            for word in _colourless(line).split():
+                words[word.strip("".join(_QUOTES) + _AFTER)] = None
+    return tuple(word for word in words if word)[:_MOST_ASKED]
+
+
 def _colourless(line: str) -> str:
     """Return a line without what changes a terminal's colours."""
     first, *others = line.split("\x1b[")
@@ -241,3 +251,21 @@ def _hosts_named(output: str) -> tuple[str, ...]:
 def _registries(command: str) -> tuple[str, ...]:
     words = {word.rpartition("/")[2] for word in re.split(r"[\s;|&()]+", command[:_LONGEST_LINE])}
     return next((hosts for programs, hosts in _REGISTRIES if not words.isdisjoint(programs)), ())
+
+
+# What a command left running, which ends with it.
+
+_ENDED = ("Z", "X")
+
+
+def left_behind(processes: Sequence[str]) -> tuple[Blocked, ...]:
+    """Name the processes that a command's shell left behind; each is the line that the kernel tells of it."""
+    names = []
+    for line in processes:
+        name, _, rest = line.partition("(")[2].rpartition(")")
+        if name and not rest.lstrip().startswith(_ENDED):
+            names.append(name)
+    if not names:
+        return ()
+    hint = "to have it go on, start it as a command of its own in the background (run_in_background, start_command)"
+    return (Blocked(what=LEFT_PROCESS, detail=", ".join(dict.fromkeys(names)), hint=hint),)

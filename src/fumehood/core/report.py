@@ -63,8 +63,11 @@ class Blocked(Value):
         return f"{printable(self.headline)}: {named(self.detail)}" + (f". {short(self.hint)}" if self.hint else "")
 
 
-HIDDEN_PATH, LEFT_AT_HOME, READ_ONLY = "hidden", "home", "read-only"
-_HEADLINES = {HIDDEN_PATH: "not in sight", LEFT_AT_HOME: "not kept", READ_ONLY: "read-only here"}
+HIDDEN_PATH, LEFT_AT_HOME, READ_ONLY, LEFT_PROCESS, NOT_YET = "hidden", "home", "read-only", "process", "running"
+_HEADLINES = {
+    HIDDEN_PATH: "not in sight", LEFT_AT_HOME: "not kept", READ_ONLY: "read-only here",
+    LEFT_PROCESS: "ended with its command", NOT_YET: "not there yet",
+}  # fmt: skip
 
 
 class Run:

@@ -79,7 +79,15 @@ def kept(before: Mapping[str, str], message: str) -> dict[str, str]:
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 SHELL = "/bin/sh"
-_TELL_CWD = f"trap '{{ pwd -P >{TOLD}/{CWD}; }} 2>/dev/null' EXIT"
+# Where the shell is at its end, and then, after a tab each, the first processes that are still there, as the kernel
+# tells of them: below the shell, and below the sandbox's first process, where those go whose own parent has ended.
+_TELL_AT_END = (
+    "trap '{ pwd -P; set +eu; fumehood_1= fumehood_2=; read -r fumehood_1 </proc/1/task/1/children;"
+    ' read -r fumehood_2 </proc/$$/task/$$/children; eval "set -- $fumehood_1 $fumehood_2";'
+    ' for fumehood_1 in "$1" "$2" "$3" "$4" "$5"; do'
+    ' [ "${fumehood_1:-$$}" = $$ ] || { read -r fumehood_2 </proc/$fumehood_1/stat; printf "\\t%s\\n" "$fumehood_2"; };'
+    f" done; }} >{TOLD}/{CWD} 2>/dev/null' EXIT"
+)
 # A session of its own inside the sandbox, so that Ctrl-C reaches what runs there, and not what keeps it.
 _WITH_TERMINAL = 'command -v setsid >/dev/null && exec setsid -c "$@"; exec "$@"'
 BACKGROUND_AFTER = 1.0  # seconds: what a command in the background makes at its start is there by then
@@ -172,7 +180,7 @@ def arguments(
     """
     if not isinstance(command, str):
         return shell, "-c", 'exec "$@"', "sh", *command
-    before = [_TELL_CWD] if tells_cwd else []
+    before = [_TELL_AT_END] if tells_cwd else []
     if source:
         before.append(f"source {quoted(source)} 2>/dev/null")
         if tells_cwd:

@@ -6,14 +6,17 @@ import os
 import time
 
 from fumehood.core.judge import APPLY, HOLD_ALL
+from fumehood.core.report import NOT_YET, Blocked
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
-from fumehood.store.history import RUNNING, UNFINISHED
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
+from fumehood.store.history import RUNNING, UNFINISHED, Reach
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fumehood.core.report import Run
     from fumehood.linux.gitindex import SeenIndexes
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from fumehood.service.checkpoint import Checkpoints, Judge
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store
-    from fumehood.store.history import Reach
 
 _LOOK_S = 0.05
 _PATIENCE_S = 30.0
@@ -143,3 +145,33 @@ class When:
             os.unlink(self._mark)
         ended = time.monotonic()
         self._next = ended + max(self._every, _SHARE * (ended - began))
+
+
+def not_there_yet(store: Store, run: Run, complaints: str) -> Iterator[Blocked]:
+    """Tell a command that missed a file which one of its session, that still runs, has written; once for each of those.
+
+    What the command says is evidence only where the other's layer has the file, and the project does not.
+    """
+    from fumehood.core.hints import missed_words
+
+    paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in missed_words(complaints)]
+    for other in running(store, Reach(project=store.history.project_of(run.run), sessions=(run.session or "",))):
+        hint = f"run {other.run} still runs; what it writes appears when it ends, or by fumehood checkpoint {other.run}"
+        path = next((path for path in paths if _has_written(store, other, path)), "")
+        if other.run != run.run and path and not store.history.has_told(run, hint):
+            yield Blocked(what=NOT_YET, detail=path, hint=hint)
+
+
+def _has_written(store: Store, run: Run, path: str) -> bool:
+    for number, root in enumerate(run.roots):
+        if path.startswith(f"{root}/") and not os.path.lexists(path):
+            parent, name = split(path[len(root) + 1 :])
+            try:
+                top = open_top(store.places.layer(run.run, number, "upper"))
+                with Closing(top), Closing(open_below(top, parent)) as directory:
+                    status = look(directory, name)
+            except OSError:
+                continue
+            if status is not None and not is_whiteout(status):
+                return True
+    return False

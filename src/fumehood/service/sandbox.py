@@ -330,7 +330,12 @@ class Hood(Workplace):
         if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
             blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")
         blocked += world.blocked
-        blocked += seat.lacking(run) if seat else ()
+        if seat is not None:
+            blocked += seat.lacking(run)
+            if run.exit_code and len(self.store.history.unfinished(self.project.id)) > 1:
+                from fumehood.service.now import not_there_yet
+
+                blocked += not_there_yet(self.store, run, complaints)
         if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
             from fumehood.service.owners import refused as refused_by_owners
 

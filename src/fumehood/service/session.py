@@ -76,6 +76,8 @@ class Seat:
         self.tmp = ""
         self.must_have_tmp = must
         self.why_no_tmp = ""
+        self._ended_in = ""
+        self.left_processes: list[str] = []  # that its shell left behind, as the command says: lines of their `stat`
         if tmp:
             self.why_no_tmp = self._why_no_tmp(project)
             if not self.why_no_tmp:
@@ -102,7 +104,7 @@ class Seat:
         ]
 
     def lacking(self, run: Run) -> list[Blocked]:
-        """Return what a command may have missed that the commands of a session usually share."""
+        """Return what a command missed that those of a session usually share, and what it left running."""
         blocked = []
         if self.why_no_tmp and run.exit_code and TMP in run.command:
             hint = f"each command has an empty one here: {self.why_no_tmp}"
@@ -110,6 +112,11 @@ class Seat:
         if why := self.loopback.to_tell():
             hint = f"what others of the session serve at 127.0.0.1 is not reached here: {why}"
             blocked.append(Blocked(what="loopback", detail="each command has a loopback of its own", hint=hint))
+        self.hear()
+        if self.left_processes:
+            from fumehood.core.hints import left_behind
+
+            blocked += left_behind(self.left_processes)
         return blocked
 
     def __enter__(self) -> Seat:
@@ -143,12 +150,17 @@ class Seat:
         """Whether the command asked for something outside, which can't be done a second time."""
         return self.door is not None and self.door.served > 0
 
+    def hear(self) -> None:
+        """Take in what the command told, after its end."""
+        cwd, *left_processes = self._read(request.CWD).split("\n\t")
+        self._ended_in, self.left_processes = cwd.removesuffix("\n"), left_processes
+
     def keep(self, outside: Callable[[str], str]) -> str:
-        """Remember what the command told, after its end; returns the directory it ended in, if it said so.
+        """Remember what the command told; returns the directory it ended in, if it said so.
 
         `outside` turns a path that the command saw into one that the person knows.
         """
-        cwd = self._read(request.CWD).removesuffix("\n")
+        cwd = self._ended_in
         environment = self._read(request.ENVIRONMENT)
         # Whether it is there is asked when it is used: it may be among what is yet to be applied.
         cwd = outside(cwd) if cwd.startswith("/") and "\0" not in cwd else ""

@@ -366,6 +366,11 @@ class History:
             connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
             self.audit.add(connection, run.run, trail.REFUSED, f"{run.command}: {reason}")
 
+    def has_told(self, run: Run, hint: str) -> bool:
+        """Tell whether an earlier run of a run's session was given a hint."""
+        query = "SELECT 1 FROM runs WHERE session = ? AND instr(blocked, ?) AND id != ? LIMIT 1"
+        return bool(self.database.rows(query, (run.session, hint, run.run)))
+
     def amend(self, run: Run, others: Iterable[Run]) -> None:
         """Forget a run all of whose changes are told by earlier ones from now on."""
         with self.database.transaction() as connection:
