@@ -413,6 +413,8 @@ def test_background_commands_and_their_end(answer: Any, project: Path) -> None:
     told["tool_input"]["run_in_background"] = True
     line = answer(told)["updatedInput"]["command"]
     assert "--keep-cwd" not in line
+    assert "--background-after" in line, "what it writes is settled by itself"
+    assert "--background-after" not in answer(call("true"))["updatedInput"]["command"]
     need(shutil.which("bash") is not None, "there is no bash")
     with subprocess.Popen(["bash", "-c", line], cwd=project, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None

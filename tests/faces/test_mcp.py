@@ -245,6 +245,9 @@ def test_cancelling_kills_the_run_and_keeps_its_layer(home: Path, project: Path,
 
 
 def test_a_long_command_is_started_looked_at_and_stopped(home: Path, project: Path) -> None:
+    (home / ".config/fumehood").mkdir(exist_ok=True)
+    (home / ".config/fumehood/config.toml").write_text("checkpoint = 0\n")  # all of it is to be held
+
     async def test() -> None:
         async with Client(stdio("--project", str(project))) as client:
             line = "echo begun; sleep 0.5; echo x >f; echo ended"
@@ -266,10 +269,35 @@ def test_a_long_command_is_started_looked_at_and_stopped(home: Path, project: Pa
             while "begun" not in output:
                 polled = await client.call_tool("poll_command", {"job": other_job, "offset": 0, "wait": 5})
                 output = polled.structured_content["output"]
+            (runs,) = (await client.call_tool("running", {})).structured_content["commands"]
+            assert runs["command"] == "echo y >g; echo begun; sleep 1000"
             stopped = await client.call_tool("stop_command", {"job": other_job})
+            assert (await client.call_tool("running", {})).structured_content["commands"] == []
             assert not stopped.structured_content["running"]
             assert stopped.structured_content["report"]["state"] == "held"
             assert "no job" in text(await client.call_tool("poll_command", {"job": "job-99"}))
+
+    asked(test)
+
+
+def test_what_a_started_command_has_written_is_settled_while_it_goes_on(home: Path, project: Path) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            assert "nothing runs" in text(await client.call_tool("running", {}))
+            assert "no run last runs now" in text(await client.call_tool("checkpoint", {}))
+            line = "echo x >f; echo begun; sleep 1000"
+            job = (await client.call_tool("start_command", {"command": line})).structured_content
+            while "begun" not in job["output"]:
+                polled = await client.call_tool("poll_command", {"job": job["job"], "offset": 0, "wait": 5})
+                job = polled.structured_content
+            made = (await client.call_tool("checkpoint", {})).structured_content
+            assert made["command"] == f"checkpoint of {line}"
+            assert (project / "f").read_text() == "x\n"
+            seen = (await client.call_tool("run_command", {"command": "cat f"})).structured_content
+            assert seen["output"] == "x\n"
+            refused = await client.call_tool("undo", {"run": made["run"]})
+            assert made["state"] == "empty" or "still runs" in text(refused)
+            await client.call_tool("stop_command", {"job": job["job"]})
 
     asked(test)
 
@@ -506,8 +534,8 @@ def test_tools_say_what_they_do_and_resources_tell_the_rules(home: Path, project
         async with Client(stdio("--project", str(project))) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             assert set(tools) == {
-                "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output",
-                "undo", "redo", "apply", "discard", "request_access",
+                "run_command", "start_command", "poll_command", "stop_command", "running", "checkpoint", "changes",
+                "diff", "read_output", "undo", "redo", "apply", "discard", "request_access",
             }  # fmt: skip
             assert tools["diff"].annotations.read_only_hint
             assert tools["undo"].annotations.destructive_hint

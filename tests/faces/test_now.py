@@ -1,4 +1,4 @@
-"""What runs now: shown by ps, ended by stop."""
+"""What runs now: shown by ps, ended by stop, settled by checkpoint."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import command_line
-from patience import LONG_S
+from patience import LONG_S, eventually
 
 pytestmark = pytest.mark.namespaces
 
@@ -102,3 +102,45 @@ def test_what_a_command_prints_is_followed_to_its_end(cli: Any, home: Path, proj
 def test_a_command_that_has_ended_is_printed_whole(cli: Any) -> None:
     cli("run", "--", "echo out; echo err >&2")
     assert cli("output", "last", "--follow").stdout == "out\nerr\n"
+
+
+def test_what_a_command_has_written_is_settled_by_a_checkpoint(cli: Any, started: Any, project: Path) -> None:
+    process = started("--session", "agent")
+    (run,) = shown(cli)
+    done = cli("checkpoint", run["run"])
+    assert done.returncode == 0, done.stderr
+    assert "1 change applied" in done.stdout
+    assert (project / "f").read_text() == "written\n"
+    assert [each["run"] for each in shown(cli)] == [run["run"]], "it goes on"
+    report = json.loads(cli("show", "last", "--json").stdout)
+    assert (report["act"], report["of"], report["session"]) == ("checkpoint", run["run"], "agent")
+    again = cli("checkpoint", run["run"])
+    assert (again.returncode, again.stdout) == (0, "fumehood: nothing was settled\n")
+    refused = cli("undo", report["run"])
+    assert refused.returncode == 125
+    assert "still runs" in refused.stderr
+    cli("stop", run["run"])
+    process.communicate(timeout=LONG_S)
+    assert cli("undo", "--session", "agent").returncode == 0
+    assert not (project / "f").exists()
+
+
+def test_an_agent_has_its_own_commands_settled_and_no_others(cli: Any, started: Any, project: Path) -> None:
+    started()
+    (run,) = shown(cli)
+    assert cli("checkpoint", run["run"], "--only-session", "agent").returncode == 125
+    assert not (project / "f").exists()
+
+
+def test_what_does_not_run_has_no_checkpoint(cli: Any) -> None:
+    cli("run", "--", "true")
+    refused = cli("checkpoint", "last")
+    assert refused.returncode == 125
+    assert "is not running" in refused.stderr
+
+
+def test_a_command_that_the_hook_puts_into_the_background_is_settled_by_itself(
+    cli: Any, begun: Callable[..., subprocess.Popen[str]], project: Path
+) -> None:
+    begun(LASTS, "--session", "agent", "--background-after", "0.1")
+    assert eventually((project / "f").exists)

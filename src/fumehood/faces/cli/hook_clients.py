@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 SERVER = "fumehood"
 # The tools of our own MCP server: what they run, they run in the hood.
 OWN_TOOLS = frozenset({
-    "run_command", "start_command", "poll_command", "stop_command", "changes", "diff", "read_output", "undo", "redo",
-    "apply", "discard", "request_access",
+    "run_command", "start_command", "poll_command", "stop_command", "running", "checkpoint", "changes", "diff",
+    "read_output", "undo", "redo", "apply", "discard", "request_access",
 })  # fmt: skip
 ALLOW, ASK, DENY = "allow", "ask", "deny"
 _CLOSEST = 4  # processes above the hook: shells, the client, and what npm puts around it

@@ -20,7 +20,7 @@ from fumehood.faces.mcp.results import MARK
 from fumehood.store.places import new_id
 
 if TYPE_CHECKING:
-    from fumehood import Sandbox
+    from fumehood import Run, Sandbox
     from fumehood.service.ask import Ask
 
 _SESSION_HEADER = "mcp-session-id"
@@ -137,6 +137,12 @@ class Place:
             return first
         session = first.find(run, beside=others, to_undo=to_undo, to_redo=to_redo).session
         return next(each for each in (first, *others) if each.session_name == session)
+
+    def running(self) -> "list[tuple[Sandbox, Run]]":
+        """Return this client's commands that run now, each with its sandbox, the latest first."""
+        self.sandbox()
+        runs = [(sandbox, run) for sandbox in self._sandboxes.values() for run in sandbox.running()]
+        return sorted(runs, key=lambda each: each[1].run, reverse=True)
 
     def job(self, name: str) -> Job:
         """Return a command that this client started."""

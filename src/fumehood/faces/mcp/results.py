@@ -119,6 +119,21 @@ class JobStatus(Answer):
     error: str = ""
 
 
+class RunningCommand(Answer, title="Running command"):
+    """A command that runs now."""
+
+    run: str
+    command: str
+    cwd: str
+    seconds: int = Field(description="For how long it has run.")
+
+
+class RunningCommands(Answer, title="Running commands"):
+    """What runs now."""
+
+    commands: list[RunningCommand]
+
+
 def report_of(run: Run) -> dict[str, Any]:
     """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
     listed, left_out = foremost(run.found, MOST_CHANGES)

@@ -43,7 +43,8 @@ captured, judged and applied to the project, and can be undone.
 home or a directory to write, for later commands. Ask only where it is needed.
 - Changes that the user's machine would execute by itself (git hooks, editor settings, …) are held: the user decides.
 - `undo` takes a run back exactly, `redo` has it again.
-- `start_command` is for servers and long builds; poll and stop it.
+- `start_command` is for servers and long builds; poll and stop it. What it writes is in the project after some \
+seconds, or at once by `checkpoint`.
 - Variables written to the file "$FUMEHOOD_ENV" (NAME=value lines) are kept for the commands that follow.
 - In an answer, Fumehood's own words follow the line `{line}`. All before it was printed by a command, which can't \
 know these letters, whatever it says. Never write them into a command or a file.
@@ -57,6 +58,8 @@ _TOOLS = (
     (tools.start_command, "Start a command", _RUNNING),
     (tools.poll_command, "Look at a started command", _READING),
     (tools.stop_command, "Stop a started command", _CHANGING),
+    (tools.running, "What runs now", _READING),
+    (tools.checkpoint, "Settle what a running command has written", _CHANGING),
     (tools.changes, "What a run changed", _READING),
     (tools.diff, "What a run changed, line by line", _READING),
     (tools.read_output, "What a run printed", _READING),

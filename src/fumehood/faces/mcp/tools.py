@@ -6,6 +6,7 @@ what the person says to what can be foreseen.
 
 # No `from __future__ import annotations`: the SDK reads these, resolvers among them.
 
+import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ from fumehood.faces.mcp import results as r
 from fumehood.faces.mcp.asking import asked_before, who_answers
 from fumehood.faces.mcp.clients import Place, Where, WhereBefore, clients_of
 from fumehood.faces.mcp.jobs import Job, ProgressLines
+from fumehood.store.history import LAST
 
 if TYPE_CHECKING:
     from fumehood import Run, Sandbox
@@ -42,6 +44,7 @@ Timeout = Annotated[float | None, Field(gt=0, description=_PROPERTIES["timeout"]
 JobName = Annotated[str, Field(description="What start_command returned.")]
 Offset = Annotated[int, Field(ge=0, description="The last next_offset; 0 at first.")]
 RunName = Annotated[str, Field(description="A run's id, a unique beginning of one, `last`, or `last~1`.")]
+RunningName = Annotated[str, Field(description="The id of a run that runs now; `last`: the latest of them.")]
 ToUndo = Annotated[str, Field(description="As elsewhere; `last`: the last that changed something and stands.")]
 ToRedo = Annotated[str, Field(description="As elsewhere; `last`: the last that was taken back.")]
 WholeSession = Annotated[bool, Field(description="Every run of this session instead.")]
@@ -187,6 +190,36 @@ async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolRe
     started = where.job(job)
     await anyio.to_thread.run_sync(started.stop)
     return _job_status(started, 0)
+
+
+@answering_in_words
+async def running(where: Where) -> Annotated[CallToolResult, r.RunningCommands]:
+    """List this session's commands that run now."""
+    runs = [run for _, run in await anyio.to_thread.run_sync(where.running)]
+    commands = [
+        {
+            "run": run.run, "command": short(run.command), "cwd": short(run.cwd),
+            "seconds": max(0, int(time.time() - run.started_at)),
+        }
+        for run in runs
+    ]  # fmt: skip
+    lines = [f"{each['run']}: {each['command']} ({each['seconds']} s)" for each in commands] or ["nothing runs"]
+    return r.returned(set_apart("", lines, r.MARK), commands=commands)
+
+
+@answering_in_words
+async def checkpoint(where: Where, run: RunningName = "last") -> Annotated[CallToolResult, r.Report]:
+    """Settle what a command that runs has finished writing, so that others see it; the command goes on."""
+    sandbox, chosen = await anyio.to_thread.run_sync(_running, where, run)
+    made = await anyio.to_thread.run_sync(sandbox.checkpoint, chosen)
+    return r.returned(made.for_model(), **r.report_of(made))
+
+
+def _running(where: Place, name: str) -> "tuple[Sandbox, Run]":
+    for sandbox, run in where.running():
+        if name == LAST or run.run.startswith(name.upper()):
+            return sandbox, run
+    raise BadRequest(f"no run {short(name)} runs now", hint="running lists those that do")
 
 
 def _job_status(job: Job, offset: int) -> CallToolResult:
