@@ -22,9 +22,11 @@ pytestmark = pytest.mark.namespaces
 class Going:
     """A command in several parts, which begins each when it is told to; others use the project meanwhile."""
 
-    def __init__(self, project: Path, parts: tuple[str, ...], policy: Policy | None, background: bool) -> None:
+    def __init__(
+        self, project: Path, parts: tuple[str, ...], policy: Policy | None, session: str | None, background: bool
+    ) -> None:
         self._playground = Path(os.environ["XDG_DATA_HOME"], "fumehood/playground")
-        self.sandbox = Sandbox(project, policy=policy)
+        self.sandbox = Sandbox(project, policy=policy, session=session)
         self._done = [threading.Event() for _ in parts]
         self._said = ""
         self._told = 0
@@ -77,8 +79,11 @@ def going(home: Path, project: Path) -> Iterator[Callable[..., Going]]:
     """Start a command in parts."""
     begun = []
 
-    def start(*parts: str, policy: Policy | None = None, background: bool = False) -> Going:
-        begun.append(Going(project, parts, policy, background))
+    def start(
+        *parts: str, policy: Policy | None = None, session: str | None = None, background: bool = False,
+        project: Path = project,
+    ) -> Going:  # fmt: skip
+        begun.append(Going(project, parts, policy, session, background))
         return begun[-1]
 
     yield start
@@ -184,13 +189,56 @@ def test_the_command_and_its_checkpoints_can_be_taken_back(going, project):
 
 def test_all_of_a_session_is_taken_back_with_its_checkpoints(going, project):
     before = snapshot(project)
-    command = going("echo one > one", "echo two >> one")
+    command = going("echo one > one", "echo two >> one", session="agent")
     command.part()
     command.checkpoint()
+    with pytest.raises(UndoRefused, match="still runs, and some of what it wrote is settled"):
+        command.sandbox.undo_session()
     command.ended()
+    assert len(command.sandbox.undo_session()) == 2
+    assert snapshot(project) == before
+
+
+@pytest.mark.once
+def test_a_checkpoint_of_a_project_on_another_file_system(going, other_filesystem):
+    project = other_filesystem / "elsewhere"
+    project.mkdir()
+    (project / "kept").write_text("old\n")
+    (project / "gone").write_text("old\n")
+    before = snapshot(project)
+    command = going("echo one >> kept; rm gone; mkdir new; echo x > new/f", "rm new/f; echo 2 >> kept", project=project)
+    command.part()
+    assert command.checkpoint().state == "applied"
+    assert (project / "kept").read_text() == "old\none\n"
+    end = command.ended()
+    assert (end.state, paths(end)) == ("applied", {"kept": "modified", "new/f": "deleted"})
     for _ in range(2):
         command.sandbox.undo()
     assert snapshot(project) == before
+
+
+def test_what_builds_on_something_held_waits_with_it(going, sandbox, project):
+    held = sandbox.run("echo h > h", apply="hold")
+    command = going("cat h; echo more >> h; echo n > n", "true")
+    command.part()
+    run = command.checkpoint()
+    assert paths(run) == {"n": "added"}
+    assert f"h: it builds on run {held.run}, which was held" in run.reason
+    assert [(change.path, change.verdict) for change in command.ended().changes] == [("h", "held")]
+
+
+def test_a_file_that_a_person_has_open_is_left_and_can_be_applied_later(going, sandbox, project):
+    (project / "open").write_text("old\n")
+    (project / "other").write_text("old\n")
+    command = going("echo new > open; echo new > other", "true")
+    command.part()
+    with (project / "open").open("a"):
+        run = command.checkpoint()
+        assert paths(run) == {"other": "modified"}
+        assert "open: " in run.reason
+    end = command.ended()
+    assert (end.state, paths(end)) == ("applied", {"open": "modified"})
+    assert (project / "open").read_text() == "new\n"
 
 
 def test_what_a_person_does_with_what_was_settled_stays(going, project):

@@ -12,7 +12,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.judge import APPLY, hold_open, hold_together
 from fumehood.core.report import Run, printable
-from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
+from fumehood.errors import ApplyFailed, FumehoodError
 from fumehood.linux.copying import copy_versions
 from fumehood.linux.freeze import NotStopped, Stopped, streams, wait_for_another_time
 from fumehood.linux.layer import set_opaque
@@ -58,6 +58,7 @@ class Checkpoints:
         self._targets = targets
         self._note = f"{os.path.dirname(layers[0].upper)}/{layering.SETTLED}"
         self._newest_ns = 0  # the latest change of the layers that was settled or left
+        self._is_begun = False  # the record has one that is not at its end; should it fail, the next start sees to it
         self._unasked: dict[tuple[int, str], str] = {}  # files that were settled by itself, and the run that tells it
 
     def is_due(self) -> bool:
@@ -71,6 +72,7 @@ class Checkpoints:
         that nobody asked for leaves a run only where it changes something.
         """
         store, project, began = self._hood.store, self._hood.project.id, time.monotonic()
+        self._is_begun = False
         checkpoint = Run(
             run=name or new_id(), project=self._run.project, command=f"checkpoint of {self._run.command}",
             cwd=self._run.cwd, state=EMPTY, act=CHECKPOINT, of=self._run.run, roots=self._run.roots,
@@ -83,16 +85,14 @@ class Checkpoints:
                         self._settle(checkpoint, stopped, is_asked=bool(name))
                     except (FumehoodError, OSError) as error:
                         checkpoint.state, checkpoint.found, checkpoint.reason = FAILED, (), str(error)
-                        if isinstance(error, Unfinished):
-                            return True  # it is recorded as it is, and the next start finishes it
                     self._newest_ns = self._newest()
                 checkpoint.duration_s = time.monotonic() - began
                 if checkpoint.state == APPLIED:
                     record_files(store, project, checkpoint)
-                elif name:
+                elif name and not self._is_begun:
                     store.history.refuse(project, checkpoint)
-        except (BlockingIOError, NotStopped):
-            return False
+        except (FumehoodError, OSError, NotStopped):
+            return False  # somebody else applies something, or nothing can be recorded
         return True
 
     def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
@@ -155,6 +155,7 @@ class Checkpoints:
         with layering.Claim(store.places, checkpoint.run) as claim:
             claim.take()
             store.history.begin(self._hood.project.id, checkpoint, os.getpid())
+            self._is_begun = True
             try:
                 uppers = self._copied(checkpoint)
                 checkpoint.state = APPLYING
@@ -175,6 +176,7 @@ class Checkpoints:
                 return
             applied = checkpoint.found
             self._conclude(checkpoint, is_asked=is_asked)
+            self._is_begun = False
             # Only now: what is noted is not looked at again, and an apply that is not recorded may be taken back.
             self._take_note(applied, versions)
 
@@ -208,6 +210,7 @@ class Checkpoints:
 
     def _withdraw(self, checkpoint: Run, reason: str) -> None:
         self._hood.store.history.withdraw(checkpoint, reason)
+        self._is_begun = False
         layering.drop(self._hood.store.places, checkpoint.run)
 
     def _take_note(self, applied: Sequence[c.Change], versions: Mapping[int, c.Stamp | None]) -> None:

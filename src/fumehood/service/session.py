@@ -269,6 +269,11 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "", for
     """
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
+    if running := store.history.checkpointed_now(name):
+        raise UndoRefused(
+            f"the session {name} was not undone: run {running} still runs, and some of what it wrote is settled",
+            hint=f"first: fumehood stop {running}",
+        )
     mine = Reach(project=project.id, sessions=(name,))
     runs = [run for run in store.history.standing(mine) if run.act in ("run", CHECKPOINT)]
     if not runs:

@@ -330,6 +330,15 @@ class History:
             if run.run not in ahead and self._has_applied(run):
                 yield run
 
+    def checkpointed_now(self, session: str) -> str:
+        """Return a run of a session that has checkpoints in the project and still runs; nothing where there is none."""
+        rows = self.database.rows(
+            "SELECT of FROM runs WHERE session = ? AND act = ? AND state = 'applied' AND of IN"
+            " (SELECT id FROM runs WHERE state IN ('running', 'applying', 'settling')) LIMIT 1",
+            (session, CHECKPOINT),
+        )
+        return str(rows[0][0]) if rows else ""
+
     def _has_applied(self, run: Run) -> bool:
         rows = self._rows_of_changes(run.run)
         # Most runs have applied their first change: the others need not be read.
