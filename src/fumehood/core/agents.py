@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-_OWN = ("state", "credentials", "arguments")
+_OWN = ("programs", "state", "credentials", "arguments")
 
 
 class Agent(Value):
-    """One agent.
+    """One agent, by the name of its program; `programs` are others that are this agent, such as those for editors.
 
     `state` has the directories of its home that are kept for it between its sessions, one by one for each project, as
     `DIRECTORY` or `VARIABLE=DIRECTORY`, where the variable is what moves it. `credentials` are files of the person's
@@ -25,6 +25,7 @@ class Agent(Value):
     """
 
     name: str
+    programs: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ class Agent(Value):
 SHIPPED_AGENTS: tuple[Agent, ...] = (
     Agent(
         name="claude",
+        programs=("claude-agent-acp", "claude-code-acp"),
         state=("CLAUDE_CONFIG_DIR=~/.claude",),
         credentials=(
             "~/.claude/.credentials.json",
@@ -62,6 +64,7 @@ SHIPPED_AGENTS: tuple[Agent, ...] = (
     ),
     Agent(
         name="codex",
+        programs=("codex-acp",),
         state=("CODEX_HOME=~/.codex",),
         credentials=("~/.codex/auth.json",),
         # A sandbox of its own needs namespaces, which nobody can make in here.

@@ -369,6 +369,7 @@ SECTIONS: tuple[Section, ...] = (
         name="agent", field="agents", needed=("name",), doc=AGENTS,
         keys=(
             _key("name", TEXT, "The name of its program."),
+            _key("programs", TEXTS, "Other programs that are this agent, such as those that editors start."),
             _key("state", SCRATCH, "Directories that are its own, kept for it between its sessions in a project: "
                  "`DIRECTORY`, or `VARIABLE=DIRECTORY`. Nothing of them is the host's, and nothing goes back."),
             _key("credentials", TEXTS, "Files that it gets a copy of, whenever yours is newer; `FILE#KEY,KEY`: only "

@@ -11,7 +11,7 @@ import json
 import os
 import stat
 
-from fumehood.core.agents import known_agents
+from fumehood.core.agents import Agent, known_agents
 from fumehood.core.jsonc import parse
 from fumehood.core.masks import is_in
 from fumehood.core.value import Value
@@ -27,7 +27,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fumehood.core.agents import Agent
     from fumehood.core.policy import Policy
     from fumehood.service.scratch import Conditions, Wanted
     from fumehood.store.places import Places
@@ -35,15 +34,18 @@ if TYPE_CHECKING:
 _MOST = 16 << 20  # bytes of a file with credentials; those with a long history may be large
 
 
-def find_agent(policy: Policy, name: str) -> Agent:
-    """Return an agent's profile by the name of its program."""
+def find_agent(policy: Policy, name: str, *, must_be_known: bool = True) -> Agent:
+    """Return an agent's profile by its name or that of one of its programs; one that nobody knows has an empty one."""
     agents = known_agents(policy.agents)
-    if name not in agents:
+    for agent in agents.values():
+        if name in (agent.name, *agent.programs):
+            return agent
+    if must_be_known:
         raise BadRequest(
             f"there is no profile for {name}",
             hint=f"one of: {', '.join(agents)}; any other command: fumehood agent -- {name} …",
         )
-    return agents[name]
+    return Agent(name=name)
 
 
 class OwnDirectory(Value):

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 
-from fumehood.core.agents import Agent, known_agents
+from fumehood.core.agents import known_agents
 from fumehood.core.config_keys import shown as as_toml
 from fumehood.core.report import printable
 from fumehood.core.request import shown
@@ -21,10 +21,11 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fumehood.core.policy import Policy
     from fumehood.core.request import Request
+    from fumehood.service.ask import Ask
 
 HELP = """usage: fumehood agent [OPTIONS] NAME [ARG…]
        fumehood agent [OPTIONS] -- COMMAND [ARG…]
@@ -42,6 +43,7 @@ All that the agent runs can use its credentials and reach its hosts, as it can i
 
 options, besides those of `fumehood run`:
   --allow-host HOST  let it reach this host too: api.example.org, 127.0.0.1:8080; can be repeated
+  --as NAME          the profile, where the program has another name: --as claude -- npx …
   --keep NAME        let it have this variable although it looks like a secret; can be repeated
   -h, --help         show this help
 
@@ -54,12 +56,12 @@ examples:
   fumehood agent --explain gemini     show what it would see, and run nothing
 """
 
-_MORE = frozenset({"--keep"})
+MORE = frozenset({"--keep", "--as"})
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run an agent; returns its exit code."""
-    options = run.parse(arguments, _MORE)
+def main(arguments: Sequence[str], asks: Callable[[], Sequence[Ask]] | None = None) -> int:
+    """Run an agent; returns its exit code. `asks` finds who is asked, in place of whoever is at the terminal."""
+    options = run.parse(arguments, MORE)
     if options is None:
         sys.stdout.write(HELP)
         return 0
@@ -68,31 +70,30 @@ def main(arguments: Sequence[str]) -> int:
     if "--root" in options.values:
         raise BadRequest("an agent runs on the host's own system", hint="leave out --root")
     ours = list(arguments[: len(arguments) - len(options.command)])
-    needs_profile = ours[-1:] != ["--"]
+    is_named = ours[-1:] != ["--"]
+    if is_named:
+        ours.append("--")
     if options.flags.isdisjoint({"--tty", "--json", "--explain"}) and os.isatty(0) and os.isatty(1):
         ours.insert(0, "--tty")
     if "--timeout" not in options.values:
         ours[:0] = ["--timeout", run.NO_TIME_LIMIT]
-    words = [*ours, *(["--"] if needs_profile else []), *options.command]
-    keep = tuple(options.values.get("--keep", ()))
-    return run.main(words, shown(tuple(options.command)), employing(keep, needs_profile=needs_profile), _MORE)
-
-
-def employing(keep: tuple[str, ...], *, needs_profile: bool) -> run.Prepare:
-    """Return what makes a request one to run an agent whole, in a session of its own, with what the person granted."""
 
     def prepare(request: Request, policy: Policy) -> Request:
-        program, *rest = request.command.split() if isinstance(request.command, str) else request.command
+        """Have it run an agent whole, in a session of its own, with what the person grants by typing it."""
+        program, *rest = options.command
         name = os.path.basename(program)
-        agent = find_agent(policy, name) if needs_profile else known_agents(policy.agents).get(name, Agent(name=name))
-        agent = agent.with_more({"hosts": request.hosts, "environment.keep": keep})
+        profile = options.last("--as")
+        agent = find_agent(policy, profile or name, must_be_known=is_named or profile is not None)
         command = request.command
-        if needs_profile or not isinstance(command, str):
+        if is_named or not isinstance(command, str):
             command = (_found(program), *agent.arguments, *rest)
-        session = request.session or f"{name if name.isalnum() else 'agent'}-{new_id().lower()}"
+        keep = tuple(options.values.get("--keep", ()))
+        session = request.session or f"{agent.name if agent.name.isalnum() else 'agent'}-{new_id().lower()}"
+        agent = agent.with_more({"hosts": request.hosts, "environment.keep": keep})
         return request.replace(command=command, agent=agent, session=session, root=HOST, hosts=())
 
-    return prepare
+    special = run.Special(title=shown(tuple(options.command)), more=MORE, prepare=prepare, asks=asks)
+    return run.main([*ours, *options.command], special)
 
 
 def _found(program: str) -> str:

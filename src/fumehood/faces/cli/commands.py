@@ -169,6 +169,7 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Iterable[str]]:
     run.set_defaults(act=lambda _options: 0)
     commands.add_parser("shell", help="open a shell in the hood, captured as one run", add_help=False)
     commands.add_parser("agent", help="run a whole agent in the hood, with its own login", add_help=False)
+    commands.add_parser("acp", help="stand between an editor and an agent that speak ACP", add_help=False)
     commands.add_parser("hook", help="rewrite an agent's commands to run in the hood", add_help=False)
 
     def add(name: str, help_: str, act: Callable[[Context], int], example: str) -> argparse.ArgumentParser:

@@ -119,6 +119,10 @@ def _dispatch(words: list[str]) -> int:
         from fumehood.faces.cli import agent
 
         act = agent.main
+    elif name == "acp":
+        from fumehood.faces.acp import command
+
+        act = command.main
     elif name == "mcp" and not set(rest) & {"-h", "--help"}:
         act = _mcp
     else:

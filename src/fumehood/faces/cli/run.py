@@ -10,6 +10,7 @@ from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, NONE
 from fumehood.core.report import line_of, printable, refusal
 from fumehood.core.request import Request, quoted, shown
+from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices
 from fumehood.linux.launch import start
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from fumehood.linux.streams import Sink
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
-
-    Prepare = Callable[[Request, Policy], Request]
 
 
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
@@ -104,6 +103,15 @@ NO_TIME_LIMIT = "300000000"
 _WIDE = 34
 
 
+class Special(Value):
+    """What another command makes of `run`: its own options, what it does to the request, and who is asked."""
+
+    title: str = ""  # what the record calls the command
+    more: frozenset[str] = frozenset()  # options that take a value
+    prepare: Callable[[Request, Policy], Request] | None = None
+    asks: Callable[[], Sequence[Ask]] | None = None
+
+
 class Options:
     """What was asked on the command line."""
 
@@ -111,8 +119,7 @@ class Options:
         self.flags: set[str] = set()
         self.values: dict[str, list[str]] = {}
         self.command: list[str] = []
-        self.title = ""  # what the record calls it
-        self.prepare: Prepare | None = None  # makes more of the request
+        self.special = Special()
 
     @property
     def asked(self) -> str | tuple[str, ...]:
@@ -156,24 +163,20 @@ def parse(arguments: Sequence[str], more: frozenset[str] = frozenset()) -> Optio
     return options
 
 
-def main(
-    arguments: Sequence[str], title: str = "", prepare: Prepare | None = None, more: frozenset[str] = frozenset()
-) -> int:
-    """Run a command, show its output as it comes, then what it changed.
-
-    The record calls it by its `title`, if any; `prepare` makes more of the request, by `more` options.
-    """
+def main(arguments: Sequence[str], special: Special | None = None) -> int:
+    """Run a command, show its output as it comes, then what it changed."""
+    special = special or Special()
     # Known even where the options make no sense.
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     signals = Signals(may_be_typed="--brief" not in ours)  # whoever is at an agent's terminal talks to the agent
     as_json = "--json" in ours
     options, brief = Options(), None
     try:
-        parsed = parse(arguments, more)
+        parsed = parse(arguments, special.more)
         if parsed is None:
             sys.stdout.write(HELP)
             return 0
-        options, options.title, options.prepare = parsed, title, prepare
+        options, options.special = parsed, special
         as_json = "--json" in options.flags
         if "--explain" in options.flags:
             _explain(options, as_json)
@@ -252,7 +255,7 @@ def _run(
 ) -> tuple[Run, Callable[[], str]]:
     """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
     store = OpenedStore(face=CLI if brief is None else HOOK)
-    project = store.projects.open(_project(store, options, options.last("--session") or ""))
+    project = store.projects.open(chosen_project(store, options, options.last("--session") or ""))
     if brief is None:
         tell_notices(store)
     else:
@@ -261,7 +264,8 @@ def _run(
     policy = store.policy_of(project)
     request = _request(options, project, policy)
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
-    permissions = Permissions(store.grants, _asks if brief is None else (), patience_s=policy.ask_timeout)
+    asks = (options.special.asks or _asks) if brief is None else ()
+    permissions = Permissions(store.grants, asks, patience_s=policy.ask_timeout)
     wishes = _wishes(options, as_json, brief).replace(signals=signals)
     run = Hood(store, project, policy, start, permissions).run(request, wishes)
     link = options.last("--keep-cwd")
@@ -279,7 +283,7 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
     if "--shell" in options.values and not (shell.startswith("/") and os.access(shell, os.X_OK)):
         raise BadRequest(f"{shell} is not a shell", hint="--shell takes the whole path of a program")
     request = Request(
-        command=options.asked, title=options.title, cwd=_directory(options, project), mode=policy.mode(asked),
+        command=options.asked, title=options.special.title, cwd=_directory(options, project), mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
         session=options.last("--session") or "", own_tmp="--own-tmp" in options.flags,
         beside=tuple(options.values.get("--beside", ())),
@@ -287,7 +291,8 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
         background_after=_seconds(options.last("--background-after")), if_granted="--if-granted" in options.flags,
     )  # fmt: skip
-    return request if options.prepare is None else options.prepare(request, policy)
+    prepare = options.special.prepare
+    return request if prepare is None else prepare(request, policy)
 
 
 def _asks() -> Sequence[Ask]:
@@ -297,7 +302,8 @@ def _asks() -> Sequence[Ask]:
     return terminal()
 
 
-def _project(store: Store, options: Options, session: str) -> str:
+def chosen_project(store: Store, options: Options, session: str) -> str:
+    """Return the project that the command line is about."""
     named = options.last("--project")
     workspace = options.last("--workspace")
     if workspace is not None:
@@ -406,7 +412,7 @@ def shell(arguments: Sequence[str]) -> int:
     # The person's own shell, or where the command's system lacks it, any.
     own = quoted(os.environ.get("SHELL") or "sh")
     line = f"command -v {own} >/dev/null && exec {own} -i; exec sh -i"
-    return main(["--tty", *limit, *words, "--", line], title="fumehood shell")
+    return main(["--tty", *limit, *words, "--", line], Special(title="fumehood shell"))
 
 
 class Brief:
@@ -461,7 +467,7 @@ def _explain(options: Options, as_json: bool) -> None:
     from fumehood.service import explain
 
     store = OpenedStore(face=CLI)
-    project = store.projects.open(_project(store, options, ""))
+    project = store.projects.open(chosen_project(store, options, ""))
     policy = store.policy_of(project)
     explained = explain.explained(Hood(store, project, policy, start), _request(options, project, policy))
     if as_json:

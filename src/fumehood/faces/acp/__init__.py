@@ -1,0 +1,1 @@
+"""Stand between an editor and an agent that speak the Agent Client Protocol."""
