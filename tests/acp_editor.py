@@ -73,7 +73,8 @@ class Editor:
             if meanwhile is not None:
                 meanwhile(message)
             if message.get("method") == "session/update":
-                self.updates.append(message["params"]["update"].get("content", {}).get("text", ""))
+                content = message["params"]["update"].get("content")
+                self.updates.append(content.get("text", "") if isinstance(content, dict) else "")
             elif "id" in message and "method" in message:
                 self.asked.append(message)
                 self.send({"id": message["id"], **self.answer(message)})

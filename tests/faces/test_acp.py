@@ -238,9 +238,23 @@ def test_a_signal_ends_the_agent_as_the_editors_going_does(editor, project):
     assert (project / "made").exists()
 
 
-def test_what_an_agent_wrote_that_does_not_end_is_held(editor, cli, project):
-    one = editor(command=("sh", "-c", "echo x >made; echo '{\"method\": \"_ready\"}'; sleep 1000"))
+NEVER_ENDING = "echo x >made; echo '{\"method\": \"_ready\"}'; sleep 1000"
+
+
+def test_an_agent_that_does_not_end_with_its_input_is_ended_and_has_done_its_work(editor, project):
+    one = editor(command=("sh", "-c", NEVER_ENDING))
     assert one.next() == {"method": "_ready"}
+    one.close()
+    assert (project / "made").exists()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_an_agent_wrote_is_held_where_it_was_in_the_middle_of_its_work(editor, cli, project, is_killed):
+    one = editor(command=("sh", "-c", f"read line; {NEVER_ENDING}"))
+    one.send({"id": 1, "method": "session/prompt", "params": {"sessionId": "s", "prompt": []}})
+    assert one.next() == {"method": "_ready"}
+    if is_killed:
+        one.process.kill()
     one.close()
     assert not (project / "made").exists()
     (run,) = json.loads(cli("log", "--json").stdout)

@@ -156,8 +156,9 @@ def leave_resuming_to_main() -> None:
 class Signals:
     """Signals of the main thread, from the start of a command line to the end of the process."""
 
-    def __init__(self, *, may_be_typed: bool) -> None:
+    def __init__(self, *, may_be_typed: bool, is_interrupt_an_end: bool = False) -> None:
         self._may_be_typed = may_be_typed
+        self._is_interrupt_an_end = is_interrupt_an_end  # it comes from who knows that the work is done
         self._raises = True
         self._from_s = 0.0  # by the processor's time that we took
         self._reading = self._writing = -1
@@ -196,8 +197,9 @@ class Signals:
             return []
 
     def sent(self, numbers: Sequence[int]) -> list[str]:
-        """Return the names of those signals that are no Ctrl-C of a person at their terminal."""
-        typed = INTERRUPT if self._may_be_typed and is_at_terminal() else 0
+        """Return the names of those signals that are no Ctrl-C of a person at their terminal, nor like one."""
+        is_typed = self._is_interrupt_an_end or (self._may_be_typed and is_at_terminal())
+        typed = INTERRUPT if is_typed else 0
         return [NAMES[number] for number in numbers if number != typed]
 
 

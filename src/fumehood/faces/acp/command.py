@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 from fumehood.errors import BadRequest, plain_error
 from fumehood.faces.acp.asking import BehindEditor
 from fumehood.faces.acp.conversation import InHood, WithHooks
-from fumehood.faces.acp.exchange import Exchange
+from fumehood.faces.acp.exchange import PATIENCE_S, Exchange
 from fumehood.faces.cli import agent, run
 from fumehood.faces.cli.output import tell_error
 from fumehood.faces.cli.setup_clients import installed_command
+from fumehood.linux.libc import PR_SET_PDEATHSIG, prctl
 from fumehood.service.opened import OpenedStore
 from fumehood.store.audit import CLI
 
@@ -73,7 +75,10 @@ def main(arguments: Sequence[str]) -> int:
     roots = store.projects.open(run.chosen_project(store, options, "")).roots
     store.close()
 
+    editors = os.getpid()
+
     def employ(channel: int) -> int:
+        _outlive(editors)
         return agent.main([*ours, *arguments[end:]], lambda: (BehindEditor(channel),))
 
     return _stand_between(InHood(roots), editor, employ)
@@ -99,6 +104,18 @@ def _stand_between(
         os.close(descriptor)
     exchange = Exchange(conversation, editor, (from_agent, to_agent), process, ours)
     return asyncio.run(exchange.carry())
+
+
+def _outlive(process: int) -> None:
+    """Have the agent ended some time after the process that talks to the editor is dead, if it does not end by then.
+
+    Editors kill what they started. Most agents end with their input, and what they did is then judged as ever.
+    """
+    signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(PATIENCE_S))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+    if os.getppid() != process:
+        os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def _be(act: Callable[[], int]) -> None:

@@ -105,6 +105,11 @@ class Conversation:
                 self.began(self._last_session, directory)
         return self.agents(message, line if is_plain else written(message))
 
+    @property
+    def is_busy(self) -> bool:
+        """True while the agent works on a prompt."""
+        return bool(self._prompted)
+
     def ended(self, why: str) -> list[Sent]:
         """Return what the editor is told when the agent is gone: each of its requests has failed."""
         waiting, self._requests = self._requests, {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fumehood.faces.acp.conversation import Conversation, Sent
 
 _LONGEST = 64 << 20  # bytes in a line: what is longer can't be looked at, and so not passed on
-_PATIENCE_S = 10.0  # for an agent to end by itself once its editor is gone
+PATIENCE_S = 5  # for an agent to end by itself once its editor is gone
 
 
 class Exchange:
@@ -51,7 +51,7 @@ class Exchange:
         if not agent.done():
             # The editor has gone. The agent has its time to end, and what it wrote is then judged as ever.
             self._writers[AGENT].close()
-            await asyncio.wait([agent], timeout=_PATIENCE_S)
+            await asyncio.wait([agent], timeout=PATIENCE_S)
         status = await self._end_agent(agent.done())
         for task in (editor, asking):
             task.cancel()
@@ -97,9 +97,15 @@ class Exchange:
                 continue  # it is gone, which its other end tells
 
     async def _end_agent(self, is_done: bool) -> int:
-        """Wait for the agent's end, and ask for it where it does not come; tell the editor what that leaves open."""
-        if not is_done or self._why_ended:
+        """Wait for the agent's end, and ask for it where it does not come; tell the editor what that leaves open.
+
+        One that waits for its next prompt has done its work: some do not end with their input. One in the middle of it
+        is cut short, and what it wrote is held.
+        """
+        if self._why_ended or (not is_done and self._conversation.is_busy):
             os.kill(self._process, signal.SIGTERM)
+        elif not is_done:
+            os.kill(self._process, signal.SIGINT)
         self._writers[AGENT].close()
         _, status = await asyncio.to_thread(os.waitpid, self._process, 0)
         code = os.waitstatus_to_exitcode(status)

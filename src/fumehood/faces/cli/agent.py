@@ -59,8 +59,8 @@ examples:
 MORE = frozenset({"--keep", "--as"})
 
 
-def main(arguments: Sequence[str], asks: Callable[[], Sequence[Ask]] | None = None) -> int:
-    """Run an agent; returns its exit code. `asks` finds who is asked, in place of whoever is at the terminal."""
+def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = None) -> int:
+    """Run an agent; returns its exit code. Where an `editor` has it run, that finds who is asked."""
     options = run.parse(arguments, MORE)
     if options is None:
         sys.stdout.write(HELP)
@@ -92,7 +92,8 @@ def main(arguments: Sequence[str], asks: Callable[[], Sequence[Ask]] | None = No
         agent = agent.with_more({"hosts": request.hosts, "environment.keep": keep})
         return request.replace(command=command, agent=agent, session=session, root=HOST, hosts=())
 
-    special = run.Special(title=shown(tuple(options.command)), more=MORE, prepare=prepare, asks=asks)
+    special = run.Special(title=shown(tuple(options.command)), more=MORE, prepare=prepare, asks=editor)
+    special = special.replace(is_interrupt_an_end=editor is not None)
     return run.main([*ours, *options.command], special)
 
 

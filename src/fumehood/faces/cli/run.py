@@ -110,6 +110,7 @@ class Special(Value):
     more: frozenset[str] = frozenset()  # options that take a value
     prepare: Callable[[Request, Policy], Request] | None = None
     asks: Callable[[], Sequence[Ask]] | None = None
+    is_interrupt_an_end: bool = False  # and nothing that cuts the command short
 
 
 class Options:
@@ -168,7 +169,8 @@ def main(arguments: Sequence[str], special: Special | None = None) -> int:
     special = special or Special()
     # Known even where the options make no sense.
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    signals = Signals(may_be_typed="--brief" not in ours)  # whoever is at an agent's terminal talks to the agent
+    # Whoever is at an agent's terminal talks to the agent.
+    signals = Signals(may_be_typed="--brief" not in ours, is_interrupt_an_end=special.is_interrupt_an_end)
     as_json = "--json" in ours
     options, brief = Options(), None
     try:
