@@ -21,9 +21,10 @@ pytestmark = pytest.mark.namespaces
 class Meeting:
     """Commands of one project that wait for each other: each has read its files before any of them is settled."""
 
-    def __init__(self, project: Path, policy: Policy | None = None) -> None:
+    def __init__(self, project: Path, policy: Policy | None = None, session: str | None = None) -> None:
         self._project = project
         self._policy = policy
+        self._session = session
 
     def run(self, *commands: str) -> list[Run]:
         begun = threading.Barrier(len(commands))
@@ -37,7 +38,7 @@ class Meeting:
                     first = False
                     begun.wait(LONG_S)
 
-            with Sandbox(self._project, policy=self._policy) as sandbox:
+            with Sandbox(self._project, policy=self._policy, session=self._session) as sandbox:
                 # What it prints first comes when it has begun, and its end is not looked at before all have.
                 return sandbox.run(f"echo begun; {command}", on_output=wait)
 
@@ -50,9 +51,10 @@ def meeting(home: Path, project: Path) -> Meeting:
     return Meeting(project)
 
 
-def test_appends_at_the_same_time_are_all_applied(meeting: Meeting, project: Path) -> None:
+@pytest.mark.parametrize("session", [None, "one"])
+def test_appends_at_the_same_time_are_all_applied(home: Path, project: Path, session: str | None) -> None:
     (project / "log").write_text("")
-    runs = meeting.run(*(f"echo {number} >> log" for number in range(6)))
+    runs = Meeting(project, session=session).run(*(f"echo {number} >> log" for number in range(6)))
     assert {run.state for run in runs} == {"applied"}
     assert sorted((project / "log").read_text().split()) == [str(number) for number in range(6)]
     again = [run for run in runs if run.reason.startswith("run again: run ")]

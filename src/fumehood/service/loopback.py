@@ -104,7 +104,10 @@ class Loopback:
         if self._network < 0:
             return
         with Closing(_locked(self._room)) as room:
-            os.unlink(f"{self._run}{_MARK}", dir_fd=room)
+            try:
+                os.unlink(f"{self._run}{_MARK}", dir_fd=room)
+            except FileNotFoundError:
+                pass  # of a run that is to be run again, nothing is left: another took it for dead
             names = os.listdir(room)
             if not any(name.endswith(_MARK) for name in names):
                 for name in names:

@@ -5,6 +5,7 @@ Read and written before and after each edit, so this loads next to nothing.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import marshal
 import os
@@ -103,7 +104,7 @@ def _seats(places: Places) -> dict[str, tuple[int, tuple[str, ...]]]:
 
 def _write(path: str, value: Any) -> None:
     """Write a file, all of it or nothing."""
-    spare = f"{path}.{os.getpid()}.new"
+    spare = f"{path}.{os.getpid()}.{_thread.get_ident()}.new"
     with open(spare, "wb") as file:
         file.write(marshal.dumps(value))
     os.rename(spare, path)
