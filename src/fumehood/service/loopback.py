@@ -104,15 +104,12 @@ class Loopback:
         if self._network < 0:
             return
         with Closing(_locked(self._room)) as room:
-            try:
-                os.unlink(f"{self._run}{_MARK}", dir_fd=room)
-            except FileNotFoundError:
-                pass  # of a run that is to be run again, nothing is left: another took it for dead
-            names = os.listdir(room)
-            if not any(name.endswith(_MARK) for name in names):
-                for name in names:
-                    if name.endswith(_NAMES):
-                        os.unlink(name, dir_fd=room)
+            names = set(os.listdir(room))
+            # Of a run that is to be run again nothing is left: another may have taken it for dead.
+            mine = {f"{self._run}{_MARK}"} & names
+            is_last = not any(name.endswith(_MARK) for name in names - mine)
+            for name in mine | {name for name in names if is_last and name.endswith(_NAMES)}:
+                os.unlink(name, dir_fd=room)
         os.close(self._network)
         self._network = -1
 
