@@ -57,13 +57,17 @@ class Client:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
 
-    def end(self, call: str) -> Run | None:
-        """Say that it is done, as the hook does, and look for what became of it."""
+    def note_end(self, call: str) -> None:
+        """Say that it is done, as the hook does."""
         tool_call = ToolCall(
             client=CLIENTS["claude"], is_after=True, tool="Edit", input={}, session="", call_id=call, directory="",
             raw={},
         )  # fmt: skip
         ended(tool_call, SESSION)
+
+    def end(self, call: str) -> Run | None:
+        """Say that it is done, and look for what became of it."""
+        self.note_end(call)
         before = {run.run for run in self.store.history.runs()}
         OpenedStore().close()
         return next((run for run in self.store.history.runs() if run.run not in before), None)
@@ -222,9 +226,9 @@ def test_what_a_person_does_long_after_an_edit_that_failed_is_not_the_clients(
     client: Client, store: Store, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "a").write_text("one")
-    with monkeypatch.context() as clock:
-        clock.setattr(time, "time", lambda: time.time_ns() / 1e9 - 120)
-        client.begin("a")
+    client.begin("a")
+    (name,) = os.listdir(store.places.edits)
+    os.utime(store.places.run(name), (time.time() - 120, time.time() - 120))
     (project / "a").write_text("mine")
     OpenedStore().close()
     assert runs(store) == []
@@ -247,6 +251,36 @@ def test_a_note_that_was_cut_short_stops_nobody(client: Client, store: Store, pr
     os.truncate(f"{store.places.edits}/{name}", 10)
     OpenedStore().close()
     assert os.listdir(store.places.edits) == []
+
+
+def test_what_a_person_does_after_an_edit_was_recorded_by_a_look_is_not_the_clients(
+    client: Client, store: Store, project: Path
+) -> None:
+    (project / "a").write_text("one")
+    client.begin("a")
+    client.write("a", "two")
+    OpenedStore().close()
+    (project / "a").write_text("mine")
+    OpenedStore().close()
+    assert len(runs(store)) == 1
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_an_edit_is_recorded_where_the_project_is_by_then(
+    client: Client, store: Store, project: Path, is_ended: bool
+) -> None:
+    (project / "a").write_text("one")
+    call = client.begin("a", "new/b")
+    client.write("a", "two")
+    client.write("new/b", "x")
+    if is_ended:
+        client.note_end(call)
+    moved = project.rename(project.parent / "moved")
+    found = store.projects.open(str(moved))
+    OpenedStore().close()
+    assert runs(store) == ["Edit a, new/b: applied"]
+    undo(store, found, store.history.find("last"))
+    assert tree(moved) == {"a": "one"}
 
 
 @pytest.mark.namespaces

@@ -17,7 +17,7 @@ from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import kind_of, look, make_parents, open_below, open_top, remove_tree, split, stamp_of
-from fumehood.store.edits import NO_WAY, Kept, OpenEdit, looked_at, note_end, open_edits, write
+from fumehood.store.edits import NO_WAY, Kept, OpenEdit, begun_ns, looked_at, note_end, open_edits, write
 from fumehood.store.places import make_private, new_id
 
 TYPE_CHECKING = False
@@ -146,7 +146,7 @@ def begin(
     """
     for other in open_edits(places, seat.project):
         if not other.ended_at and other.call != call:
-            note_end(places, other, is_told=False)
+            note_end(places, other.replace(roots=(seat.roots[0], *other.roots[1:])), is_told=False)
     spots = dict.fromkeys((each.root, each.path) for each in wanted if each.root >= 0)
     if spots:
         edit = OpenEdit(
@@ -257,6 +257,7 @@ def _close(store: Store, edit: OpenEdit) -> None:
         _forget(places, edit, keeps_files=True)  # recorded by one that died before it could
         return
     is_told = bool(edit.ended_at)
+    edit = edit.replace(roots=(store.projects.path_of(edit.project), *edit.roots[1:]))  # wherever that is by now
     if not is_told:
         note_end(places, edit, is_told=False)
         edit = next((each for each in open_edits(places, edit.project) if each.id == edit.id), edit)
@@ -277,7 +278,8 @@ def _close(store: Store, edit: OpenEdit) -> None:
     if is_told:
         _forget(places, edit, keeps_files=keeps_files)
     else:
-        _renew(places, edit, {(each.root, each.path) for each in edit.files}, keeps_files=keeps_files)
+        spots = {(each.root, each.path) for each in edit.files}
+        _renew(places, edit.replace(must_be_told=True), spots, keeps_files=keeps_files)
 
 
 def _changes(store: Store, edit: OpenEdit) -> Iterator[c.Change]:
@@ -311,7 +313,7 @@ def _changes(store: Store, edit: OpenEdit) -> Iterator[c.Change]:
 
 def _is_same(store: Store, edit: OpenEdit, kept: Kept, before: c.Stamp, after: c.Stamp) -> bool:
     """Tell whether a file is as it was; where its time is so late that it can't tell, its content does."""
-    if not before.same(after) or before.changed_ns == after.changed_ns < edit.started_at * 1e9 - _TICK_NS:
+    if not before.same(after) or before.changed_ns == after.changed_ns < begun_ns(store.places, edit) - _TICK_NS:
         return before.same(after)
     from fumehood.linux.layer import same_content
 

@@ -52,6 +52,7 @@ class OpenEdit(Value):
     roots: tuple[str, ...]
     files: tuple[Kept, ...]
     ended_at: float = 0.0
+    must_be_told: bool = False  # a part of it is recorded already, so what comes then may be somebody else's
 
     @property
     def paths(self) -> set[tuple[str, str]]:
@@ -151,14 +152,21 @@ def note_end(places: Places, edit: OpenEdit, *, is_told: bool) -> None:
     """
     if not os.path.exists(f"{places.edits}/{edit.id}"):
         return  # recorded meanwhile
+    if (edit.must_be_told and not is_told) or not all(map(os.path.isdir, edit.roots)):
+        return  # or the project is elsewhere by now
     files = tuple(each.replace(after=_now(f"{edit.roots[each.root]}/{each.path}")) for each in edit.files)
-    if is_told or _is_soon(edit, files):
+    if is_told or _is_soon(places, edit, files):
         write(places, edit.replace(files=files, ended_at=time.time()))
 
 
-def _is_soon(edit: OpenEdit, files: Iterable[Kept]) -> bool:
+def begun_ns(places: Places, edit: OpenEdit) -> int:
+    """Return when an edit was begun, by the clock that files have."""
+    return os.stat(places.run(edit.id)).st_mtime_ns
+
+
+def _is_soon(places: Places, edit: OpenEdit, files: Iterable[Kept]) -> bool:
     """Return True if files changed, and no later than a client takes to write them."""
-    limit = (edit.started_at + SOON_S) * 1e9
+    limit = begun_ns(places, edit) + SOON_S * 1e9
     changed = [each for each in files if each.after != each.before]
     moments = [
         each.after or _now(os.path.dirname(f"{edit.roots[each.root]}/{each.path}")) or (0,) * (_CHANGED + 1)
