@@ -24,10 +24,14 @@ from repository import COMMITTED, GIT, KEPT, MESSAGE, OBJECTS, STAGED, STATE
 
 from conftest import PREFIX, scratch
 from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
+from fumehood.core.edits import Planned
 from fumehood.linux.capture import COPY
 from fumehood.linux.probe import granted_groups
+from fumehood.service import edits
 from fumehood.service.clean import clean
 from fumehood.store.database import Days, day_of
+from fumehood.store.edits import EditSeat, note_end, open_edits
+from fumehood.store.places import Alone
 from fumehood.store.projects import identity_of
 
 MODES = (0o644, 0o600, 0o755)
@@ -250,6 +254,32 @@ class Machine(RuleBasedStateMachine):
             number = self.group if int(group) == UNKNOWN_GROUP and self.group is not None else int(group)
             tree[path] = Node(kinds[kind], target, 0 if kind == "l" else int(mode, 8), number)
         return tree
+
+    @rule(path=st.sampled_from(SHARED), removes=st.booleans(), is_told=st.booleans(), looks_back=st.booleans())
+    @counted
+    def edit_by_the_client(self, path: str, removes: bool, is_told: bool, looks_back: bool) -> None:
+        """The agent's client writes or removes a file by a tool of its own; some never tell that they have."""
+        before = self.model.project.get(path)
+        if removes and before is None:
+            return
+        store, project = self.sandbox._store, self.sandbox._project
+        places, call = store.places, self.contents.new()
+        seat = EditSeat(project=project.id, roots=project.roots)
+        wanted = edits.targets(seat, project.path, [Planned(path=path, is_removed=removes)])
+        self._tick()
+        with Alone(places.lock(f"project-{project.id}")):
+            edits.begin(places, seat, "", call, f"Edit {path}", project.path, wanted, {})
+        (edit,) = (each for each in open_edits(places) if each.call == call)
+        if removes:
+            (self.project / path).unlink()
+        node = None if removes else self._write(path)[path]
+        self.model.edited_by_client(edit.id, path, node)
+        if is_told:
+            with Alone(places.lock(f"project-{project.id}")):
+                note_end(places, edit, is_told=True)
+        if looks_back or not is_told:
+            self._tick()
+            self._look_back()
 
     # --- the person ---
 

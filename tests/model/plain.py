@@ -251,6 +251,11 @@ class Model:
         """A person changes the project."""
         put(self.project, path, node)
 
+    def edited_by_client(self, name: str, path: str, node: Node | None) -> None:
+        """The agent's client changes the project by a tool of its own: that is a run like any other."""
+        self.runs.append(Done(name, {path: self.project.get(path)}, {path: node}, {path: APPLIED}))
+        put(self.project, path, node)
+
     def apply(self, run: Done) -> str:
         """A person applies what a run holds, save for conflicts; returns what a refusal says, or nothing."""
         waiting = self._free_of_conflicts(run)

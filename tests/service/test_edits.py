@@ -238,6 +238,18 @@ def test_what_a_person_does_long_after_an_edit_that_failed_is_not_the_clients(
     assert (runs(store), leftovers(store)) == ([], [])
 
 
+def test_a_program_that_has_the_store_open_finds_an_edit_that_ended_since(
+    client: Client, project: Path, sandbox: Sandbox
+) -> None:
+    for text in ("one", "two", "three"):
+        call = client.begin("a")
+        client.write("a", text)
+        client.note_end(call)
+    sandbox.undo()
+    assert (project / "a").read_text() == "two"
+    assert [run.state for run in sandbox.history()] == ["applied", "undone", "applied", "applied"]
+
+
 def test_edits_of_a_project_that_is_forgotten_go_with_it(client: Client, store: Store, project: Path) -> None:
     client.begin("a")
     store.projects.remove(client.project.id)

@@ -277,7 +277,7 @@ class _Cleaning:
 
         Should the database be lost, these are the person's only copies: what can be taken up again stays.
         """
-        if any(records.read_records(self._store.places, name)):
+        if any(records.read_records(self._store.places, name)) or os.path.exists(f"{self._store.places.edits}/{name}"):
             return False
         limit = self._recorded.moment(max(self._days, 1), self._now)
         newest = max((entry.st_ctime for entry in entries_in(runs, name)), default=0.0)

@@ -253,8 +253,9 @@ def _forget(places: Places, edit: OpenEdit, *, keeps_files: bool) -> None:
 def _close(store: Store, edit: OpenEdit) -> None:
     """Record what an edit did, if anything; one that nobody ended goes on from there."""
     places = store.places
-    if store.database.rows("SELECT 1 FROM runs WHERE id = ?", (edit.id,)):
-        _forget(places, edit, keeps_files=True)  # recorded by one that died before it could
+    is_recorded = bool(store.database.rows("SELECT 1 FROM runs WHERE id = ?", (edit.id,)))
+    if is_recorded or not os.path.isdir(places.run(edit.id)):
+        _forget(places, edit, keeps_files=True)  # by one that died before it could; or its files are gone
         return
     is_told = bool(edit.ended_at)
     edit = edit.replace(roots=(store.projects.path_of(edit.project), *edit.roots[1:]))  # wherever that is by now

@@ -303,12 +303,14 @@ class Sandbox:
         `last` is here the last run that changed something and is not taken back yet; again, it is the one before.
         With `force`, also what was changed since; what is there now is saved first.
         """
+        self._store.recover()  # a client's own edits may wait to be recorded, here and below
         chosen = last_to_undo(self._store, self._reach) if run == LAST else self._chosen(run)
         back = undo(self._store, self._project, chosen, _paths(paths), force=force, by=self._session)
         return self._marked(back)
 
     def redo(self, run: Run | str = "last", *, force: bool = False) -> Run:
         """Bring back what the last undo took back, or the one of a run; returns a run of its own."""
+        self._store.recover()
         back = undo_of(self._store, run if isinstance(run, str) else run.run, self._reach)
         return self._marked(undo(self._store, self._project, back, force=force, by=self._session))
 
@@ -337,6 +339,7 @@ class Sandbox:
 
     def history(self, limit: int = 0) -> list[Run]:
         """Return this project's runs, or this session's, the latest first."""
+        self._store.recover()
         return [self._marked(run) for run in self._store.history.runs(self._reach, limit=limit)]
 
     def files(self, path: str | os.PathLike[str] = "") -> list[dict[str, Any]]:
@@ -396,6 +399,7 @@ class Sandbox:
 
     def undo_session(self, *, force: bool = False) -> list[Run]:
         """Take back every run of this session: all of them, or none."""
+        self._store.recover()
         name = self._session
         return list(map(self._marked, undo_session(self._store, self._project, name, by=name, force=force)))
 
@@ -437,6 +441,7 @@ class Sandbox:
         With other sessions' sandboxes `beside`, theirs are looked through too. `to_undo`: `last` is what `undo` means;
         `to_redo`: the undo that `redo` would take back.
         """
+        self._store.recover()
         reach = Reach(sessions=tuple(each._session for each in (self, *beside))) if beside else self._reach
         if to_redo:
             return self._marked(undo_of(self._store, run, reach))
