@@ -84,6 +84,7 @@ def test_a_shell_line_that_codex_takes_for_a_patch_is_one(line: str, directory: 
         f"apply_patch <<EOF\n{PATCH}\nEOF",
         f"apply_patch <<'EOF'\n{PATCH}\nEOF\necho more",
         f"apply_patch <<'EOF'\n{PATCH}\nEOF\ntouch x\nEOF",
+        f"apply_patch <<'EOF'\n{PATCH}\n EOF; touch x\nEOF",
         f"apply_patch <<'EOF' && touch x\n{PATCH}\nEOF",
         f"apply_patch <<'EOF' | sh\n{PATCH}\nEOF",
         f"apply_patch -x <<'EOF'\n{PATCH}\nEOF",

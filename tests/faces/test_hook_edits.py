@@ -138,6 +138,8 @@ def test_a_shell_line_that_is_not_just_a_patch_is_a_command(told: Answer, client
     rewritten += [line] if client == "claude" else []
     for each in rewritten:
         assert " run --brief " in told(client, "Bash", {"command": each})["updatedInput"]["command"]
+    if client == "codex":
+        assert " run --brief " in told(client, "shell_command", {"command": line})["updatedInput"]["command"]
     assert runs() == []
 
 

@@ -52,7 +52,7 @@ _OF_UPDATES = ("", " ", "+", "-", "@")
 # that even one that ran the line would do no more than give the same text to a program of that name.
 _IN_SHELL = (
     r"(?:cd (?P<directory>[A-Za-z0-9_./][A-Za-z0-9_./-]*) && )?apply_?patch"
-    r" <<(?P<quote>['\"])(?P<end>[A-Z_]+)(?P=quote)\n(?P<patch>.*)\n(?P=end)\n?"
+    r" <<(?P<quote>['\"])(?P<end>[A-Z]+)(?P=quote)\n(?P<patch>.*)\n(?P=end)\n?"
 )
 
 
@@ -61,8 +61,8 @@ def patch_in(line: str) -> tuple[str, str] | None:
     import re
 
     found = re.fullmatch(_IN_SHELL, line, re.DOTALL)
-    # Which ends at its first such line, whatever comes then.
-    if found is None or found["end"] in found["patch"].split("\n"):
+    # A line that a reader of shells could take for the end of the text leaves a doubt.
+    if found is None or any(line.strip().startswith(found["end"]) for line in found["patch"].split("\n")):
         return None
     return found["patch"], found["directory"] or ""
 

@@ -28,8 +28,9 @@ HELP = """usage: fumehood hook [--client NAME] [--ask] [OPTIONS]
 
 The hook of Claude Code, Codex, Gemini CLI, Copilot CLI, OpenCode and Cursor. It reads a tool call from standard input
 and answers with the same call, with its command rewritten to run in the hood. A tool that runs something in a way that
-is not understood is denied; a tool that runs nothing is left alone. `fumehood setup CLIENT` writes the hook into the
-client's settings.
+is not understood is denied; a tool that runs nothing is left alone. An edit by the client's own tools becomes a run:
+asked before and after it, the hook keeps what the files were, and has the person asked about what would be held.
+`fumehood setup CLIENT` writes the hook into the client's settings.
 
 options:
   --client NAME      claude, codex, gemini, copilot, opencode or cursor (default: recognised by the input)
@@ -199,7 +200,7 @@ def kind_of(call: ToolCall) -> str:
 
 def _is_shell_patch(call: ToolCall) -> bool:
     """Tell whether the client makes an edit of a shell's command; any doubt about it makes it a command."""
-    if not call.client.takes_shell_patches or "patch <<" not in str(call.input):
+    if call.tool not in call.client.patching_shells or "patch <<" not in str(call.input):
         return False
     from fumehood.faces.cli.hook_edits import shell_patch
 

@@ -50,8 +50,8 @@ class Client(Value):
     # Tools that write files, with the field that names the file, or that holds a patch which names several.
     edits: Mapping[str, str]
     patches: Mapping[str, str]
-    # Whether it makes an edit of a patch that a shell line gives to `apply_patch`.
-    takes_shell_patches: bool = False
+    # Shells of which it makes an edit where their line gives a patch to `apply_patch`.
+    patching_shells: frozenset[str] = _NONE
     # Tools with something that looks like a command and is none; what the names of our own server's tools begin with.
     harmless: frozenset[str] = _NONE
     own_tool_starts: tuple[str, ...] = (f"mcp__{SERVER}__",)
@@ -203,7 +203,7 @@ _CODEX = Client(
     preferred_shell="exec_command",
     shells=frozenset({"Bash", "shell", "shell_command", "local_shell", "exec_command", "unified_exec"}),
     take_words=frozenset({"shell", "local_shell"}),
-    edits={}, patches={"apply_patch": "command"}, takes_shell_patches=True,
+    edits={}, patches={"apply_patch": "command"}, patching_shells=frozenset({"Bash"}),
     rewritten=lambda tool_input, decision, words: _specific(
         "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words
     ),
