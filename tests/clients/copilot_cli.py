@@ -25,8 +25,8 @@ def copilot() -> str:
 def agent(copilot: str, environment: dict[str, str], project: Path) -> Agent:
     """Copilot CLI from its start to its end; returns what it told the model of each tool call."""
 
-    def run(script: Sequence[Step], *more: str) -> list[str]:
-        with Chat(script) as model:
+    def run(script: Sequence[Step], *more: str, subagent: Sequence[Step] = ()) -> list[str]:
+        with Chat(script, subagent) as model:
             ended(start(copilot, model, environment, project, *more))
             return model.results()
 
@@ -107,6 +107,18 @@ def test_commands_at_once_and_in_the_background_are_captured_too(agent: Agent, f
     assert len({run["session"] for run in runs}) == 1
 
 
+def test_what_a_subagent_runs_belongs_to_the_same_session(agent: Agent, fumehood: Any, project: Path) -> None:
+    fumehood("setup", "copilot", "--yes")
+    task = {"agent_type": "task", "name": "helper", "description": "test", "prompt": "subagent: do it"}
+    script = [{"tool": "task", "input": task}, shell("cat f; echo y >>f"), {"text": "done"}]
+    told = agent(script, subagent=[shell("echo x >f"), {"text": "done"}])
+    assert "x\n" in told[1]
+    runs = log(fumehood)
+    assert [run["command"] for run in runs] == ["echo x >f", "cat f; echo y >>f"]
+    fumehood("undo", "--session", runs[1]["session"])
+    assert os.listdir(project) == []
+
+
 def test_its_own_edits_are_runs_that_can_be_taken_back(agent: Agent, fumehood: Any, project: Path) -> None:
     fumehood("setup", "copilot", "--yes")
     (project / "old").write_text("one\n")
@@ -122,6 +134,22 @@ def test_its_own_edits_are_runs_that_can_be_taken_back(agent: Agent, fumehood: A
     assert "two\nx\n" in agent(script)[4]
     assert [run["command"] for run in log(fumehood)] == ["create new", "edit old", "cat old new"]
     fumehood("undo", "--session", log(fumehood)[0]["session"])
+    assert (os.listdir(project), (project / "old").read_text()) == (["old"], "one\n")
+
+
+def test_a_patch_is_a_run_that_can_be_taken_back(
+    copilot: str, environment: dict[str, str], fumehood: Any, project: Path
+) -> None:
+    fumehood("setup", "copilot", "--yes")
+    (project / "old").write_text("one\n")
+    patch = "*** Begin Patch\n*** Add File: new\n+x\n*** Update File: old\n@@\n-one\n+two\n*** End Patch\n"
+    with Chat([{"tool": "apply_patch", "input": {"input": patch}}, {"text": "done"}]) as model:
+        # It has this tool for some models only, and gives the hook its plain text.
+        ended(start(copilot, model, environment | {"COPILOT_PROVIDER_MODEL_ID": "gpt-5.6-sol"}, project))
+    assert (project / "old").read_text() == "two\n"
+    (run,) = log(fumehood)
+    assert run["command"].startswith("apply_patch ")
+    fumehood("undo", run["run"])
     assert (os.listdir(project), (project / "old").read_text()) == (["old"], "one\n")
 
 

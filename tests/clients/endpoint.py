@@ -234,9 +234,23 @@ class Chat(Endpoint):
     """Chat completions, as far as Copilot CLI and OpenCode use them.
 
     A step `{"parallel": [step, …]}` calls all of these tools at once; it stands in the script as often as it has calls.
+    A subagent whose task begins with `subagent:` follows a script of its own.
     """
 
     handler = _Completions
+
+    def __init__(
+        self, script: Sequence[Step | Callable[[list[str]], Step]], subagent: Sequence[Step] = ()
+    ) -> None:
+        super().__init__(script)
+        self.subagent = subagent
+
+    def step(self, request: dict[str, Any]) -> tuple[int, Step]:
+        asked = next((each["content"] for each in request["messages"] if each["role"] == "user"), "")
+        if "subagent:" not in json.dumps(asked):
+            return super().step(request)
+        number = len(self.told(request))
+        return number, self.subagent[min(number, len(self.subagent) - 1)]
 
     def told(self, request: dict[str, Any]) -> list[str]:
         contents = [each["content"] for each in request.get("messages", []) if each.get("role") == "tool"]

@@ -25,8 +25,8 @@ def opencode() -> str:
 def agent(opencode: str, environment: dict[str, str], project: Path) -> Agent:
     """OpenCode from its start to its end; returns what it told the model of each tool call."""
 
-    def run(script: Sequence[Step], **settings: Any) -> list[str]:
-        with Chat(script) as model:
+    def run(script: Sequence[Step], subagent: Sequence[Step] = (), **settings: Any) -> list[str]:
+        with Chat(script, subagent) as model:
             provider = {
                 "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{model.url}/v1", "apiKey": "none"},
                 "models": {"scripted": {"name": "scripted"}},
@@ -94,6 +94,18 @@ def test_commands_at_once_are_captured_and_other_ways_to_run_are_denied(
     assert "has a NUL in it" in told[2]
     assert os.listdir(project) == ["log"]
     assert len({run["session"] for run in log(fumehood)}) == 1
+
+
+def test_what_a_subagent_runs_belongs_to_the_same_session(agent: Agent, fumehood: Any, project: Path) -> None:
+    fumehood("setup", "opencode", "--yes")
+    task = {"subagent_type": "general", "description": "test", "prompt": "subagent: do it"}
+    script = [{"tool": "task", "input": task}, shell("cat f; echo y >>f"), {"text": "done"}]
+    told = agent(script, subagent=[shell("echo x >f"), {"text": "done"}])
+    assert "x\n" in told[1]
+    runs = log(fumehood)
+    assert [run["command"] for run in runs] == ["echo x >f", "cat f; echo y >>f"]
+    fumehood("undo", "--session", runs[1]["session"])
+    assert os.listdir(project) == []
 
 
 def test_its_own_edits_are_runs_that_can_be_taken_back(agent: Agent, fumehood: Any, project: Path) -> None:

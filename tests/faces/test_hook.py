@@ -214,6 +214,7 @@ HARMLESS = [
     ("gemini", "fumehood__run_command", {"command": "ls"}),
     ("gemini", "read_background_output", {"pid": 7}),
     ("gemini", "google_web_search", {"query": "shell"}),
+    ("copilot", "rg", {"pattern": "exec", "path": "/p"}),
     ("copilot", "read_bash", {"shellId": "0", "delay": 5}),
     ("copilot", "stop_bash", {"shellId": "0"}),
     ("copilot", "list_bash", {}),

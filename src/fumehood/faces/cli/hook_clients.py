@@ -40,6 +40,7 @@ class Client(Value):
     tool_field: str = "tool_name"
     input_field: str = "tool_input"
     session_field: str = "session_id"
+    parent_field: str = ""  # the session that a subagent belongs to
     id_field: str = "tool_use_id"
     directory_field: str = "cwd"
 
@@ -108,7 +109,7 @@ def read_call(raw: object, name: str) -> ToolCall:
     is_after = event in client.after if client.event_field else not raw.keys().isdisjoint(client.result_fields)
     return ToolCall(
         client=client, is_after=is_after, tool=tool, input=raw.get(client.input_field),
-        session=raw.get(client.session_field), call_id=raw.get(client.id_field),
+        session=raw.get(client.parent_field) or raw.get(client.session_field), call_id=raw.get(client.id_field),
         directory=raw.get(client.directory_field), raw=raw,
     )  # fmt: skip
 
@@ -226,9 +227,9 @@ _GEMINI = Client(
 _COPILOT = Client(
     name="copilot", before="preToolUse", after=("postToolUse", "postToolUseFailure"),
     event_field="", result_fields=("toolResult", "error"),
-    tool_field="toolName", input_field="toolArgs", session_field="sessionId", id_field="",
+    tool_field="toolName", input_field="toolArgs", session_field="sessionId", parent_field="parentAgentId", id_field="",
     preferred_shell="bash", shells=frozenset({"bash"}),
-    edits={"create": "path", "edit": "path"}, patches={},
+    edits={"create": "path", "edit": "path"}, patches={"apply_patch": "input"},
     own_tool_starts=(f"{SERVER}-",),
     rewritten=lambda tool_input, decision, words: {
         "permissionDecision": decision, "modifiedArgs": tool_input, "additionalContext": words,

@@ -177,10 +177,19 @@ const asked = (call, cwd) => new Promise((resolve, reject) => {
   child.stdin.end(JSON.stringify(call))
 })
 
-export const Fumehood = async ({ directory }) => {
-  const about = (event, input, args) => asked({
-    hook_event_name: event, tool_name: input.tool, tool_input: args, session_id: input.sessionID,
-    tool_use_id: input.callID, cwd: directory,
+export const Fumehood = async ({ client, directory }) => {
+  const conversations = new Map()
+  // A subagent's session belongs to the one that started it.
+  const conversation = async (id) => {
+    if (!conversations.has(id)) {
+      const { data } = await client.session.get({ path: { id }, throwOnError: true })
+      conversations.set(id, data.parentID ? await conversation(data.parentID) : id)
+    }
+    return conversations.get(id)
+  }
+  const about = async (event, input, args) => asked({
+    hook_event_name: event, tool_name: input.tool, tool_input: args, tool_use_id: input.callID, cwd: directory,
+    session_id: await conversation(input.sessionID),
   }, directory)
   return {
     "tool.execute.before": async (input, output) => {
