@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from at_terminal import Terminal
 from conftest import command_line
 from fumehood import Run, Sandbox
 from fumehood.core.questions import Question
+from patience import LONG_S
 
 pytestmark = pytest.mark.namespaces
 
@@ -179,6 +181,15 @@ def test_a_session_keeps_its_grants_to_itself(session: Any, project: Path) -> No
     assert hosts_of(other.session("another").run("true")) == ["example.net"]
 
 
+def test_a_session_of_the_same_name_in_another_project_has_none_of_its_grants(
+    session: Any, project: Path, cli: Cli
+) -> None:
+    sandbox, _ = session(True)
+    sandbox.run("fumehood ask example.org")
+    assert cli("projects", "forget", str(project), "--yes").returncode == 0
+    assert json.loads(cli("grants", "list", "--json").stdout) == []
+
+
 def test_a_no_is_told_and_one_for_the_session_is_not_asked_again(session: Any) -> None:
     sandbox, person = session("deny_session")
     for _ in range(2):
@@ -297,3 +308,33 @@ def test_what_a_shell_reads_first_does_not_take_the_command_away(agent: Any, tes
     snapshot.write_text("export PATH=/usr/bin:/bin\n")
     done = agent("fumehood status >/dev/null && echo there", "--shell", "/bin/bash", "--source", str(snapshot))
     assert done.stdout == "there\n", done.stderr
+
+
+def test_requests_at_the_same_time_each_get_their_own_answer(agent: Any) -> None:
+    agent("echo x > f")
+    several = "for n in 1 2 3 4; do fumehood output last~$n >/tmp/$n 2>&1 & done; wait; cat /tmp/1 /tmp/2 /tmp/3 /tmp/4"
+    assert [line for line in agent(several).stdout.splitlines() if line.startswith("ERROR")] == [
+        f"ERROR: there is no run last~{number}" for number in (1, 2, 3, 4)
+    ]
+
+
+def test_whoever_is_killed_while_it_asks_leaves_the_next_its_answer(agent: Any) -> None:
+    done = agent("for n in 1 2 3; do fumehood log >/dev/null & kill -9 $!; done; fumehood status --json | head -c 1")
+    assert done.stdout == "{"
+
+
+def test_a_question_ends_with_the_command_that_asked_it(home: Path, project: Path, known_host: None) -> None:
+    is_over, was_put = threading.Event(), threading.Event()
+
+    def answer(_question: Question) -> bool:
+        was_put.set()
+        is_over.wait(LONG_S)
+        return True
+
+    with Sandbox(project, ask=answer) as sandbox:
+        session = sandbox.session("agent")
+        run = session.run("fumehood ask example.org", cancelled=was_put.is_set)
+        assert not is_over.is_set()
+        is_over.set()
+        assert run.exit_code == 130
+        assert session.run("true").hosts == ()

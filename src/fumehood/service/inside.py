@@ -112,6 +112,8 @@ class Door:
             return
         self._is_stopped = True
         if self._thread is not None:
+            if self.asking is not None:
+                self.asking.close()
             child = self._child
             if child is not None:
                 child.kill()

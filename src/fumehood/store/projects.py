@@ -8,6 +8,7 @@ import time
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
+from fumehood.store.audit import IN_SESSION
 from fumehood.store.database import packed, unpacked
 from fumehood.store.edits import forget_seats
 from fumehood.store.places import home
@@ -75,6 +76,10 @@ _SYSTEM = frozenset(
 
 _ANOTHER, _SET_ASIDE = "another directory is there", "set aside: another directory took its place"
 _LEFT = (_ANOTHER, _SET_ASIDE, "not there")
+# Another project's session may get the same name.
+_FORGET_SESSIONS_GRANTS = (
+    f"DELETE FROM grants WHERE project IN (SELECT CAST('{IN_SESSION}' || name AS BLOB) FROM sessions WHERE project = ?)"
+)
 _COUNTS = "SELECT count(*), coalesce(sum(state = 'held'), 0) FROM runs WHERE project = ?"
 
 
@@ -154,6 +159,7 @@ class Projects:
                 "DELETE FROM grants WHERE project = (SELECT path FROM projects WHERE id = ? AND replaced_at IS NULL)",
                 (number,),
             )
+            connection.execute(_FORGET_SESSIONS_GRANTS, (number,))
             connection.execute("DELETE FROM sessions WHERE project = ?", (number,))
             connection.execute("UPDATE projects SET replaced_at = ? WHERE id = ?", (time.time(), number))
         forget_seats(self.places)
@@ -249,6 +255,7 @@ class Projects:
                 connection.execute(
                     f"DELETE FROM {table} WHERE run IN (SELECT number FROM runs WHERE project = ?)", (number,)
                 )
+            connection.execute(_FORGET_SESSIONS_GRANTS, (number,))
             for table in ("files", "files_due", "runs", "roots", "sessions"):
                 connection.execute(f"DELETE FROM {table} WHERE project = ?", (number,))
             connection.execute("DELETE FROM projects WHERE id = ?", (number,))
