@@ -6,7 +6,8 @@ import pytest
 
 from conftest import need
 from fumehood import Sandbox
-from fumehood.core.hints import suspected
+from fumehood.core.hints import denied_network, suspected
+from fumehood.core.network import OFFLINE
 from fumehood.core.policy import Limits, Policy
 
 pytestmark = pytest.mark.once
@@ -103,3 +104,25 @@ def test_a_limit_that_refuses_without_ending_the_run_is_told(home, project):
         run = sandbox.run("head -c 5M /dev/zero > big")
         assert [each.detail for each in run.blocked] == ["file size: 1 MiB"]
         assert "limits.file_size" in run.for_model()
+
+
+@pytest.mark.parametrize(("command", "said", "hosts"), [
+    ("x", "curl: (6) Could not resolve host: example.org", "example.org"),
+    ("x", "fatal: unable to access 'https://example.org/x/': Could not resolve host: example.org", "example.org"),
+    ("x", "npm error request to https://registry.npmjs.org/x failed, reason: getaddrinfo EAI_AGAIN registry.npmjs.org",
+     "registry.npmjs.org"),
+    ("x", "HTTPSConnectionPool(host='pypi.org', port=443): Failed to resolve 'pypi.org'", "pypi.org"),
+    ("x", "dial tcp: lookup proxy.golang.org: no such host", "proxy.golang.org"),
+    ("x", "curl: (7) Failed to connect to 192.0.2.1 port 80 after 0 ms", "192.0.2.1"),
+    ("x", "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>", "a host outside"),
+    ("x", "OSError: [Errno 101] Network is unreachable", "a host outside"),
+    ("x", "see https://example.org for help", "a host outside"),
+    ("curl -s https://user@example.org:8443/x | tail", "", "example.org"),
+    ("cd a && /usr/bin/pip install six | tail -1", "", "pypi.org, files.pythonhosted.org"),
+    ("echo pipes", "", "a host outside"),
+])  # fmt: skip
+def test_the_host_that_was_not_reached_is_named_where_words_name_it(command: str, said: str, hosts: str) -> None:
+    blocked = denied_network(command, f"first\n{said}\n", OFFLINE, asking="fumehood ask")
+    assert blocked.detail == hosts
+    asked_for = "HOST" if hosts == "a host outside" else hosts.replace(",", "")
+    assert blocked.hint.endswith(f"fumehood ask {asked_for}")

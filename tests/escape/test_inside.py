@@ -100,7 +100,9 @@ def test_every_way_of_capturing_has_the_command(way: str, project: Path) -> None
         assert (run.exit_code, len(json.loads(run.stdout))) == (0, 1), run.stderr
 
 
-@pytest.mark.parametrize("line", [b"", b"1", b"x\x1f/", b"1\x1f/\x1fa\0", b"1\x1f" * 100, b"\xff\x1f/\x1flog"])
+@pytest.mark.parametrize("line", [
+    b"", b"1", b"x\x1f/", b"1\x1f/\x1fa\0", b"1\x1f" * 100, b"1\x1f/" + b"x" * 4096, b"\xff\x1f/\x1flog",
+])  # fmt: skip
 def test_a_request_that_is_none_is_refused(line: bytes) -> None:
     with pytest.raises(FumehoodError):
         parsed(line)

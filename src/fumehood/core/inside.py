@@ -69,7 +69,7 @@ class Widening(Value):
 def parsed(line: bytes) -> tuple[str, str, list[str]]:
     """Split a request as it came through the pipe: who waits for the answer, the directory, the words."""
     words = os.fsdecode(line).split(APART)
-    if len(words) < 2 or len(words) > _MOST_WORDS or not (words[0].isascii() and words[0].isdigit()):
+    if len(line) > LONGEST or not 2 <= len(words) <= _MOST_WORDS or not (words[0].isascii() and words[0].isdigit()):
         raise BadRequest("the request can't be read", hint="fumehood --help")
     if "\0" in "".join(words):
         raise BadRequest("a word has a NUL in it", hint="fumehood --help")

@@ -164,6 +164,8 @@ class Door:
             start_new_session=True,
         )  # fmt: skip
         try:
+            if self._is_stopped:  # just now
+                child.kill()
             text, is_all = _read(child)
         finally:
             child.kill()
