@@ -131,6 +131,7 @@ def bubblewrap_arguments(
     for name, value in (*variables, ("TMPDIR", TMP)):
         arguments += ("--setenv", name, value)
     arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), "--info-fd", str(DATA_FD + len(texts)))
+    arguments += ("--block-fd", str(_REPORT_FD))  # the command begins when whoever attends it is ready
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard becomes the command, after it was told every place that may be written.
@@ -209,6 +210,7 @@ def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready 
         program = plan.arguments[0]
         if plan.lent:
             program = site.LENT + program.removeprefix(plan.lent)
+        os.set_inheritable(_REPORT_FD, True)  # bubblewrap closes it before the command
         os.execve(program, plan.arguments, plan.environment)
     except OSError as error:
         about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
@@ -358,7 +360,7 @@ class RunningSandbox:
             data = os.read(self._reading, 4096)
             if data:
                 self._text += data
-                self._tries.begin(self.init())
+                self._tries.begin(self.init(), self._report)
                 if self._killed:
                     self.kill()
                 return None
@@ -377,11 +379,10 @@ class RunningSandbox:
         report, home = self._read_report()
         os.close(self._reading)
         tries = self._tries.end()
-        if self._killed:
-            return Exit(status=128 + _KILL, home=home, tries=tries)
-        if self._signal and not report:
+        if self._killed or (self._signal and not report):
             # Not by us: by the kernel, for want of memory, or by a person.
-            return Exit(status=128 + self._signal, home=home, tries=tries)
+            signal = _KILL if self._killed else self._signal
+            return Exit(status=128 + signal, home=home, tries=tries)
         # Bubblewrap tells the command's own status; never where the command did not run.
         status = None if report else number_in(self._text, b'"exit-code": ')
         return Exit(status=status, failure=report.partition("\0")[0], home=home, tries=tries)

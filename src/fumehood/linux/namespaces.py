@@ -330,8 +330,8 @@ class TriesToLeave:
         self._before = 0
         self._has_begun = False
 
-    def begin(self, process: int | None) -> None:
-        """Count from now on, once the process is known."""
+    def begin(self, process: int | None, waits: int) -> None:
+        """Count from now on, once the process is known, which waits for a word: it could be gone before we look."""
         if process is None or self._has_begun:
             return
         self._has_begun = True
@@ -339,8 +339,12 @@ class TriesToLeave:
             for name in ("snmp", "snmp6"):
                 self._files.append(os.open(f"/proc/{process}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
-            pass  # it has ended already, or the kernel knows no IPv6
+            pass  # the kernel knows no IPv6
         self._before = self._count()
+        try:
+            os.write(waits, b"!")
+        except BrokenPipeError:
+            return  # it was ended just then, or has no sandbox to wait in
 
     def end(self) -> int:
         """Return how many there were, and let go of the namespace."""
