@@ -19,7 +19,7 @@ PACKAGES = CHECKOUT / "tools/clients/package.json"
 def main() -> int:
     """Get the clients, run the tests, count."""
     tools = node_tools()
-    clients = (
+    clients: tuple[tuple[str, Path | None, str, str], ...] = (
         ("Claude Code", claude(), "claude_code", "FUMEHOOD_TESTS_CLAUDE"),
         ("Codex CLI", tools / ".bin/codex", "codex_cli", "FUMEHOOD_TESTS_CODEX"),
         ("Gemini CLI", tools / ".bin/gemini", "gemini_cli", "FUMEHOOD_TESTS_GEMINI"),
@@ -27,23 +27,32 @@ def main() -> int:
         ("OpenCode", tools / ".bin/opencode", "opencode_cli", "FUMEHOOD_TESTS_OPENCODE"),
     )
     environment = node_environment(tools)
+    # Those that need all of them come last.
+    clients += (("Whole agents in the hood", None, "whole_agents", ""),)
+    clients += (("Agents behind an editor (ACP)", None, "acp_agents", "FUMEHOOD_TESTS_PROGRAMS"),)
     rows, status = [], 0
     for name, program, tests, variable in clients:
-        version = subprocess.run([program, "--version"], env=environment, capture_output=True, text=True, check=True)
+        version = "" if program is None else _version(program, environment)
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.xml")
             line = [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
             line += [f"tests/clients/{tests}.py", f"--junitxml={report}"]
-            environment |= {variable: str(program), "FUMEHOOD_TESTS_MUST_RUN": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+            environment |= {variable: str(program or tools / ".bin")} if variable else {}
+            environment |= {"FUMEHOOD_TESTS_MUST_RUN": "1", "PYTHONDONTWRITEBYTECODE": "1"}
             status |= subprocess.run(line, cwd=CHECKOUT, env=environment, check=False).returncode
             suite = next(ET.parse(report).getroot().iter("testsuite")).attrib  # noqa: S314
         passed = int(suite["tests"]) - sum(int(suite[kind]) for kind in ("failures", "errors", "skipped"))
-        number = re.search(r"\d[\w.]*", version.stdout)
-        rows.append(f"| {name} {number[0] if number else ''} | {passed} of {suite['tests']} |")
+        rows.append(f"| {' '.join(filter(None, (name, version)))} | {passed} of {suite['tests']} |")
     print("\n".join(rows))
     if "--write" in sys.argv and not status:
         write("clients", ["| real client, scripted model | tests passed |", "| --- | ---: |", *rows])
     return status
+
+
+def _version(program: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run([program, "--version"], env=environment, capture_output=True, text=True, check=True)
+    number = re.search(r"\d[\w.]*", done.stdout)
+    return number[0] if number else ""
 
 
 def claude() -> Path:
