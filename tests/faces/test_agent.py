@@ -12,7 +12,7 @@ from at_terminal import Terminal
 from conftest import command_line
 from servers import Web
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.once]
+pytestmark = pytest.mark.namespaces
 
 SOURCES = Path(fumehood.__file__).parent.parent
 LOGIN = ".claude/.credentials.json"
