@@ -104,11 +104,12 @@ def test_all_that_it_does_is_one_run_and_can_be_taken_back(client: Client, fumeh
     assert done.returncode == 0, done.stdout + done.stderr
     assert "written" in told[1], "its tools and its commands see the same"
     assert (project / "new.txt").read_text() == "written"
-    (run,) = log(fumehood)
-    assert run["session"].startswith(client.name)
-    shown = fumehood("diff", "last").stdout
+    runs = log(fumehood)
+    (session,) = {run["session"] for run in runs}
+    assert session.startswith(client.name)
+    shown = "".join(fumehood("diff", run["run"]).stdout for run in runs)
     assert all(name in shown for name in ("new.txt", "notes.txt", "made"))
-    fumehood("undo")
+    fumehood("undo", "--session", session)
     assert files(project) == before
 
 

@@ -9,7 +9,7 @@ import sys
 from fumehood.core.agents import known_agents
 from fumehood.core.config_keys import shown as as_toml
 from fumehood.core.report import printable
-from fumehood.core.request import shown
+from fumehood.core.request import BACKGROUND_AFTER, shown
 from fumehood.errors import BadRequest
 from fumehood.faces.cli import run
 from fumehood.faces.cli.output import here
@@ -17,6 +17,7 @@ from fumehood.service.agents import find_agent
 from fumehood.service.opened import OpenedStore
 from fumehood.service.surroundings import HOST
 from fumehood.store.audit import CLI
+from fumehood.store.history import CHECKPOINT, Reach
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
@@ -31,8 +32,9 @@ HELP = """usage: fumehood agent [OPTIONS] NAME [ARG…]
        fumehood agent [OPTIONS] -- COMMAND [ARG…]
        fumehood agent
 
-Run an agent itself in the hood: whatever it does, by whatever tool, is captured as one run. It is judged and applied
-when the agent ends, and can be undone.
+Run an agent itself in the hood: whatever it does, by whatever tool, is captured as one run. What it has finished
+writing is judged and applied every few seconds and when it ends, and can be undone: undo --session. With --hold,
+nothing is applied.
 
 NAME is claude, codex, gemini, copilot, opencode, or one of your own ([[agent]] in the configuration). Its profile says
 which hosts it reaches without a question, which of your credentials it gets a copy of, and which directories are kept
@@ -77,6 +79,7 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
         ours.insert(0, "--tty")
     if "--timeout" not in options.values:
         ours[:0] = ["--timeout", run.NO_TIME_LIMIT]
+    sessions: list[str] = []
 
     def prepare(request: Request, policy: Policy) -> Request:
         """Have it run an agent whole, in a session of its own, with what the person grants by typing it."""
@@ -90,11 +93,26 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
         keep = tuple(options.values.get("--keep", ()))
         session = request.session or f"{agent.name if agent.name.isalnum() else 'agent'}-{new_id().lower()}"
         agent = agent.with_more({"hosts": request.hosts, "environment.keep": keep})
-        return request.replace(command=command, agent=agent, session=session, root=HOST, hosts=())
+        sessions.append(session)
+        return request.replace(
+            command=command, agent=agent, session=session, root=HOST, hosts=(), background_after=BACKGROUND_AFTER
+        )
 
     special = run.Special(title=shown(tuple(options.command)), more=MORE, prepare=prepare, asks=editor)
     special = special.replace(is_interrupt_an_end=editor is not None)
-    return run.main([*ours, *options.command], special)
+    code = run.main([*ours, *options.command], special)
+    if sessions and options.flags.isdisjoint({"--quiet", "--json", "--explain"}):
+        _tell_checkpoints(sessions[0])
+    return code
+
+
+def _tell_checkpoints(session: str) -> None:
+    """Say how all is taken back that an agent did, where some of it was applied before its end."""
+    store = OpenedStore(face=CLI)
+    begun = store.sessions.find(session)
+    reach = None if begun is None else Reach(project=begun.project, sessions=(session,))
+    if reach is not None and any(each.act == CHECKPOINT for each in store.history.standing(reach)):
+        sys.stderr.write(f"fumehood: all that it did can be taken back: fumehood undo --session {session}\n")
 
 
 def _found(program: str) -> str:
