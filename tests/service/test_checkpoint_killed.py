@@ -52,7 +52,7 @@ HERE = "fumehood.service.checkpoint:"
 POINTS = [
     ("fumehood.linux.layer:is_opaque", 1), (f"{HERE}note", 1), (f"{HERE}copy_versions", 1),
     ("fumehood.linux.copying:copy_file", 5), (f"{HERE}take_over", 1), *((STEP, number) for number in (1, 4, 9, 14)),
-    ("fumehood.store.history:History.settle", 1), (f"{HERE}note", 2), (f"{HERE}wait_for_another_time", 1),
+    ("fumehood.store.history:History.settle", 1), (f"{HERE}note", 2), (f"{HERE}let_time_pass", 1),
 ]  # fmt: skip
 
 

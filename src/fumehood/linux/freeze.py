@@ -111,10 +111,12 @@ def _is_at_rest(pid: int) -> bool:
     return all(not fields or fields[0] in _AT_REST for fields in states)
 
 
-def wait_for_another_time(changed_ns: int) -> None:
-    """Wait until whatever is written from now on bears a later time than one that was seen: a few milliseconds."""
-    while time.clock_gettime_ns(_COARSE_CLOCK) <= changed_ns:
+def let_time_pass() -> int:
+    """Return the time that files have now, when whatever is written next has a later one: some milliseconds."""
+    now = time.clock_gettime_ns(_COARSE_CLOCK)
+    while time.clock_gettime_ns(_COARSE_CLOCK) == now:
         time.sleep(_PAUSE_S)
+    return now
 
 
 def streams(processes: Sequence[int], tops: Sequence[str]) -> Iterator[tuple[int, str]]:

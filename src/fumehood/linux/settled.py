@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Entry = tuple[int, str, tuple[int, ...] | None, str | None, bool]
     Original = tuple[int, str, str]  # root, path, the stamp as text
 
+_LENGTH = 8  # bytes that tell how long each part of a note is
+
 
 def identity(status: os.stat_result) -> tuple[int, ...]:
     """Return what tells one version of a layer's entry from the next; of a directory, only its mode counts."""
@@ -88,19 +90,22 @@ class Settled:
 
 def note(path: str, entries: list[Entry], originals: list[Original]) -> None:
     """Add to the note of a run, for its end, and for whoever goes on should this process die."""
+    data = marshal.dumps((entries, originals))
     with open(path, "ab", buffering=0) as file:
-        file.write(marshal.dumps((entries, originals)))
+        file.write(len(data).to_bytes(_LENGTH, "big") + data)
 
 
 def noted(path: str) -> Settled | None:
     """Read the note of a run; None where it had no checkpoint."""
     try:
         with open(path, "rb") as file:
-            settled = Settled()
-            try:
-                while True:
-                    settled.add(*marshal.load(file))  # noqa: S302  (nobody else can write in our state)
-            except (EOFError, ValueError, TypeError):
-                return settled  # the end, or where a death cut it off
+            data = file.read()
     except FileNotFoundError:
         return None
+    settled, at = Settled(), 0
+    while at < len(data):
+        begin = at + _LENGTH
+        at = begin + int.from_bytes(data[at:begin], "big")
+        if at <= len(data):  # else a death cut it off
+            settled.add(*marshal.loads(data[begin:at]))  # noqa: S302  (nobody else can write in our state)
+    return settled

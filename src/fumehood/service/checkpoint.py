@@ -14,7 +14,7 @@ from fumehood.core.judge import APPLY, hold_open, hold_together
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, FumehoodError
 from fumehood.linux.copying import copy_versions
-from fumehood.linux.freeze import NotStopped, Stopped, streams, wait_for_another_time
+from fumehood.linux.freeze import NotStopped, Stopped, let_time_pass, streams
 from fumehood.linux.layer import set_opaque
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import Loosened, open_top, split
@@ -57,13 +57,13 @@ class Checkpoints:
         self._indexes = indexes
         self._targets = targets
         self._note = f"{os.path.dirname(layers[0].upper)}/{layering.SETTLED}"
-        self._newest_ns = 0  # the latest change of the layers that was settled or left
+        self._looked_at_ns = 0  # what was changed later is new
         self._is_begun = False  # the record has one that is not at its end; should it fail, the next start sees to it
         self._unasked: dict[tuple[int, str], str] = {}  # files that were settled by itself, and the run that tells it
 
     def is_due(self) -> bool:
         """Return True if something in the layers has changed since the last one."""
-        return self._newest() > self._newest_ns
+        return self._newest() > self._looked_at_ns
 
     def make(self, init: int, name: str = "") -> bool:
         """Settle what is finished; False where that is not possible just now.
@@ -85,7 +85,8 @@ class Checkpoints:
                         self._settle(checkpoint, stopped, is_asked=bool(name))
                     except (FumehoodError, OSError) as error:
                         checkpoint.state, checkpoint.found, checkpoint.reason = FAILED, (), str(error)
-                    self._newest_ns = self._newest()
+                    # So that what it writes from now on is told from what was settled.
+                    self._looked_at_ns = let_time_pass()
                 checkpoint.duration_s = time.monotonic() - began
                 if checkpoint.state == APPLIED:
                     record_files(store, project, checkpoint)
@@ -232,7 +233,6 @@ class Checkpoints:
                 ):
                     set_opaque(directory)
         note(self._note, entries, [])
-        wait_for_another_time(max(version.changed_ns if version else 0 for version in versions.values()))
 
     def _copied(self, checkpoint: Run) -> list[str]:
         """Copy what goes into layers of the checkpoint's own; return these."""
