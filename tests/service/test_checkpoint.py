@@ -68,8 +68,9 @@ class Going:
         return self._report.result(LONG_S)
 
     def close(self) -> None:
-        if not self._report.done():
+        if self._told < len(self._done) and not self._report.done():
             self.sandbox.stop(self.run)
+        self._report.exception(LONG_S)
         self._threads.shutdown()
         self.sandbox.close()
 
