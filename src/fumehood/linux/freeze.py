@@ -123,10 +123,13 @@ def streams(processes: Sequence[int], tops: Sequence[str]) -> Iterator[tuple[int
     """Yield the files below some directories that stopped processes only add to: by number of the directory, and path.
 
     Whoever has one open for writing can only write, and stands at its end: a log, or what a shell redirects. The
-    directories are named as the processes see them.
+    directories are named as the processes see them. Where too much is open to look at all of it, there is none.
     """
     is_stream: dict[tuple[int, str], bool] = {}
+    until = time.monotonic() + _PATIENCE_S
     for pid in processes:
+        if time.monotonic() > until:
+            return iter(())
         try:
             names = os.listdir(f"/proc/{pid}/fd")
         except OSError:

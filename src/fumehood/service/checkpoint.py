@@ -7,6 +7,7 @@ still being written stays with the command and is judged at its end, so that the
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from fumehood.core import changes as c
@@ -28,7 +29,7 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     Judge = Callable[[Run, Sequence[Layer], str, str], None]  # with the mode, and what cut the command short
 
+_MOST_ENTRIES, _MOST_BYTES = 100_000, 1 << 30  # of layers that are settled without being asked for
 _NAMED = 5  # paths named of those that wait
 _NOTHING = ((b"", 0), (b"", 0))
 _WRITTEN, _SHARED, _GIT = "it is still being written", "the file has other names", "git is at work in its repository"
@@ -58,12 +60,22 @@ class Checkpoints:
         self._targets = targets
         self._note = f"{os.path.dirname(layers[0].upper)}/{layering.SETTLED}"
         self._looked_at_ns = 0  # what was changed later is new
-        self._is_begun = False  # the record has one that is not at its end; should it fail, the next start sees to it
+        self._is_recorded = False  # where it is not at its end then, the next start sees to it
         self._unasked: dict[tuple[int, str], str] = {}  # files that were settled by itself, and the run that tells it
 
     def is_due(self) -> bool:
-        """Return True if something in the layers has changed since the last one."""
-        return self._newest() > self._looked_at_ns
+        """Return True if something in the layers has changed since the last one, and not too much to stop for it."""
+        is_changed, count, size = False, 0, 0
+        for layer in self._layers:
+            with Closing(open_top(os.path.dirname(layer.upper))) as above:
+                for entry in layering.entries_in(above, os.path.basename(layer.upper)):
+                    count += 1
+                    if entry.st_ctime_ns > self._looked_at_ns:
+                        is_changed = True
+                        size += 0 if stat.S_ISDIR(entry.st_mode) else entry.st_size
+                    if count > _MOST_ENTRIES or size > _MOST_BYTES:
+                        return False
+        return is_changed
 
     def make(self, init: int, name: str = "") -> bool:
         """Settle what is finished; False where that is not possible just now.
@@ -72,7 +84,7 @@ class Checkpoints:
         that nobody asked for leaves a run only where it changes something.
         """
         store, project, began = self._hood.store, self._hood.project.id, time.monotonic()
-        self._is_begun = False
+        self._is_recorded = False
         checkpoint = Run(
             run=name or new_id(), project=self._run.project, command=f"checkpoint of {self._run.command}",
             cwd=self._run.cwd, state=EMPTY, act=CHECKPOINT, of=self._run.run, roots=self._run.roots,
@@ -90,10 +102,10 @@ class Checkpoints:
                 checkpoint.duration_s = time.monotonic() - began
                 if checkpoint.state == APPLIED:
                     record_files(store, project, checkpoint)
-                elif name and not self._is_begun:
+                elif name and not self._is_recorded:
                     store.history.refuse(project, checkpoint)
         except (FumehoodError, OSError, NotStopped):
-            return False  # somebody else applies something, or nothing can be recorded
+            return self._is_recorded  # else somebody applies something just now, or nothing can be recorded
         return True
 
     def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
@@ -156,9 +168,10 @@ class Checkpoints:
         with layering.Claim(store.places, checkpoint.run) as claim:
             claim.take()
             store.history.begin(self._hood.project.id, checkpoint, os.getpid())
-            self._is_begun = True
+            self._is_recorded = True
             try:
                 uppers = self._copied(checkpoint)
+                self._mark(going)
                 checkpoint.state = APPLYING
                 store.history.journal(checkpoint, _NOTHING)
                 take_over(
@@ -175,14 +188,22 @@ class Checkpoints:
             if not checkpoint.found:
                 self._withdraw(checkpoint, checkpoint.reason)
                 return
-            applied = checkpoint.found
-            self._conclude(checkpoint, is_asked=is_asked)
-            self._is_begun = False
+            entries: list[Entry] = []
+            for change in checkpoint.found:
+                version, left_there = versions[id(change)], change.after.text() if change.after else None
+                layer = None if version is None else identity_of(version)
+                entries.append((change.root, change.path, layer, left_there, _is_made(change)))
+            between = self._record(checkpoint, is_asked=is_asked)
             # Only now: what is noted is not looked at again, and an apply that is not recorded may be taken back.
-            self._take_note(applied, versions)
+            note(self._note, entries, [])
+            if checkpoint.found:
+                _remove_versions(store.uppers(checkpoint), between)
+                layering.drop_if_empty(store.places, checkpoint.run, checkpoint.found)
+            else:
+                layering.drop(store.places, checkpoint.run)
 
-    def _conclude(self, checkpoint: Run, *, is_asked: bool) -> None:
-        """Record what is applied.
+    def _record(self, checkpoint: Run, *, is_asked: bool) -> list[c.Change]:
+        """Record what is applied; return the changes that earlier checkpoints tell of.
 
         A log would leave a run and a copy of itself every few seconds. So where nobody asked for this checkpoint nor
         for the last one that settled a file, that one tells of the new version, and the one between is not kept.
@@ -199,40 +220,33 @@ class Checkpoints:
             if not is_asked and change.kind == c.FILE and change.after is not None:
                 self._unasked[place] = earlier
         known = {id(change) for change in kept}
-        dropped, checkpoint.found = [each for each in checkpoint.found if id(each) not in known], kept
+        between, checkpoint.found = [each for each in checkpoint.found if id(each) not in known], kept
         if kept:
             store.history.settle(checkpoint, rewrite=True, others=[(run, True) for run in amended.runs])
-            _remove_versions(store.uppers(checkpoint), dropped)
-            layering.drop_if_empty(store.places, checkpoint.run, kept)
         else:
             checkpoint.state = EMPTY
             store.history.amend(checkpoint, amended.runs)
-            layering.drop(store.places, checkpoint.run)
+        return between
 
     def _withdraw(self, checkpoint: Run, reason: str) -> None:
         self._hood.store.history.withdraw(checkpoint, reason)
-        self._is_begun = False
+        self._is_recorded = False
         layering.drop(self._hood.store.places, checkpoint.run)
 
-    def _take_note(self, applied: Sequence[c.Change], versions: Mapping[int, c.Stamp | None]) -> None:
-        """Remember which version of what was settled, and mark the directories that are in the project too now.
+    def _mark(self, going: Sequence[c.Change]) -> None:
+        """Mark new directories in the command's layer as opaque, which they are, before the project has them too.
 
-        The kernel knows those as the layer's alone, and leaves no whiteout where something in them is deleted; marked
-        opaque, which they are, they tell what is gone by what they lack.
+        The kernel knows them as the layer's alone, and leaves no whiteout where something in them is deleted; marked,
+        they tell what is gone by what they lack.
         """
-        entries: list[Entry] = []
-        for change in applied:
-            version, is_made = versions[id(change)], change.kind == c.DIRECTORY and change.change in (c.ADDED, c.TYPE)
-            layer = None if version is None else identity_of(version)
-            entries.append((change.root, change.path, layer, change.after.text() if change.after else None, is_made))
-            if is_made and change.within is None:
+        for change in going:
+            if _is_made(change) and change.within is None:
                 with (
                     Closing(open_top(self._layers[change.root].upper)) as top,
                     Loosened(top) as upper,
                     Closing(upper.open(change.path)) as directory,
                 ):
                     set_opaque(directory)
-        note(self._note, entries, [])
 
     def _copied(self, checkpoint: Run) -> list[str]:
         """Copy what goes into layers of the checkpoint's own; return these."""
@@ -243,15 +257,6 @@ class Checkpoints:
             with Closing(open_top(source.upper)) as one, Closing(open_top(target.upper)) as other:
                 copy_versions(mine, one, other)
         return [layer.upper for layer in layers]
-
-    def _newest(self) -> int:
-        """Return when something in the layers was last changed."""
-        newest = 0
-        for layer in self._layers:
-            with Closing(open_top(os.path.dirname(layer.upper))) as above:
-                for entry in layering.entries_in(above, os.path.basename(layer.upper)):
-                    newest = max(newest, entry.st_ctime_ns)
-        return newest
 
 
 class _Amended:
@@ -289,6 +294,10 @@ def _remove_versions(uppers: Sequence[str], changes: Sequence[c.Change]) -> None
             Closing(upper.open(parent)) as directory,
         ):
             os.unlink(name, dir_fd=directory)
+
+
+def _is_made(change: c.Change) -> bool:
+    return change.kind == c.DIRECTORY and change.change in (c.ADDED, c.TYPE)
 
 
 def _in_words(left: Sequence[c.Change]) -> str:
