@@ -24,10 +24,8 @@ def other_end(process: int, connection: socket.socket) -> int:
     client that has gone is not taken for one that came after it.
     """
     local, remote = (_names(*address[:2]) for address in (connection.getpeername(), connection.getsockname()))
-    inode = 0
-    for here, there, state, number in _rows(process, "tcp"):
-        if here in local and there in remote and state in _CONNECTED:
-            inode = number
+    rows = _rows(process, "tcp")
+    inode = next((row[3] for row in rows if row[0] in local and row[1] in remote and row[2] in _CONNECTED), 0)
     is_closed = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED
     return 0 if is_closed else inode
 

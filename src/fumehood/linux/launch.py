@@ -83,13 +83,13 @@ class Plan(Value):
     def entered(self) -> bytes:
         """One byte for the namespaces of ours that it is launched in: none, by privilege or as a user, with mounts.
 
-        Those of a user lie in those of a session that is made ahead, and can't be made before one is to be joined.
+        Those of a user lie in those of a session: they can be made ahead where that is new, and nobody listens in it.
         """
         if not (self.mounts or self.listen or self.loopback):
             return NONE
         if self.privileged:
             kind = b"p"
-        elif self.loopback == JOIN:
+        elif self.loopback == JOIN or (self.loopback and self.listen):
             return JOINED
         else:
             kind = (b"h" if self.groups else b"v") if self.loopback else b"g" if self.groups else b"u"
@@ -154,6 +154,7 @@ def made_ready(plan: Plan) -> Ready | None:
     try:
         if plan.loopback and not plan.privileged:
             namespaces.enter_session(-1, privileged=False, groups=plan.groups)
+            namespaces.enter_inner(privileged=False, groups=plan.groups)
         else:
             namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
     except OSError:
@@ -268,12 +269,15 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
 def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:
     """Enter the namespaces that the plan has, as far as that was not done ahead."""
     if plan.loopback:
-        namespaces.enter_session(network, privileged=plan.privileged, groups=plan.groups, is_ready=is_ready)
+        if plan.privileged or not is_ready:
+            namespaces.enter_session(network, privileged=plan.privileged, groups=plan.groups)
         made = [] if network >= 0 else [namespaces.own_network()]
         if plan.listen or plan.resolvers:
             made += namespaces.listeners(plan.listen, plan.resolvers, is_alone=False)
         if made:
             _hand_out(channel, made)
+        if not is_ready:
+            namespaces.enter_inner(privileged=plan.privileged, groups=plan.groups)
     elif not is_ready:
         namespaces.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
     elif plan.listen:

@@ -59,25 +59,20 @@ def _enter_user_namespace(more: int, groups: tuple[int, ...], *, is_inner: bool 
 # has a user namespace of its own in there, where its processes are counted.
 
 
-def enter_session(
-    network: int, *, privileged: bool, groups: tuple[int, ...] = (), is_ready: bool = False
-) -> None:  # fmt: skip
-    """Move this process into a session's network namespace, or into a new one (-1), and into namespaces of its own.
-
-    One that is ready has its own already; without privilege, in a new network of a session too.
-    """
-    if is_ready and not privileged:
-        return
+def enter_session(network: int, *, privileged: bool, groups: tuple[int, ...] = ()) -> None:
+    """Move this process into a session's network namespace, or into a new one (-1)."""
     if network >= 0:
         join_network(network, privileged=privileged)
-    else:
-        if privileged:
-            libc.unshare(libc.CLONE_NEWNET)
-        else:
-            _enter_user_namespace(libc.CLONE_NEWNET, groups)
-        _bring_up_loopback()
-    if is_ready:
         return
+    if privileged:
+        libc.unshare(libc.CLONE_NEWNET)
+    else:
+        _enter_user_namespace(libc.CLONE_NEWNET, groups)
+    _bring_up_loopback()
+
+
+def enter_inner(*, privileged: bool, groups: tuple[int, ...] = ()) -> None:
+    """Move this process, which is in a session's network, into namespaces of its own; it has no say there any more."""
     if privileged:
         libc.unshare(libc.CLONE_NEWNS)
     else:

@@ -339,16 +339,21 @@ def is_gone(init_file: str, patience_s: float) -> bool:
     except ProcessLookupError:
         return True
     with libc.Closing(process):
-        try:
-            with open(f"/proc/{number}/status", "rb") as file:
-                numbers = next((line.split() for line in file if line.startswith(b"NSpid:")), [])
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if len(numbers) < 3 or numbers[-1] != b"1":
+        if not is_first_inside(number):
             return True  # another one that has the number now
         poll = select.poll()
         poll.register(process, select.POLLIN)
         return bool(poll.poll(patience_s * 1000))
+
+
+def is_first_inside(process: int) -> bool:
+    """Return True if a process is the first one of a sandbox."""
+    try:
+        with open(f"/proc/{process}/status", "rb") as file:
+            numbers = next((line.split() for line in file if line.startswith(b"NSpid:")), [])
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return len(numbers) > 2 and numbers[-1] == b"1"
 
 
 # Run a command without a sandbox: watched by a small process that ends all it started when it ends.

@@ -14,7 +14,7 @@ import socket
 import threading
 
 from fumehood.linux.connections import asking_end, other_end
-from fumehood.linux.process import number_in
+from fumehood.linux.process import is_first_inside, number_in
 from fumehood.linux.usage import NotYet, Processes, read
 
 TYPE_CHECKING = False
@@ -110,7 +110,8 @@ class Neighbours:
                 sending.connect(self._path(run))
                 socket.send_fds(sending, [message], [descriptor])
             except ConnectionRefusedError:
-                os.unlink(f"{run}{self._ending}", dir_fd=self._room)  # of a process that died
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{run}{self._ending}", dir_fd=self._room)  # of a process that died
                 return False
             except (FileNotFoundError, TimeoutError):
                 return False
@@ -136,26 +137,31 @@ class Neighbours:
                     inode = inode or find(process)
                     if inode and processes.have_open(f"socket:[{inode}]"):
                         return run
+                if not inode:
+                    break  # whoever it was has closed it
         return ""
 
     def _sandbox(self, run: str) -> tuple[int, Processes] | None:
         # Kept open from the first time on: the number of a process that has ended may be given to another one.
         if run not in self._sandboxes:
             init = number_in(read(None, self._init_file(run)), b'"child-pid": ')
+            if init is None or not is_first_inside(init):
+                return None
             try:
-                if init is None:
-                    return None
                 self._sandboxes[run] = init, Processes(init)
             except NotYet:
                 return None
         return self._sandboxes[run]
 
+    def withdraw(self) -> None:
+        """Be spoken to no more; what was accepted can still be handed over."""
+        os.unlink(f"{self.run}{self._ending}", dir_fd=self._room)
+        self._own.close()
+
     def close(self) -> None:
-        """Be spoken to no more."""
+        """Know nothing of the others any more."""
         with self._lock:
             self._is_closed = True
-            os.unlink(f"{self.run}{self._ending}", dir_fd=self._room)
-            self._own.close()
             for _, processes in self._sandboxes.values():
                 processes.close()
             os.close(self.names)

@@ -96,7 +96,7 @@ class Proxy:
             }  # fmt: skip
             self._accept(sockets, targets)
         finally:
-            self._neighbours.close()
+            self._neighbours.withdraw()
             for each in sockets:
                 each.close()
 
@@ -111,6 +111,8 @@ class Proxy:
             self._thread.join()
         self._end(socket.SHUT_RD, patience_s)
         self._end(socket.SHUT_RDWR, 0.5, clients=True)
+        if self._neighbours is not None:
+            self._neighbours.close()
         connections = self.audit.connections()
         os.close(self._wake)
         os.close(self._waking)

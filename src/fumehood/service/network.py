@@ -196,7 +196,7 @@ class Access:
         self._in_session = in_session
         self._neighbours: Neighbours | None = None
         self._shared: list[socket.socket] = []  # listeners, until they are served
-        self._held: set[tuple[str, int]] = set()  # where those are
+        self._held: set[tuple[str, int]] | None = None  # where those are, once they are served
         self.resolvers = resolvers if network.is_proxied else ()
         self.listen: tuple[tuple[str, int], ...] = ()  # where there are listeners inside: the proxy's own first
         self._proxy: Proxy | None = None
@@ -274,7 +274,7 @@ class Access:
 
     def unheld(self, plan: Plan) -> Plan:
         """Leave to a plan what nobody listens at for us yet."""
-        held = self._held or {each.getsockname()[:2] for each in self._shared}
+        held = {each.getsockname()[:2] for each in self._shared} if self._held is None else self._held
         return plan.replace(
             listen=tuple(each for each in plan.listen if each not in held),
             resolvers=tuple(each for each in plan.resolvers if (each, n.DNS) not in held),
@@ -282,7 +282,7 @@ class Access:
 
     def serve(self, descriptors: list[int]) -> None:
         """Serve by listeners that were made just now, and those of the others."""
-        if self._proxy is None or self._neighbours is None or self._held:
+        if self._proxy is None or self._neighbours is None or self._held is not None:
             return
         self._shared += [socket.socket(fileno=fd) for fd in descriptors]
         self._held = {each.getsockname()[:2] for each in self._shared}
@@ -293,7 +293,8 @@ class Access:
         """The command has ended: close what is still asked, end the proxy, and note in the run what it saw."""
         if self.asking is not None:
             self.asking.close()
-        if self._neighbours is not None and not self._held:  # it was never served
+        if self._neighbours is not None and self._held is None:
+            self._neighbours.withdraw()
             self._neighbours.close()
             for each in self._shared:
                 each.close()
@@ -309,12 +310,11 @@ class Access:
 
     def _taken(self) -> list[Blocked]:
         """Return the ports of this machine that were granted, and that a command of the session has taken."""
+        if self._held is None:
+            return []
         hint = "another command of the session listens there"
-        named = {(each.address, each.port): each for each in n.forwards(self.network.hosts)} if self._held else {}
-        return [
-            Blocked(what="network", detail=f"localhost:{each.port}", hint=hint)
-            for place, each in named.items() if place not in self._held
-        ]  # fmt: skip
+        ports = {each.port for each in n.forwards(self.network.hosts) if (each.address, each.port) not in self._held}
+        return [Blocked(what="network", detail=f"localhost:{port}", hint=hint) for port in sorted(ports)]
 
 
 def resolvers_of(world: World) -> tuple[str, ...]:
