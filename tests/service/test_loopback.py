@@ -14,6 +14,7 @@ import pytest
 
 from conftest import command_line, need
 from fumehood import Policy, Run, Sandbox
+from fumehood.linux.confine import can_scope
 from fumehood.linux.host import Host
 from fumehood.linux.probe import host
 from fumehood.service import loopback
@@ -111,6 +112,16 @@ def stop(agent: Sandbox, background: Background, name: str) -> Run:
 def test_a_later_command_of_the_session_reaches_a_server(agent: Sandbox, serve: Serve, name: str) -> None:
     serve()
     assert agent.run(asking(host=name)).stdout == "one\n"
+
+
+def test_it_is_reached_however_writes_are_captured(way: str, home: Path, project: Path) -> None:
+    with Sandbox(project, policy=Policy(tmp="session", capture=way)) as sandbox:
+        agent = sandbox.session("agent")
+        server = Background(agent, SERVER.format(name="one", port=PORT))
+        server.begun()
+        run = agent.run(asking())
+        stop(agent, server, "one")
+    assert (run.capture, run.stdout, run.blocked) == (way, "one\n", ())
 
 
 def test_nobody_else_reaches_it(agent: Sandbox, serve: Serve, sandbox: Sandbox) -> None:
@@ -216,6 +227,27 @@ tried("sysctl", lambda: open("/proc/sys/net/ipv4/ip_unprivileged_port_start", "w
 '"""
     assert agent.run(attempts).stdout.splitlines() == [f"{each} refused" for each in ("down", "raw", "low", "sysctl")]
     assert agent.run(asking()).stdout == "one\n"
+
+
+def test_an_abstract_socket_of_another_command_is_not_reached(agent: Sandbox) -> None:
+    need(can_scope(), "this kernel's Landlock has no scopes")
+    tries = """python3 -u -c '
+import os, socket, time
+address = chr(0) + "of-the-session"
+{}
+\'"""
+    server = Background(agent, tries.format("""
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(address)
+listener.listen()
+with socket.socket(socket.AF_UNIX) as own: own.connect(address)
+print("ready")
+while not os.path.exists("/tmp/stop-one"): time.sleep(0.05)
+"""))  # fmt: skip
+    server.begun()
+    run = agent.run(tries.format("socket.socket(socket.AF_UNIX).connect(address)"))
+    stop(agent, server, "one")
+    assert "PermissionError" in run.stderr
 
 
 def test_processes_are_counted_for_each_command_by_itself(agent: Sandbox, project: Path) -> None:
@@ -406,6 +438,25 @@ def test_many_with_hosts_at_once_each_reach_them(asked: Sandbox, webs: tuple[Web
     with ThreadPoolExecutor(5) as threads:
         runs = list(threads.map(lambda _: asked.run(fetch, network=[place(webs[0])]), range(5)))
     assert [run.stdout for run in runs] == ["first\n" * 10] * 5, [run.output for run in runs]
+
+
+def test_what_a_command_without_hosts_sends_and_leaves_behind_goes_nowhere(
+    agent: Sandbox, asked: Sandbox, serve: Serve, webs: tuple[Web, Web]
+) -> None:
+    """Closed at once, the address and port that it came from could be those of another connection by now."""
+    web = webs[0]
+    serve(box=asked, network=[place(web)])
+    line = f"""python3 -c '
+import socket, struct
+for port, linger in [(port, linger) for port in (1023, {web.port}) for linger in (False, True)] * 20:
+    with socket.create_connection(("127.0.0.1", port), 60) as proxy:
+        if linger: proxy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        proxy.sendall(b"GET http://{place(web)}/ HTTP/1.0\\r\\n\\r\\n")
+'"""
+    assert agent.run(line).exit_code == 0
+    run = asked.run(FETCH.format(port=web.port), network=[place(web)])
+    assert run.stdout == "first\n"
+    assert len(web.asked) == 1
 
 
 def test_a_granted_port_that_a_command_has_taken_is_told(
