@@ -36,7 +36,8 @@ FIELDS = {
 }  # fmt: skip
 CHANGE_FIELDS = {"path", "root", "change", "kind", "verdict", "reason", "flags"}
 COMMANDS = (
-    "run", "shell", "hook", "log", "show", "diff", "output", "ps", "stop", "status", "ask", "apply", "discard", "undo",
+    "run", "shell", "agent", "acp", "hook", "log", "show", "diff", "output", "ps", "stop", "checkpoint", "forward",
+    "status", "ask", "apply", "discard", "undo",
     "redo", "review", "files", "restore", "scan", "doctor", "clean", "mcp", "roots", "grants", "playground", "projects",
     "rootfs", "workspace", "setup", "config", "tool",
 )  # fmt: skip
