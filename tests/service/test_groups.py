@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,31 @@ def test_a_granted_group_deep_in_the_project_is_found_by_the_error_and_then_know
         run = sandbox.run("echo more >> one/two/f")
         assert (run.exit_code, run.state, run.capture, run.blocked) == (0, "applied", "kernel", ())
     assert (project / "one/two/f").stat().st_gid == group
+
+
+NETWORK = "readlink /proc/self/ns/net"
+
+
+@as_user
+def test_commands_of_a_session_that_know_a_group_share_a_loopback_and_others_are_told(project, open_with):
+    group = a_group(granted=True)
+    need("kernel" in works(), "the kernel's overlay does not work here")
+    agent = open_with(project).session("agent")
+    waits = f"{NETWORK}; touch /tmp/$1-began; until test -e /tmp/$1; do sleep 0.1; done"
+    with ThreadPoolExecutor(2) as threads:
+        plain = threads.submit(agent.run, ["sh", "-c", waits, "sh", "plain"])
+        agent.run("until test -e /tmp/plain-began; do sleep 0.1; done")
+        (project / "f").write_text("f\n")
+        os.chown(project / "f", -1, group)
+        told = agent.run("true").blocked
+        assert [each.what for each in told] == ["loopback"]
+        agent.run("touch /tmp/plain")
+        plain.result()
+        knowing = threads.submit(agent.run, ["sh", "-c", waits, "sh", "knowing"])
+        agent.run("until test -e /tmp/knowing-began; do sleep 0.1; done")
+        run = agent.run(f"{NETWORK}; echo more >> f; touch /tmp/knowing")
+        assert (run.state, run.capture, run.stdout) == ("applied", "kernel", knowing.result().stdout)
+    assert ((project / "f").read_text(), (project / "f").stat().st_gid) == ("f\nmore\n", group)
 
 
 @as_user

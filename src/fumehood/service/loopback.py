@@ -65,6 +65,8 @@ class Loopback:
             if self._network < 0:
                 self._network = _network(self._places, room, plan.groups)
             is_new = self._network < 0
+            if is_new and any(name.endswith(_MARK) for name in os.listdir(room)):
+                self.why_alone = "another command runs in a network that this one can't enter"
             plan = plan.replace(loopback=MAKE if is_new else JOIN)
             if access is not None and not is_new:
                 access.join(self._neighbours)
