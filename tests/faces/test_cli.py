@@ -747,7 +747,7 @@ def test_every_command_has_help_with_examples(command: str, cli: Cli, home: Path
     assert f"usage: fumehood {command}" in done.stdout
     examples = done.stdout.partition("examples")[2].splitlines()
     assert any(f"fumehood {command}" in line for line in examples)
-    assert "--json" in done.stdout or command == "hook"
+    assert "--json" in done.stdout or command in ("hook", "agent", "acp")
     assert not (home / ".local/state/fumehood").exists(), "help needs no records"
 
 

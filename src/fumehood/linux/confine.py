@@ -1,4 +1,4 @@
-"""What confines a command besides its mounts: a filter of system calls, and Landlock, by the guard or the launcher."""
+"""What confines a command besides its mounts: a filter of system calls, Landlock, and the kernel's limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from fumehood.linux import cache, libc
 from fumehood.linux.bwrap import memory
 from fumehood.linux.guards import GUARDS
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.core.policy import Limits
+
+_CPU, _FSIZE, _CORE, _NPROC, _NOFILE = 0, 1, 4, 6, 7  # the same on every architecture but MIPS, SPARC, Alpha
+_BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
+_LIKELY_VICTIM = b"800"
 KEPT = "filter-"  # how the names begin of what is kept in the cache
 _programs: dict[tuple[bool, bool], bytes] = {}
 _TABLES = f"{os.path.dirname(os.path.dirname(__file__))}/core/syscalls.py"
@@ -146,3 +153,35 @@ def forbid_outer_sockets() -> None:
     if _libc.syscall(_RESTRICT_SELF, ruleset, 0):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     os.close(ruleset)
+
+
+def memory_limit(limits: Limits) -> int:
+    """Return the bytes that all processes may have together: three quarters of the machine's, if not said."""
+    return limits.memory or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 * 3
+
+
+def resource_limits(limits: Limits) -> tuple[tuple[int, int], ...]:
+    """Return what the kernel is told, each as the limit's number and its value."""
+    wanted = (
+        (_CORE, 1),  # not none: none still starts the host's crash handler, which runs outside the sandbox
+        (_CPU, max(1, int(limits.cpu)) if limits.cpu else 0),
+        (_FSIZE, limits.file_size),
+        (_NPROC, limits.processes * _BEYOND),
+        (_NOFILE, limits.files),
+    )
+    return tuple((number, value) for number, value in wanted if value)
+
+
+def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) -> None:
+    """Lower this process's limits to these.
+
+    Processes are counted for each user in each user namespace (from Linux 5.14 on): in one that we share with
+    the person's other programs, those would count as well.
+    """
+    for number, value in wanted:
+        if number != _NPROC or count_processes:
+            libc.lower_limit(number, value, at_once=number == _CORE)
+    # Where the whole machine runs out of memory, the kernel is to look here first.
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(score, _LIKELY_VICTIM)
+    os.close(score)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
-    from fumehood.core.policy import Limits
     from fumehood.linux.mounts import Operation
     from fumehood.linux.process import Running
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     Streams = Sequence[int]
     Starter = Callable[["Plan", Streams], Running]
 
-_CPU, _FSIZE, _CORE, _NPROC, _NOFILE = 0, 1, 4, 6, 7  # the same on every architecture but MIPS, SPARC, Alpha
-_BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
-_LIKELY_VICTIM = b"800"
 
 _STATUS_FD, _REPORT_FD = 3, 4
 _HIGHEST_FD = 1 << 20
@@ -254,7 +250,7 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
         yield "listening for the proxy"
         _hand_out(channel, namespaces.listeners(plan.listen, plan.resolvers))
     yield "setting limits"
-    set_limits(plan.limits, count_processes=plan.entered != NONE and not plan.privileged)
+    confine.set_limits(plan.limits, count_processes=plan.entered != NONE and not plan.privileged)
     if plan.owner is not None:
         yield f"becoming user {plan.owner.user}"
         user, group = plan.owner.user, plan.owner.group
@@ -568,35 +564,3 @@ def owner_of(project: str) -> Owner | None:
     except KeyError:
         return Owner(user=status.st_uid, group=status.st_gid)
     return Owner(user=entry.pw_uid, group=entry.pw_gid, groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))
-
-
-def memory_limit(limits: Limits) -> int:
-    """Return the bytes that all processes may have together: three quarters of the machine's, if not said."""
-    return limits.memory or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 * 3
-
-
-def resource_limits(limits: Limits) -> tuple[tuple[int, int], ...]:
-    """Return what the kernel is told, each as the limit's number and its value."""
-    wanted = (
-        (_CORE, 1),  # not none: none still starts the host's crash handler, which runs outside the sandbox
-        (_CPU, max(1, int(limits.cpu)) if limits.cpu else 0),
-        (_FSIZE, limits.file_size),
-        (_NPROC, limits.processes * _BEYOND),
-        (_NOFILE, limits.files),
-    )
-    return tuple((number, value) for number, value in wanted if value)
-
-
-def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) -> None:
-    """Lower this process's limits to these.
-
-    Processes are counted for each user in each user namespace (from Linux 5.14 on): in one that we share with
-    the person's other programs, those would count as well.
-    """
-    for number, value in wanted:
-        if number != _NPROC or count_processes:
-            libc.lower_limit(number, value, at_once=number == _CORE)
-    # Where the whole machine runs out of memory, the kernel is to look here first.
-    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    os.write(score, _LIKELY_VICTIM)
-    os.close(score)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import _thread
 import errno
 import os
@@ -326,7 +327,7 @@ class TriesToLeave:
         self._has_begun = False
 
     def begin(self, process: int | None, waits: int) -> None:
-        """Count from now on, once the process is known, which waits for a word: it could be gone before we look."""
+        """Count from now on, once the process is known, which waits to be let go: it could be over before we look."""
         if process is None or self._has_begun:
             return
         self._has_begun = True
@@ -336,10 +337,10 @@ class TriesToLeave:
         except OSError:
             pass  # the kernel knows no IPv6
         self._before = self._count()
-        try:
-            os.write(waits, b"!")
-        except BrokenPipeError:
-            return  # it was ended just then, or has no sandbox to wait in
+        # The end of what it reads, and not a word: one that nobody read would be an error to whoever reads the report.
+        connection = _socket.socket(fileno=os.dup(waits))
+        connection.shutdown(_socket.SHUT_WR)
+        connection.close()
 
     def end(self) -> int:
         """Return how many there were, and let go of the namespace."""

@@ -11,7 +11,7 @@ import time
 
 from fumehood.core import limits
 from fumehood.core.limits import MEMORY, PROCESSES
-from fumehood.linux.launch import memory_limit
+from fumehood.linux.confine import memory_limit
 from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants, read
 

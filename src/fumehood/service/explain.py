@@ -16,7 +16,8 @@ from fumehood.core.request import arguments, checked, shown
 from fumehood.core.tool import parsed, script
 from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux import capture as capturing
-from fumehood.linux.launch import memory_limit, owner_of
+from fumehood.linux.confine import memory_limit
+from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.linux.streams import INLINE, Stream
 from fumehood.service import layers as layering

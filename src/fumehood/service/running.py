@@ -12,8 +12,8 @@ from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.confine import filter_for, is_scoped_by_launcher
-from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, resource_limits, started
+from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
+from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
 from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host

@@ -12,7 +12,8 @@ from fumehood.core.questions import unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import SHELL, Request, arguments, checked, shown
 from fumehood.errors import BadRequest, Unavailable
-from fumehood.linux.launch import Plan, owner_of, resource_limits
+from fumehood.linux.confine import resource_limits
+from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.streams import Stream
 from fumehood.service import layers as layering
 from fumehood.service.profiles import resolved
