@@ -12,6 +12,7 @@ import pytest
 
 from clients.endpoint import Endpoint
 from conftest import need
+from patience import LONG_S
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 FUMEHOOD = CHECKOUT / "fumehood"
@@ -84,7 +85,8 @@ def knows_our_words(model: Endpoint) -> bool:
 
 def ended(process: "subprocess.Popen[str]") -> None:
     """Wait for a client's good end."""
-    out, err = process.communicate(timeout=100)
+    # OpenCode alone takes 20 s of two quiet processors to start.
+    out, err = process.communicate(timeout=2.5 * LONG_S)
     assert process.returncode == 0, out + err
 
 
