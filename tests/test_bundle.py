@@ -123,3 +123,10 @@ def test_it_takes_no_standard_descriptor_that_the_caller_closed(started: Started
         preexec_fn=lambda: os.close(0),
     )  # fmt: skip
     assert "Bad file descriptor" in done.stderr
+
+
+def test_a_process_that_is_forked_off_finds_modules_elsewhere(started: Started) -> None:
+    (started.sources / "late.py").write_text("VALUE = 3\n")
+    started.run(meanwhile="import late")
+    child = "os.closerange(3, 99); os.pipe(); os.pipe(); os.pipe(); import late; os._exit(late.VALUE)"
+    started.run(meanwhile=f"import os\nif not (pid := os.fork()): {child}\nassert os.waitpid(pid, 0)[1] == 3 << 8")

@@ -34,6 +34,7 @@ class Bundle:
 
     def __init__(self, file: str, sources: str) -> None:
         self._file = file
+        self._process = os.getpid()
         self._directories = f"{os.path.dirname(os.__file__)}/", f"{sources}/"
         self._loaded_before = set(sys.modules)
         self._modules: dict[str, Kept] = {}
@@ -54,7 +55,8 @@ class Bundle:
     def find_spec(self, name: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
         """Find a module that was kept and whose source is still the same."""
         kept = self._modules.get(name)
-        if kept is None or _stamp(kept[0]) != kept[1:3]:
+        # A process that was forked off puts its descriptors elsewhere.
+        if kept is None or os.getpid() != self._process or _stamp(kept[0]) != kept[1:3]:
             return None
         self._used.add(name)
         source, _, _, directory, place, length = kept
