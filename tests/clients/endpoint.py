@@ -1,8 +1,9 @@
 """Model endpoints that follow a script, so that real agents run with no model and no network.
 
-A script is a list of steps: `{"tool": NAME, "input": {…}}` (for Codex also "namespace"), `{"text": "…"}`, or a function
-that makes one of what was told so far. Which step is next is told by how many tool results the conversation holds; what
-the agent sent is kept in `requests`.
+A script is a list of steps: `{"tool": NAME, "input": {…}}` (for Codex also "namespace", or "custom" for a tool that
+takes plain text), `{"text": "…"}`, or a function that makes one of what was told so far. `{"parallel": [step, …]}`
+calls all of these at once; it stands in the script as often as it has calls. Which step is next is told by how many
+tool results the conversation holds; what the agent sent is kept in `requests`.
 """
 
 import json
@@ -105,19 +106,26 @@ class _Messages(_Handler):
         }  # fmt: skip
 
     def stream(self, request: dict[str, Any], number: int, step: Step) -> list[dict[str, Any]]:
-        if "tool" in step:
-            block = {"type": "tool_use", "id": f"toolu_{number}", "name": step["tool"], "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": json.dumps(step["input"])}
-            reason = "tool_use"
-        else:
-            block, reason = {"type": "text", "text": ""}, "end_turn"
-            delta = {"type": "text_delta", "text": step["text"]}
-        ended = {"stop_reason": reason, "stop_sequence": None}
+        calls = _calls(step)
+        blocks: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            (
+                {"type": "tool_use", "id": f"toolu_{number + place}", "name": call["tool"], "input": {}},
+                {"type": "input_json_delta", "partial_json": json.dumps(call["input"])},
+            )
+            for place, call in enumerate(calls)
+        ]
+        if not calls:
+            blocks = [({"type": "text", "text": ""}, {"type": "text_delta", "text": step["text"]})]
+        ended = {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
+        events = [{"type": "message_start", "message": self.message(request, [], None)}]
+        for index, (block, delta) in enumerate(blocks):
+            events += [
+                {"type": "content_block_start", "index": index, "content_block": block},
+                {"type": "content_block_delta", "index": index, "delta": delta},
+                {"type": "content_block_stop", "index": index},
+            ]
         return [
-            {"type": "message_start", "message": self.message(request, [], None)},
-            {"type": "content_block_start", "index": 0, "content_block": block},
-            {"type": "content_block_delta", "index": 0, "delta": delta},
-            {"type": "content_block_stop", "index": 0},
+            *events,
             {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 1}},
             {"type": "message_stop"},
         ]
@@ -142,30 +150,35 @@ class _Responses(_Handler):
             self.answer(b"{}")
             return
         number, step = self.endpoint.step(request)
-        if "custom" in step:
-            item = {
-                "type": "custom_tool_call", "id": f"ct_{number}", "call_id": f"call_{number}", "name": step["custom"],
-                "input": step["input"], "status": "completed",
-            }  # fmt: skip
-        elif "tool" in step:
-            item = {
-                "type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", "name": step["tool"],
-                "arguments": json.dumps(step["input"]), "status": "completed",
-            }  # fmt: skip
-            item |= {"namespace": step["namespace"]} if "namespace" in step else {}
-        else:
+        items = [self.item(number + place, call) for place, call in enumerate(_calls(step))]
+        if not items:
             content = [{"type": "output_text", "text": step["text"], "annotations": []}]
-            item = {"type": "message", "id": f"m_{number}", "role": "assistant", "status": "completed"}
-            item |= {"content": content}
+            items = [{"type": "message", "id": f"m_{number}", "role": "assistant", "status": "completed"}]
+            items[0] |= {"content": content}
         usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
         usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
         self.events(
             [
                 {"type": "response.created", "response": {"id": f"resp_{number}"}},
-                {"type": "response.output_item.done", "output_index": 0, "item": item},
+                *(
+                    {"type": "response.output_item.done", "output_index": index, "item": item}
+                    for index, item in enumerate(items)
+                ),
                 {"type": "response.completed", "response": {"id": f"resp_{number}", "usage": usage}},
             ]
         )
+
+
+    def item(self, number: int, call: Step) -> dict[str, Any]:
+        item = {"call_id": f"call_{number}", "status": "completed"}
+        if "custom" in call:
+            return item | {
+                "type": "custom_tool_call", "id": f"ct_{number}", "name": call["custom"], "input": call["input"],
+            }  # fmt: skip
+        item |= {"namespace": call["namespace"]} if "namespace" in call else {}
+        return item | {
+            "type": "function_call", "id": f"fc_{number}", "name": call["tool"], "arguments": json.dumps(call["input"]),
+        }  # fmt: skip
 
 
 class OpenAI(Endpoint):
@@ -188,9 +201,9 @@ class _Contents(_Handler):
         self.answer(f"data: {json.dumps(self.message(step))}\r\n\r\n".encode(), "text/event-stream")
 
     def message(self, step: Step) -> dict[str, Any]:
-        call = {"functionCall": {"name": step["tool"], "args": step["input"]}} if "tool" in step else step
+        calls = [{"functionCall": {"name": call["tool"], "args": call["input"]}} for call in _calls(step)]
         usage = {"promptTokenCount": 1, "candidatesTokenCount": 1, "totalTokenCount": 2}
-        told = {"content": {"role": "model", "parts": [call]}, "finishReason": "STOP", "index": 0}
+        told = {"content": {"role": "model", "parts": calls or [step]}, "finishReason": "STOP", "index": 0}
         return {"candidates": [told], "usageMetadata": usage}
 
 
@@ -212,7 +225,7 @@ class _Completions(_Handler):
         calls = [
             {"index": place, "id": f"call_{number + place}", "type": "function",
              "function": {"name": each["tool"], "arguments": json.dumps(each["input"])}}
-            for place, each in enumerate(step.get("parallel", [step] if "tool" in step else []))
+            for place, each in enumerate(_calls(step))
         ]  # fmt: skip
         said = {"role": "assistant", "content": step.get("text")} | ({"tool_calls": calls} if calls else {})
         told = {"id": f"c_{number}", "created": 1, "model": request.get("model")}
@@ -233,7 +246,6 @@ class _Completions(_Handler):
 class Chat(Endpoint):
     """Chat completions, as far as Copilot CLI and OpenCode use them.
 
-    A step `{"parallel": [step, …]}` calls all of these tools at once; it stands in the script as often as it has calls.
     A subagent whose task begins with `subagent:` follows a script of its own.
     """
 
@@ -255,6 +267,10 @@ class Chat(Endpoint):
     def told(self, request: dict[str, Any]) -> list[str]:
         contents = [each["content"] for each in request.get("messages", []) if each.get("role") == "tool"]
         return [content if isinstance(content, str) else _joined(content) for content in contents]
+
+
+def _calls(step: Step) -> list[Step]:
+    return step.get("parallel", [step] if "input" in step else [])
 
 
 def _joined(blocks: Any) -> str:

@@ -27,17 +27,21 @@ def agent(opencode: str, environment: dict[str, str], project: Path) -> Agent:
 
     def run(script: Sequence[Step], subagent: Sequence[Step] = (), **settings: Any) -> list[str]:
         with Chat(script, subagent) as model:
-            provider = {
-                "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{model.url}/v1", "apiKey": "none"},
-                "models": {"scripted": {"name": "scripted"}},
-            }  # fmt: skip
-            settings |= {"model": "here/scripted", "provider": {"here": provider}}
-            told = {"OPENCODE_CONFIG_CONTENT": json.dumps(settings), "OPENCODE_DISABLE_MODELS_FETCH": "1"}
-            told["OPENCODE_DISABLE_AUTOUPDATE"] = "1"
-            ended(started([opencode, "run", "go"], project, environment | told))
+            ended(start(opencode, model, environment, project, **settings))
             return model.results()
 
     return run
+
+
+def start(opencode: str, model: Chat, environment: dict[str, str], project: Path, **settings: Any) -> Any:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{model.url}/v1", "apiKey": "none"},
+        "models": {"scripted": {"name": "scripted"}},
+    }  # fmt: skip
+    settings |= {"model": "here/scripted", "provider": {"here": provider}}
+    told = {"OPENCODE_CONFIG_CONTENT": json.dumps(settings), "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+    told["OPENCODE_DISABLE_AUTOUPDATE"] = "1"
+    return started([opencode, "run", "go"], project, environment | told)
 
 
 def shell(command: str, **more: Any) -> Step:
