@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 import trees
+from conftest import command_line
 from fumehood import Run
 from fumehood.linux import libc
+from fumehood.linux.confine import can_scope
 from fumehood.linux.mounts import Bind, Text
 from fumehood.service import offline
 
@@ -130,3 +133,31 @@ def test_a_table_without_the_machines_own_name_gets_it(monkeypatch: pytest.Monke
     assert Path(bound.source).read_text() == f"127.0.0.1 localhost\n127.0.0.1 {socket.gethostname()}\n"
     hosts.write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
     assert offline.names_of_host(str(test_directory)) == []
+
+
+RESOLVED = """
+set -e
+mount -t tmpfs none /run
+mkdir -p /run/systemd/resolve "$1/upper" "$1/work"
+echo 'nameserver 127.0.0.53' >/run/systemd/resolve/stub-resolv.conf
+ln -s ../run/systemd/resolve/stub-resolv.conf "$1/upper/resolv.conf"
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" /etc
+shift
+exec "$@" run -- 'cat /etc/resolv.conf'
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "seen"), [('network = "full"', "127.0.0.53"), ('hosts = ["x"]', "127.0.0.53"), ("", "192.0.2.53")]
+)
+def test_a_resolver_that_lies_in_run_is_in_sight_of_who_has_a_network(
+    need: Any, home: Path, project: Path, test_directory: Path, settings: str, seen: str
+) -> None:
+    need(os.geteuid() == 0, "only root can have another /etc here")
+    need(can_scope() or "full" not in settings, "the host's network can't be shared here")
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir(exist_ok=True)
+    configuration.write_text(f"{settings}\n")
+    line = ["unshare", "--mount", "sh", "-c", RESOLVED, "sh", str(test_directory / "etc"), *command_line()]
+    done = subprocess.run(line, cwd=project, capture_output=True, text=True, check=False)
+    assert done.stdout.split()[:2] == ["nameserver", seen], done.stderr

@@ -42,6 +42,16 @@ def names_of_host(cache: str) -> list[Operation]:
     return _mounts(cache, resolver, hosts)
 
 
+def resolver_in_sight() -> list[Operation]:
+    """Show a command with a network what its host's resolver is, where that file is a link to what it does not see.
+
+    systemd-resolved keeps it in /run.
+    """
+    real = os.path.realpath(_RESOLVER)
+    content = _read(real) if os.path.islink(_RESOLVER) and is_in(real, UNSEEN) else None
+    return [] if content is None else [Text(target=real, content=content, why="where names are asked for")]
+
+
 def names_of_tree(cache: str, tree: str) -> list[Operation]:
     """Return the same for a root tree that commands can't write; only on plain files, never on what a link leads to."""
     with Closing(open_top(tree)) as top:

@@ -21,7 +21,7 @@ from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tm
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
-from fumehood.service.offline import names_of_host, names_of_tree
+from fumehood.service.offline import names_of_host, names_of_tree, resolver_in_sight
 from fumehood.service.scratch import PLAYGROUND, Playground, is_there, made, playground
 from fumehood.store.places import home
 
@@ -328,7 +328,7 @@ class Surroundings:
             *(masks_in_roots(capture, self._in_roots, masked) if self._in_roots or masked else ()),
             *(seat.mounts if seat else ()),
             *_sourced(world.source, home),
-            *(world.names() if shares_network else self._names_offline(world) if is_offline else ()),
+            *self._names(world, shares_network=shares_network, is_offline=is_offline),
             *(
                 View(target=target, sources=(os.path.realpath(source),), why="a skill") if is_cut
                 else Bind(target=target, source=source, why="a skill")
@@ -352,11 +352,14 @@ class Surroundings:
         mounts = sealed([*base, *kernel, *own])
         return Seen(mounts=tuple(mounts), ahead=ahead, look=look, is_cut=is_cut, home=home)
 
-    def _names_offline(self, world: World) -> list[Operation]:
+    def _names(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
+        """Return what is mounted so that names of hosts are asked for where that leads somewhere, or nowhere."""
+        if not is_offline:
+            return resolver_in_sight() if world.tree is None else world.names() if shares_network else ()
         if world.tree is None:
             return names_of_host(self.cache)
         # What commands can write may have a link there.
-        return [] if world.tree.guarded else names_of_tree(self.cache, world.tree.path)
+        return () if world.tree.guarded else names_of_tree(self.cache, world.tree.path)
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
         """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
