@@ -205,3 +205,22 @@ def test_the_command_line_says_that_it_runs_again(home: Path, project: Path, cli
         assert f"run again: run {met.run} changed f meanwhile" in err
         (playground / "go").unlink()
     assert (project / "f").read_text().split() == ["other", "x"] * 2
+
+
+@pytest.mark.parametrize(("place", "waits"), [(".", []), ("d", ["d"])])
+def test_what_a_person_made_of_a_directory_meanwhile_stays(
+    home: Path, project: Path, place: str, waits: list[str]
+) -> None:
+    (project / "d").mkdir(mode=0o755)
+    signal = threading.Event()
+
+    def close(_stream: str, _text: str) -> None:
+        if not signal.is_set():
+            (project / place).chmod(0o700)
+            signal.set()
+
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo x > d/new; echo begun; sleep 0.1; echo y > d/newer", on_output=close)
+    assert (project / place).stat().st_mode & 0o777 == 0o700
+    assert [change.path for change in run.changes if change.verdict == "conflict"] == waits
+    assert (project / "d/newer").read_text() == "y\n"

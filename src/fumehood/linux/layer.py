@@ -239,21 +239,21 @@ class Merged:
 # ---- Read the upper layer of an overlay after a run, and tell what the command changed.
 
 def scan(
-    root: int, upper: int, *below: int, indexes: SeenIndexes | None = None, settled: Settled | None = None,
-    is_in_use: bool = False,
+    root: int, upper: int, *below: int, mode: int = 0, indexes: SeenIndexes | None = None,
+    settled: Settled | None = None, is_in_use: bool = False,
 ) -> list[c.Change]:  # fmt: skip
     """Return the change set of one layer: every path whose content, mode or kind differs from what lies below.
 
     `upper` is a descriptor of the layer's top directory, `below` are those of held layers, the topmost first,
     and of the project. What was copied up and is no change is removed from the layer, unless that `is_in_use` by a
-    command that goes on. `indexes` are the project's as they were when the command began; `settled` is what
-    checkpoints have put into the project.
+    command that goes on. `mode` is that of the root when the command began, `indexes` are the project's of then;
+    `settled` is what checkpoints have put into the project.
     """
     with Stack(below) as stack, Loosened(upper) as layer:
         reading = _Scan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
         status, live = os.stat(upper), os.stat(below[0])
-        # That of the root itself can change too.
-        if status.st_mode != live.st_mode and not reading.is_settled(".", status):
+        # That of the root itself can change too, by the command or by a person meanwhile.
+        if status.st_mode not in (mode, live.st_mode) and not reading.is_settled(".", status):
             reading.add(".", c.MODE, c.DIRECTORY, before=stamp_of(live), after=_with_mode(live, status))
         while reading.merged:
             reading.directory(*reading.merged.pop())

@@ -220,6 +220,7 @@ class Layer(Value):
     work: str
     merged: str
     below: tuple[str, ...] = ()
+    mode: int = 0  # that of what lies below, when the command began; 0 where that is not known any more
 
     @property
     def lowers(self) -> tuple[str, ...]:

@@ -34,19 +34,19 @@ def make(
 ) -> tuple[Layer, ...]:
     """Make the directories of a run's layers; the upper one looks like the root it stands for."""
     parts = _PARTS if way in (FUSE, COPY) else _PARTS[:2]
-    layers = layers_of(places, run, roots, below)
+    layers = []
     try:
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(layers_of(places, run, roots, below)):
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
             for part in parts:
                 os.mkdir(places.layer(run, number, part), 0o700)
-            resemble(layer.upper, layer.lowers[0])
+            layers.append(layer.replace(mode=resemble(layer.upper, layer.lowers[0])))
         if any(below):
             _note_below(places, run, below)
     except OSError as error:
         drop(places, run)
         raise _cannot_make(places, error) from error
-    return layers
+    return tuple(layers)
 
 
 def layers_of(
@@ -138,8 +138,8 @@ def take_up(places: Places, run: str) -> int:
     return fd
 
 
-def resemble(upper: str, root: str) -> None:
-    """Give a directory of ours the owner, mode and time of the one it stands for, as far as we may."""
+def resemble(upper: str, root: str) -> int:
+    """Give a directory of ours owner, mode and time of the one it stands for, as far as we may; returns the mode."""
     like = os.stat(root)
     if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
         from fumehood.linux.copying import give_owner
@@ -147,6 +147,7 @@ def resemble(upper: str, root: str) -> None:
         give_owner(upper, like)
     os.chmod(upper, like.st_mode & 0o7777)
     os.utime(upper, ns=(like.st_atime_ns, like.st_mtime_ns))
+    return like.st_mode
 
 
 def scanned(
@@ -161,7 +162,7 @@ def scanned(
     for number, layer in enumerate(layers):
         tops = [open_top(layer.upper), *(open_top(each) for each in _left_of(layer))]
         try:
-            changes = scan(number, *tops, indexes=indexes, settled=settled, is_in_use=is_in_use)
+            changes = scan(number, *tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
             is_linked = any(change.before is not None and change.before.links > 1 for change in changes)
             if is_linked and whole and not is_in_use:
                 from fumehood.linux.held_layers import keep_links

@@ -59,7 +59,8 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
 
     Before anything is recorded, because the scan came after the edit: later, the person's version would look like the
     one that the run had changed. Both times are the file system's own, so they can be compared; that of a directory
-    says only that something in it changed. What lies on a held version is told by that.
+    may say only that something in it changed, which counts where its mode would be set: a person may have done that.
+    What lies on a held version is told by that.
     """
     if not run.found:
         return
@@ -69,7 +70,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         for change in run.found
         if change.before is not None
         and change.before.changed_ns > began
-        and change.before.kind != c.DIRECTORY
+        and (change.before.kind != c.DIRECTORY or change.change == c.MODE)
         and change.verdict in (c.APPLIED, c.HELD)
     ]
     if late and run.below:
