@@ -7,12 +7,12 @@ import time
 
 from fumehood.core.changes import HELD
 from fumehood.core.judge import APPLY, HOLD, cut_short, judge
-from fumehood.core.limits import STOPPED, overflows, refused_writes
-from fumehood.core.network import FULL, NONE, OFFLINE, decided
+from fumehood.core.limits import STOPPED
+from fumehood.core.network import NONE, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
 from fumehood.core.questions import network_question
-from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
-from fumehood.core.request import BIN, Request, arguments, check, checked, on_terminal, quoted, shown
+from fumehood.core.report import Run
+from fumehood.core.request import BIN, Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
@@ -21,6 +21,7 @@ from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.streams import HeldBack, Stream
 from fumehood.service import layers as layering
+from fumehood.service.missed import missed
 from fumehood.service.permission import Permissions
 from fumehood.service.retry import Overtaken, may_be_forgotten
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 
-_MOST_NAMED = 3
-_ASKING = "fumehood ask"  # what a command of a session can type
 _BY_CTRL_C = 130  # the status of a command that ended by it
 
 
@@ -167,7 +166,7 @@ class Hood(Workplace):
         with InterruptsHeld() as interrupts:
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
                 run.found = layering.scanned(layers, claim.indexes)
-                run.blocked = self._blocked(run, network, request.hosts, world, ended, seat)
+                run.blocked = missed(self, run, network, request.hosts, world, ended, seat, self._withheld)
                 if request.beside:
                     from fumehood.service.beside import told
 
@@ -308,52 +307,6 @@ class Hood(Workplace):
             in_session=is_ours and seat is not None,
         )  # fmt: skip
 
-    def _blocked(
-        self, run: Run, network: Network, hosts: tuple[str, ...], world: World, ended: Ended, seat: Seat | None
-    ) -> tuple[Blocked, ...]:
-        """Return what the command was refused, what it may have missed where it failed, and what was thrown away.
-
-        `hosts` are those that it was meant to reach.
-        """
-        blocked = list(run.blocked)  # connections
-        if ended.outcome.limit is not None:
-            blocked.append(ended.outcome.limit)
-        if any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
-            from fumehood.core.limits import OUTPUT, hit
-
-            blocked.append(hit(OUTPUT, self.policy.output_limit))
-        home = "" if ended.seen is None else ended.seen.home
-        complaints = run.stdout if run.one_stream else run.stderr
-        remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if seat else world.remedy
-        refused = refused_writes(complaints, [world.cwd(root) for root in run.roots], remedy, home)
-        blocked += (_missing_root(run, can_ask=seat is not None) if run.exit_code else ()) or refused
-        if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-            blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")
-        blocked += world.blocked
-        if seat is not None:
-            blocked += seat.lacking(run)
-            if run.exit_code and len(self.store.history.unfinished(self.project.id)) > 1:
-                from fumehood.service.now import not_there_yet
-
-                blocked += not_there_yet(self.store, run, complaints)
-        if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
-            from fumehood.service.owners import refused as refused_by_owners
-
-            blocked += refused_by_owners(self.store.places, self.project, run, self.host(), self.policy.capture)
-        if run.exit_code and self._withheld:
-            from fumehood.service.profiles import missed
-
-            blocked += missed(self._withheld)
-        if run.exit_code:
-            _suspect(blocked, run, self.policy, world, ended, can_ask=seat is not None)
-        if ended.left_at_home:
-            named = ", ".join(f"~/{path}" for path in ended.left_at_home[:_MOST_NAMED])
-            more = len(ended.left_at_home) - _MOST_NAMED
-            detail = f"{named} and {more} more" if more > 0 else named
-            hint = "a command's home is its own and is thrown away with it"
-            blocked.append(Blocked(what=LEFT_AT_HOME, detail=detail, hint=hint))
-        return tuple(blocked)
-
     def give_verdicts(self, run: Run, layers: Sequence[Layer], mode: str, cut_short: str) -> None:
         """Give every change its verdict; what a command that was cut short would have applied is held, and says why."""
         if cut_short:
@@ -470,49 +423,6 @@ class Hood(Workplace):
 
 def _question(run: Run, hosts: tuple[str, ...]) -> Question:
     return network_question(run.command, run.cwd, run.project, run.run, hosts, run.roots)
-
-
-def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, asking: str) -> tuple[Blocked, ...]:
-    """Tell which hosts a command did not reach: granted ones where it failed, else that it tried and has no network."""
-    if not tries and not (run.exit_code and run.connections):
-        return ()
-    from fumehood.core.hints import denied_network, unreached
-
-    failed = unreached(run.connections) if run.exit_code else ()
-    return failed or ((denied_network(run.command, run.output, network, hosts, asking),) if tries else ())
-
-
-def _missing_root(run: Run, *, can_ask: bool) -> tuple[Blocked, ...]:
-    """Offer the directory that a failed command in a git work tree could not write: its real git directory."""
-    from fumehood.service.projects import git_directory
-
-    directory = git_directory(run.project)
-    if directory is None or directory in run.roots:
-        return ()
-    line = f"{_ASKING} --write {quoted(directory)}" if can_ask else f"fumehood roots add {directory}"
-    hint = f"this is a git work tree, which keeps its history there; {line}"
-    return (Blocked(what="write", detail=directory, hint=hint),)
-
-
-def _suspect(
-    blocked: list[Blocked], run: Run, policy: Policy, world: World, ended: Ended, *, can_ask: bool
-) -> None:
-    """Add which mask, socket or limit a failed command seems to have met, and what of the home it named and missed."""
-    from fumehood.core.hints import suspected, unseen_paths
-
-    output = run.stderr or run.stdout
-    if output and run.exit_code and not run.timed_out and world.tree is None:
-        suspects = suspected(output, run.exit_code, policy, world.environment.get("HOME", "/"))
-        is_explained = bool(blocked)
-        blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
-    if ended.seen is not None and ended.seen.home:
-        named = {each.detail for each in blocked}
-        for path in unseen_paths(output, (ended.seen.home,), ended.seen.hides, run.cwd):
-            if path not in named:
-                hint = f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)'
-                if can_ask:
-                    hint = f"to ask the person to show it: {_ASKING} --show {quoted(path)}"
-                blocked.append(Blocked(what=HIDDEN_PATH, detail=path, hint=hint))
 
 
 def _cut_short(outcome: Outcome, wishes: Wishes) -> str:

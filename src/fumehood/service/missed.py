@@ -1,0 +1,113 @@
+"""What a command was refused and may have missed, as its report tells it: with the smallest thing that would help."""
+
+from __future__ import annotations
+
+from fumehood.core.limits import overflows, refused_writes
+from fumehood.core.network import FULL
+from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked
+from fumehood.core.request import quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fumehood.core.network import Network
+    from fumehood.core.policy import Policy
+    from fumehood.core.report import Run
+    from fumehood.service.running import Ended, Workplace
+    from fumehood.service.session import Seat
+    from fumehood.service.surroundings import World
+
+_MOST_NAMED = 3
+_ASKING = "fumehood ask"  # what a command of a session can type
+
+
+def missed(
+    place: Workplace, run: Run, network: Network, hosts: tuple[str, ...], world: World, ended: Ended,
+    seat: Seat | None, withheld: dict[str, Any],
+) -> tuple[Blocked, ...]:  # fmt: skip
+    """Return what a command was refused, what it may have missed where it failed, and what was thrown away.
+
+    `hosts` are those that it was meant to reach, `withheld` is what profiles would grant it.
+    """
+    blocked = list(run.blocked)  # connections
+    if ended.outcome.limit is not None:
+        blocked.append(ended.outcome.limit)
+    if any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
+        from fumehood.core.limits import OUTPUT, hit
+
+        blocked.append(hit(OUTPUT, place.policy.output_limit))
+    home = "" if ended.seen is None else ended.seen.home
+    complaints = run.stdout if run.one_stream else run.stderr
+    remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if seat else world.remedy
+    refused = refused_writes(complaints, [world.cwd(root) for root in run.roots], remedy, home)
+    blocked += (_missing_root(run, can_ask=seat is not None) if run.exit_code else ()) or refused
+    if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
+        blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")
+    blocked += world.blocked
+    if seat is not None:
+        blocked += seat.lacking(run)
+        if run.exit_code and len(place.store.history.unfinished(place.project.id)) > 1:
+            from fumehood.service.now import not_there_yet
+
+            blocked += not_there_yet(place.store, run, complaints)
+    if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
+        from fumehood.service.owners import refused as refused_by_owners
+
+        blocked += refused_by_owners(place.store.places, place.project, run, place.host(), place.policy.capture)
+    if run.exit_code and withheld:
+        from fumehood.service.profiles import missed as missed_profiles
+
+        blocked += missed_profiles(withheld)
+    if run.exit_code:
+        _suspect(blocked, run, place.policy, world, ended, can_ask=seat is not None)
+    if ended.left_at_home:
+        named = ", ".join(f"~/{path}" for path in ended.left_at_home[:_MOST_NAMED])
+        more = len(ended.left_at_home) - _MOST_NAMED
+        detail = f"{named} and {more} more" if more > 0 else named
+        hint = "a command's home is its own and is thrown away with it"
+        blocked.append(Blocked(what=LEFT_AT_HOME, detail=detail, hint=hint))
+    return tuple(blocked)
+
+
+def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, asking: str) -> tuple[Blocked, ...]:
+    """Tell which hosts a command did not reach: granted ones where it failed, else that it tried and has no network."""
+    if not tries and not (run.exit_code and run.connections):
+        return ()
+    from fumehood.core.hints import denied_network, unreached
+
+    failed = unreached(run.connections) if run.exit_code else ()
+    return failed or ((denied_network(run.command, run.output, network, hosts, asking),) if tries else ())
+
+
+def _missing_root(run: Run, *, can_ask: bool) -> tuple[Blocked, ...]:
+    """Offer the directory that a failed command in a git work tree could not write: its real git directory."""
+    from fumehood.service.projects import git_directory
+
+    directory = git_directory(run.project)
+    if directory is None or directory in run.roots:
+        return ()
+    line = f"{_ASKING} --write {quoted(directory)}" if can_ask else f"fumehood roots add {directory}"
+    hint = f"this is a git work tree, which keeps its history there; {line}"
+    return (Blocked(what="write", detail=directory, hint=hint),)
+
+
+def _suspect(
+    blocked: list[Blocked], run: Run, policy: Policy, world: World, ended: Ended, *, can_ask: bool
+) -> None:
+    """Add which mask, socket or limit a failed command seems to have met, and what of the home it named and missed."""
+    from fumehood.core.hints import suspected, unseen_paths
+
+    output = run.stderr or run.stdout
+    if output and run.exit_code and not run.timed_out and world.tree is None:
+        suspects = suspected(output, run.exit_code, policy, world.environment.get("HOME", "/"))
+        is_explained = bool(blocked)
+        blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
+    if ended.seen is not None and ended.seen.home:
+        named = {each.detail for each in blocked}
+        for path in unseen_paths(output, (ended.seen.home,), ended.seen.hides, run.cwd):
+            if path not in named:
+                hint = f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)'
+                if can_ask:
+                    hint = f"to ask the person to show it: {_ASKING} --show {quoted(path)}"
+                blocked.append(Blocked(what=HIDDEN_PATH, detail=path, hint=hint))
