@@ -58,9 +58,9 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
     """Mark what a person changed after the run had begun: their version stays, the run's waits.
 
     Before anything is recorded, because the scan came after the edit: later, the person's version would look like the
-    one that the run had changed. Both times are the file system's own, so they can be compared; that of a directory
-    may say only that something in it changed, which counts where its mode would be set: a person may have done that.
-    What lies on a held version is told by that.
+    one that the run had changed. Both times are the file system's own, so they can be compared. That of a directory
+    says only that something in it changed, unless it is later than when that was: then its mode did. What lies on a
+    held version is told by that.
     """
     if not run.found:
         return
@@ -70,7 +70,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         for change in run.found
         if change.before is not None
         and change.before.changed_ns > began
-        and (change.before.kind != c.DIRECTORY or change.change == c.MODE)
+        and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
         and change.verdict in (c.APPLIED, c.HELD)
     ]
     if late and run.below:
@@ -85,6 +85,11 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
             change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
             change.verdict = c.CONFLICT
         keep_replacements_whole(run.found)
+
+
+def _is_another_mode(change: c.Change) -> bool:
+    before = change.before
+    return change.change == c.MODE and before is not None and before.changed_ns > before.modified_ns
 
 
 def _apply(
