@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fumehood import Sandbox
-from fumehood.service.clean import clean, upkeep
+from fumehood.service.clean import clean
 from fumehood.service.store import Store
+from fumehood.service.upkeep import upkeep
 from passing_days import DAY, pass_days
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]

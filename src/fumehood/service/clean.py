@@ -15,7 +15,6 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
 from fumehood.linux.cache import forget
-from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import layers as layering
 from fumehood.service.files import LiveFiles, catch_up_all, forget_file
@@ -426,42 +425,6 @@ def _drop_missing(store: Store, file_records: Sequence[Record], with_backup: set
         with LiveFiles(root) as live:
             mine = [each for each in file_records if each.root == root and each.id not in with_backup]
             Files(store.database).drop([each.id for each in mine if live.is_missing(each.path)])
-
-
-# ---- What is done when there is time: after a report is printed, before the next command, at the end of a program.
-
-_DAY_S = 86_400
-
-
-def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
-    """Bring the records of a project's files up to date, and, where that is asked for, clean once a day.
-
-    Returns what to tell a person: which backups went, where some did. It waits for nobody, and nothing else fails for
-    it: whoever needs the records does it again, and is told.
-    """
-    try:
-        if store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):
-            from fumehood.service.files import catch_up
-
-            with InterruptsHeld():
-                catch_up(store, project, wait=False)
-        if cleaning is not None and is_cleaning_due(store):
-            return clean_up(store, cleaning)
-    except (OSError, FumehoodError):
-        return ""
-    return ""
-
-
-def is_cleaning_due(store: Store) -> bool:
-    """Tell whether nothing was cleaned for a day; the time of the lock's file is that of the last cleaning."""
-    path = store.places.lock("clean")
-    try:
-        last = os.stat(path).st_mtime
-    except FileNotFoundError:
-        # Nothing is a day old yet.
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        return False
-    return not 0 <= time.time() - last < _DAY_S
 
 
 def clean_up(store: Store, cleaning: Clean) -> str:

@@ -17,7 +17,7 @@ from fumehood.linux.monitor import watcher
 from fumehood.linux.streams import CLOSED, decoding
 from fumehood.service import decide
 from fumehood.service.ask import channels
-from fumehood.service.clean import clean_up, is_cleaning_due, upkeep
+from fumehood.service.clean import clean_up
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Wishes
@@ -25,6 +25,7 @@ from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, redo_session, session_of, undo_session
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
+from fumehood.service.upkeep import is_cleaning_due, upkeep
 from fumehood.store.audit import PYTHON
 from fumehood.store.history import LAST, Reach
 from fumehood.store.places import new_mark

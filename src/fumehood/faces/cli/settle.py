@@ -15,11 +15,11 @@ from fumehood.faces.cli.look import apply_line, headline, short, tell_run, write
 from fumehood.faces.cli.output import here
 from fumehood.faces.cli.prompt import Keys, columns, turn
 from fumehood.service import decide
-from fumehood.service.clean import upkeep
 from fumehood.service.differences import each_difference
 from fumehood.service.session import project_of, redo_session, undo_session
 from fumehood.service.settle import chosen
 from fumehood.service.undo import last_to_undo, to_redo, undo
+from fumehood.service.upkeep import upkeep
 from fumehood.store.history import LAST
 
 TYPE_CHECKING = False
