@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from at_terminal import Terminal
 from clients.conftest import FUMEHOOD, Done, ended, knows_our_words, log, only_read_there, provided, said_by_us, started
 from clients.endpoint import Anthropic, Step
+from patience import LONG_S, eventually
 
 pytestmark = pytest.mark.namespaces
 
@@ -260,3 +263,61 @@ def test_a_hook_that_is_gone_lets_nothing_through(agent: Agent, fumehood: Any, h
     (told,) = agent([bash("touch f"), {"text": "done"}])
     assert "/gone/fumehood" in told
     assert os.listdir(project) == []
+
+
+def test_what_a_subagent_runs_belongs_to_the_same_session(
+    claude: str, environment: dict[str, str], fumehood: Any, project: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    task = {"description": "test", "prompt": "subagent: do it", "subagent_type": "general-purpose"}
+    script = [{"tool": "Agent", "input": task}, bash("cat f; echo y >>f"), {"text": "done"}]
+    with Anthropic(script, [bash("echo x >f"), {"text": "done"}]) as model:
+        ended(start(claude, model, environment, project))
+    assert model.results()[1].startswith("x")
+    runs = log(fumehood)
+    assert [run["command"] for run in runs] == ["echo x >f", "cat f; echo y >>f"]
+    fumehood("undo", "--session", runs[1]["session"])
+    assert os.listdir(project) == []
+
+
+def test_a_host_is_denied_then_granted_by_a_person_and_reached(
+    claude: str, environment: dict[str, str], fumehood: Any, project: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    place = ""
+
+    def denied(_told: list[str]) -> Step:
+        return bash(f"curl -sS http://{place}/ || true; getent hosts example.org || true")
+
+    def granted(_told: list[str]) -> Step:
+        session = log(fumehood)[0]["session"]
+        line = [str(FUMEHOOD), "ask", "--session", session, place]
+        with Terminal(line, project, env=environment) as person:
+            assert f"reach a host? {place}" in person.wait_for("\n>")
+            person.type("s")
+            assert person.end() == 0, person.seen
+        return bash(f"curl -sS http://{place}/")
+
+    with Anthropic([denied, granted, {"text": "done"}]) as model:
+        place = model.url.removeprefix("http://")
+        ended(start(claude, model, environment, project))
+    first, second = model.results()
+    assert said_by_us("blocked network: ", first)
+    assert "fumehood ask" in first
+    assert '"object": "list"' in second
+
+
+def test_a_client_that_is_interrupted_leaves_nothing_running_and_nothing_half_done(
+    claude: str, environment: dict[str, str], fumehood: Any, project: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    with Anthropic([bash("echo x >f; sleep 60; echo y >f"), {"text": "done"}]) as model:
+        process = start(claude, model, environment, project)
+        assert eventually(lambda: json.loads(fumehood("ps", "--json").stdout))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LONG_S)
+        assert eventually(lambda: not json.loads(fumehood("ps", "--json").stdout))
+    assert os.listdir(project) == []
+    (run,) = log(fumehood)
+    assert run["state"] in ("held", "empty")  # it may not have begun to write
+    assert run["reason"].startswith("ended by a signal") or run["state"] == "empty"

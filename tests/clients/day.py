@@ -184,7 +184,7 @@ def day(client: Client, project: Path, port: int) -> list[tuple[str, Step]]:
         steps += [
             ("serves", client.background(f"python3 -u serve.py {port} >server.log 2>&1")),
             ("asks it", shell(f"for i in {TRIES}; do curl -fs {place}/README.md && break; sleep 0.2; done")),
-            ("waits", shell("sleep 8")),  # what a background command writes is seen after a while, by the next command
+            ("waits", shell("sleep 16")),  # Codex does not say what is in the background: known after ten seconds
             ("reads its log", shell("grep -c GET server.log")),
         ]
     steps += [

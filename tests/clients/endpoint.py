@@ -3,7 +3,8 @@
 A script is a list of steps: `{"tool": NAME, "input": {…}}` (for Codex also "namespace", or "custom" for a tool that
 takes plain text), `{"text": "…"}`, or a function that makes one of what was told so far. `{"parallel": [step, …]}`
 calls all of these at once; it stands in the script as often as it has calls. Which step is next is told by how many
-tool results the conversation holds; what the agent sent is kept in `requests`.
+tool results the conversation holds; what the agent sent is kept in `requests`. A subagent whose task has `subagent:`
+in it follows a script of its own.
 """
 
 import json
@@ -20,8 +21,11 @@ class Endpoint:
 
     handler: ClassVar[type["_Handler"]]
 
-    def __init__(self, script: Sequence[Step | Callable[[list[str]], Step]]) -> None:
+    def __init__(
+        self, script: Sequence[Step | Callable[[list[str]], Step]], subagent: Sequence[Step] = ()
+    ) -> None:
         self.script = list(script)
+        self.subagent = subagent
         self.requests: list[dict[str, Any]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
         self._server.endpoint = self  # type: ignore[attr-defined]
@@ -47,8 +51,11 @@ class Endpoint:
         raise NotImplementedError
 
     def step(self, request: dict[str, Any]) -> tuple[int, Step]:
-        self.requests.append(request)
         told = self.told(request)
+        asked = next((each["content"] for each in request.get("messages", []) if each["role"] == "user"), "")
+        if "subagent:" in json.dumps(asked):
+            return len(told), self.subagent[min(len(told), len(self.subagent) - 1)]
+        self.requests.append(request)
         step = self.script[min(len(told), len(self.script) - 1)]
         return len(told), step(told) if callable(step) else step
 
@@ -244,25 +251,9 @@ class _Completions(_Handler):
 
 
 class Chat(Endpoint):
-    """Chat completions, as far as Copilot CLI and OpenCode use them.
-
-    A subagent whose task begins with `subagent:` follows a script of its own.
-    """
+    """Chat completions, as far as Copilot CLI and OpenCode use them."""
 
     handler = _Completions
-
-    def __init__(
-        self, script: Sequence[Step | Callable[[list[str]], Step]], subagent: Sequence[Step] = ()
-    ) -> None:
-        super().__init__(script)
-        self.subagent = subagent
-
-    def step(self, request: dict[str, Any]) -> tuple[int, Step]:
-        asked = next((each["content"] for each in request["messages"] if each["role"] == "user"), "")
-        if "subagent:" not in json.dumps(asked):
-            return super().step(request)
-        number = len(self.told(request))
-        return number, self.subagent[min(number, len(self.subagent) - 1)]
 
     def told(self, request: dict[str, Any]) -> list[str]:
         contents = [each["content"] for each in request.get("messages", []) if each.get("role") == "tool"]
