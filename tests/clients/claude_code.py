@@ -273,9 +273,10 @@ def test_what_a_subagent_runs_belongs_to_the_same_session(
     script = [{"tool": "Agent", "input": task}, bash("cat f; echo y >>f"), {"text": "done"}]
     with Anthropic(script, [bash("echo x >f"), {"text": "done"}]) as model:
         ended(start(claude, model, environment, project))
-    assert model.results()[1].startswith("x")
     runs = log(fumehood)
-    assert [run["command"] for run in runs] == ["echo x >f", "cat f; echo y >>f"]
+    # They may be at it at the same time.
+    assert {run["command"] for run in runs} == {"echo x >f", "cat f; echo y >>f"}
+    assert len({run["session"] for run in runs}) == 1
     fumehood("undo", "--session", runs[1]["session"])
     assert os.listdir(project) == []
 
