@@ -1,6 +1,7 @@
 """What runs now: shown by ps, ended by stop, settled by checkpoint."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,19 @@ def test_what_a_command_has_written_is_settled_by_a_checkpoint(cli: Any, started
     process.communicate(timeout=LONG_S)
     assert cli("undo", "--session", "agent").returncode == 0
     assert not (project / "f").exists()
+
+
+def test_an_undo_says_that_what_was_settled_before_stands(cli: Any, begun: Any, home: Path, project: Path) -> None:
+    process = begun("echo x > first; echo ready; while [ ! -e ~/playground/go ]; do sleep 0.05; done; echo y > second")
+    (run,) = shown(cli)
+    cli("checkpoint", run["run"])
+    Path(cli("playground", "path").stdout.strip(), "go").touch()
+    process.communicate(timeout=LONG_S)
+    told = cli("undo", run["run"]).stdout
+    (earlier,) = re.findall(r"what was settled while it ran stands; to take that back: fumehood undo (\w+)", told)
+    assert [path.name for path in project.iterdir()] == ["first"]
+    assert "stands" not in cli("undo", earlier).stdout
+    assert list(project.iterdir()) == []
 
 
 def test_an_agent_has_its_own_commands_settled_and_no_others(cli: Any, started: Any, project: Path) -> None:

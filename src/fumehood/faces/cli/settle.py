@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import islice
 
 from fumehood.core import changes as c
 from fumehood.core.questions import held_item, waiting
@@ -20,7 +21,7 @@ from fumehood.service.session import project_of, redo_session, undo_session
 from fumehood.service.settle import chosen
 from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.service.upkeep import upkeep
-from fumehood.store.history import LAST
+from fumehood.store.history import CHECKPOINT, LAST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
 _CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
+_LOOKED_AT = 20  # runs, for a checkpoint of one that was taken back
 _MOST_CHANGED = 3  # times that a person is shown anew what changes while they look
 _END = "q\x03\x04\x1b"
 
@@ -101,7 +103,16 @@ def _undo(context: Context) -> int:
         context.store, context.project_of(run), run, options.paths, here=here(), force=options.force,
         by=options.only_session or "",
     )  # fmt: skip
-    return _say(context, back, lambda: _tell_undo(back))
+
+    def show() -> None:
+        _tell_undo(back)
+        # Those of a command come right after it.
+        latest = islice(context.store.history.standing(*context.reaches(LAST)), _LOOKED_AT)
+        earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
+        if earlier is not None:
+            print(f"  what was settled while it ran stands; to take that back: fumehood undo {short(earlier.run)}")
+
+    return _say(context, back, show)
 
 
 def _redo(context: Context) -> int:
