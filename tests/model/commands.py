@@ -26,6 +26,12 @@ class Contents:
         self._count += 1
         return f"text-{self._count}"
 
+    def copy(self) -> Contents:
+        """Others that go on as these would."""
+        others = Contents()
+        others._count = self._count
+        return others
+
 
 def made_in(tree: Tree, path: str, kind: str, text: str, mode: int) -> Node:
     """Something that is made at a path, with the group that it gets there."""

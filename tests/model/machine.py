@@ -19,7 +19,7 @@ import repository
 from commands import ACTS, FREE, PASSES_GROUP_ON, SHARED, Act, Command, Contents, made_in
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from plain import WAITING, Done, Model, Node, Tree, is_file
+from plain import WAITING, Done, Model, Node, Tree, is_file, put
 from repository import COMMITTED, GIT, KEPT, MESSAGE, OBJECTS, STAGED, STATE
 
 from conftest import PREFIX, scratch
@@ -180,6 +180,45 @@ class Machine(RuleBasedStateMachine):
     def run_while_a_person_edits(self, acts: list[Act], path: str, mode: str) -> None:
         """A command runs, and a person writes a file meanwhile."""
         self._run(acts, mode, lambda: self._write(path))
+
+    @precondition(lambda self: not self.written and not self.model.waiting())
+    @rule(acts=acts, path=st.sampled_from(SHARED))
+    @counted
+    def run_beside_another(self, acts: list[Act], path: str) -> None:
+        """Two commands run at the same time: one that changed the same is run once more, from what the other left."""
+        node = self.model.project.get(path)
+        if node is None or not is_file(node):
+            return
+        first = self.contents.copy()
+        before = self.model.view()
+        command = Command(before, self.contents)
+        for act in acts:
+            command.act(*act)
+        other = Command(before, self.contents)
+        other.act("append", path, path, 0)
+        others: list[Run] = []
+
+        def on_output(*_: object) -> None:
+            if not others:
+                with Sandbox(self.project, policy=Policy(capture=self.capture)) as beside:
+                    others.append(beside.run("; ".join(other.lines)))
+
+        self._tick()
+        run = self.sandbox.run("; ".join([*command.lines, "echo done"]), on_output=on_output)
+        assert run.exit_code == 0, run.output
+        self.model.ran(others[0].id, other.tree, "apply", {}, set())
+        is_met = path in command.touched or command.tree.get(path) != node
+        assert run.reason.startswith("run again") == is_met, (run.reason, is_met)
+        if is_met:
+            command = Command(self.model.view(), first)
+            for act in acts:
+                command.act(*act)
+        else:
+            put(command.tree, path, other.tree[path])
+        done = self.model.ran(run.id, command.tree, "apply", {}, command.touched)
+        assert self._verdicts(run) == done.verdicts, (self._verdicts(run), done.verdicts)
+        if not is_met:  # it began before the other
+            self.model.runs[-2:] = self.model.runs[:-3:-1]
 
     @precondition(lambda self: repository.IS_HERE and self._history_is_whole())
     @rule(
