@@ -254,7 +254,7 @@ def scan(
         status, live = os.stat(upper), os.stat(below[0])
         # That of the root itself can change too, by the command or by a person meanwhile.
         if status.st_mode not in (mode, live.st_mode) and not reading.is_settled(".", status):
-            reading.add(".", c.MODE, c.DIRECTORY, before=stamp_of(live), after=_with_mode(live, status))
+            reading.add(".", c.MODE, c.DIRECTORY, before=reading.stamp_below(".", live), after=_with_mode(live, status))
         while reading.merged:
             reading.directory(*reading.merged.pop())
         reading.flag_moved()
@@ -307,7 +307,7 @@ class _Scan:
             self._forget(upper, name)
         elif below is not None and kind == c.DIRECTORY and stat.S_ISDIR(below.st_mode):
             if status.st_mode != below.st_mode and not self.is_settled(path, status):
-                self.add(path, c.MODE, kind, before=stamp_of(below), after=_with_mode(below, status))
+                self.add(path, c.MODE, kind, before=self.stamp_below(path, below), after=_with_mode(below, status))
             self.merged.append((path, hidden))
         else:
             self._version(upper, live, part, path, status, below)
@@ -321,7 +321,7 @@ class _Scan:
         change = c.classify(kind, c.ABSENT if below is None else kind_of(below.st_mode))
         if below is not None and change == c.MODIFIED:
             change = _difference(upper, part, name, status, below, names)
-            before, after = self._stamp_below(path, below), _stamped(upper, name, status)
+            before, after = self.stamp_below(path, below), _stamped(upper, name, status)
             if after.meaning and change == c.MODIFIED and self._is_refresh(live, part, path, below, before, after):
                 change = None
             if change is None:
@@ -333,7 +333,7 @@ class _Scan:
             # Something where the project has nothing, or something of another kind.
             first = len(self.changes)
             self.add(
-                path, change or c.ADDED, kind, before=None if below is None else self._stamp_below(path, below),
+                path, change or c.ADDED, kind, before=None if below is None else self.stamp_below(path, below),
                 after=_stamped(upper, name, status), marked=self._cleaned(upper, name, names),
             )  # fmt: skip
             if below is not None and stat.S_ISDIR(below.st_mode):
@@ -397,7 +397,7 @@ class _Scan:
         """Tell whether an entry of the layer is what a checkpoint put into the project."""
         return self._settled is not None and self._settled.is_unchanged(self._root, path, status)
 
-    def _stamp_below(self, path: str, below: os.stat_result) -> c.Stamp:
+    def stamp_below(self, path: str, below: os.stat_result) -> c.Stamp:
         """Return the stamp of what lies below; what a checkpoint of this command left there is not another's edit."""
         stamp = stamp_of(below)
         if self._settled is not None and self._settled.is_left(self._root, path, below):
@@ -439,7 +439,7 @@ class _Scan:
     def _gone(self, path: str, below: os.stat_result, within: str | None = None) -> None:
         if below.st_uid != self._owner and stat.S_ISREG(below.st_mode):
             self._others_gone.add((below.st_size, below.st_mtime_ns))
-        before = self._stamp_below(path, below)
+        before = self.stamp_below(path, below)
         self.add(path, c.DELETED, before.kind, before=before, within=within)
 
     def flag_moved(self) -> None:

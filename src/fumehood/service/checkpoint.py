@@ -162,7 +162,7 @@ class Checkpoints:
         originals = [
             (change.root, change.path, change.before.text())
             for change in going
-            if change.before is not None and change.before.kind != c.DIRECTORY
+            if change.before is not None and (change.before.kind != c.DIRECTORY or change.change == c.MODE)
         ]
         note(self._note, [], originals)
         with layering.Claim(store.places, checkpoint.run) as claim:
