@@ -52,14 +52,17 @@ def read_own(path: str) -> bytes | None:
 def write_own(path: str, content: bytes) -> None:
     """Write a small file in one step, if that can be done."""
     try:
-        replace(path, content, f"{path}.{os.getpid()}.{_thread.get_ident()}")
+        replace(path, content, by_many=True)
     except OSError:
         return
 
 
-def replace(path: str, content: bytes, spare: str = "", *, mode: int = 0o600) -> None:
-    """Write a file beside its place, and let it take that when it is whole; raises OSError."""
-    spare = spare or f"{path}.new"
+def replace(path: str, content: bytes, *, by_many: bool = False, mode: int = 0o600) -> None:
+    """Write a file beside its place, and let it take that when it is whole; raises OSError.
+
+    What several may write at once, `by_many`, is written beside it by each for itself.
+    """
+    spare = f"{path}.new-{os.getpid()}-{_thread.get_ident()}" if by_many else f"{path}.new"
     file = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         left = memoryview(content)

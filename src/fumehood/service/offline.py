@@ -8,7 +8,6 @@ its own machine does not try to leave.
 
 from __future__ import annotations
 
-import _thread
 import os
 import stat
 import zlib
@@ -86,7 +85,7 @@ def _bound(cache: str, target: str, content: bytes) -> list[Operation]:
     path = f"{cache}/names-{zlib.crc32(content):08x}-{len(content)}"
     if _read(path) != content:
         try:
-            replace(path, content, f"{path}.{os.getpid()}.{_thread.get_ident()}", mode=0o644)
+            replace(path, content, by_many=True, mode=0o644)
             os.chmod(path, 0o644)  # for whom the command runs as, whatever our umask
         except OSError:
             return []

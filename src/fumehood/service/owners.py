@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 
 from fumehood.core import changes as c
 from fumehood.core.judge import keep_replacements_whole
 from fumehood.core.limits import overflows
 from fumehood.core.report import Blocked
+from fumehood.linux.cache import replace
 from fumehood.linux.capture import (
     BWRAP,
     COPY,
@@ -50,11 +50,7 @@ def failed_on(places: Places, project: Project) -> list[Stranger]:
 
 
 def _remember(places: Places, project: Project, strangers: Sequence[Stranger]) -> None:
-    path = places.strangers(project.id)
-    beside = f"{path}.{os.getpid()}.{_thread.get_ident()}"
-    with open(beside, "wb") as file:
-        file.write(b"\0".join(os.fsencode(each.whole) for each in strangers))
-    os.rename(beside, path)
+    replace(places.strangers(project.id), b"\0".join(os.fsencode(each.whole) for each in strangers), by_many=True)
 
 
 def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:

@@ -219,5 +219,5 @@ def replace(path: str, before: str, after: str) -> str | None:
         mode = os.stat(path).st_mode & 0o755
         backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
         cache.replace(backup, before.encode(), mode=mode)
-    cache.replace(path, after.encode(), f"{path}.new-{os.getpid()}", mode=mode)
+    cache.replace(path, after.encode(), by_many=True, mode=mode)
     return backup
