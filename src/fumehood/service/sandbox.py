@@ -340,15 +340,19 @@ class Hood(Workplace):
             return self
         from fumehood.service.access import widened
 
-        policy = widened(self.policy, granted)
-        return Hood(self.store, self.project, policy, self.start, self.permissions, self.surroundings.under(policy))
+        return self._under(widened(self.policy, granted))
+
+    def _under(self, policy: Policy) -> Hood:
+        """Return a hood with another policy; what was found out about the host is known to it too."""
+        hood = Hood(self.store, self.project, policy, self.start, self.permissions, self.surroundings.under(policy))
+        hood._host = self._host
+        return hood
 
     def profiled(self, request: Request) -> tuple[Hood, Request]:
         """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
         if request.agent is not None:
-            policy = self.policy.under(request.agent.settings)
-            hood = Hood(self.store, self.project, policy, self.start, self.permissions, self.surroundings.under(policy))
-            hood._host, hood._profiles, hood._agent = self._host, (TOOLS,), request.agent
+            hood = self._under(self.policy.under(request.agent.settings))
+            hood._profiles, hood._agent = (TOOLS,), request.agent
             return hood, request
         profiles = matching(self.policy.profiles, checked(request.command))
         if not profiles:
@@ -356,9 +360,8 @@ class Hood(Workplace):
         from fumehood.service.profiles import profiled
 
         profile = profiled(self.store, self.project, self.policy, request, profiles)
-        surroundings = self.surroundings.under(profile.policy)
-        hood = Hood(self.store, self.project, profile.policy, self.start, self.permissions, surroundings)
-        hood._host, hood._profiles, hood._withheld = self._host, profiles, profile.withheld
+        hood = self._under(profile.policy)
+        hood._profiles, hood._withheld = profiles, profile.withheld
         return hood, profile.request
 
     def _asking(self, request: Request) -> Request:
