@@ -82,7 +82,8 @@ def test_a_path_that_is_not_in_the_run(command: str, cli: Cli, applied: str, pro
         run = json.loads(cli("run", "--json", "--hold", "--", "echo held > c").stdout)["run"]
     before = snapshot(project)
     error, hint = refused(cli(command, run, "nowhere"))
-    assert (error, hint) == (f"run {run} did not change nowhere", f"fumehood show {run}")
+    number = json.loads(cli("show", run, "--json").stdout)["number"]
+    assert (error, hint) == (f"run {number} did not change nowhere", f"fumehood show {number}")
     assert snapshot(project) == before
     assert json.loads(cli("show", run, "--json").stdout)["state"] == ("applied" if run == applied else "held")
 
@@ -91,7 +92,7 @@ def test_a_path_that_is_not_in_the_run(command: str, cli: Cli, applied: str, pro
 def test_an_apply_of_what_is_applied(command: str, cli: Cli, applied: str, project: Path) -> None:
     before = snapshot(project)
     error, hint = refused(cli(command, applied))
-    assert (error, hint) == (f"run {applied} holds nothing: it is applied", f"fumehood show {applied}")
+    assert (error, hint) == ("run 1 holds nothing: it is applied", "fumehood show 1")
     assert snapshot(project) == before
 
 
@@ -99,7 +100,7 @@ def test_an_undo_twice(cli: Cli, applied: str, project: Path) -> None:
     assert cli("undo", applied).returncode == 0
     before = snapshot(project)
     error, hint = refused(cli("undo", applied))
-    assert error == f"run {applied} is undone already"
+    assert error == "run 1 is undone already"
     assert "fumehood redo" in hint
     assert snapshot(project) == before
 

@@ -226,7 +226,7 @@ def test_what_changed_is_told_on_standard_error(cli: Cli, project: Path) -> None
     assert first == "err"
     assert block[0] == "fumehood: 2 changes applied (1 deletion)"
     assert [line.strip() for line in block[1:3]] == ["- gone", "+ new"]
-    assert block[3].strip().startswith("undo: fumehood undo 0")
+    assert block[3].strip().startswith("undo: fumehood undo 1")
     assert cli("run", "--", "true").stderr == ""
     assert cli("run", "--quiet", "--", "touch more").stderr == ""
 

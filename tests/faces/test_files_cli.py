@@ -89,11 +89,11 @@ def test_the_versions_of_a_file_are_shown_with_what_brings_them_back(
     first, second = run("echo two > d/a"), run("echo three > d/a")
     shown = cli("files", "a", cwd=project / "d").stdout
     assert [line.split()[0] for line in shown.splitlines()[2:-1]] == [
-        second.run[:16], first.run[:16], time.strftime("%y-%m-%d"),
+        second.name, first.name, time.strftime("%y-%m-%d"),
     ]  # fmt: skip
     assert "before: echo two > d/a" in shown
     assert "fumehood restore d/a" in shown
-    assert cli("restore", "a", "--from", first.run[:16], cwd=project / "d").returncode == 0
+    assert cli("restore", "a", "--from", first.name, cwd=project / "d").returncode == 0
     assert (project / "d/a").read_text() == "one"
 
 

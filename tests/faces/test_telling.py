@@ -71,8 +71,8 @@ def test_files_that_a_run_made_are_among_those_that_runs_changed(cli: Cli, proje
     shown = cli("files").stdout
     assert "d/made" in shown
     assert "1 more that no run changed" in shown
-    run = json.loads(cli("show", "--json").stdout)["run"]
-    assert f"run {run[:16]} changed it last" in cli("files", "d/made").stdout
+    run = json.loads(cli("show", "--json").stdout)["number"]
+    assert f"run {run} changed it last" in cli("files", "d/made").stdout
     assert "no run changed it" in cli("files", "other").stdout
 
 

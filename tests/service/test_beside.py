@@ -31,7 +31,7 @@ def hood(home: Path, project: Path) -> Callable[..., Hood]:
         store = OpenedStore(face="cli")
         asks = () if answer is None else (Callback(answer),)
         opened = store.projects.open(str(project))
-        return Hood(store, opened, store.policy_of(opened), start, Permissions(store.grants, asks))
+        return Hood(store, opened, store.policy_of(opened), start, Permissions(store, asks))
 
     return make
 

@@ -224,7 +224,7 @@ def test_what_builds_on_something_held_waits_with_it(going, sandbox, project):
     command.part()
     run = command.checkpoint()
     assert paths(run) == {"n": "added"}
-    assert f"h: it builds on run {held.run}, which was held" in run.reason
+    assert f"h: it builds on run {held.name}, which was held" in run.reason
     assert [(change.path, change.verdict) for change in command.ended().changes] == [("h", "held")]
 
 

@@ -68,7 +68,7 @@ def test_a_run_without_its_backups_stays_in_the_history_and_says_so(
     found = store.history.find(run.run)
     assert (found.state, found.layer) == ("applied", "")
     assert "no longer kept" in differences(store, found)[0].text
-    with pytest.raises(BadRequest, match=f"backups of run {run.run} were cleaned away"):
+    with pytest.raises(BadRequest, match=f"backups of run {run.name} were cleaned away"):
         sandbox.undo(run)
     assert kept(store) == set()
     assert (project / "a").read_text() == "new\n"

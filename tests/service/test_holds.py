@@ -76,7 +76,7 @@ def test_a_change_built_on_a_held_one_waits_with_it(sandbox, furnished):
     assert verdicts(run) == {
         "a": "held", "n/g": "held", "d": "held", "d/y": "held", "d/z": "held", "free": "applied",
     }  # fmt: skip
-    assert reasons(run)["a"] == f"it builds on run {held.id}, which was held"
+    assert reasons(run)["a"] == f"it builds on run {held.name}, which was held"
     assert (furnished / "d/x").exists()
     assert (furnished / "free").exists()
 
@@ -84,9 +84,9 @@ def test_a_change_built_on_a_held_one_waits_with_it(sandbox, furnished):
 def test_held_runs_are_applied_in_the_order_they_were_made(sandbox, furnished):
     first = sandbox.run("echo A >> a", apply="hold")
     second = sandbox.run("echo B >> a")
-    with pytest.raises(BadRequest, match=f"a builds on run {first.id}, which is held") as refused:
+    with pytest.raises(BadRequest, match=f"a builds on run {first.name}, which is held") as refused:
         sandbox.apply(second)
-    assert refused.value.hint == f"first: fumehood apply {first.id}"
+    assert refused.value.hint == f"first: fumehood apply {first.name}"
     sandbox.apply(first)
     sandbox.apply(second)
     assert (furnished / "a").read_text() == "a\nA\nB\n"
@@ -95,7 +95,7 @@ def test_held_runs_are_applied_in_the_order_they_were_made(sandbox, furnished):
 def test_what_others_build_on_is_not_thrown_away_before_them(sandbox, furnished):
     first = sandbox.run("mkdir n; echo n > n/f", apply="hold")
     second = sandbox.run("echo g > n/g")
-    with pytest.raises(BadRequest, match=f"run {second.id} builds on it: n/g"):
+    with pytest.raises(BadRequest, match=f"run {second.name} builds on it: n/g"):
         sandbox.discard(first)
     sandbox.discard(second)
     sandbox.discard(first)

@@ -69,7 +69,7 @@ def server(agent: Sandbox) -> Iterator[Run]:
 def test_who_looks_for_what_a_running_command_has_written_is_told_once(agent: Sandbox, server: Run) -> None:
     run = agent.run("cat out/server.log")
     assert told(run, "running") == [f"{run.project}/out/server.log"]
-    assert f"run {server.run} still runs" in run.for_model()
+    assert f"run {server.name} still runs" in run.for_model()
     assert agent.run("cat out/server.log").blocked == ()
 
 

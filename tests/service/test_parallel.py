@@ -202,7 +202,7 @@ def test_the_command_line_says_that_it_runs_again(home: Path, project: Path, cli
             out, err = process.communicate(timeout=LONG_S)
         assert process.returncode == 0
         assert out == "begun\n"
-        assert f"run again: run {met.run} changed f meanwhile" in err
+        assert f"run again: run {met.name} changed f meanwhile" in err
         (playground / "go").unlink()
     assert (project / "f").read_text().split() == ["other", "x"] * 2
 

@@ -31,14 +31,14 @@ def question(**changed):
 
 
 def permissions(store, person, session=None):
-    return Permissions(store.grants, channels(person), session)
+    return Permissions(store, channels(person), session)
 
 
 def test_with_nobody_to_ask_it_is_a_no_without_a_question(store):
-    decision = Permissions(store.grants).decide(question())
+    decision = Permissions(store).decide(question())
     assert (decision.allowed, decision.reason) == (False, "nobody was there to ask")
     with pytest.raises(Refused, match=r"Permission denied: Run it$") as refusal:
-        Permissions(store.grants).require(question())
+        Permissions(store).require(question())
     assert refusal.value.hint == "nobody was there to ask"
 
 
@@ -68,14 +68,14 @@ def test_an_answer_for_always_is_kept_for_its_project_and_program(store, word):
     person = Person(f"{word}_always")
     permissions(store, person).decide(question())
     again = OpenedStore()
-    assert Permissions(again.grants).decide(question()).allowed is (word == "allow")
+    assert Permissions(again).decide(question()).allowed is (word == "allow")
     again.close()
     (grant,) = store.grants.all()
     assert (grant.what, grant.project, grant.target) == (questions.UNSANDBOXED, "/project", "/usr/bin/git")
     assert grant.answer == word
     for other in (question(project="/other"), question(target="/usr/bin/rm"), question(what=questions.NETWORK)):
         permissions(store, Person(False)).decide(other)
-        assert not Permissions(store.grants).decide(other).allowed
+        assert not Permissions(store).decide(other).allowed
 
 
 def test_a_no_for_the_session_comes_before_a_kept_yes(store):

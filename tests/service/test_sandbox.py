@@ -105,7 +105,7 @@ def test_two_who_apply_at_once_apply_once(sandbox, project):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(outcomes) == ["applied", *[f"run {run.id} holds nothing: it is applied"] * 3]
+    assert sorted(outcomes) == ["applied", *[f"run {run.name} holds nothing: it is applied"] * 3]
     assert (project / "old").read_text() == "new\n"
     sandbox.undo(run)
     assert (project / "old").read_text() == "old"
@@ -184,7 +184,7 @@ def test_a_conflict_does_not_go_without_force(sandbox, project, conflict):
     for paths in ((), ("both",)):
         with pytest.raises(BadRequest, match=r"both changed in the project after run .* began") as refused:
             sandbox.apply(conflict, *paths)
-        assert f"fumehood apply {conflict.id} both --force" in refused.value.hint
+        assert f"fumehood apply {conflict.name} both --force" in refused.value.hint
     assert snapshot(project) == before
     assert verdicts(sandbox.history()[0])["both"] == "conflict"
 

@@ -217,7 +217,7 @@ def test_an_undo_by_force_saves_what_is_there(sandbox, project, now):
         elif now == "symlink":
             (project / name).symlink_to("elsewhere")
     person = snapshot(project)
-    with pytest.raises(UndoRefused, match=f"changed since run {run.id}: a"):
+    with pytest.raises(UndoRefused, match=f"changed since run {run.name}: a"):
         sandbox.undo(run)
     assert snapshot(project) == person
     back = sandbox.undo(run, force=True)
@@ -242,9 +242,9 @@ def test_an_undo_by_force_takes_a_tree_with_what_was_added_to_it(sandbox, projec
 def test_an_undo_names_the_runs_that_built_upon_it(sandbox, project):
     run = sandbox.run("echo 1 > a")
     later = sandbox.run("echo 2 >> a")
-    with pytest.raises(UndoRefused, match=f"changed since run {run.id}: a, by run {later.id}") as refused:
+    with pytest.raises(UndoRefused, match=f"changed since run {run.name}: a, by run {later.name}") as refused:
         sandbox.undo(run)
-    assert refused.value.hint.startswith(f"first: fumehood undo {later.id}")
+    assert refused.value.hint.startswith(f"first: fumehood undo {later.name}")
     sandbox.undo(later)
     sandbox.undo(run)
     assert not (project / "a").exists()
@@ -256,7 +256,7 @@ def test_what_was_undone_redone_and_undone_is_looked_at_before_it_is_undone_agai
     again = sandbox.undo(sandbox.undo(run))
     sandbox.undo(run)
     (project / "a").unlink()
-    with pytest.raises(UndoRefused, match=f"run {again.id} was taken back by run"):
+    with pytest.raises(UndoRefused, match=f"run {again.name} was taken back by run"):
         sandbox.undo(again)
     sandbox.run("true")
     assert {each.state for each in sandbox.history()} <= {"applied", "undone", "failed", "empty"}
@@ -269,7 +269,7 @@ def test_an_undo_that_was_taken_back_brings_nothing_back(sandbox, project):
     second = sandbox.undo(sandbox.undo(first))
     last = sandbox.undo(first)
     sandbox.run("rm a")
-    with pytest.raises(UndoRefused, match=f"run {second.id} was taken back by run {last.id}"):
+    with pytest.raises(UndoRefused, match=f"run {second.name} was taken back by run {last.name}"):
         sandbox.undo(second)
     assert not (project / "a").exists()
 

@@ -83,9 +83,9 @@ def test_a_refused_undo_leaves_no_run_and_names_who_is_in_the_way(sandbox: Sandb
     second = sandbox.run("echo 2 > a")
     before = [run.run for run in sandbox.history()]
     for _ in range(2):
-        with pytest.raises(UndoRefused, match=f"by run {second.run}$") as refused:
+        with pytest.raises(UndoRefused, match=f"by run {second.name}$") as refused:
             sandbox.undo(first)
-        assert refused.value.hint.startswith(f"first: fumehood undo {second.run};")
+        assert refused.value.hint.startswith(f"first: fumehood undo {second.name};")
     assert [run.run for run in sandbox.history()] == before
     assert sandbox.find("last").run == second.run
     assert (project / "a").read_text() == "2\n"
@@ -99,7 +99,7 @@ def test_a_refusal_names_neither_what_was_taken_back_nor_the_undo(sandbox: Sandb
     (project / "a").write_text("mine")
     with pytest.raises(UndoRefused) as refused:
         sandbox.undo()
-    assert refused.value.message == f"changed since run {first.run}: a"
+    assert refused.value.message == f"changed since run {first.name}: a"
     (project / "a").write_text("1\n")
 
 
@@ -111,7 +111,7 @@ def test_a_refusal_is_in_the_audit_trail(sandbox: Sandbox, project: Path) -> Non
         sandbox.undo()
     rows = sandbox._store.database.rows("SELECT detail FROM events WHERE act = 'refused'")
     assert len(rows) == 1
-    assert rows[0][0].startswith(f"undo {run.run}: changed since")
+    assert rows[0][0].startswith(f"undo {run.name}: changed since")
 
 
 def test_the_command_line_says_taken_back_and_how_to_have_it_again(cli: Cli, project: Path) -> None:

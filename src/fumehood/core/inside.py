@@ -42,7 +42,7 @@ You are in the hood: this asks Fumehood, outside, about this session's own runs 
   ask --write DIR            ask to write another directory
       --reason TEXT          why, in your own words: the person reads it
 
-RUN is an id, the beginning of one, `last`, or `last~1`. What is asked for counts from the next command on.
+RUN is a number, an id, the beginning of one, `last`, or `last~1`. What is asked for counts from the next command on.
 """
 
 # What each verb takes: a run, paths after that; and options with and without a value.

@@ -6,7 +6,7 @@ from fumehood.core import changes as c
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from fumehood.core.concern import Concern
 
@@ -257,9 +257,12 @@ def free_of_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], ro
 # Which changes build on what an earlier run has held back, so that they can't go before it.
 
 class Waiting:
-    """What waits in earlier runs: `held` are their runs' names, the number of the root here, and the changes."""
+    """What waits in earlier runs: `held` are their runs' ids, the number of the root here, and the changes."""
 
-    def __init__(self, held: Iterable[tuple[str, int, c.Change]], roots: Sequence[str] = ()) -> None:
+    def __init__(
+        self, held: Iterable[tuple[str, int, c.Change]], roots: Sequence[str] = (), name: Callable[[str], str] = str
+    ) -> None:
+        self.name = name  # what people call a run
         self._roots = roots
         self._at: dict[tuple[int, str], str] = {}
         self._trees: dict[tuple[int, str], str] = {}
@@ -303,4 +306,4 @@ def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:
         return
     for change in changes:
         if change.verdict == c.APPLIED and (run := waiting.under(change)) is not None:
-            change.verdict, change.reason = c.HELD, f"it builds on run {run}, which was held"
+            change.verdict, change.reason = c.HELD, f"it builds on run {waiting.name(run)}, which was held"

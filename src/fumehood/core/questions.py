@@ -302,11 +302,11 @@ def apply_question(run: Run) -> Question:
     conflicts = len(waiting(run)) - len(held)
     stay = "stays as it is" if conflicts == 1 else "stay as they are"
     return Question(
-        what=APPLY_HELD, text=f"Apply the changes that run {run.run} holds?", command=run.command,
+        what=APPLY_HELD, text=f"Apply the changes that run {run.name} holds?", command=run.command,
         directory=run.project, project=run.project, target=run.run, run=run.run, one_time_only=True,
         items=tuple(held_item(run, change) for change in held), about=held_digest(run, waiting(run)),
         details=(
-            f"line by line: fumehood diff {run.run}",
+            f"line by line: fumehood diff {run.name}",
             *([f"{conflicts} in conflict with your own edits {stay}"] if conflicts else []),
         ),
     )  # fmt: skip

@@ -75,6 +75,8 @@ class Run:
 
     def __init__(self, **fields: Any) -> None:
         self.run: str = fields.pop("run")
+        self.number: int = fields.pop("number", 0)  # in its project; 0: not recorded
+        self.name: str = fields.pop("name", self.run)  # what to call it: its number, where that tells it from others
         self.project: str = fields.pop("project")
         self.command: str = fields.pop("command")
         self.cwd: str = fields.pop("cwd")
@@ -172,7 +174,7 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """Return the object of the contract."""
         return {
-            "run": self.run, "project": self.project, "command": self.command, "cwd": self.cwd,
+            "run": self.run, "number": self.number, "project": self.project, "command": self.command, "cwd": self.cwd,
             "state": self.state, "reason": self.reason, "exit_code": self.exit_code,
             "timed_out": self.timed_out, "sandboxed": self.sandboxed, "network": self.network,
             "hosts": list(self.hosts), "connections": [each.fields() for each in self.connections],
@@ -438,7 +440,7 @@ def change_lines(run: Run) -> list[str]:
     """Write what a run changed, a line for each where they are few, else by directory; deletions may be more."""
     if not run.found:
         return []
-    lines = [f"Changes ({run.outcome}, run {run.run}):"]
+    lines = [f"Changes ({run.outcome}, run {run.name}):"]
     foremost: list[Change] = []
     gone: list[Change] = []
     others: list[Change] = []

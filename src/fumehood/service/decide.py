@@ -68,7 +68,8 @@ def apply_held(
         is_anew = force or _stamp_anew(run, waiting) or bool(run.below)
         failure = _apply(store, project, run, waiting, is_anew=is_anew, even_open=force, others=others)
         if failure is not None:
-            raise ApplyFailed(failure.message, hint=f"the changes are still held: fumehood show {run.run}") from failure
+            hint = f"the changes are still held: fumehood show {run.name}"
+            raise ApplyFailed(failure.message, hint=hint) from failure
         if run.state != HELD and not others:
             held_runs.drop_if_unneeded(store, run)
     return run
@@ -82,8 +83,8 @@ def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: 
 def _refuse_another(run: Run, waiting: Sequence[c.Change], expected: str) -> None:
     if expected and held_digest(run, waiting) != expected:
         raise ChangedMeanwhile(
-            f"what run {run.run} holds has changed since it was shown: nothing was done",
-            hint=f"fumehood show {run.run}, then decide again",
+            f"what run {run.name} holds has changed since it was shown: nothing was done",
+            hint=f"fumehood show {run.name}, then decide again",
         )
 
 
@@ -95,7 +96,7 @@ def _waiting(
     if run.state in UNFINISHED:
         _refuse_unfinished(store, run)
     if run.state != HELD:
-        raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
+        raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=f"fumehood show {run.name}")
     return run, meant(run, paths, here=here, forth=forth)
 
 
@@ -103,10 +104,10 @@ def _refuse_unfinished(store: Store, run: Run) -> None:
     """Say what a run waits for that is not at its end: its command, or something that is in the way of mending."""
     why = store.unsettled.get(run.run)
     if why is None:
-        raise BadRequest(f"run {run.run} has not ended yet", hint=f"wait for it: fumehood show {run.run}")
+        raise BadRequest(f"run {run.name} has not ended yet", hint=f"wait for it: fumehood show {run.name}")
     raise BadRequest(
-        f"run {run.run} was cut short, and what it wrote can't be looked at yet: {why}",
-        hint=f"once that is fixed, the next command holds it; fumehood discard {run.run} throws all of it away",
+        f"run {run.name} was cut short, and what it wrote can't be looked at yet: {why}",
+        hint=f"once that is fixed, the next command holds it; fumehood discard {run.name} throws all of it away",
     )
 
 
@@ -117,8 +118,8 @@ def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True)
     if not waiting:
         first = named_changes[0]
         raise BadRequest(
-            f"run {run.run} does not hold {printable(first.path)}: it is {first.verdict}",
-            hint=f"fumehood show {run.run}",
+            f"run {run.name} does not hold {printable(first.path)}: it is {first.verdict}",
+            hint=f"fumehood show {run.name}",
         )
     return with_companions(run, waiting, forth=forth) if paths else waiting
 
@@ -132,8 +133,8 @@ def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
     among = among or [change for change in run.found if change.verdict == c.CONFLICT]
     path = printable(among[0].path)
     raise BadRequest(
-        f"{printable(named(among))} changed in the project after run {run.run} began",
-        hint=f"fumehood diff {run.run} shows both; fumehood apply {run.run} {path} --force takes the run's version,"
+        f"{printable(named(among))} changed in the project after run {run.name} began",
+        hint=f"fumehood diff {run.name} shows both; fumehood apply {run.name} {path} --force takes the run's version,"
         " and saves what is there now",
     )
 
@@ -145,8 +146,8 @@ def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -
         earlier = below.under(change)
         if earlier is not None and store.history.find(earlier).state == HELD:
             raise BadRequest(
-                f"{printable(change.path)} builds on run {earlier}, which is held",
-                hint=f"first: fumehood apply {earlier}",
+                f"{printable(change.path)} builds on run {below.name(earlier)}, which is held",
+                hint=f"first: fumehood apply {below.name(earlier)}",
             )
 
 
@@ -324,7 +325,7 @@ def _discard_unseen(store: Store, run: Run) -> Run:
     try:
         throw_away_unseen(store, run.run)
     except BlockingIOError as error:
-        raise BadRequest(f"run {run.run} has not ended yet", hint=f"wait for it: fumehood show {run.run}") from error
+        raise BadRequest(f"run {run.name} has not ended yet", hint=f"wait for it: fumehood show {run.name}") from error
     store.unsettled.pop(run.run, None)
     return store.history.find(run.run)
 
@@ -332,10 +333,10 @@ def _discard_unseen(store: Store, run: Run) -> Run:
 def recorded(store: Store, project: Project, run: Run) -> Run:
     """Return a run of this project as it is now that nobody else can apply or undo."""
     if run.project != project.path:
-        raise BadRequest(f"run {run.run} belongs to another project: {run.project}", hint="see fumehood log")
+        raise BadRequest(f"run {run.name} belongs to another project: {run.project}", hint="see fumehood log")
     if store.history.project_of(run.run) != project.id:
         raise BadRequest(
-            f"run {run.run} belongs to the directory that was at {run.project} before: it stays as it is",
+            f"run {run.name} belongs to the directory that was at {run.project} before: it stays as it is",
             hint="fumehood diff shows it; fumehood projects list shows both directories",
         )
     return store.history.find(run.run)

@@ -80,7 +80,7 @@ def drop_if_unneeded(store: Store, run: Run) -> None:
 
 def waiting(store: Store, run: Run) -> Waiting:
     """Return what held runs that a command saw still hold, or have thrown away while it ran."""
-    return Waiting(_waiting(store, run), run.roots)
+    return Waiting(_waiting(store, run), run.roots, store.history.name)
 
 
 def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
@@ -96,7 +96,7 @@ def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
 
 
 def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
-    """Return a held run that builds on some of a run's changes, and the path of one of them."""
+    """Return what a held run is called that builds on some of a run's changes, and the path of one of them."""
     built = Waiting(((run.run, change.root, change) for change in chosen), run.roots)
     for name in store.history.held(project):
         later = store.history.find(name)
@@ -107,7 +107,7 @@ def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change])
             if change.verdict in c.WAITING and root in run.roots:
                 moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
                 if built.under(moved) is not None:
-                    return name, change.path
+                    return later.name, change.path
     return None
 
 

@@ -73,6 +73,7 @@ class Sandbox:
         asks = channels(ask)
         self._store = OpenedStore(face=face)
         self._project = self._store.projects.open(os.fspath(project))
+        self._store.history.here = self._project.id
         self._ask = ask
         self._hood = self._new_hood(self._store.policy_of(self._project, policy), asks)
         self._session = "" if session is None else session_of(self._store, self._project, session).name
@@ -80,7 +81,7 @@ class Sandbox:
         self._mark = mark or new_mark()
 
     def _new_hood(self, policy: Policy, asks: tuple[Ask, ...]) -> Hood:
-        permissions = Permissions(self._store.grants, asks, session={}, patience_s=policy.ask_timeout)
+        permissions = Permissions(self._store, asks, session={}, patience_s=policy.ask_timeout)
         return Hood(self._store, self._project, policy, _start, permissions)
 
     @property
@@ -437,7 +438,7 @@ class Sandbox:
     def find(
         self, run: str = "last", beside: Sequence[Sandbox] = (), *, to_undo: bool = False, to_redo: bool = False
     ) -> Run:
-        """Return a run of this project, or session, by its id, the beginning of one, `last` or `last~1`.
+        """Return a run of this project, or session, by its number, its id, the beginning of one, `last` or `last~1`.
 
         With other sessions' sandboxes `beside`, theirs are looked through too. `to_undo`: `last` is what `undo` means;
         `to_redo`: the undo that `redo` would take back.

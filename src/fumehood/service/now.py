@@ -45,7 +45,7 @@ def stop(store: Store, run: Run) -> Run:
         patience = time.monotonic() + _PATIENCE_S
         while run.state in UNFINISHED:
             if time.monotonic() > patience:
-                raise BadRequest(f"run {run.run} has not ended yet", hint="it was asked to; fumehood ps shows it")
+                raise BadRequest(f"run {run.name} has not ended yet", hint="it was asked to; fumehood ps shows it")
             time.sleep(_LOOK_S)
             store.recover()  # should its process have died meanwhile
             run = store.history.find(run.run)
@@ -56,7 +56,7 @@ def stop(store: Store, run: Run) -> Run:
 
 def _refuse_what_does_not_run(store: Store, run: Run) -> None:
     if run.state != RUNNING or run.run in store.unsettled:
-        raise BadRequest(f"run {run.run} is not running: it is {run.state}", hint="fumehood ps shows what runs")
+        raise BadRequest(f"run {run.name} is not running: it is {run.state}", hint="fumehood ps shows what runs")
 
 
 def checkpoint(store: Store, run: Run) -> Run:
@@ -64,9 +64,9 @@ def checkpoint(store: Store, run: Run) -> Run:
     _refuse_what_does_not_run(store, run)
     if not run.sandboxed or run.capture != KERNEL:
         way = LABELS.get(run.capture, "nothing")
-        raise BadRequest(f"run {run.run} is captured by {way}, which has no checkpoints", hint="fumehood doctor")
+        raise BadRequest(f"run {run.name} is captured by {way}, which has no checkpoints", hint="fumehood doctor")
     if run.mode != APPLY:
-        raise BadRequest(f"run {run.run} is to {run.mode} its changes: none are applied", hint="wait for its end")
+        raise BadRequest(f"run {run.name} is to {run.mode} its changes: none are applied", hint="wait for its end")
     mark, name = store.places.checkpoint_mark(run.run), new_id()
     patience = time.monotonic() + _PATIENCE_S
     beside = f"{mark}-{name}"
@@ -109,10 +109,10 @@ def asked_for(mark: str) -> str:
 def _wait_for(store: Store, run: Run, patience: float) -> None:
     store.recover()  # should its process have died meanwhile
     if store.history.find(run.run).state not in UNFINISHED:
-        raise BadRequest(f"run {run.run} has ended meanwhile", hint=f"fumehood show {run.run}")
+        raise BadRequest(f"run {run.name} has ended meanwhile", hint=f"fumehood show {run.name}")
     if time.monotonic() > patience:
         raise BadRequest(
-            f"run {run.run} could not be stopped for a checkpoint", hint="try again; fumehood ps shows what runs"
+            f"run {run.name} could not be stopped for a checkpoint", hint="try again; fumehood ps shows what runs"
         )
     time.sleep(_LOOK_S)
 
@@ -156,7 +156,8 @@ def not_there_yet(store: Store, run: Run, complaints: str) -> Iterator[Blocked]:
 
     paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in missed_words(complaints)]
     for other in running(store, Reach(project=store.history.project_of(run.run), sessions=(run.session or "",))):
-        hint = f"run {other.run} still runs; what it writes appears when it ends, or by fumehood checkpoint {other.run}"
+        name = other.name
+        hint = f"run {name} still runs; what it writes appears when it ends, or by fumehood checkpoint {name}"
         path = next((path for path in paths if _has_written(store, other, path)), "")
         if other.run != run.run and path and not store.history.has_told(run, hint):
             yield Blocked(what=NOT_YET, detail=path, hint=hint)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from fumehood.core import questions
 from fumehood.core.value import Value
 from fumehood.errors import Refused
+from fumehood.store.places import has_entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.service.ask import Ask
-    from fumehood.store.audit import Grants
+    from fumehood.service.store import Store
 
     Session = dict[tuple[str, str, str], str]
 
@@ -36,14 +37,15 @@ class Permissions:
     """What a person allowed, and how to ask for more.
 
     `session` holds what was answered for as long as this program runs; None where the program ends with this run, so
-    that answers for a session would mean nothing and are not offered. `asks` may be a function that finds them.
+    that answers for a session would mean nothing and are not offered. `asks` may be a function that finds them. Whoever
+    is at the desk is asked too.
     """
 
     def __init__(
-        self, grants: Grants, asks: Sequence[Ask] | Callable[[], Sequence[Ask]] = (),
+        self, store: Store, asks: Sequence[Ask] | Callable[[], Sequence[Ask]] = (),
         session: Session | None = None, patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
-        self._grants = grants
+        self._store = store
         self._askable = asks
         self._session = session
         self._patience_s = patience_s
@@ -53,7 +55,16 @@ class Permissions:
         """Who can be asked: looked for only when it matters."""
         if callable(self._askable):
             self._askable = self._askable()
-        return tuple(self._askable)
+        return (*self._askable, *self._desk)
+
+    @property
+    def _desk(self) -> tuple[Ask, ...]:
+        if not has_entries(self._store.places.desk):
+            return ()
+        from fumehood.service.desk import Desk
+
+        desk = Desk(self._store.places)
+        return (desk,) if desk.is_attended else ()
 
     @property
     def are_answered(self) -> bool:
@@ -62,7 +73,7 @@ class Permissions:
 
     def among(self, asks: Sequence[Ask]) -> Permissions:
         """Return the same grants and session with others to ask."""
-        return Permissions(self._grants, asks, self._session, self._patience_s)
+        return Permissions(self._store, asks, self._session, self._patience_s)
 
     def decide(self, question: questions.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
         """Return what the session, the kept grants, or a person says."""
@@ -73,16 +84,20 @@ class Permissions:
             return Decision(allowed=before == questions.ALLOW, reason=f"answered before: {before}")
         if question.unaskable:
             return Decision(allowed=False, answer=questions.DENY_ONCE, reason=question.unaskable)
-        if not self._asks:
+        asks = self._asks
+        if not asks:
+            self._store.grants.miss(question)
             return Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
         from fumehood.service.ask import ask_all
 
-        reply = ask_all(self._asks, question, self._patience_s, cancelled)
+        reply = ask_all(asks, question, self._patience_s, cancelled)
+        if reply.reason in (questions.NOBODY, questions.TOO_LATE):
+            self._store.grants.miss(question)
         verdict, scope = questions.verdict(reply.answer), questions.scope(reply.answer)
         if scope == questions.SESSION and self._session is not None and not question.is_lasting:
             self._session[question.key] = verdict
         elif scope == questions.ALWAYS:
-            self._grants.keep(question.key, verdict)
+            self._store.grants.keep(question.key, verdict)
         return Decision(allowed=verdict == questions.ALLOW, answer=reply.answer, reason=reply.reason)
 
     def is_settled(self, question: questions.Question) -> bool:
@@ -102,5 +117,5 @@ class Permissions:
     def _settled(self, question: questions.Question) -> str:
         if question.one_time_only:
             return questions.ASK
-        kept = self._grants.find(question.key)
+        kept = self._store.grants.find(question.key)
         return questions.settled(question, self._session or {}, {} if kept is None else {question.key: kept})

@@ -386,9 +386,9 @@ def _why_not(store: Store, project: Project, root: str, path: str, run: Run) -> 
         (past.change for past in Files(store.database).past(project.id, root, path) if past.run == run.run), None
     )
     if change is None:
-        return f"run {run.run} did not change {shown}"
+        return f"run {run.name} did not change {shown}"
     if change.before is None:
-        return f"there was nothing at {shown} before run {run.run}"
+        return f"there was nothing at {shown} before run {run.name}"
     if run.state == "undone":
-        return f"run {run.run} was undone: what it had replaced at {shown} went back into the project"
-    return f"what run {run.run} replaced at {shown} is no longer kept"
+        return f"run {run.name} was undone: what it had replaced at {shown} went back into the project"
+    return f"what run {run.name} replaced at {shown} is no longer kept"

@@ -45,7 +45,7 @@ def give_way(store: Store, run: Run) -> None:
                 by = _maker(store, run, change, status) if is_reached else ""
                 if not by:
                     return
-                first = first or f"run {by} changed {printable(change.path)} meanwhile"
+                first = first or f"run {store.history.name(by)} changed {printable(change.path)} meanwhile"
     if not first:
         return
     store.history.withdraw(run, first)

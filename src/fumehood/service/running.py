@@ -92,7 +92,7 @@ class Workplace:
         self.store = store
         self.project = project
         self.policy = policy
-        self.permissions = Permissions(store.grants) if permissions is None else permissions
+        self.permissions = Permissions(store) if permissions is None else permissions
         self.start = start
         self._host: Host | None = None
 

@@ -270,6 +270,7 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "", for
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
     if running := store.history.checkpointed_now(name):
+        running = store.history.name(running)
         raise UndoRefused(
             f"the session {name} was not undone: run {running} still runs, and some of what it wrote is settled",
             hint=f"first: fumehood stop {running}",

@@ -207,7 +207,7 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
         numbers = next((each for each in places if each), None)
         if numbers is None:
             raise BadRequest(
-                f"run {run.run} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.run}"
+                f"run {run.name} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.name}"
             )
         wanted |= numbers
     return [change for n, change in enumerate(run.found) if n in wanted]
@@ -307,7 +307,7 @@ class Looking:
         if self._signals is not None:
             self._signals.note()
         run = self._run
-        discard = f"fumehood discard {run.run} throws it away"
+        discard = f"fumehood discard {run.name} throws it away"
         if isinstance(error, TooDeep):
             self._record(FAILED, error.message)
             directory = self._store.places.run(run.run)
@@ -318,7 +318,7 @@ class Looking:
                 return  # whoever calls the library is told in Python's own way
             run.state = HELD  # as soon as anybody asks
             unfinished = Unfinished(
-                f"run {run.run} was {INTERRUPTED}: nothing was applied",
+                f"run {run.name} was {INTERRUPTED}: nothing was applied",
                 hint=f"what it wrote is kept, and the next fumehood command holds it; {discard}",
             )
             unfinished.exit_code = 130

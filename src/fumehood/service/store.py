@@ -6,9 +6,10 @@ from fumehood.linux import nofollow
 from fumehood.store.audit import PYTHON, Audit, Grants
 from fumehood.store.config import policy_for
 from fumehood.store.database import Database
-from fumehood.store.history import RUNNING, History, Sessions
+from fumehood.store.history import RUNNING, History
 from fumehood.store.places import Alone, places
 from fumehood.store.projects import Projects
+from fumehood.store.sessions import Sessions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

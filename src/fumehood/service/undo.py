@@ -130,7 +130,7 @@ def to_redo(store: Store, name: str, *reaches: Reach) -> Run:
     undos = store.history.undos(*reaches, of_layer=run.layer or run.run)
     back = next((each for each in undos if run.act != "undo" or each.run == run.run), None)
     if back is None:
-        raise BadRequest(f"run {run.run} is not taken back", hint=f"fumehood show {run.run}")
+        raise BadRequest(f"run {run.name} is not taken back", hint=f"fumehood show {run.name}")
     return back
 
 
@@ -138,15 +138,15 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
     """Return the run that takes another back."""
     if run.act == CHECKPOINT and run.of is not None and store.history.find(run.of).state in UNFINISHED:
         raise UndoRefused(
-            f"the command that run {run.run} is a checkpoint of still runs",
+            f"the command that run {run.name} is a checkpoint of still runs",
             hint=f"wait for its end, or end it: fumehood stop {run.of}",
         )
     changes = _to_take_back(run, paths, here)
     which = "".join(f" {path}" for path in paths)
     verb = REDO if store.history.turns(run) % 2 else "undo"
     return Run(
-        run=new_id(), project=run.project, command=f"{verb} {run.run}{which}", cwd=run.project, state=APPLYING,
-        act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
+        run=new_id(), project=run.project, command=f"{verb} {run.number or run.run}{which}", cwd=run.project,
+        state=APPLYING, act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
         found=changes, capture=run.capture,
         session=by or None,
     )  # fmt: skip
@@ -163,7 +163,7 @@ def _refuse_what_was_taken_back(store: Store, run: Run, back: Run) -> None:
         return
     if store.history.turns(later) % 2 != store.history.turns(run) % 2:
         raise UndoRefused(
-            f"run {run.run} was taken back by run {later.run}", hint=f"to have it back: fumehood redo {later.run}"
+            f"run {run.name} was taken back by run {later.name}", hint=f"to have it back: fumehood redo {later.name}"
         )
 
 
@@ -208,7 +208,8 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
 def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
     """Return the changes that undo a run, or some of its paths, or say why there are none."""
     if run.state == UNDONE:
-        raise BadRequest(f"run {run.run} is undone already", hint=f"to have its changes back: fumehood redo {run.run}")
+        hint = f"to have its changes back: fumehood redo {run.name}"
+        raise BadRequest(f"run {run.name} is undone already", hint=hint)
     meant = chosen(run, paths, here=here)
     changes = inverse(with_companions(run, _applied(meant), forth=False) if paths else meant)
     if not changes:
@@ -219,9 +220,9 @@ def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
             what = "was not captured: it ran without a sandbox"
         if paths and meant:
             what = f"has not changed {printable(meant[0].path)} in the project: {meant[0].reason or meant[0].verdict}"
-        raise BadRequest(f"run {run.run} {what}", hint=f"fumehood show {run.run}")
+        raise BadRequest(f"run {run.name} {what}", hint=f"fumehood show {run.name}")
     if not run.layer and any(change.after is not None for change in changes):
-        raise BadRequest(f"the backups of run {run.run} were cleaned away", hint="fumehood log shows later runs")
+        raise BadRequest(f"the backups of run {run.name} were cleaned away", hint="fumehood log shows later runs")
     return on_their_own(changes) if paths else changes
 
 
@@ -288,10 +289,10 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
     by = f", by run{'s' if len(later) > 1 else ''} {', '.join(later)}" if later else ""
     raise UndoRefused(
-        f"changed since run {run.run}: {', '.join(printable(path) for path in moved[:_NAMED])}{more}{by}",
+        f"changed since run {run.name}: {', '.join(printable(path) for path in moved[:_NAMED])}{more}{by}",
         hint=f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
         if later
-        else f"see fumehood diff {run.run}; --force takes it back and saves what is there now",
+        else f"see fumehood diff {run.name}; --force takes it back and saves what is there now",
     )
 
 
@@ -310,7 +311,7 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
         names_of_later.append(run.of)  # it began before and ended after it
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]
     names = {each.run for each in later}
-    return [each.run for each in later if each.state in _STANDING and each.of not in names]
+    return [each.name for each in later if each.state in _STANDING and each.of not in names]
 
 
 def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
@@ -380,7 +381,7 @@ def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]
         finally:
             os.close(live)
     if not anew:
-        raise UndoRefused(f"there is nothing to undo: the project is as before run {run.run}", hint="fumehood log")
+        raise UndoRefused(f"there is nothing to undo: the project is as before run {run.name}", hint="fumehood log")
     return c.by_path(anew)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.changes import Change
+    from fumehood.core.questions import Question
     from fumehood.store.database import Database
 
 
@@ -192,6 +193,20 @@ class Grant(Value):
     kept_at: float
 
 
+class Missed(Value):
+    """A question that found nobody, and how the person can allow it for the next time."""
+
+    id: int
+    at: float
+    what: str
+    project: str
+    text: str
+    command: str
+    directory: str
+    ahead: str
+
+
+_MOST_MISSED = 100
 IN_SESSION = "session "  # before its name, where the project of a grant stands
 
 
@@ -221,6 +236,38 @@ class Grants:
             " ON CONFLICT (what, project, target) DO UPDATE SET answer = excluded.answer, kept_at = excluded.kept_at",
             (*_row(key), answer, time.time()), durable=True,
         )  # fmt: skip
+
+    def miss(self, question: Question) -> None:
+        """Note a question that found nobody; the same one again takes the place of the first."""
+        values = (storable(question.text), storable(question.command), os.fsencode(question.directory))
+        ahead = storable(question.remedy or question.ahead)
+        with self.database.transaction() as connection:
+            connection.execute(
+                "DELETE FROM missed"
+                " WHERE what = ? AND project = ? AND text = ? OR id <= (SELECT max(id) FROM missed) - ?",
+                (question.what, os.fsencode(question.project), values[0], _MOST_MISSED),
+            )
+            connection.execute(
+                "INSERT INTO missed (at, what, project, target, text, command, directory, ahead)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (time.time(), *_row(question.key), *values, ahead),
+            )
+
+    def missed(self, project: str = "") -> list[Missed]:
+        """Return the questions that found nobody, the latest first; of one project, or of all."""
+        query = "SELECT id, at, what, project, text, command, directory, ahead FROM missed"
+        rows = self.database.rows(f"{query} WHERE ? IN (x'', project) ORDER BY id DESC", (os.fsencode(project),))
+        return [
+            Missed(
+                id=number, at=at, what=what, project=os.fsdecode(path), text=text, command=command,
+                directory=os.fsdecode(directory), ahead=ahead,
+            )
+            for number, at, what, path, text, command, directory, ahead in rows
+        ]  # fmt: skip
+
+    def forget_missed(self, number: int) -> bool:
+        """Forget a question that found nobody; False if it is not there."""
+        return bool(self.database.write("DELETE FROM missed WHERE id = ?", (number,)))
 
     def all(self) -> list[Grant]:
         """Return every kept answer, the oldest first."""

@@ -181,9 +181,25 @@ ALTER TABLE runs ADD COLUMN space INTEGER;
 CREATE INDEX runs_measured ON runs (day, id, project, space) WHERE space >= 0;
 CREATE INDEX runs_unmeasured ON runs (layer) WHERE space IS NULL AND layer != '';
 """
+_NUMBERS = """
+-- its number in its project, for people
+ALTER TABLE runs ADD COLUMN project_number INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET project_number = counted.n FROM
+    (SELECT number, row_number() OVER (PARTITION BY project ORDER BY number) AS n FROM runs) AS counted
+    WHERE counted.number = runs.number;
+CREATE UNIQUE INDEX runs_by_number ON runs (project, project_number);
+"""
+_MISSED = """
+CREATE TABLE missed (               -- questions that found nobody: store/audit.py
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL,
+    what TEXT NOT NULL, project BLOB NOT NULL, target BLOB NOT NULL,
+    text TEXT NOT NULL, command TEXT NOT NULL, directory BLOB NOT NULL,
+    ahead TEXT NOT NULL             -- how the person can allow it for the next time
+    );
+"""
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
-    _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY,
+    _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY, _NUMBERS, _MISSED,
 )  # fmt: skip
 
 

@@ -7,18 +7,17 @@ import time
 
 from fumehood.core.changes import APPLIED, needs_layer
 from fumehood.core.report import Blocked, Run
-from fumehood.core.request import Session, checked_name
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
 from fumehood.store import records
-from fumehood.store.database import note_day, packed, unpacked
+from fumehood.store.database import note_day
 from fumehood.store.records import pieces, read_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import Any
 
     from fumehood.core.changes import Change
@@ -43,10 +42,10 @@ CHECKPOINT = "checkpoint"  # the act of a run that settles what another, which s
 _COLUMNS = (
     "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
     "started_at", "duration_s", "exit_code", "timed_out", "stdout", "stderr", "stdout_size", "stderr_size",
-    "blocked", "dropped", "session", "hosts", "below",
+    "blocked", "dropped", "session", "hosts", "below", "project_number",
 )  # fmt: skip
 _SELECT = (
-    f"SELECT projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)}"
+    f"SELECT projects.id, projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)}"
     " FROM runs JOIN projects ON projects.id = project"
 )
 _CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
@@ -71,6 +70,7 @@ class History:
         self.database = database
         self.places = places
         self.audit = trail.Audit(database) if audit is None else audit
+        self.here: int | None = None  # the project whose runs are named by their numbers; others by their ids
 
     def begin(self, project: int, run: Run, process: int) -> None:
         """Record that a run begins, so that it is found should this process die."""
@@ -79,15 +79,21 @@ class History:
 
     def _begin(self, connection: sqlite3.Connection, project: int, run: Run, process: int) -> None:
         note_day(connection)
+        # One that is recorded again keeps its number, if nobody else has it by now.
+        taken = "SELECT 1 FROM runs WHERE project = ? AND project_number = ?"
+        if not run.number or connection.execute(taken, (project, run.number)).fetchone():
+            following = "SELECT coalesce(max(project_number), 0) + 1 FROM runs WHERE project = ?"
+            ((run.number,),) = connection.execute(following, (project,))
+        run.name = self._name(project, run.run, run.number)
         connection.execute(
             "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
-            " network, started_at, process, dropped, session, below, day)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT max(n) FROM days))",
+            " network, started_at, process, dropped, session, below, project_number, day)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT max(n) FROM days))",
             (
                 run.run, project, run.act, run.of, run.layer, trail.storable(run.command), os.fsencode(run.cwd),
                 b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
                 run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
-                run.session, " ".join(run.below),
+                run.session, " ".join(run.below), run.number,
             ),
         )  # fmt: skip
         self.audit.add(connection, run.run, trail.ASKED, f"to {run.mode}" if run.act == "run" else run.act)
@@ -132,9 +138,9 @@ class History:
                 self.audit.add(connection, run.run, event or decided, _summary(run, by="by the policy: "))
         except NoRoom as error:
             raise NoRoom(
-                f"nothing was applied, and what run {run.run} did can't be recorded: {error.message}",
+                f"nothing was applied, and what run {run.name} did can't be recorded: {error.message}",
                 hint=f"what it wrote is kept, and is held by the next command once there is room;"
-                f" fumehood discard {run.run} throws it away",
+                f" fumehood discard {run.name} throws it away",
             ) from error
 
     def note(self, run: Run, state: str, *, decided: str = "", only_verdicts: bool = False) -> None:
@@ -286,13 +292,17 @@ class History:
             yield run, state, bool(was_decided_meanwhile), _roots(later.project, roots)
 
     def find(self, name: str, *reaches: Reach) -> Run:
-        """Return the run that an id, a unique prefix of one, `last` or `last~2` names, in every reach given.
+        """Return the run that a number, an id, a unique prefix of one, `last` or `last~2` names, in every reach given.
 
-        What is out of reach is not told from what was never there.
+        What is out of reach is not told from what was never there. No id begins with another digit than 0.
         """
         conditions, values = _within(reaches)
-        back = _counted_back(name)
-        if back is not None:
+        back, number = _counted_back(name), _number(name)
+        if number is not None:
+            rows = self.database.rows(
+                f"{_SELECT} WHERE {conditions} AND runs.project_number = ? LIMIT 2", (*values, number)
+            )
+        elif back is not None:
             rows = self.database.rows(
                 f"{_SELECT} WHERE {conditions} ORDER BY runs.number DESC LIMIT 1 OFFSET ?", (*values, back)
             )
@@ -307,8 +317,9 @@ class History:
         if not rows:
             raise BadRequest(f"there is no run {name}", hint="fumehood log lists them")
         if len(rows) > 1:
+            how = "begin with" if number is None else "have the number"
             raise BadRequest(
-                f"several runs begin with {name}: {rows[0][1]}, {rows[1][1]}, …", hint="give more letters of the id"
+                f"several runs {how} {name}: {rows[0][2]}, {rows[1][2]}, …", hint="give more letters of the id"
             )
         return self._run(rows[0])
 
@@ -460,11 +471,12 @@ class History:
                     yield name, change
 
     def _run(self, row: tuple[Any, ...]) -> Run:
-        project, fields = os.fsdecode(row[0]), dict(zip(_COLUMNS, row[1:], strict=True))
+        project, fields = os.fsdecode(row[1]), dict(zip(_COLUMNS, row[2:], strict=True))
         has_ended = fields["exit_code"] is not None
         fields["one_stream"] = has_ended and fields["stderr"] is None and not fields["stderr_size"]
         (stdout, cut_out), (stderr, cut_err) = (self._printed(fields, name) for name in ("stdout", "stderr"))
-        fields["run"] = fields.pop("id")
+        fields["run"], fields["number"] = fields.pop("id"), fields.pop("project_number")
+        fields["name"] = self._name(row[0], fields["run"], fields["number"])
         fields["cwd"] = os.fsdecode(fields["cwd"])
         fields["roots"] = _roots(project, fields["roots"])
         fields["timed_out"], fields["sandboxed"] = bool(fields["timed_out"]), bool(fields["sandboxed"])
@@ -478,6 +490,14 @@ class History:
             found=lambda: self.changes(fields["run"]),
             connections=lambda: trail.read(self.database, fields["run"]), **fields,
         )  # fmt: skip
+
+    def _name(self, project: int, run: str, number: int) -> str:
+        return str(number) if project == self.here else run
+
+    def name(self, run: str) -> str:
+        """Return what to call a run of which only the id is there; the id itself where it is not recorded."""
+        rows = self.database.rows("SELECT project, project_number FROM runs WHERE id = ?", (run,))
+        return self._name(rows[0][0], run, rows[0][1]) if rows else run
 
     def _printed(self, fields: dict[str, Any], name: str) -> tuple[str, bool]:
         """Return an output from the record, or from its file."""
@@ -494,6 +514,18 @@ def _counted_back(name: str) -> int | None:
     count = name.removeprefix(f"{LAST}~")
     # No more digits than the database has room for.
     return int(count) if count != name and count.isascii() and count.isdigit() and len(count) < 10 else None
+
+
+def _number(name: str) -> int | None:
+    """Return the number in its project by which a run is named; None where it is named otherwise."""
+    digits = name.removeprefix("#")
+    is_number = digits.isascii() and digits.isdigit() and digits[0] != "0" and len(digits) < 10
+    return int(digits) if is_number else None
+
+
+def is_by_project(name: str) -> bool:
+    """Tell whether a name means a run only together with its project: a number, or one counted back from the last."""
+    return _number(name) is not None or name.partition("~")[0] == LAST
 
 
 def _within(reaches: Sequence[Reach]) -> tuple[str, tuple[str | int, ...]]:
@@ -539,58 +571,3 @@ def _blocked(text: str) -> tuple[Blocked, ...]:
     import json
 
     return tuple(Blocked(**each) for each in json.loads(text))
-
-
-# ---- The sessions that are remembered.
-
-_SESSION_COLUMNS = "name, project, started_at, cwd, environment"
-
-
-class Sessions:
-    """Sessions in the database; a name is one session's, wherever it is used."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    def find(self, name: str) -> Session | None:
-        """Return the session of a name, if there is one."""
-        rows = self.database.rows(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE name = ?", (checked_name(name),))
-        return _session(rows[0]) if rows else None
-
-    def open(self, project: int, name: str) -> Session:
-        """Return the session of a name, which begins in this project if there is none yet."""
-        session = self.find(name)
-        if session is None:
-            statement = "INSERT OR IGNORE INTO sessions (name, project, started_at) VALUES (?, ?, ?)"
-            self.database.write(statement, (name, project, time.time()))
-            session = self.find(name)
-            assert session is not None
-        return session
-
-    def update(self, name: str, change: Callable[[Session], Session]) -> Session:
-        """Change what is remembered; runs of one session that end at once don't lose each other's word."""
-        with self.database.transaction() as connection:
-            (row,) = connection.execute(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE name = ?", (name,)).fetchall()
-            session = change(_session(row))
-            connection.execute(
-                "UPDATE sessions SET cwd = ?, environment = ? WHERE name = ?",
-                (os.fsencode(session.cwd), packed(session.environment), name),
-            )
-        return session
-
-    def counts(self, project: int | None = None) -> list[tuple[Session, int]]:
-        """Return every session with how many runs it has, the latest first."""
-        mine = "" if project is None else f"WHERE sessions.project = {int(project)}"
-        columns = ", ".join(f"sessions.{column}" for column in _SESSION_COLUMNS.split(", "))
-        rows = self.database.rows(
-            f"SELECT {columns}, count(runs.id) FROM sessions LEFT JOIN runs ON runs.session = name {mine}"
-            " GROUP BY name ORDER BY max(runs.number) DESC, sessions.started_at DESC"
-        )
-        return [(_session(row[:-1]), row[-1]) for row in rows]
-
-
-def _session(row: tuple[Any, ...]) -> Session:
-    name, project, started_at, cwd, environment = row
-    return Session(
-        name=name, project=project, started_at=started_at, cwd=os.fsdecode(cwd), environment=unpacked(environment)
-    )

@@ -64,6 +64,11 @@ class Places(Value):
         return f"{self.state}/edits"
 
     @property
+    def desk(self) -> str:
+        """Where questions lie that wait for whoever is present."""
+        return f"{self.state}/desk"
+
+    @property
     def seats(self) -> str:
         """The file that tells which project a session edits, for those who have no time to ask the database."""
         return f"{self.state}/seats"

@@ -289,6 +289,11 @@ class Projects:
         """Return every registered project's directory: commands may have written there."""
         return tuple(os.fsdecode(path) for (path,) in self.database.rows("SELECT DISTINCT path FROM projects"))
 
+    def number_at(self, path: str) -> int | None:
+        """Return the number of the project that is recorded at a path."""
+        query = "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL"
+        return next((number for (number,) in self.database.rows(query, (os.fsencode(path),))), None)
+
     def holding(self, directory: str) -> str:
         """Return the project that holds a directory.
 

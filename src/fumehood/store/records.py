@@ -122,6 +122,7 @@ _END = ".record"
 _FIELDS = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network", "hosts",
     "duration_s", "started_at", "act", "of", "layer", "capture", "mode", "dropped", "roots", "session", "below",
+    "number",
 )  # fmt: skip
 
 
@@ -176,6 +177,7 @@ def _read(path: str) -> Run | None:
             format_, fields, rows = marshal.loads(body)  # noqa: S302 - ours
         else:
             return None
+        fields.setdefault("number", 0)  # what an older version wrote has none
         if format_ not in (1, _FORMAT) or set(fields) != set(_FIELDS):
             return None
         if format_ == 1:

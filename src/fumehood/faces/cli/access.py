@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 
 from fumehood.core.inside import widenings
 from fumehood.core.report import printable
 from fumehood.core.report import short as brief
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_reach
-from fumehood.faces.cli.look import short
+from fumehood.faces.cli.look import numbered
 from fumehood.faces.cli.output import here
 from fumehood.faces.cli.prompt import terminal
 from fumehood.service import access, now
@@ -19,6 +20,9 @@ from fumehood.store.history import Reach
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.faces.cli.commands import Add
+
+
+_MISSED = 5  # questions that found nobody that are shown
 
 
 def add_commands(add: Add) -> None:
@@ -52,7 +56,7 @@ def _ask(context: Context) -> int:
     if session and store.sessions.find(session) is None:
         raise BadRequest(f"there is no session {session}", hint="fumehood log shows the names of sessions")
     may_ask = () if options.only_session else terminal
-    permissions = Permissions(store.grants, may_ask, patience_s=store.policy_of(project).ask_timeout)
+    permissions = Permissions(store, may_ask, patience_s=store.policy_of(project).ask_timeout)
     said = access.settle(store, project, session, asked, permissions.decide)
     return context.say({"asked": [each.fields() for each in asked], "said": said}, lambda: print("\n".join(said)))
 
@@ -66,11 +70,13 @@ def _status(context: Context) -> int:
     held = store.history.runs(context.reach, reach, among=set(store.history.held(project.id)))
     running = now.running(store, context.reach, reach)
     network = policy.network if policy.network != "none" or not policy.hosts else "hosts"
+    missed = [] if options.only_session else store.grants.missed(project.path)
     answer = {
         "project": project.path, "session": session or None, "roots": list(project.roots), "network": network,
         "hosts": list(policy.hosts), "show": list(policy.show),
-        "held": [{"run": run.run, "command": run.command} for run in held],
-        "running": [{"run": run.run, "command": run.command} for run in running],
+        "held": [{"run": run.run, "number": run.number, "command": run.command} for run in held],
+        "running": [{"run": run.run, "number": run.number, "command": run.command} for run in running],
+        "missed": [each.fields() for each in missed],
     }  # fmt: skip
 
     def show() -> None:
@@ -82,6 +88,9 @@ def _status(context: Context) -> int:
         print(f"{'network':9} {network}")
         for name, runs in (("held", held), ("running", running)):
             for run in runs:
-                print(f"{name:9} {short(run.run)}  {brief(run.command)}")
+                print(f"{name:9} {numbered(run)}  {brief(run.command)}")
+        for each in missed[:_MISSED]:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.at))
+            print(f"{'missed':9} {when}  {brief(each.text)}{f'; {brief(each.ahead)}' if each.ahead else ''}")
 
     return context.say(answer, show)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,7 +15,7 @@ from fumehood.faces.cli.output import ModelText, Paint, here, meant, tell_notice
 from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
 from fumehood.store.audit import CLI
-from fumehood.store.history import LAST, Reach
+from fumehood.store.history import Reach, is_by_project
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -63,7 +64,20 @@ class Context:
         self.as_json: bool = getattr(options, "json", False)
         self._only_session: str | None = getattr(options, "only_session", None)
         self.store = OpenedStore(face=CLI)
+        self.store.history.here = self._numbered()
         tell_notices(self.store)
+
+    def _numbered(self) -> int | None:
+        """Return the project whose runs a number names: that of the session, or the one that holds this directory."""
+        try:
+            path = self._in_session or self.store.projects.holding(os.getcwd())
+        except FileNotFoundError:
+            return None  # the current directory is gone
+        return self.store.projects.number_at(path)
+
+    @property
+    def _in_session(self) -> str | None:
+        return project_of(self.store, self._only_session) if self._only_session else None
 
     @property
     def project(self) -> Project:
@@ -72,8 +86,8 @@ class Context:
         workspace = getattr(self.options, "workspace", None)
         if workspace is not None:
             named = self.store.workspaces.find(workspace).path
-        if named is None and self._only_session:
-            named = project_of(self.store, self._only_session)
+        if named is None:
+            named = self._in_session
         path = self.store.projects.holding(here()) if named is None else named
         project = self.store.projects.open(path, register=False)
         tell_notices(self.store)
@@ -95,8 +109,7 @@ class Context:
 
     def reaches(self, name: str) -> tuple[Reach, Reach]:
         """What a run is looked for in, by how it is named."""
-        is_counted = name.partition("~")[0] == LAST
-        return self.reach, Reach(project=self.project.id if is_counted else None)
+        return self.reach, Reach(project=self.project.id if is_by_project(name) else None)
 
     def project_of(self, run: Run) -> Project:
         """The project that a run belongs to."""
@@ -206,7 +219,7 @@ def add_run(command: argparse.ArgumentParser, *, default: str | None = None) -> 
     """Let a command take a run by name."""
     command.add_argument(
         "run", nargs=None if default is None else "?", default=default, metavar="RUN",
-        help="an id, the beginning of one, `last`, or `last~1` for the one before",
+        help="a number (214), an id, the beginning of one, `last`, or `last~1` for the one before",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from fumehood.core.limits import size_told
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act, paint
-from fumehood.faces.cli.look import short, tell_run
+from fumehood.faces.cli.look import tell_run
 from fumehood.faces.cli.output import confirmed, here
 from fumehood.service.files import scan_project
 from fumehood.service.projects import forget, loss
@@ -74,7 +74,7 @@ def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -
     def show() -> None:
         colour = paint()
         for each in listed:
-            print(_line(project.path, each, colour))
+            print(_line(context, project.path, each, colour))
         if not files:
             print("no files are known yet; fumehood scan reads the project")
         elif len(listed) < len(files):
@@ -84,12 +84,12 @@ def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -
     return context.say(lambda: [each.as_dict() for each in listed], show)
 
 
-def _line(project: str, file: KnownFile, colour: Paint) -> str:
+def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str:
     """Write a file in one line: its state, size, path, and where it can be had from."""
     record = file.record
     word, shade = ("deleted", "red") if record.is_deleted else ("", "dim")
     word, shade = ("waiting", "yellow") if record.needs_approval else (word, shade)
-    sources = [*file.days, *map(short, file.runs)]
+    sources = [*file.days, *map(context.store.history.name, file.runs)]
     count = len(file.days) + file.run_count
     named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
     where = "" if record.root == project else f"{record.root}/"
@@ -108,16 +108,17 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
     def show() -> None:
         colour = paint()
         if file is not None:
-            print(_line(project.path, file.replace(days=(), runs=()), colour))
+            print(_line(context, project.path, file.replace(days=(), runs=()), colour))
         if not kept:
-            why = f"no earlier version is kept; run {short(by)} changed it last" if by else "no run changed it"
+            last = f"no earlier version is kept; run {context.store.history.name(by)} changed it last"
+            why = last if by else "no run changed it"
             print(f"it can't be restored: {why}")
             return
         print("it can be restored:")
         for version in kept:
             is_run = "-" not in version.source
             when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
-            source = short(version.source) if is_run else version.source
+            source = context.store.history.name(version.source) if is_run else version.source
             size = size_told(version.size)
             kind = "" if version.kind == "file" else f" {version.kind}"
             print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
@@ -135,7 +136,7 @@ def _restore(context: Context) -> int:
             print("nothing to do: it is that version already")
             return
         tell_run(done, sys.stdout)
-        print(f"  to have it back as it was: fumehood undo {short(done.run)}")
+        print(f"  to have it back as it was: fumehood undo {done.name}")
 
     return context.say(done.as_dict, show)
 

@@ -45,9 +45,9 @@ _NEXT = {
 _FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
 
 
-def short(run: str) -> str:
-    """A prefix of an id that is hardly ever ambiguous."""
-    return run[:16]
+def numbered(run: Run) -> str:
+    """Write a run's number as people know numbers of this kind; the id of one that has none here."""
+    return run.name if run.name == run.run else f"#{run.name}"
 
 
 def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
@@ -66,10 +66,10 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
     for blocked in run.blocked:
         text.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
     if run.found and run.state in _NEXT and run.act == "run":
-        text.append(f"  {paint(_NEXT[run.state].format(run=short(run.run), apply=apply_line(run)), 'dim')}")
+        text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_line(run)), 'dim')}")
         conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
         if conflict is not None:
-            text.append(f"  {paint(_FORCE.format(run=short(run.run), path=printable(conflict.path)), 'dim')}")
+            text.append(f"  {paint(_FORCE.format(run=run.name, path=printable(conflict.path)), 'dim')}")
     stream.write("".join(f"{line}\n" for line in text))
     stream.flush()
 
@@ -77,7 +77,7 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
 def apply_line(run: Run) -> str:
     """Return the line that applies what waits: where all of it is conflicts, by force."""
     force = "" if any(change.verdict == c.HELD for change in run.found) else " --force"
-    return f"fumehood apply {short(run.run)}{force}"
+    return f"fumehood apply {run.name}{force}"
 
 
 def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
@@ -97,12 +97,12 @@ def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
         path = named(each.path if change.root == 0 else f"{run.roots[change.root]}/{each.path}")
         what = f"{change.change} {each.count} entries in" if each.count > 1 else change.change
         said.append(f"{change.verdict}, not applied: {what} {path}: {brief(change.reason)}")
-    said += [f"and {count} more: {kind}; fumehood show {short(run.run)}" for kind, count in left_out.items()]
+    said += [f"and {count} more: {kind}; fumehood show {run.name}" for kind, count in left_out.items()]
     said += [each.line for each in blocked]
     if kept_back:
-        said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {short(run.run)}")
+        said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {run.name}")
     if any(change.verdict == c.APPLIED for change in run.found):
-        said.append(f"undo: fumehood undo {short(run.run)}")
+        said.append(f"undo: fumehood undo {run.name}")
     return said
 
 
@@ -149,7 +149,7 @@ def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
             yield f"{line(run, change, paint, path=f'{each.path}…')}  {paint(f'{count} of them', 'dim')}"
     if left_out or inside or any(each.count > 1 for each in listed):
         more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
-        yield paint(f"{more}all of them: fumehood show {short(run.run)}", "dim")
+        yield paint(f"{more}all of them: fumehood show {run.name}", "dim")
 
 
 def _is_alike(one: c.Change, other: c.Change) -> bool:
@@ -249,7 +249,8 @@ def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, in
     history = context.store.history
     return [
         {
-            "run": run.run, "project": run.project, "command": run.command, "cwd": run.cwd, "state": run.state,
+            "run": run.run, "number": run.number, "project": run.project, "command": run.command, "cwd": run.cwd,
+            "state": run.state,
             "reason": run.reason, "act": run.act, "of": run.of, "exit_code": run.exit_code, "session": run.session,
             "timed_out": run.timed_out, "started_at": run.started_at, "duration_s": run.duration_s,
             "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
@@ -272,7 +273,7 @@ def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str
     bare = "" if run.sandboxed else colour(" UNSANDBOXED", "red")
     gone = "" if run.layer or run.state != "applied" else colour(" backups cleaned away", "dim")
     changes = " ".join(f"{sign}{counts[kind]}" for kind, (sign, _) in _SIGNS.items() if counts.get(kind))
-    return f"{short(run.run)}  {colour(when, 'dim')}  {state} {changes:14} {command}{code}{bare}{gone}"
+    return f"{numbered(run):5}  {colour(when, 'dim')}  {state} {changes:14} {command}{code}{bare}{gone}"
 
 
 def _show(context: Context) -> int:
@@ -287,7 +288,7 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
     sandbox = f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
     facts = {
-        "run": run.run,
+        "run": f"{numbered(run)}, {run.run}" if run.name != run.run else run.run,
         "command": run.command,
         "directory": run.cwd,
         "project": run.project,

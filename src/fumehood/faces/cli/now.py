@@ -8,7 +8,7 @@ import time
 from fumehood.core.report import printable
 from fumehood.core.report import short as brief
 from fumehood.faces.cli.commands import Context, add_reach, add_run
-from fumehood.faces.cli.look import short, tell_run
+from fumehood.faces.cli.look import numbered, tell_run
 from fumehood.service import now
 from fumehood.service.settle import FAILED
 from fumehood.store.history import Reach
@@ -44,7 +44,7 @@ def _ps(context: Context) -> int:
         for run in runs:
             session = f"  session {printable(run.session)}" if run.session else ""
             where = f"  {printable(run.project)}" if context.options.all else ""
-            print(f"{short(run.run)}  {_seconds(run):>6}s  {brief(run.command)}{session}{where}")
+            print(f"{numbered(run):5}  {_seconds(run):>6}s  {brief(run.command)}{session}{where}")
         if not runs:
             print("nothing runs")
 
@@ -57,8 +57,8 @@ def _seconds(run: Run) -> int:
 
 def _as_object(run: Run) -> dict[str, Any]:
     return {
-        "run": run.run, "project": run.project, "command": run.command, "cwd": run.cwd, "session": run.session,
-        "started_at": run.started_at, "network": run.network,
+        "run": run.run, "number": run.number, "project": run.project, "command": run.command, "cwd": run.cwd,
+        "session": run.session, "started_at": run.started_at, "network": run.network,
     }  # fmt: skip
 
 

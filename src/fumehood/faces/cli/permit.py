@@ -59,9 +59,9 @@ def _roots(context: Context) -> int:
         raise BadRequest(f"roots {options.what} needs a directory", hint=f"fumehood roots {options.what} DIR")
     if options.what == "add":
         project = store.projects.open(project.path)
-        permissions = Permissions(store.grants, terminal, patience_s=store.policy_of(project).ask_timeout)
+        permissions = Permissions(store, terminal, patience_s=store.policy_of(project).ask_timeout)
         # Whoever types this at a terminal is the person; an agent that runs it is not.
-        typed = os.isatty(0) and os.isatty(2) and permissions.are_answered
+        typed = os.isatty(0) and os.isatty(2) and bool(terminal())
         project = add_root(store, project, options.directory, permissions, by_person=typed)
     elif options.what == "remove":
         project = remove_root(store, project, options.directory)

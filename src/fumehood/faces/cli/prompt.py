@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Ask, Asked
 
 _TTY = "/dev/tty"
+_BELL = "\a"
 _EXACT_S = 10  # seconds below which their fractions are shown
 _KEYS = {
     questions.ALLOW_ONCE: ("y", "allow once"), questions.ALLOW_SESSION: ("s", "allow for this session"),
@@ -95,7 +96,7 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                     while select.select([resumed], [], [], 0)[0]:
                         os.read(resumed, 4096)
                     left = max(0.0, deadline - time.monotonic())
-                    _write(tty, prompt_text(asked.question, left, columns(tty)))
+                    _write(tty, _BELL + prompt_text(asked.question, left, columns(tty)))
                     answer = _answer(tty, closed, resumed, asked.question)
             # Whoever reads this has the terminal back as it was.
             _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")

@@ -258,6 +258,8 @@ def _run(
     """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
     store = OpenedStore(face=CLI if brief is None else HOOK)
     project = store.projects.open(chosen_project(store, options, options.last("--session") or ""))
+    if brief is not None or "--project" not in options.values or store.projects.holding(here()) == project.path:
+        store.history.here = project.id  # a number typed here means a run of this project
     if brief is None:
         tell_notices(store)
     else:
@@ -267,7 +269,7 @@ def _run(
     request = _request(options, project, policy)
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
     asks = (options.special.asks or _asks) if brief is None else ()
-    permissions = Permissions(store.grants, asks, patience_s=policy.ask_timeout)
+    permissions = Permissions(store, asks, patience_s=policy.ask_timeout)
     wishes = _wishes(options, as_json, brief).replace(signals=signals)
     run = Hood(store, project, policy, start, permissions).run(request, wishes)
     link = options.last("--keep-cwd")

@@ -12,7 +12,7 @@ from fumehood.core.report import REDO, printable
 from fumehood.core.wording import MOST_OF_A_NAME, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
-from fumehood.faces.cli.look import apply_line, headline, short, tell_run, write_difference
+from fumehood.faces.cli.look import apply_line, headline, numbered, tell_run, write_difference
 from fumehood.faces.cli.output import here
 from fumehood.faces.cli.prompt import Keys, columns, turn
 from fumehood.service import decide
@@ -53,11 +53,11 @@ def add_commands(add: Add) -> None:
     add_run(away)
     back = add(
         "undo", "undo a run: bring back what was there before it (default: the last run that is not undone yet)",
-        _undo, "  fumehood undo\n  fumehood undo 01J8ZQ\n  fumehood undo last src/main.py",
+        _undo, "  fumehood undo\n  fumehood undo 214\n  fumehood undo last src/main.py",
     )  # fmt: skip
     again = add(
         "redo", "redo what was undone (default: the last undo)", _redo,
-        "  fumehood redo\n  fumehood redo 01J8ZQ",
+        "  fumehood redo\n  fumehood redo 214",
     )  # fmt: skip
     for command in (back, again):
         add_run(command, default=LAST)
@@ -84,7 +84,7 @@ def _apply(context: Context) -> int:
 
 def _tell_decided(done: Run) -> None:
     """Tell which run it was: `last` may be another than the one that the person had looked at."""
-    print(f"run {short(done.run)}: {quoted(done.command, MOST_OF_A_NAME)}")
+    print(f"run {done.name}: {quoted(done.command, MOST_OF_A_NAME)}")
     tell_run(done, sys.stdout)
 
 
@@ -105,12 +105,12 @@ def _undo(context: Context) -> int:
     )  # fmt: skip
 
     def show() -> None:
-        _tell_undo(back)
+        _tell_undo(back, run.name)
         # Those of a command come right after it.
         latest = islice(context.store.history.standing(*context.reaches(LAST)), _LOOKED_AT)
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
         if earlier is not None:
-            print(f"  what was settled while it ran stands; to take that back: fumehood undo {short(earlier.run)}")
+            print(f"  what was settled while it ran stands; to take that back: fumehood undo {earlier.name}")
 
     return _say(context, back, show)
 
@@ -121,7 +121,7 @@ def _redo(context: Context) -> int:
         return _whole_session(context, options.session, redo_session)
     run = to_redo(context.store, options.run, *context.reaches(options.run))
     forth = undo(context.store, context.project_of(run), run, force=options.force, by=options.only_session or "")
-    return _say(context, forth, lambda: _tell_undo(forth))
+    return _say(context, forth, lambda: _tell_undo(forth, run.name))
 
 
 def _say(context: Context, done: Run, show: Callable[[], None]) -> int:
@@ -142,16 +142,17 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
 
     def show() -> None:
         for back in backs:
-            _tell_undo(back)
+            _tell_undo(back, context.store.history.name(back.of or ""))
 
     return context.say(lambda: [back.as_dict() for back in backs], show)
 
 
-def _tell_undo(back: Run) -> None:
+def _tell_undo(back: Run, name: str) -> None:
+    """Tell what was taken back, or brought back, of the run of this name."""
     tell_run(back, sys.stdout)
     is_redo = back.command.startswith(f"{REDO} ")
     again = "to take it back again: fumehood undo" if is_redo else "to have it back: fumehood redo"
-    print(f"  that was run {short(back.of or '')}; {again}")
+    print(f"  that was run {name}; {again}")
 
 
 def add_review(add: Add) -> None:
@@ -171,7 +172,7 @@ def _review(context: Context) -> int:
             _say_run(run)
             for change in _waiting(run):
                 _say_change(context, run, change)
-            print(f"{apply_line(run)}   or   fumehood discard {short(run.run)}\n")
+            print(f"{apply_line(run)}   or   fumehood discard {run.name}\n")
         return 0
     for run in runs:
         if not _go_through(context, run):
@@ -185,7 +186,7 @@ def _held(context: Context) -> list[Run]:
     if context.options.run:
         run = context.run(context.options.run)
         if run.state != "held":
-            raise BadRequest(f"run {run.run} holds nothing: it is {run.state}", hint=f"fumehood show {run.run}")
+            raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=f"fumehood show {run.name}")
         return [run]
     names = context.store.history.held(context.project.id)
     return [context.store.history.find(name) for name in reversed(names)]
@@ -214,7 +215,8 @@ def _as_object(context: Context, run: Run) -> dict[str, Any]:
     texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
     changes = [change for change in run.changes if change.verdict in c.WAITING]
     return {
-        "run": run.run, "command": run.command, "started_at": run.started_at, "reason": run.reason,
+        "run": run.run, "number": run.number, "command": run.command, "started_at": run.started_at,
+        "reason": run.reason,
         "changes": [{**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
                     for each in changes],
     }  # fmt: skip
@@ -272,7 +274,7 @@ def _place(run: Run, change: c.Change) -> str:
 
 
 def _say_run(run: Run) -> None:
-    print(f"{paint()(short(run.run), 'bold')}  {quoted(run.command)}")
+    print(f"{paint()(numbered(run), 'bold')}  {quoted(run.command)}")
 
 
 def _say_all(run: Run) -> None:
@@ -284,7 +286,7 @@ def _say_all(run: Run) -> None:
 
 
 def _say_items(items: Sequence[Item], run: Run) -> None:
-    for each in listed(items, seen_by=f"fumehood show {short(run.run)}"):
+    for each in listed(items, seen_by=f"fumehood show {run.name}"):
         for line in wrapped(each, columns(1) - 2):
             print(f"  {line}")
 

@@ -133,7 +133,7 @@ def _offered(context: Context, places: tuple[tuple[str, list[str]], ...]) -> lis
             continue  # it is one already, or can't be one
         try:
             project = store.projects.open(project.path, register=bool(asks))
-            project = add_root(store, project, path, Permissions(store.grants, asks))
+            project = add_root(store, project, path, Permissions(store, asks))
         except Refused:
             left.append(path)
     return left

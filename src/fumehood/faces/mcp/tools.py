@@ -114,7 +114,7 @@ def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
     """Put into words what applying a run's held changes means."""
     run = sandbox.find(name)
     if run.state != HELD:
-        raise BadRequest(f"run {run.run} holds nothing: it is {run.state}")
+        raise BadRequest(f"run {run.name} holds nothing: it is {run.state}")
     return apply_question(run)
 
 

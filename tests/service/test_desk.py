@@ -1,0 +1,124 @@
+"""The desk: a question reaches whoever is present, in another process, and is answered once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import fumehood
+from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question
+from fumehood.core.wording import Item
+from fumehood.service.ask import ask_all
+from fumehood.service.desk import Desk
+from fumehood.service.opened import OpenedStore
+from patience import eventually
+
+HOSTILE = Question(
+    what="network", text="Run command with network access: \x1b[2Jcurl \udcff?", command="\x1b[2Jcurl \udcff",
+    directory="/work", project="/work", target="r1", details=("example.org:443",), one_time_only=True, run="r1",
+    items=(Item(name="example.org:443", kind=("host", "hosts"), danger=1),),
+)  # fmt: skip
+
+# Stands at the desk as a page would, in a process of its own, and gives one answer.
+PERSON = """
+import sys, time
+from fumehood.service.desk import Desk
+from fumehood.store.places import places
+desk = Desk(places())
+with desk.attend():
+    print("here", flush=True)
+    while not desk.waiting():
+        time.sleep(0.02)
+    print(desk.answer(desk.waiting()[0].id, sys.argv[1]), flush=True)
+"""
+
+ASKER = """
+from fumehood.core.questions import Question
+from fumehood.service.ask import ask_all
+from fumehood.service.desk import Desk
+from fumehood.store.places import places
+question = Question(what="w", text="t", command="c", directory="/", project="/", target="x")
+ask_all([Desk(places())], question, 60)
+"""
+
+
+@pytest.fixture
+def desk(home: Path) -> Desk:
+    return Desk(OpenedStore().places)
+
+
+def person(answer: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", PERSON, answer], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    return process
+
+
+@pytest.mark.parametrize(("answer", "code"), [(ALLOW_ONCE, 0), (DENY_ONCE, 126)])
+def test_a_command_with_no_terminal_is_answered_by_somebody_at_the_desk(
+    project: Path, answer: str, code: int
+) -> None:
+    somebody = person(answer)
+    command = [sys.executable, "-m", "fumehood", "run", "--network", "--", "true"]
+    done = subprocess.run(command, cwd=project, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
+    assert (done.returncode, somebody.communicate()[0]) == (code, "True\n")
+
+
+def test_what_was_asked_is_shown_as_it_was_asked_and_the_first_answer_counts(desk: Desk) -> None:
+    replies = []
+    with desk.attend():
+        asking = threading.Thread(target=lambda: replies.append(ask_all([desk], HOSTILE, 60)))
+        asking.start()
+        assert eventually(desk.waiting)
+        (waiting,) = desk.waiting()
+        assert waiting.question == HOSTILE
+        assert waiting.as_dict()["options"] == [ALLOW_ONCE, DENY_ONCE]
+        assert "\x1b" not in "".join(waiting.as_dict()["lines"])
+        with pytest.raises(fumehood.BadRequest):
+            desk.answer(waiting.id, "perhaps")
+        assert [desk.answer(waiting.id, True), desk.answer(waiting.id, False)] == [True, False]
+        asking.join()
+        assert not desk.waiting()
+    assert [reply.answer for reply in replies] == [ALLOW_ONCE]
+
+
+def test_with_nobody_present_the_answer_is_no_at_once_and_the_question_is_kept(project: Path) -> None:
+    with fumehood.Sandbox(project) as sandbox:
+        with pytest.raises(fumehood.Refused, match=r"echo a") as refused:
+            sandbox.run("echo a", network=True)
+        assert NOBODY in refused.value.hint
+        for _ in range(2):
+            with pytest.raises(fumehood.Refused):
+                sandbox.run("echo b", network=["example.org"])
+    grants = OpenedStore().grants
+    commands = [(each.command, "config" in each.ahead) for each in grants.missed(str(project))]
+    assert commands == [("echo b", True), ("echo a", True)]
+    assert grants.missed("/another") == []
+    assert grants.forget_missed(grants.missed()[0].id)
+    assert [each.command for each in grants.missed()] == ["echo a"]
+
+
+def test_a_question_of_a_process_that_died_is_gone(desk: Desk) -> None:
+    with desk.attend():
+        asker = subprocess.Popen([sys.executable, "-c", ASKER])
+        assert eventually(desk.waiting)
+        (waiting,) = desk.waiting()
+        asker.kill()
+        asker.wait()
+        assert desk.waiting() == []
+        assert not desk.answer(waiting.id, True)
+
+
+def test_somebody_who_leaves_is_no_longer_present(desk: Desk) -> None:
+    somebody = person(ALLOW_ONCE)
+    assert desk.is_attended
+    somebody.kill()
+    somebody.communicate()
+    assert not desk.is_attended
+    with desk.attend():
+        assert desk.is_attended
+    assert not desk.is_attended
