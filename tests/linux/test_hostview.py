@@ -159,7 +159,7 @@ def test_strange_names_in_the_home_are_no_trouble(test_directory, monkeypatch, h
     monkeypatch.setenv("HOME", str(strange))
     with Sandbox(strange / "proj") as sandbox:
         run = sandbox.run(["ls", "-A", str(strange)])
-    assert set(run.stdout.split()) - {".profile", ".zprofile"} == {"proj"}, run.stderr
+    assert set(run.stdout.split()) - {".profile", ".zprofile", "playground"} == {"proj"}, run.stderr
 
 
 def test_git_still_finds_its_configuration(sandbox, home, project):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import trees
 from fumehood import BadRequest, Policy, Sandbox
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -47,11 +48,22 @@ def test_as_a_working_directory_it_is_named_by_its_own_word(sandbox, home, proje
     assert sandbox.run("pwd", cwd="./playground").stdout == f"{project}/playground\n"
 
 
-def test_who_never_plays_has_none_and_once_asked_for_every_command_sees_it(sandbox, home):
-    assert sandbox.run("ls ~").stdout == ""
-    assert not data(home).exists()
-    sandbox.run("true", cwd="playground")
-    assert sandbox.run("ls ~").stdout == "playground\n"
+def test_the_first_command_has_it_whether_it_is_named_or_not(sandbox, home, test_directory):
+    assert sandbox.run("cd ~; for each in *; do echo x > $each/f; echo $each; done").stdout == "playground\n"
+    assert (data(home) / "f").read_text() == "x\n"
+    tree = trees.make_tree(test_directory / "tree")
+    line = "for each in /*; do test -w $each && test -e $each/f && cat $each/f; done"
+    assert sandbox.run(line, root=str(tree)).stdout == "x\n"
+
+
+def test_where_it_can_not_be_made_only_a_command_that_asks_for_it_is_refused(home, project):
+    data(home).parent.mkdir(parents=True, exist_ok=True)
+    data(home).write_text("in the way")
+    with Sandbox(project) as sandbox:
+        assert sandbox.run("echo x > f").state == "applied"
+        with pytest.raises(BadRequest, match="no playground") as refusal:
+            sandbox.run("true", cwd="playground")
+    assert "cannot make" in refusal.value.hint
 
 
 def test_a_session_stays_in_it(cli, home):

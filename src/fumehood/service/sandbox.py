@@ -25,7 +25,6 @@ from fumehood.service.missed import missed
 from fumehood.service.permission import Permissions
 from fumehood.service.retry import Overtaken, may_be_forgotten
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
-from fumehood.service.scratch import PLAYGROUND
 from fumehood.service.settle import FAILED, Looking, settle
 from fumehood.service.surroundings import Surroundings, around
 from fumehood.store import database
@@ -403,7 +402,6 @@ class Hood(Workplace):
         return around(
             self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
             owner_of(self.project.path), self.project.id,
-            plays=PLAYGROUND in request.cwd or PLAYGROUND in shown(checked(request.command)),
             makes_points=self.policy.home == HIDDEN
             or (self.host().makes_namespaces and self.policy.capture != capturing.BWRAP),
         )  # fmt: skip

@@ -276,13 +276,12 @@ class Playground(Value):
         return Bind(target=self.target, source=self.source, is_writable=True, why="the playground")
 
 
-def playground(places: Places, home: str, roots: Sequence[str], *, makes_points: bool) -> Playground:
+def playground(places: Places, source: str, home: str, roots: Sequence[str], *, makes_points: bool) -> Playground:
     """Return the playground as a command on the host's own system sees it: `playground` in the home.
 
     Where that is in the way of a root, is something else already, or lacks the mount point and none can be made
     (`makes_points`), it is seen where it lies.
     """
-    source = made(places)
     home = os.path.realpath(home)
     target = f"{home}/{PLAYGROUND}"
     others = (*roots, places.data)
@@ -294,11 +293,6 @@ def playground(places: Places, home: str, roots: Sequence[str], *, makes_points:
     except FileNotFoundError:
         is_usable = makes_points
     return Playground(source=source, target=target if is_usable else source)
-
-
-def is_there(places: Places) -> bool:
-    """Return True if the playground was ever asked for: from then on, every command sees it, and pays for the mount."""
-    return os.path.isdir(_path(places))
 
 
 def made(places: Places) -> str:
@@ -330,7 +324,7 @@ def size(places: Places) -> int:
     """Return the bytes that the playground takes on disk."""
     from fumehood.service.layers import space_of
 
-    if not is_there(places):
+    if not os.path.isdir(_path(places)):
         return 0
     with Closing(open_top(_path(places))) as directory:
         return sum(space_of(directory, name) for name in entries(directory))
@@ -344,7 +338,7 @@ def emptied(places: Places) -> int:
     from fumehood.store.places import new_id
 
     freed = size(places)
-    if not is_there(places):
+    if not os.path.isdir(_path(places)):
         return 0
     aside = f"{PLAYGROUND}.{new_id()}"
     above = open_top(places.data)

@@ -12,7 +12,7 @@ from fumehood.core.policy import HIDDEN, PRETEND
 from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP, check_tmp
 from fumehood.linux.capture import BWRAP, COPY, KERNEL
 from fumehood.linux.homes import relevant
@@ -22,7 +22,7 @@ from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
 from fumehood.service.offline import names_of_host, names_of_tree, resolver_in_sight
-from fumehood.service.scratch import PLAYGROUND, Playground, is_there, made, playground
+from fumehood.service.scratch import PLAYGROUND, Playground, made, playground
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -62,6 +62,7 @@ class World(Value):
     blocked: tuple[Blocked, ...] = ()
     scratch: Scratch | None = None
     playground: Playground | None = None
+    no_playground: str = ""  # why there is none
     ownership: str = PRETEND
 
     @property
@@ -113,8 +114,7 @@ class World(Value):
         """
         if asked == PLAYGROUND:
             if self.playground is None:
-                hint = "the configuration turned it off, or root runs this for another user"
-                raise BadRequest("there is no playground", hint=hint)
+                raise BadRequest("there is no playground", hint=self.no_playground)
             return self.playground.target
         if "\0" in asked:
             raise BadRequest(f"{asked!r} is not a directory", hint="name the working directory")
@@ -174,14 +174,13 @@ class Entered:
 
 def around(
     places: Places, policy: Policy, root: str, roots: Sequence[str], owner: Owner | None = None, project: int = 0,
-    *, plays: bool = False, makes_points: bool = True,
+    *, makes_points: bool = True,
 ) -> World:  # fmt: skip
     """Choose what surrounds a command: `root` is host, alpine, an installed tree's name, or a directory.
 
-    `plays` says that the command is going to use the playground. Root's is out of reach for an owner whom root works
-    for. `makes_points` tells that mount points can be made where the host has none.
+    `makes_points` tells that mount points can be made where the host has none.
     """
-    is_shown = policy.playground and owner is None and (plays or is_there(places))
+    ground, no_playground = _playground(places, policy, owner)
     if root in ("", HOST):
         wishes, own = policy.environment, dict(os.environ)  # the process's own is slow to ask
         environment, dropped = inherited(own, wishes.keep, wishes.drop)
@@ -192,11 +191,12 @@ def around(
         if owner is not None:
             environment |= home_of(owner)
         base = environment.get("HOME") or home()
-        shown = playground(places, base, roots, makes_points=makes_points) if is_shown else None
+        shown = playground(places, ground, base, roots, makes_points=makes_points) if ground else None
         return World(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
-            ownership=policy.ownership, variables=relevant(own) if policy.home == HIDDEN else (),
-        )
+            no_playground=no_playground, ownership=policy.ownership,
+            variables=relevant(own) if policy.home == HIDDEN else (),
+        )  # fmt: skip
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
     skills = root_tree.skills(policy.skills)
@@ -204,12 +204,27 @@ def around(
         if not os.path.isdir(source):
             raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
     environment = {**root_tree.ENVIRONMENT, **dict(policy.environment.set)}
-    shown = Playground(source=made(places), target=root_tree.PLAYGROUND) if is_shown else None
+    shown = Playground(source=ground, target=root_tree.PLAYGROUND) if ground else None
     return World(
         environment=environment, home=home() if owner is None else home_of(owner)["HOME"],
         tree=tree, targets=root_tree.targets(roots), skills=skills, base=base, layer=layer,
-        playground=shown, ownership=policy.ownership,
+        playground=shown, no_playground=no_playground, ownership=policy.ownership,
     )  # fmt: skip
+
+
+def _playground(places: Places, policy: Policy, owner: Owner | None) -> tuple[str, str]:
+    """Return where the playground lies, or "" and why there is none.
+
+    Only a command that asks for it is refused where it can't be made.
+    """
+    if not policy.playground:
+        return "", "the configuration turned it off"
+    if owner is not None:
+        return "", "root runs this for another user, who can't reach root's"
+    try:
+        return made(places), ""
+    except FumehoodError as error:
+        return "", f"{error.message}; {error.hint}"
 
 
 def home_of(owner: Owner) -> dict[str, str]:
