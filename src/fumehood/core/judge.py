@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Concern
 
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"
+MOUNTED_AT = "another file system is mounted at "  # the reason begins so; once it is gone, the change can be applied
 
 
 def cut_short(
@@ -54,7 +55,7 @@ def judge(
         change.verdict, change.reason = _verdict(change, mode, concern)
         for root, path in apart:
             if change.root == root and f"{change.path}/".startswith(f"{path}/"):
-                change.verdict, change.reason = c.UNSUPPORTED, f"another file system is mounted at {path}"
+                change.verdict, change.reason = c.UNSUPPORTED, f"{MOUNTED_AT}{path}"
         if concern is not None:
             change.flags = (*change.flags, concern.flag)
     if waiting is not None:
@@ -63,6 +64,11 @@ def judge(
     keep_replacements_whole(changes)
     if concerns or waiting:
         _hold_shells(changes)
+
+
+def is_mounted_on(change: c.Change) -> bool:
+    """Return True if a change could not be taken over because of a mount."""
+    return change.verdict == c.UNSUPPORTED and change.reason.startswith(MOUNTED_AT)
 
 
 def _verdict(change: c.Change, mode: str, concern: Concern | None) -> tuple[str, str]:

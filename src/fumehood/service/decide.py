@@ -7,12 +7,14 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import is_plain
-from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, keep_replacements_whole
+from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, is_mounted_on, keep_replacements_whole
+from fumehood.core.masks import is_in
 from fumehood.core.questions import held_digest
 from fumehood.core.report import printable
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
@@ -56,6 +58,7 @@ def apply_held(
     `expected` is the digest of what the person was shown (`shown_digest`); anything else raises ChangedMeanwhile.
     """
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
+        unmounted = _unmounted(store, recorded(store, project, run), paths, here)
         run, waiting = _waiting(store, project, run, paths, here, forth=True)
         _refuse_another(run, waiting, expected)
         if not force:
@@ -65,7 +68,9 @@ def apply_held(
         held_runs.let_go(store, project.id, run.run, others=others)
         if force:
             run.found, waiting = _judged_anew(store, run, waiting)
-        is_anew = force or _stamp_anew(run, waiting) or bool(run.below)
+        elif unmounted:
+            waiting = _compared_anew(store, run, waiting, unmounted)
+        is_anew = force or bool(unmounted) or _stamp_anew(run, waiting) or bool(run.below)
         failure = _apply(store, project, run, waiting, is_anew=is_anew, even_open=force, others=others)
         if failure is not None:
             hint = f"the changes are still held: fumehood show {run.name}"
@@ -98,6 +103,42 @@ def _waiting(
     if run.state != HELD:
         raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=f"fumehood show {run.name}")
     return run, meant(run, paths, here=here, forth=forth)
+
+
+def _unmounted(store: Store, run: Run, paths: Sequence[str], here: str) -> set[tuple[int, str]]:
+    """Have those changes wait for a person that only a mount was in the way of, which is gone; return their places."""
+    if run.state in UNFINISHED:
+        return set()
+    meant = chosen(run, paths, here=here)
+    stuck = [change for change in meant if is_mounted_on(change)]
+    mounts = [mount for root in run.roots for mount in mounts_inside(root)] if stuck else []
+    free = [change for change in stuck if not is_in(f"{run.roots[change.root]}/{change.path}", mounts)]
+    if stuck and not os.path.isdir(store.places.run(run.run)):
+        raise BadRequest(f"what run {run.run} wrote is no longer kept", hint="run the command again")
+    if stuck and not free and all(change.verdict not in c.WAITING for change in meant):
+        raise BadRequest(printable(stuck[0].reason), hint=f"unmount it, then: fumehood apply {run.run}")
+    if free:
+        for change in free:
+            change.verdict, change.reason = c.HELD, "something was mounted there"
+        run.state = HELD
+        conclude(store, run, is_otherwise=True)
+    return {(change.root, change.path) for change in free}
+
+
+def _compared_anew(
+    store: Store, run: Run, waiting: Sequence[c.Change], unmounted: set[tuple[int, str]]
+) -> list[c.Change]:
+    """Compare what went to a mount with what lies below it; refuse where somebody changed that since the run began."""
+    mine = [change for change in waiting if (change.root, change.path) in unmounted]
+    run.found, going = _judged_anew(store, run, mine)
+    began = int(run.started_at * 1e9)
+    for change in going:
+        if change.before is not None and change.before.kind != c.DIRECTORY and change.before.changed_ns > began:
+            raise BadRequest(
+                f"{printable(change.path)} changed in the project after run {run.run} began",
+                hint=f"fumehood apply {run.run} --force takes the run's version, and saves what is there now",
+            )
+    return [*(change for change in waiting if (change.root, change.path) not in unmounted), *going]
 
 
 def _refuse_unfinished(store: Store, run: Run) -> None:

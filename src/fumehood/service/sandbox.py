@@ -320,10 +320,9 @@ class Hood(Workplace):
             from fumehood.service import held
 
             waiting = held.waiting(self.store, run)
-        mounted: list[tuple[int, str]] = []  # other file systems in the roots; an overlay of the kernel shows none
-        if run.capture not in (capturing.KERNEL, capturing.BWRAP):
-            for number, root in enumerate(run.roots):
-                mounted += ((number, os.path.relpath(mount, root)) for mount in mounts_inside(root))
+        mounted: list[tuple[int, str]] = []  # other file systems in the roots, perhaps since the command began
+        for number, root in enumerate(run.roots):
+            mounted += ((number, os.path.relpath(mount, root)) for mount in mounts_inside(root))
         is_held = mode == APPLY and bool(cut_short)
         acted_on = concerns(run.found, run.roots, [layer.upper for layer in layers], self.policy.rules)
         judge(run.found, HOLD if is_held else mode, acted_on, mounted, waiting, run.roots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.judge import HOLD_ALL, one_state
+from fumehood.core.judge import HOLD_ALL, is_mounted_on, one_state
 from fumehood.core.report import printable
 from fumehood.errors import ApplyFailed, BadRequest, TooDeep, Unfinished
 from fumehood.service import layers as layering
@@ -51,7 +51,8 @@ def settle(
         store.history.journal(run, printed)
         # Not before: the kernel is still busy with it when the command has just ended.
         layering.drop_scratch(layers)
-        layering.drop(store.places, run.run)
+        if not any(map(is_mounted_on, run.found)):
+            layering.drop(store.places, run.run)
 
 
 def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
