@@ -2,7 +2,8 @@
 
 import pytest
 
-from fumehood.core.limits import overflows, refused_writes
+from fumehood.core.hints import refused_writes
+from fumehood.core.limits import overflows
 
 
 @pytest.mark.parametrize(
@@ -13,13 +14,33 @@ from fumehood.core.limits import overflows, refused_writes
         ("sh: 1: cannot create /etc/evil: Read-only file system", "/etc/evil"),
         ("OSError: [Errno 30] Read-only file system: '/srv/f'", "/srv/f"),
         ("Error: EROFS: read-only file system, open '/srv/f'", "/srv/f"),
-        ("Read-only file system", "system"),
+        ("touch: cannot touch \u2018/srv/f\u2019: Read-only file system", "/srv/f"),
+        ("open /srv/f: read-only file system", "/srv/f"),
+        ("bash: line 1: /srv/a b: Read-only file system", "/srv/a b"),
+        ("tar: /srv/f: Cannot open: Read-only file system", "/srv/f"),
+        ("/bin/sh: can't create /srv/f: Read-only file system", "/srv/f"),
+        ("mkdir: can't create directory '/srv/f': Read-only file system", "/srv/f"),
+        ("touch: /srv/f: Read-only file system", "/srv/f"),
+        ("sh: can't create f: Read-only file system", "f"),
+        ("ERROR: Unable to lock database: Read-only file system", "/lib/apk/db"),
+        ("ERROR: Failed to open apk database: Read-only file system", "/lib/apk/db"),
+        ("mv: cannot move 'a' to '/srv/a': Read-only file system", "/srv/a"),
+        ("Error: EROFS: read-only file system, rename '/p/a' -> '/srv/a'", "/srv/a"),
+        ("cp: cannot create regular file 'x/y': Read-only file system", "x/y"),
+        ("Read-only file system", "a path"),
     ],
 )
 def test_the_path_is_found_in_what_programs_say(line: str, path: str) -> None:
     (blocked,) = refused_writes(f"before\n{line}\nafter\n", ["/p"])
     assert blocked.detail == path
     assert "/p" in blocked.hint
+
+
+def test_of_several_paths_in_a_line_each_is_named_that_can_not_be_written() -> None:
+    for line in ("mv: cannot move '/srv/a' to '/srv/b': Read-only file system",
+                 "OSError: [Errno 30] Read-only file system: '/srv/a' -> '/srv/b'",
+                 "rename /srv/a /srv/b: read-only file system"):  # fmt: skip
+        assert [blocked.detail for blocked in refused_writes(line, ["/p"])] == ["/srv/a", "/srv/b"]
 
 
 def test_few_are_named_and_each_once() -> None:

@@ -75,7 +75,8 @@ def test_a_write_in_the_tree_is_refused(run: Callable[..., dict[str, Any]], tree
     before = sorted(tree.rglob("*"))
     told = run("touch /root/evil; touch /evil; rm -rf /bin/busybox /etc/apk; mkdir /etc/x; true")
     assert "Read-only file system" in told["output"]
-    assert "a command may write /workspace and /tmp" in told["blocked"][0]["hint"]
+    assert [each["detail"] for each in told["blocked"]] == ["/root/evil", "/evil", "/bin/busybox"]
+    assert "a command may write /workspace, /playground and /tmp" in told["blocked"][0]["hint"]
     assert sorted(tree.rglob("*")) == before
     assert told["state"] == "empty"
 

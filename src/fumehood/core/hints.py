@@ -10,7 +10,7 @@ import os
 import re
 
 from fumehood.core.limits import CPU, FILE_SIZE, FILES, LOOKED_AT, PROCESSES, hit
-from fumehood.core.masks import is_below, masks, reason
+from fumehood.core.masks import is_below, is_in, masks, reason
 from fumehood.core.report import LEFT_PROCESS, Blocked
 
 TYPE_CHECKING = False
@@ -75,6 +75,49 @@ def _paths(lines: Iterable[str], home: str) -> Iterator[str]:
         for path in _PATH.findall(line):
             whole = home + path[1:] if path.startswith("~/") else path
             yield f"/{whole.lstrip('/')}".rstrip(".!?")
+
+
+# What a command could not write because it lies outside the roots.
+
+# As the C libraries, Go and Node say it.
+_READ_ONLY = re.compile("read-only file system|EROFS", re.IGNORECASE)
+_QUOTED = re.compile(r"""(?<!\w)(?:'(.+?)'|"(.+?)"|`(.+?)['`]|\u2018(.+?)\u2019)(?!\w)""")  # "can't" begins nothing
+_BARE = re.compile(r"(?<!\S)/[^\s:;,()]+")
+_OF_APK = ("Unable to lock database", "apk database")  # it does not say where that is
+_APK_DATABASE = "/lib/apk/db"
+_TMP = "/tmp"  # noqa: S108 - as the command sees it
+_MOST_REFUSED = 3  # paths that are named
+
+
+def refused_writes(text: str, writable: Sequence[str], remedy: str = "", home: str = "") -> tuple[Blocked, ...]:
+    """Name what a command could not write; `writable` is what it may, as it sees it.
+
+    `home` is a home that is out of sight but for its tools.
+    """
+    lines = [line for line in text[-LOOKED_AT:].splitlines() if len(line) < _LONGEST_LINE and _READ_ONLY.search(line)]
+    paths = dict.fromkeys(path for line in lines for path in _refused_in(_colourless(line), (*writable, _TMP)))
+    hint = f"outside the project everything is read-only; a command may write {', '.join(writable)} and {_TMP}{remedy}"
+    of_tools = "tools of the home are read-only to commands; install and update them outside the hood"
+    return tuple(
+        Blocked(what="write", detail=path, hint=of_tools if home and path.startswith(f"{home}/") else hint)
+        for path in list(paths)[:_MOST_REFUSED]
+    )
+
+
+def _refused_in(line: str, writable: Sequence[str]) -> list[str]:
+    """Find the paths that a complaint is about; of several, those that can't be written."""
+    if any(words in line for words in _OF_APK):
+        return [_APK_DATABASE]
+    paths = [next(filter(None, each)) for each in _QUOTED.findall(line)]
+    *before, last = _READ_ONLY.split(line)[0].rstrip(": ").split(": ")
+    if not paths and last.startswith("/") and " /" not in last:
+        paths = [last]  # which may have blanks in it
+    if not paths:
+        program, *others = (_BARE.findall(part) for part in (*before, last))
+        paths = sum(others, []) or program
+    outside = [path for path in paths if path.startswith("/") and not is_in(path, writable)]
+    # A name that is not absolute is the last word before the reason.
+    return outside or paths[:1] or [last.rpartition(" ")[2] or "a path"]
 
 
 # Paths of the home that a command missed because they are out of its sight.

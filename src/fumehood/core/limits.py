@@ -1,18 +1,12 @@
-"""What is told when a run reaches one of its limits, or could not write (`core/policy.py` has the limits)."""
+"""What is told when a run reaches one of its limits (`core/policy.py` has them)."""
 
 from __future__ import annotations
 
 from fumehood.core.report import Blocked
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 _OVERFLOW = ("Value too large for", "EOVERFLOW")  # as the C libraries and as Node say it
-_READ_ONLY = ("Read-only file system", "EROFS")  # as libc and as Node say it
-_MOST_REFUSED, _MOST_LINES = 3, 20  # paths named, complaints read
+_MOST_LINES = 20  # complaints read
 LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
-_PLAIN_QUOTES = "'\"`"
 
 MEMORY, PROCESSES, CPU, FILES, FILE_SIZE, WRITTEN = "memory", "processes", "cpu", "files", "file_size", "written"
 OUTPUT, TIME = "output", "time"
@@ -85,23 +79,6 @@ def size_told(size: int) -> str:
     return f"{size} bytes"
 
 
-def refused_writes(stderr: str, roots: Sequence[str], remedy: str = "", home: str = "") -> tuple[Blocked, ...]:
-    """Name what a command could not write because it lies outside the roots, which are named as it sees them.
-
-    `home` is a home that is out of sight but for its tools.
-    """
-    if not any(words in stderr for words in _READ_ONLY):
-        return ()
-    lines = [line for line in stderr[-LOOKED_AT:].splitlines() if any(words in line for words in _READ_ONLY)]
-    paths = dict.fromkeys(map(_path_in, lines))
-    hint = f"outside the project everything is read-only; a command may write {', '.join(roots)} and /tmp{remedy}"
-    of_tools = "tools of the home are read-only to commands; install and update them outside the hood"
-    return tuple(
-        Blocked(what="write", detail=path, hint=of_tools if home and path.startswith(f"{home}/") else hint)
-        for path in list(paths)[:_MOST_REFUSED]
-    )
-
-
 STOPPED = "stopped"  # not a limit: a person, or the agent itself, asked for its end
 
 
@@ -116,13 +93,3 @@ def overflows(output: str) -> str:
         return ""
     lines = output[-LOOKED_AT:].splitlines()
     return "\n".join([line for line in lines if any(words in line for words in _OVERFLOW)][-_MOST_LINES:])
-
-
-def _path_in(line: str) -> str:
-    """Find the path that a complaint names: quoted, or before the reason."""
-    for quote in _PLAIN_QUOTES:
-        inner = line.partition(quote)[2].partition(quote)[0]
-        if inner:
-            return inner
-    before = line.partition(": Read-only")[0].split(": ")[-1]
-    return before.rpartition(" ")[2] or "a path"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.core.limits import overflows, refused_writes
+from fumehood.core.limits import overflows
 from fumehood.core.network import FULL
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked
 from fumehood.core.request import quoted
@@ -40,7 +40,11 @@ def missed(
     home = "" if ended.seen is None else ended.seen.home
     complaints = run.stdout if run.one_stream else run.stderr
     remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if seat else world.remedy
-    refused = refused_writes(complaints, [world.cwd(root) for root in run.roots], remedy, home)
+    refused: tuple[Blocked, ...] = ()
+    if "ead-only" in complaints or "EROFS" in complaints:
+        from fumehood.core.hints import refused_writes
+
+        refused = refused_writes(complaints, world.writable(run.roots), remedy, home)
     blocked += (_missing_root(run, can_ask=seat is not None) if run.exit_code else ()) or refused
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
         blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")

@@ -107,6 +107,10 @@ class World(Value):
         """Return a directory as the command sees it."""
         return root_tree.inside(directory, self.targets)
 
+    def writable(self, roots: Sequence[str]) -> list[str]:
+        """Return what a command may write besides /tmp, as it sees it: the roots, and the playground."""
+        return [*map(self.cwd, roots), *(() if self.playground is None else (self.playground.target,))]
+
     def starting(self, asked: str, project: str) -> str:
         """Return where the command starts, as the person knows it: in the project unless something else is asked.
 
