@@ -212,9 +212,11 @@ def test_the_configuration_chooses_the_root_and_shows_skills(
         f'root = "{tree}"\nenvironment.set = {{COLOUR = "blue"}}\n'
         f'[[skill]]\npath = "{skill}"\n[[skill]]\npath = "{skill}"\nname = "same"\n'
     )
-    done = cli("run", "--", "ls /skills; cat /skills/my-skill/SKILL.md; echo $COLOUR; touch /skills/x /skills/same/x")
-    assert done.stdout.split() == ["my-skill", "same", "how", "toblue"]
-    assert done.stderr.count("Read-only") == 2
+    line = "ls /skills; cat /skills/my-skill/SKILL.md; echo $COLOUR; touch /skills/x /skills/same/x"
+    for root in ("", "host"):  # under one name in both
+        done = cli("run", *(("--root", root) if root else ()), "--", line)
+        assert done.stdout.split() == ["my-skill", "same", "how", "toblue"]
+        assert done.stderr.count("Read-only file system\n") == 2
     assert sorted(entry.name for entry in skill.iterdir()) == ["SKILL.md"]
 
 

@@ -379,7 +379,7 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
-        name="skill", field="skills", needed=("path",), doc="A directory shown read-only under `/skills`.",
+        name="skill", field="skills", needed=("path",), doc="A directory shown read-only under `/skills`, whatever the root.",
         keys=(_key("path", PATH, "The directory."), _key("name", TEXT, "Its name there; default: its own.")),
     ),
 )  # fmt: skip

@@ -185,6 +185,10 @@ def around(
     `makes_points` tells that mount points can be made where the host has none.
     """
     ground, no_playground = _playground(places, policy, owner)
+    skills = root_tree.skills(policy.skills) if policy.skills else ()
+    for source, _ in skills:
+        if not os.path.isdir(source):
+            raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
     if root in ("", HOST):
         wishes, own = policy.environment, dict(os.environ)  # the process's own is slow to ask
         environment, dropped = inherited(own, wishes.keep, wishes.drop)
@@ -198,15 +202,11 @@ def around(
         shown = playground(places, ground, base, roots, makes_points=makes_points) if ground else None
         return World(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
-            no_playground=no_playground, ownership=policy.ownership,
+            no_playground=no_playground, skills=skills, ownership=policy.ownership,
             variables=relevant(own) if policy.home == HIDDEN else (),
         )  # fmt: skip
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
-    skills = root_tree.skills(policy.skills)
-    for source, _ in skills:
-        if not os.path.isdir(source):
-            raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
     environment = {**root_tree.ENVIRONMENT, **dict(policy.environment.set)}
     shown = Playground(source=ground, target=root_tree.PLAYGROUND) if ground else None
     return World(
@@ -331,8 +331,9 @@ class Surroundings:
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
                 home = sight.homes[0]
             base, look, masked = list(view.operations), view.look, view.inside
+            is_cut = is_cut and (not world.skills or self._can_cut(world, capture))
         else:
-            is_cut = is_cut and self._can_cut(world, world.tree, capture)
+            is_cut = is_cut and self._can_cut(world, capture)
             base = [*world.tree.mounts(is_cut=is_cut), Devices(target="/dev")]
             linked = [path for root in roots for path in self._links_in(root)]
             paths = (*self.masks(homes, as_root=user == 0).hidden, *linked)
@@ -420,11 +421,11 @@ class Surroundings:
         self._last_sight = asked, sight
         return sight
 
-    def _can_cut(self, world: World, tree: RootTree, capture: Capture) -> bool:
-        """Return True if a tree and its skills can be shown through views, which cut the sockets in them."""
+    def _can_cut(self, world: World, capture: Capture) -> bool:
+        """Return True if a tree and the skills can be shown through views, which cut the sockets in them."""
         shown = [os.path.realpath(source) for source, _ in world.skills]
-        if not tree.lowers:  # a layer of the project's own is an overlay already
-            shown.append(tree.path)
+        if world.tree is not None and not world.tree.lowers:  # a layer of the project's own is an overlay already
+            shown.append(world.tree.path)
         # What is mounted in it would not be seen, and a root would be overlaid where it is not itself.
         return not any(
             mounts_inside(path) or any(is_below(layer.root, path) for layer in capture.layers) for path in shown
@@ -444,12 +445,12 @@ def _sourced(path: str, home: str) -> list[Operation]:
 
 
 def _shelves(world: World, capture: Capture) -> list[Operation]:
-    """Return the directories of a tree that hold several mount points, made fresh: `/skills`, `/roots`.
+    """Return the directories that hold several mount points, made fresh: `/skills`, and in a tree `/roots`.
 
     In a tree that can be written, all of its free mount points too.
     """
     if world.tree is None:
-        return []
+        return [Tmpfs(target=root_tree.SKILLS, is_sealed=True)] if world.skills else []
     mounted = [target for _, target in (*capture.targets, *world.skills)]
     free = [point for point in world.tree.guarded if point not in mounted]
     above = [path.rpartition("/")[0] for path in mounted]
