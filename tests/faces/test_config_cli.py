@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 
 import pytest
 
@@ -46,6 +47,33 @@ def test_check_tells_every_mistake_by_name_and_line(cli, configure):
     ]
     told = json.loads(cli("config", "check", "--json").stdout)
     assert [(each["line"], each["key"]) for each in told["problems"]] == [(1, "timeout"), (4, "limits.memroy")]
+
+
+@pytest.mark.namespaces
+def test_check_tells_what_has_no_effect_here_and_commands_run_all_the_same(cli, configure, home):
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(str(home / "socket"))
+        path = configure(
+            'devices = ["/dev/null", "/dev/none", "/dev/pts"]\nmask = ["keys", ".env"]\n'
+            f'unmask = ["/proc/keys", "{home}/socket", "keys/public", ".env", "~/.npmrc"]\n'
+            '[project."/srv/shop"]\nmask = ["/srv/shop/a"]\nunmask = ["/srv/shop/a/b", "/dev/null"]\n'
+        )
+        done = cli("config", "check")
+        assert done.returncode == 0
+        assert [line.removeprefix(f"{path}:").partition(" (")[0] for line in done.stdout.splitlines()] == [
+            "1: devices: /dev/null: every command has its own",
+            "1: devices: /dev/none: it is not there",
+            "1: devices: /dev/pts: every command has its own",
+            "3: unmask: /proc/keys: every command has its own, and none of the host's",
+            f"3: unmask: {home}/socket: a socket of the host's can't be connected to, masked or not",
+            "3: unmask: keys/public: keys is masked whole in every root",
+            '6: project."/srv/shop".unmask: /srv/shop/a/b: /srv/shop/a is masked whole, and lies in the project',
+            '6: project."/srv/shop".unmask: /dev/null: every command has its own, and none of the host\'s',
+            f"{path} is fine, but not all of it has an effect here",
+        ]
+        told = json.loads(cli("config", "check", "--json").stdout)
+        assert (told["problems"], told["remarks"][1]["message"]) == ([], "/dev/none: it is not there")
+        assert cli("run", "--", "echo ran").stdout == "ran\n"
 
 
 def test_check_tells_of_a_file_that_anybody_may_write(cli, configure):

@@ -130,6 +130,13 @@ def _mask(value: Any) -> str:
     return text
 
 
+def _device(value: Any) -> str:
+    text = _text(value)
+    if not text.startswith("/dev/") or ".." in text.split("/") or text.endswith("/") or "//" in text:
+        raise Wrong("the path of a device, such as /dev/kvm")
+    return text
+
+
 def _root(value: Any) -> str:
     if isinstance(value, str) and _TREE.fullmatch(value):
         return value
@@ -204,6 +211,7 @@ ROOT = Kind(said='"host", "alpine", a name, or a path', read=_root, write=shown)
 TEXTS = _each("a list of strings", _text)
 PATHS = _each("a list of paths", _path)
 MASKS = _each("a list of paths", _mask)
+DEVICES = _each("a list of devices", _device)
 HOSTS = _each("a list of hosts", _host)
 NAMES = _each("a list of names", _name)
 SCRATCH = _each("a list of directories", _scratch)
@@ -290,6 +298,8 @@ KEYS: tuple[Key, ...] = (
     _key("mask", MASKS, "More files and directories to hide from commands; "
          "a relative path, such as `.env`, counts below every root."),
     _key("unmask", MASKS, "Paths that are hidden by default, and that commands may see."),
+    _key("devices", DEVICES, "Devices of the host that commands may use, such as `/dev/kvm` or `/dev/dri/renderD128`: "
+         "character devices below `/dev`. See security.md for what that means."),
     _key("environment.keep", NAMES, "Variables that commands get although they look like secrets; globs."),
     _key("environment.drop", NAMES, "Variables that commands don't get; globs."),
     _key("environment.set", TABLE, "Variables and values that every command gets."),
@@ -379,7 +389,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
-        name="skill", field="skills", needed=("path",), doc="A directory shown read-only under `/skills`, whatever the root.",
+        name="skill", field="skills", needed=("path",),
+        doc="A directory shown read-only under `/skills`, whatever the root.",
         keys=(_key("path", PATH, "The directory."), _key("name", TEXT, "Its name there; default: its own.")),
     ),
 )  # fmt: skip

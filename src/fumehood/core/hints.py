@@ -70,6 +70,12 @@ def _sockets(lines: Iterable[str], home: str) -> Iterator[Blocked]:
         yield Blocked(what="socket", detail=name, hint=_NO_SOCKETS)
 
 
+def missed_devices(printed: str) -> tuple[str, ...]:
+    """Return the devices that a failed command named and did not find."""
+    lines = [line for line in printed[-LOOKED_AT:].splitlines() if len(line) < _LONGEST_LINE and _ABSENT.search(line)]
+    return tuple(dict.fromkeys(path for path in _paths(lines, "/") if path.startswith("/dev/")))[:_MOST_OF_A_KIND]
+
+
 def _paths(lines: Iterable[str], home: str) -> Iterator[str]:
     for line in lines:
         for path in _PATH.findall(line):
@@ -109,12 +115,13 @@ def _refused_in(line: str, writable: Sequence[str]) -> list[str]:
     if any(words in line for words in _OF_APK):
         return [_APK_DATABASE]
     paths = [next(filter(None, each)) for each in _QUOTED.findall(line)]
-    *before, last = _READ_ONLY.split(line)[0].rstrip(": ").split(": ")
+    parts: list[str] = _READ_ONLY.split(line)[0].rstrip(": ").split(": ")
+    last = parts[-1]
     if not paths and last.startswith("/") and " /" not in last:
         paths = [last]  # which may have blanks in it
     if not paths:
-        program, *others = (_BARE.findall(part) for part in (*before, last))
-        paths = sum(others, []) or program
+        # The first part is mostly the program's own name.
+        paths = [path for part in parts[1:] for path in _BARE.findall(part)] or _BARE.findall(parts[0])
     outside = [path for path in paths if path.startswith("/") and not is_in(path, writable)]
     # A name that is not absolute is the last word before the reason.
     return outside or paths[:1] or [last.rpartition(" ")[2] or "a path"]

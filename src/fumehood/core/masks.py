@@ -92,6 +92,8 @@ PROC = _pairs({
 
 # Entries of `/` that are made anew for each command, or left empty.
 UNSEEN = frozenset({"/boot", "/dev", "/lost+found", "/proc", "/run", "/sys", "/tmp"})  # noqa: S108 - the host's
+# Of these a command has its own, and nothing of the host's whatever is unmasked.
+FRESH = frozenset({"/dev", "/proc", "/sys", "/tmp"})  # noqa: S108 - the host's
 # Directories of homes, of which a command sees its own only.
 HOMES = frozenset({"/home", "/root", "/var/home", "/export/home"})
 

@@ -207,6 +207,7 @@ class Policy(Value):
     show: tuple[str, ...] = ()
     mask: tuple[str, ...] = ()
     unmask: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     environment: Environment = Environment()
     limits: Limits = Limits()
     clean: Clean = Clean()

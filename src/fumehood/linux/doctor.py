@@ -12,8 +12,9 @@ from fumehood.core.value import Value
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import confine, host, probe, warden
-from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, is_carried, user_name
+from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, group_name, is_carried, user_name
 from fumehood.linux.host import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
+from fumehood.linux.mounts import device
 from fumehood.linux.namespaces import mount_table
 
 TYPE_CHECKING = False
@@ -91,6 +92,21 @@ def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: S
     strangers.sort(key=lambda each: not each.may_write)
     detail = f"{strangers[0].description}, which {LABELS[best]} can't change: {then}"
     return Ability(name=name, works=False, detail=detail, fix=_mended(strangers), needed="info")
+
+
+def examine_devices(paths: Sequence[str]) -> list[Ability]:
+    """Report on the devices that a person names in the configuration: whether they are there, and who may use them."""
+    abilities = []
+    for path in paths:
+        detail, fix = device(path).fault, ""
+        if not detail and not os.access(path, os.R_OK | os.W_OK):
+            status = os.stat(path)
+            group = group_name(status.st_gid) if status.st_mode & 0o060 == 0o060 else ""
+            detail = f"closed to you; it is open to group {group}" if group else "closed to you"
+            fix = as_root(f"usermod -aG {group} {user_name(os.geteuid())}") if group else ""
+        said = detail or "shown to commands, which may use it as you may"
+        abilities.append(Ability(name=f"device {path}", works=not detail, detail=said, fix=fix))
+    return abilities
 
 
 def _mended(strangers: Sequence[Stranger]) -> str:

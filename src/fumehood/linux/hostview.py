@@ -10,7 +10,7 @@ import os
 import stat
 import zlib
 
-from fumehood.core.masks import HOMES, PROC, UNSEEN, inside, is_below, is_in
+from fumehood.core.masks import FRESH, HOMES, PROC, UNSEEN, inside, is_below, is_in
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.linux import cache
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fumehood.linux.hometools import InSight
 
 KEPT = "hostview-"  # how the names begin of what is kept in the cache
-FORMAT = "2"  # to be changed with how the host is shown: what was kept before is then looked for again
+FORMAT = "3"  # to be changed with how the host is shown: what was kept before is then looked for again
 # Asking a server that is gone may take for ever, so these are shown only where a command can't do without.
 _REMOTE = frozenset({"afs", "autofs", "ceph", "cifs", "nfs", "nfs4", "smb3", "smbfs", "ncpfs", "davfs", "glusterfs"})
 # Can't be overlaid, and can't hold a socket either.
@@ -135,7 +135,8 @@ class _Survey:
         self._disk = Lookup()
         self._watched = self._disk.watched
         self._mounts = {os.fsdecode(point): kind for point, kind in mount_table()}
-        self._shown = tuple(path for path in sight.shown if self._disk.exists(path) and os.path.exists(path))
+        shown = [path for path in sight.shown if not is_in(path, FRESH)]
+        self._shown = tuple(path for path in shown if self._disk.exists(path) and os.path.exists(path))
         self._hidden_homes: tuple[str, ...] = ()
         if sight.is_home_hidden:
             # Those that are there and not in a root, those inside of others last.

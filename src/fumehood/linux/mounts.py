@@ -266,6 +266,46 @@ class Devices(Operation):
         return ["--dev", self.target]
 
 
+class Device(Operation):
+    """A device of the host that a person names; read-only, so that its mode stays. `fault` is why it is not shown."""
+
+    fault: str = ""
+
+    def describe(self) -> str:
+        return f"not shown: {self.fault}" if self.fault else "the host's own device"
+
+    def do(self, site: Site) -> None:
+        if self.fault:
+            return
+        try:
+            site.bind(self.target, self.target, libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NOEXEC)
+        except FileNotFoundError:
+            return  # it was unplugged just now
+
+    def arguments(self, texts: list[bytes]) -> list[str]:
+        return [] if self.fault else ["--dev-bind-try", self.target, self.target]
+
+
+def device(path: str) -> Device:
+    """Return how a device that a person names is shown, or why not."""
+    return Device(target=path, why="you name it", fault=_fault(path))
+
+
+def _fault(path: str) -> str:
+    name = path.removeprefix("/dev/")
+    if name == path or os.path.normpath(path) != path:
+        return "it is not below /dev"
+    if name.split("/")[0] in (*_NODES, *dict(_DEVICE_LINKS), "console", "pts", "shm"):
+        return "every command has its own"
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        return "it is not there" if isinstance(error, FileNotFoundError) else str(error.strerror)
+    if stat.S_ISBLK(mode):
+        return "it is a disk: whoever may use it reads and writes every file on it"
+    return "" if stat.S_ISCHR(mode) else "it is not a device"
+
+
 class Console(Operation):
     """The terminal that a command was given, under a name by which it finds it; most were given none."""
 
@@ -300,7 +340,7 @@ class Proc(Operation):
 
 _KINDS: dict[str, Callable[..., Operation]] = {
     kind.__name__: kind
-    for kind in (Folder, Link, Text, Tmpfs, Seal, View, Bind, Layered, Mask, Devices, Console, Proc)
+    for kind in (Folder, Link, Text, Tmpfs, Seal, View, Bind, Layered, Mask, Devices, Device, Console, Proc)
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from fumehood.core.limits import overflows
 from fumehood.core.network import FULL
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked
 from fumehood.core.request import quoted
+from fumehood.linux.mounts import device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,13 +40,9 @@ def missed(
         blocked.append(hit(OUTPUT, place.policy.output_limit))
     home = "" if ended.seen is None else ended.seen.home
     complaints = run.stdout if run.one_stream else run.stderr
-    remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if seat else world.remedy
-    refused: tuple[Blocked, ...] = ()
-    if "ead-only" in complaints or "EROFS" in complaints:
-        from fumehood.core.hints import refused_writes
-
-        refused = refused_writes(complaints, world.writable(run.roots), remedy, home)
-    blocked += (_missing_root(run, can_ask=seat is not None) if run.exit_code else ()) or refused
+    blocked += (_missing_root(run, can_ask=seat is not None) if run.exit_code else ()) or (
+        _refused(run, complaints, world, home, can_ask=seat is not None)
+    )
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
         blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")
     blocked += world.blocked
@@ -74,6 +71,16 @@ def missed(
     return tuple(blocked)
 
 
+def _refused(run: Run, complaints: str, world: World, home: str, *, can_ask: bool) -> tuple[Blocked, ...]:
+    """Tell what a command could not write."""
+    if "ead-only" not in complaints and "EROFS" not in complaints:
+        return ()
+    from fumehood.core.hints import refused_writes
+
+    remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.remedy
+    return refused_writes(complaints, world.writable(run.roots), remedy, home)
+
+
 def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, asking: str) -> tuple[Blocked, ...]:
     """Tell which hosts a command did not reach: granted ones where it failed, else that it tried and has no network."""
     if not tries and not (run.exit_code and run.connections):
@@ -100,9 +107,16 @@ def _suspect(
     blocked: list[Blocked], run: Run, policy: Policy, world: World, ended: Ended, *, can_ask: bool
 ) -> None:
     """Add which mask, socket or limit a failed command seems to have met, and what of the home it named and missed."""
-    from fumehood.core.hints import suspected, unseen_paths
+    from fumehood.core.hints import missed_devices, suspected, unseen_paths
 
     output = run.stderr or run.stdout
+    for path in missed_devices(output):
+        fault = device(path).fault
+        if path in policy.devices and fault:
+            blocked.append(Blocked(what="device", detail=path, hint=f"it is named in the configuration, but {fault}"))
+        elif path not in policy.devices and not fault:
+            hint = f'to let commands use it: devices = ["{path}"] in the configuration (fumehood config path)'
+            blocked.append(Blocked(what="device", detail=path, hint=hint))
     if output and run.exit_code and not run.timed_out and world.tree is None:
         suspects = suspected(output, run.exit_code, policy, world.environment.get("HOME", "/"))
         is_explained = bool(blocked)

@@ -17,7 +17,7 @@ from fumehood.linux.bwrap import TMP, check_tmp
 from fumehood.linux.capture import BWRAP, COPY, KERNEL
 from fumehood.linux.homes import relevant
 from fumehood.linux.hostview import HostViews, Sight, kernel_masks
-from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, sealed
+from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, device, sealed
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 HOST, ALPINE = "host", "alpine"
 _OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
-_DECIDING = ("home", "show", "mask", "unmask")  # what of a policy decides what is seen
+_DECIDING = ("home", "show", "mask", "unmask", "devices")  # what of a policy decides what is seen
 
 
 class World(Value):
@@ -316,7 +316,8 @@ class Surroundings:
         homes = self.homes(user, world.home)
         points = (*roots, *world.points)
         look, home = 0, ""
-        is_cut = by_launcher and capture.way == KERNEL  # other ways show a root as it is, with its sockets
+        # Other ways show a root as it is, with its sockets.
+        is_cut = by_launcher and capture.way == KERNEL and self._can_cut(world, capture)
         base: list[Operation]
         if world.tree is None:
             if privileged and self._is_locked is None:
@@ -331,9 +332,7 @@ class Surroundings:
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
                 home = sight.homes[0]
             base, look, masked = list(view.operations), view.look, view.inside
-            is_cut = is_cut and (not world.skills or self._can_cut(world, capture))
         else:
-            is_cut = is_cut and self._can_cut(world, capture)
             base = [*world.tree.mounts(is_cut=is_cut), Devices(target="/dev")]
             linked = [path for root in roots for path in self._links_in(root)]
             paths = (*self.masks(homes, as_root=user == 0).hidden, *linked)
@@ -354,6 +353,7 @@ class Surroundings:
                 else Bind(target=target, source=source, why="a skill")
                 for source, target in world.skills
             ),
+            *map(device, self._policy.devices),
             Console(target="/dev/console"),
         ]  # fmt: skip
         if tmp and seat is not None and tmp == seat.tmp and not seat.must_have_tmp:

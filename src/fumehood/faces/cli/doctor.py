@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from fumehood.core.policy import Policy
 from fumehood.core.report import printable
 from fumehood.errors import BadConfiguration, BadRequest, NoRoom
 from fumehood.faces.cli.commands import Context, paint
@@ -68,10 +69,21 @@ def _doctor(context: Context) -> int:
     lost = recover.unknown(store)
     detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
     records = Ability(name="records", works=not lost, detail=detail, fix=recover.MEND)
+    devices = doctor.examine_devices(_policy(context).devices)
     return show(
-        store.places.state, store.places.cache, _project(context), [records], as_json=context.as_json,
+        store.places.state, store.places.cache, _project(context), [records, *devices], as_json=context.as_json,
         colour=paint().on, out=sys.stdout,
     )  # fmt: skip
+
+
+def _policy(context: Context) -> Policy:
+    """Return what is configured for the project around here, or for any where there can be none."""
+    try:
+        return context.store.policy_of(context.project)
+    except BadRequest:
+        return policy_for(context.store.places, ())
+    except BadConfiguration:
+        return Policy()  # `config check` tells of it
 
 
 def _project(context: Context) -> Callable[[Host], Ability] | None:

@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+from fumehood.core.config import Complaint
 from fumehood.core.config_keys import KEYS, SECTIONS, shown
 from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
@@ -141,22 +142,27 @@ def _config(context: Context) -> int:
 
 def _check(context: Context, path: str) -> int:
     if not os.path.lexists(path):
-        answer: dict[str, Any] = {"path": path, "exists": False, "problems": []}
+        answer: dict[str, Any] = {"path": path, "exists": False, "problems": [], "remarks": []}
         return context.say(answer, lambda: print(f"{printable(path)} does not exist: the defaults are used"))
-    complaints = compile_file(path)[1].complaints
+    checked = compile_file(path)[1]
+    complaints, notes = checked.complaints, tuple[Complaint, ...]()
     if not complaints:
+        from fumehood.service.remarks import remarks
+
+        notes = remarks(path, checked)
         # What is no matter of its text: who may write it.
         load(context.store.places, context.project.roots)
 
     def show() -> None:
-        for each in complaints:
+        for each in (*complaints, *notes):
             key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
             hint = f" ({printable(each.hint)})" if each.hint else ""
             print(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
         if not complaints:
-            print(f"{printable(path)} is fine")
+            print(f"{printable(path)} is fine{', but not all of it has an effect here' if notes else ''}")
 
-    context.say({"path": path, "exists": True, "problems": [each.fields() for each in complaints]}, show)
+    problems, told = ([each.fields() for each in some] for some in (complaints, notes))
+    context.say({"path": path, "exists": True, "problems": problems, "remarks": told}, show)
     return 1 if complaints else 0
 
 
