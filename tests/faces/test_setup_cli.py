@@ -39,10 +39,17 @@ def test_with_yes_it_takes_every_default(cli: Cli, home: Path) -> None:
     assert not (home / ".config/fumehood/config.toml").exists()
 
 
-def test_it_installs_a_root_and_makes_it_the_default(cli: Cli, home: Path, mirror: Mirror) -> None:
+def test_it_installs_a_root_and_makes_it_the_default(
+    cli: Cli, home: Path, mirror: Mirror, test_directory: Path
+) -> None:
+    key = test_directory / "me@example.org-1.rsa.pub"
+    key.write_text("a key")
     options = ("--yes", "--root", "alpine", "--tier", "2", "--mirror", mirror.url, "--agent", "mcp", "--json")
-    done = cli("setup", *options)
+    done = cli("setup", *options, "--key", key)
     assert done.returncode == 0, done.stdout
+    assert tomllib.loads((home / ".config/fumehood/config.toml").read_text()) == {
+        "root": "alpine", "rootfs": {"mirror": mirror.url, "keys": [str(key)]},
+    }  # fmt: skip
     told = json.loads(done.stdout)
     assert (told["root"], told["rootfs"]) == ("alpine", f"alpine-{VERSION}-tier2")
     assert cli("run", "--", "cat /etc/alpine-release").stdout == f"{VERSION}\n"
@@ -88,7 +95,8 @@ def test_it_asks_a_person_at_a_terminal(home: Path, project: Path, mirror: Mirro
     assert process.returncode == 0, said
     assert b"fumehood setup claude" in said
     assert f"alpine-{VERSION} is installed".encode() in said
-    assert (home / ".config/fumehood/config.toml").read_text() == 'root = "alpine"\n'
+    configured = tomllib.loads((home / ".config/fumehood/config.toml").read_text())
+    assert configured == {"root": "alpine", "rootfs": {"mirror": mirror.url}}
     assert not (home / ".claude/settings.json").exists()
 
 
@@ -105,6 +113,9 @@ def test_setting_a_key_leaves_every_other_line_as_it_is(home: Path) -> None:
     path.write_text("[limits]\nfiles = 3\n")
     set_key(places(), "root", "host")
     assert tomllib.loads(path.read_text()) == {"root": "host", "limits": {"files": 3}}
+    set_key(places(), "rootfs.keys", ["/a", "/b"])
+    set_key(places(), "rootfs.mirror", "https://a")
+    assert tomllib.loads(path.read_text())["rootfs"] == {"keys": ["/a", "/b"], "mirror": "https://a"}
     for broken in ("timeout = -1\n", "[x\n", 'root = """a\n'):
         path.write_text(broken)
         with pytest.raises(BadConfiguration, match="was not set"):

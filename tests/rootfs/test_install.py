@@ -73,6 +73,48 @@ def test_packages_are_added_as_apk_needs_it(install: Cli, mirror: Mirror, roots:
     assert (tree / "usr/bin/jq").is_file()
 
 
+def test_more_packages_make_another_tree_and_an_update_keeps_them(
+    install: Cli, cli: Cli, mirror: Mirror, roots: Path
+) -> None:
+    mirror.offer(VERSION)
+    assert install().returncode == 0
+    done = install("--package", "jq", "--package", "git")
+    assert done.returncode == 0, done.stderr
+    assert os.readlink(roots / "current") == f"alpine-{VERSION}+jq+git"
+    assert cli("run", "--root", "alpine", "--", "jq; python3").stdout == "jq 1.0\npython3 1.0\n"
+    asked = len(mirror.asked)
+    assert install("--package", "git").returncode == 0
+    assert len(mirror.asked) == asked
+    mirror.offer("3.21.0")
+    assert install(what="update").returncode == 0
+    assert cli("run", "--root", "alpine", "--", "jq; cat /etc/alpine-release").stdout == "jq 1.0\n3.21.0\n"
+    for wrong in ("--allow-untrusted", "a b", "", "../x", "jq;ls"):
+        assert "is not the name of a package" in install(f"--package={wrong}").stderr
+    assert "needs a name" in install(*(f"--package=package-{number}" for number in range(20))).stderr
+
+
+def test_a_tree_without_packages_knows_the_mirror_and_its_keys_too(
+    install: Cli, cli: Cli, mirror: Mirror, roots: Path, home: Path, test_directory: Path
+) -> None:
+    key, given = test_directory / "me@example.org-1.rsa.pub", test_directory / "mine.tar.gz"
+    key.write_text("a key")
+    given.write_bytes(minirootfs(VERSION))
+    mirror.offer(VERSION)
+    (home / ".config/fumehood").mkdir(parents=True, exist_ok=True)
+    (home / ".config/fumehood/config.toml").write_text(f'rootfs.mirror = "{mirror.url}"\nrootfs.keys = ["{key}"]\n')
+    assert cli("rootfs", "install", "--from", given).returncode == 0
+    assert cli("rootfs", "install", "--tier", "0", "--version", VERSION).returncode == 0
+    for name in ("mine", f"alpine-{VERSION}"):
+        assert (roots / name / "etc/apk/repositories").read_text().startswith(f"{mirror.url}/v3.20/main\n")
+        assert (roots / name / "etc/apk/keys" / key.name).read_text() == "a key"
+    # It has no tools, so it is not what is asked for next; and has the name that this would have.
+    assert install().returncode == 0
+    assert os.readlink(roots / "current") == f"alpine-{VERSION}-tier1"
+    assert cli("run", "--root", "alpine", "--", "python3").stdout == "python3 1.0\n"
+    key.unlink()
+    assert f"the key {key} can't be read" in install("--tier", "2").stderr
+
+
 def test_commands_add_packages_without_an_option(
     install: Cli, cli: Cli, mirror: Mirror, roots: Path, project: Path
 ) -> None:
@@ -111,6 +153,13 @@ def test_what_is_not_whole_is_not_ready(test_directory: Path) -> None:
     assert not tree.is_ready(str(empty))
     (empty / ".alpine-version").write_text("3.20.3\n")
     assert not tree.is_ready(str(empty))
+    (empty / "bin").mkdir()
+    (empty / "bin/sh").touch(0o755)
+    assert tree.is_ready(str(empty))
+    (empty / ".alpine-version").write_text("3.20.3\ntier 1\n")
+    assert not tree.is_ready(str(empty))
+    (empty / "bin/python3").touch(0o755)
+    assert tree.is_ready(str(empty))
     assert not tree.is_ready(str(empty / "none"))
 
 
@@ -191,9 +240,9 @@ def test_a_newer_version_is_installed_beside_and_switched_to(
     assert cli("rootfs", "use", "alpine-3.20.3").returncode == 0
     assert os.readlink(roots / "current") == "alpine-3.20.3"
     assert cli("rootfs", "remove", "alpine-3.20.3").returncode == 0
-    assert visible(roots) == ["alpine-3.21.0"]
+    assert visible(roots) == ["alpine-3.21.0", "current"]
     listed = json.loads(cli("rootfs", "list", "--json").stdout)["roots"]
-    assert [(tree["name"], tree["current"]) for tree in listed] == [("alpine-3.21.0", False)]
+    assert [(tree["name"], tree["current"]) for tree in listed] == [("alpine-3.21.0", True)]
 
 
 def test_a_version_can_be_named(install: Cli, mirror: Mirror, roots: Path) -> None:

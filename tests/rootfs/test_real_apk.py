@@ -50,6 +50,7 @@ def offered(request: pytest.FixtureRequest, mirror: Mirror, test_directory: Path
             above = [("usr/", b"", 0o755, 0), ("usr/bin/", b"", 0o755, 0)]
             tool = (f"usr/bin/{name}-tool", f"#!/bin/sh\necho {name}\n".encode(), 0o755, 0)
             owned = (f"usr/bin/{name}-owned", b"x", 0o640, 42)
+            above += [("usr/bin/python3", b"#!/bin/sh\n", 0o755, 0)] if name == "python3" else []
             scripts = {".pre-install": SCRIPT.format(name)} if name == "server" else None
             repository.add(name, [*above, tool, owned], scripts)
         repository.finish()

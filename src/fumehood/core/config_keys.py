@@ -315,6 +315,8 @@ KEYS: tuple[Key, ...] = (
     _key("clean.budget", SIZE, "Space that originals may take before the oldest go; 0: no limit.", global_only=True),
     _key("rootfs.mirror", TEXT, "Where root trees are downloaded from.", global_only=True),
     _key("rootfs.proxy", TEXT, "The proxy for these downloads.", global_only=True),
+    _key("rootfs.keys", PATHS, "Files with the public keys that sign a mirror's packages, besides Alpine's own.",
+         global_only=True),
     _key("rootfs.writable", FLAG, "Let a workspace install packages into its own layer of the root tree."),
 )  # fmt: skip
 

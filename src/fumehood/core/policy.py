@@ -174,6 +174,7 @@ class Rootfs(Value):
 
     mirror: str = ""
     proxy: str = ""
+    keys: tuple[str, ...] = ()
     writable: bool = False
 
 

@@ -23,7 +23,7 @@ from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
 from fumehood.rootfs.download import MIRROR, Fetcher, branch_of
 from fumehood.rootfs.layer import bound_names, write_file
-from fumehood.rootfs.tree import CURRENT, MOUNT_POINTS, VERSION_FILE, Installed, is_program
+from fumehood.rootfs.tree import CURRENT, MOUNT_POINTS, VERSION_FILE, Installed, Mark, is_program
 from fumehood.rootfs.unpack import is_image, unpack, unpack_image
 
 TYPE_CHECKING = False
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_LONGEST_NAME = 100
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{_LONGEST_NAME - 1}}}")
+_PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]*([<>=~@][A-Za-z0-9._+<>=~@-]+)?")
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
 _FOLDERS = ("dev", "proc", "sys", "tmp", *(point[1:] for point in MOUNT_POINTS))
 
@@ -44,6 +46,7 @@ class Order(Value):
     """What is to be installed; without a source, a release from the mirror."""
 
     tier: int = 1
+    packages: tuple[str, ...] = ()
     version: str = ""
     source: str = ""
     sha256: str = ""
@@ -67,12 +70,17 @@ class Installer:
     def install(self, order: Order) -> Installed:
         """Install what was ordered, unless it is here; `alpine` then means the latest release installed."""
         _check(order)
+        # What is here needs no lock: the directory may be root's, and read by everybody.
+        name = "" if order.source else self._present(order)
+        if name and (not order.version or root_tree.current(self._at) == name or self._is_tree):
+            return root_tree.find(self._at, name)
+        self._refuse_in_a_tree()
         with _Alone(self._at, self._tell):
             if order.source:
                 return self._from_file(order)
-            present = self._present(order)
-            if present is not None:
-                return present
+            name = self._present(order)
+            if name:
+                return self._switched(name)
             arch = download.architecture(self._machine)
             if order.version:
                 return self._release(order, download.exactly(self._fetcher, order.mirror, arch, order.version))
@@ -81,19 +89,22 @@ class Installer:
     def newer(self, mirror: str) -> Release | None:
         """Ask the mirror for a newer version than the one in use; None where there is none."""
         latest = download.latest(self._fetcher, mirror, download.architecture(self._machine))
-        used = root_tree.version_of(f"{self._at}/{CURRENT}")
+        used = root_tree.mark_of(self._at if self._is_tree else f"{self._at}/{CURRENT}").version
         if used and download.as_numbers(latest.version) <= download.as_numbers(used):
             return None
         return latest
 
     def update(self, order: Order) -> Installed | None:
         """Install the newest version beside the one in use, and switch; None where that is the newest."""
+        _check(order)
+        self._refuse_in_a_tree()
         with _Alone(self._at, self._tell):
             latest = self.newer(order.mirror)
             return None if latest is None else self._release(order, latest)
 
     def remove(self, name: str) -> None:
-        """Remove a tree that no command is running in."""
+        """Remove a tree that no command is running in; where it was `alpine`, that is the newest of the others then."""
+        self._refuse_in_a_tree()
         tree = root_tree.find(self._at, name)
         with _Alone(self._at, self._tell):
             with Closing(os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
@@ -102,32 +113,69 @@ class Installer:
                 except BlockingIOError as error:
                     raise BadRequest(f"a command is running in {tree.name}", hint="wait for it, or end it") from error
                 if root_tree.current(self._at) == tree.name:
-                    os.unlink(f"{self._at}/{CURRENT}")
+                    self._switch_from(tree.name)
                 gone = f"{_OLD}{secrets.token_hex(4)}"
                 os.rename(tree.path, f"{self._at}/{gone}")
             _remove(self._at, gone)
 
-    def _present(self, order: Order) -> Installed | None:
-        """Return what is installed already and answers the order; asks nobody."""
-        if order.version:
-            return self._switched(f"{order.name or f'alpine-{order.version}'}{_suffix(order.tier)}")
-        used = root_tree.current(self._at)
-        if not used or tier_of(f"{self._at}/{used}") < order.tier or not root_tree.is_ready(f"{self._at}/{used}"):
-            return None
-        return root_tree.find(self._at, used)
+    def _switch_from(self, name: str) -> None:
+        others = [each for each in root_tree.installed(self._at) if each.name != name and each.version[:1].isdecimal()]
+        if not others:
+            os.unlink(f"{self._at}/{CURRENT}")
+            return
+        # A tree that a person named is theirs, and becomes `alpine` only where there is no other.
+        newest = max(others, key=lambda each: (
+            each.name.startswith("alpine-"), download.as_numbers(each.version), root_tree.mark_of(each.path).tier,
+        ))  # fmt: skip
+        root_tree.switch(self._at, newest.name)
 
-    def _switched(self, name: str) -> Installed | None:
-        """Let `alpine` mean the tree of a name, if it is here."""
-        if not root_tree.is_ready(f"{self._at}/{name}"):
-            return None
-        root_tree.switch(self._at, name)
+    @property
+    def _is_tree(self) -> bool:
+        """Whether the directory is a tree itself, and does not hold some."""
+        return root_tree.is_ready(self._at)
+
+    def _refuse_in_a_tree(self) -> None:
+        if self._is_tree:
+            raise BadRequest(
+                f"{self._at} is one root tree, which is not changed", hint="name a directory that holds root trees"
+            )
+
+    def _present(self, order: Order) -> str:
+        """Return the name of what is installed already and answers the order, or ""; asks nobody."""
+        if self._is_tree:
+            return os.path.basename(self._at) if self._answers(self._at, order) else ""
+        name = order.name or (self._name(order, order.version) if order.version else root_tree.current(self._at))
+        return name if name and self._answers(f"{self._at}/{name}", order) else ""
+
+    def _answers(self, path: str, order: Order) -> bool:
+        mark = root_tree.mark_of(path)
+        is_version = order.version in ("", mark.version) or mark.version.startswith(f"{order.version}.")
+        has_all = mark.tier >= order.tier and set(order.packages) <= set(mark.packages)
+        return is_version and has_all and root_tree.is_ready(path)
+
+    def _name(self, order: Order, version: str) -> str:
+        """Name a tree after its version, its tier, and the packages that were asked for besides."""
+        if order.name:
+            return order.name
+        name = f"alpine-{version}{f'-tier{order.tier}' if order.tier > 1 else ''}"
+        name += "".join(f"+{re.split('[<>=~@]', each)[0].replace(':', '-')}" for each in order.packages)
+        if len(name) > _LONGEST_NAME:
+            raise BadRequest("a tree with so many packages needs a name", hint="--name NAME")
+        path = f"{self._at}/{name}"
+        # Without any tool it has the name that one of tier 1 would have.
+        is_less = order.tier == 1 and root_tree.is_ready(path) and root_tree.mark_of(path).tier == 0
+        return f"{name}-tier1" if is_less else name
+
+    def _switched(self, name: str) -> Installed:
+        """Let `alpine` mean the tree of a name."""
+        if root_tree.current(self._at) != name:
+            root_tree.switch(self._at, name)
         return root_tree.find(self._at, name)
 
     def _release(self, order: Order, release: Release) -> Installed:
-        name = f"{order.name or f'alpine-{release.version}'}{_suffix(order.tier)}"
-        present = self._switched(name)
-        if present is not None:
-            return present
+        name = self._name(order, release.version)
+        if self._answers(f"{self._at}/{name}", order):
+            return self._switched(name)
         self._tell(f"downloading Alpine {release.version} for {self._machine}")
         tarball = self._fetcher.file(release.url, self._downloads, release.sha256)
         with _Building(self._at) as building:
@@ -136,8 +184,7 @@ class Installer:
             self._finish(building, order, release.version)
             os.unlink(tarball)
             building.settle(name)
-        root_tree.switch(self._at, name)
-        return root_tree.find(self._at, name)
+        return self._switched(name)
 
     def _from_file(self, order: Order) -> Installed:
         """Install a person's own tree: a root tarball, or an image archive."""
@@ -158,7 +205,7 @@ class Installer:
                 unpack(tarball, building.tree)
             alpine = _alpine_release(building.tree)
             name = order.name or _name_for(order.source, alpine)
-            name += _suffix(order.tier) if name == f"alpine-{alpine}" else ""
+            name = self._name(order, alpine) if name == f"alpine-{alpine}" else name
             self._finish(building, order, alpine or "image")
             building.settle(name)
         if alpine and (name.startswith("alpine-") or not root_tree.current(self._at)):
@@ -167,20 +214,27 @@ class Installer:
 
     def _finish(self, building: _Building, order: Order, version: str) -> None:
         """Make a tree ready to run in: mount points, packages, and last the mark that it is whole."""
-        tier = order.tier
-        _make_mount_points(building.tree)
-        if not root_tree.has_shell(building.path):
+        tree, packages = building.tree, (*packages_of(order.tier), *order.packages)
+        _make_mount_points(tree)
+        if not root_tree.has_programs(building.path, tier=0):
             raise FumehoodError("what was unpacked is not a root tree: it has no /bin/sh", hint="nothing was installed")
-        if tier:
-            self._tell(f"installing packages: {' '.join(packages_of(tier))}")
-            _point_at(building.tree, order.mirror, version, order.keys)
-            _add(self._host, building, packages_of(tier), order.proxy, self._tell)
-            _make_mount_points(building.tree)  # scripts may have moved one
-        manager = _manager(building.tree)
-        if manager is not None and not is_program(building.tree, "/usr/local/sbin/apk"):
+        manager = _manager(tree)
+        if manager is not None:
+            _point_at(tree, order.mirror, version, order.keys)
+        elif packages:
+            raise FumehoodError("the tree has no apk", hint="packages can only be added to an Alpine tree")
+        elif order.keys or order.mirror.rstrip("/") != MIRROR:
+            self._tell("the tree has no apk, so the mirror and keys for packages mean nothing to it")
+        if packages:
+            self._tell(f"installing packages: {' '.join(packages)}")
+            _add(self._host, building, packages, order.proxy, self._tell)
+            _make_mount_points(tree)  # scripts may have moved one
+        if manager is not None and not is_program(tree, "/usr/local/sbin/apk"):
             # `apk add` is to work for commands as it does for us, without an option.
-            write_file(building.tree, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
-        write_file(building.tree, "", VERSION_FILE, f"{version}\ntier {tier}\n".encode())
+            write_file(tree, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
+        write_file(
+            tree, "", VERSION_FILE, Mark(version=version, tier=order.tier, packages=order.packages).content()
+        )
 
 
 def _check(order: Order) -> None:
@@ -192,20 +246,12 @@ def _check(order: Order) -> None:
         raise BadRequest(f"there is no file {order.source}", hint="--from takes a tarball, or its web address")
     if order.sha256 and not re.fullmatch(r"[0-9a-f]{64}", order.sha256):
         raise BadRequest(f"{order.sha256!r} is not a SHA-256", hint="64 hexadecimal digits")
-
-
-def _suffix(tier: int) -> str:
-    return f"-tier{tier}" if tier > 1 else ""
-
-
-def tier_of(path: str) -> int:
-    """Return the tier that a tree was installed with."""
-    try:
-        with open(f"{path}/{VERSION_FILE}", encoding="ascii", errors="replace") as file:
-            tier = re.search(r"^tier (\d+)$", file.read(4096), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(tier[1]) if tier else 0
+    for package in order.packages:
+        if not _PACKAGE.fullmatch(package):
+            raise BadRequest(f"{package!r} is not the name of a package", hint="for example py3-numpy, or jq=1.7.1-r0")
+    for key in order.keys:
+        if not os.path.isfile(key) or not os.access(key, os.R_OK):
+            raise BadRequest(f"the key {key} can't be read", hint="--key takes the public key that signs packages")
 
 
 def _name_for(source: str, alpine: str) -> str:
@@ -347,12 +393,8 @@ def _point_at(tree: int, mirror: str, version: str, keys: Sequence[str]) -> None
             lines += [f"{mirror}/{branch_of(version)}/{part}" for part in _PARTS]
         write_file(tree, "etc/apk", "repositories", "".join(f"{line}\n" for line in lines).encode())
     for key in keys:
-        try:
-            with open(key, "rb") as file:
-                content = file.read(1 << 16)
-        except OSError as error:
-            raise FumehoodError(f"the key {key} can't be read: {error.strerror}", hint="--key FILE") from error
-        write_file(tree, "etc/apk/keys", os.path.basename(key), content)
+        with open(key, "rb") as file:
+            write_file(tree, "etc/apk/keys", os.path.basename(key), file.read(1 << 16))
 
 
 def _manager(tree: int) -> str | None:
@@ -372,8 +414,7 @@ def _add(host: Host, building: _Building, packages: Sequence[str], proxy: str, t
     if host.bwrap is None:
         raise Unavailable(f"packages can't be installed here: {host.why}", hint="fumehood doctor")
     manager = _manager(building.tree)
-    if manager is None:
-        raise FumehoodError("the tree has no apk", hint="packages can only be added to an Alpine tree")
+    assert manager is not None
     command = [host.bwrap.path, *_arguments(host, building.path, proxy), "--"]
     command += [manager, "add", "--no-cache", "--no-chown", *packages]
     lines: list[str] = []

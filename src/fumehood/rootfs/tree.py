@@ -10,7 +10,7 @@ import os
 import stat
 
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Folder, Layered, Link, Operation, Tmpfs, View
@@ -24,8 +24,9 @@ WORKSPACE, ROOTS, SKILLS, PLAYGROUND = "/workspace", "/roots", "/skills", "/play
 MOUNT_POINTS = (WORKSPACE, ROOTS, SKILLS, PLAYGROUND)
 ALPINE, CURRENT = "alpine", "current"
 VERSION_FILE = ".alpine-version"
-_LONGEST = 256
+_LONGEST = 1 << 16
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3")
 _MADE = frozenset({"dev", "proc", "tmp"})  # fresh ones come in their place
 _NEEDED = ("dev", "proc", "tmp", *(point[1:] for point in MOUNT_POINTS))
 _PACKAGES = f"{WORKSPACE}/.packages"
@@ -190,6 +191,19 @@ def _entries(top: int) -> tuple[tuple[str, str], ...]:
 
 
 
+class Mark(Value):
+    """What a tree's `.alpine-version` says: written when the tree is whole, so where there is none it is empty."""
+
+    version: str = ""
+    tier: int = 0
+    packages: tuple[str, ...] = ()  # those that a person asked for besides the tier's
+
+    def content(self) -> bytes:
+        """Return what is written."""
+        packages = f"packages {' '.join(self.packages)}\n" if self.packages else ""
+        return f"{self.version}\ntier {self.tier}\n{packages}".encode()
+
+
 class Installed(Value):
     """One installed root tree; `version` is what its `.alpine-version` says."""
 
@@ -206,24 +220,31 @@ def collection(data: str, environment: Mapping[str, str] | None = None) -> str:
 
 def is_ready(path: str) -> bool:
     """Return True if a whole root tree lies at a path; asks nobody, so it works offline."""
-    return bool(version_of(path)) and has_shell(path)
+    mark = mark_of(path)
+    return bool(mark.version) and has_programs(path, mark.tier)
 
 
-def version_of(path: str) -> str:
-    """Return the version that a tree was marked with when it was whole, or "" where there is no such mark."""
+def mark_of(path: str) -> Mark:
+    """Return what a tree was marked with when it was whole; an empty mark where it was not."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         with Closing(os.open(f"{path}/{VERSION_FILE}", flags)) as file:
-            return os.read(file, _LONGEST).decode("ascii", "replace").partition("\n")[0].strip()
+            version, *lines = os.read(file, _LONGEST).decode("ascii", "replace").split("\n")
     except OSError:
-        return ""
+        return Mark()
+    more = dict(line.partition(" ")[::2] for line in lines)
+    tier = more.get("tier", "")
+    return Mark(
+        version=version.strip(), tier=int(tier) if tier.isdecimal() else 0,
+        packages=tuple(more.get("packages", "").split()),
+    )  # fmt: skip
 
 
-def has_shell(path: str) -> bool:
-    """Return True if a command could be started in a tree."""
+def has_programs(path: str, tier: int) -> bool:
+    """Return True if a tree has a shell, and Python where its tier has that."""
     try:
         with Closing(open_top(path)) as top:
-            return is_program(top, "/bin/sh")
+            return is_program(top, "/bin/sh") and (not tier or any(is_program(top, each) for each in _PYTHONS))
     except OSError:
         return False
 
@@ -241,7 +262,7 @@ def installed(at: str) -> list[Installed]:
 
 
 def _described(path: str) -> Installed:
-    return Installed(name=os.path.basename(path), path=path, version=version_of(path))
+    return Installed(name=os.path.basename(path), path=path, version=mark_of(path).version)
 
 
 def find(at: str, name: str = ALPINE) -> Installed:
@@ -269,8 +290,13 @@ def current(at: str) -> str:
 def switch(at: str, name: str) -> None:
     """Let `alpine` mean another tree, in one step."""
     beside = f"{at}/.{CURRENT}-{os.getpid()}"
-    os.symlink(name, beside)
-    os.replace(beside, f"{at}/{CURRENT}")
+    try:
+        os.symlink(name, beside)
+        os.replace(beside, f"{at}/{CURRENT}")
+    except OSError as error:
+        raise FumehoodError(
+            f"`alpine` can't be made {name} in {at}: {error.strerror}", hint=f"name it yourself: --root {name}"
+        ) from error
 
 
 class InUse:

@@ -166,11 +166,12 @@ def _remember(path: str, identity: bytes, settings: Settings) -> None:
 
 # ---- Change files that a person wrote: their configuration, and other programs' settings; a backup is kept.
 
-def set_key(places: Places, name: str, value: str) -> str:
-    """Give a key at the top of the configuration a text, leaving all else as it is written; returns the file's path.
+def set_key(places: Places, name: str, value: str | list[str]) -> str:
+    """Give a key of the configuration a value, leaving all else as it is written; returns the file's path.
 
     Nothing is written unless the outcome is a configuration that holds, and says the same but for this key.
     """
+    import json
     import tomllib
 
     import tomlkit
@@ -184,12 +185,16 @@ def set_key(places: Places, name: str, value: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfiguration(f"cannot read the configuration {path}: {error}", hint="check it") from error
     _refuse_complaints(path, name, before)
-    document = tomlkit.parse(before)
-    document[name] = value
+    document, expected = tomlkit.parse(before), tomllib.loads(before)
+    table, _, key = name.rpartition(".")
+    (document.setdefault(table, tomlkit.table()) if table else document)[key] = value
+    (expected.setdefault(table, {}) if table else expected)[key] = value
     after = document.as_string()
     _refuse_complaints(path, name, after)
-    if tomllib.loads(after) != {**tomllib.loads(before), name: value}:
-        raise BadConfiguration(f"{name} can't be set in {path} for you", hint=f'write it yourself: {name} = "{value}"')
+    if tomllib.loads(after) != expected:
+        raise BadConfiguration(
+            f"{name} can't be set in {path} for you", hint=f"write it yourself: {name} = {json.dumps(value)}"
+        )
     if not os.path.isdir(os.path.dirname(path)):
         make_private(os.path.dirname(path))
     try:

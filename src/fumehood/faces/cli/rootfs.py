@@ -13,12 +13,11 @@ from fumehood.faces.cli.commands import Context, add_act
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.faces.cli.commands import Add
-    from fumehood.rootfs.install import Installer, Order
     from fumehood.rootfs.tree import Installed
     from fumehood.store.projects import Workspace
 
 _EXAMPLES = """  fumehood rootfs install
-  fumehood rootfs install --tier 2
+  fumehood rootfs install --tier 2 --package py3-numpy
   fumehood rootfs install --from my-image.tar --name mine
   fumehood rootfs check && fumehood rootfs update
   fumehood run --root alpine -- 'cat /etc/os-release'"""
@@ -46,7 +45,10 @@ def add_commands(add: Add) -> None:
     rootfs.add_argument("--sha256", metavar="HEX", help="the checksum that the file must have")
     rootfs.add_argument("--mirror", metavar="URL", help="instead of rootfs.mirror of the configuration")
     rootfs.add_argument("--proxy", metavar="URL", help="instead of rootfs.proxy of the configuration")
-    key = "a public key that signs packages; can be repeated"
+    rootfs.add_argument(
+        "--package", action="append", metavar="NAME", help="add this package too (py3-numpy); can be repeated"
+    )
+    key = "a public key that signs packages, instead of rootfs.keys of the configuration; can be repeated"
     rootfs.add_argument("--key", action="append", metavar="FILE", help=key)
 
 
@@ -63,9 +65,9 @@ def _rootfs(context: Context) -> int:
     if what == "check":
         return _check(context)
     if what == "remove":
-        root_trees.remove(store, options.name, lambda line: print(line, file=sys.stderr))
+        root_trees.remove(store, options.name, Progress(is_shown=not context.as_json))
         return context.say({"removed": options.name}, lambda: print(f"{options.name} is removed"))
-    tree = _use(context) if what == "use" else _install(context)
+    tree = root_trees.use(store, options.name) if what == "use" else _install(context)
     if tree is None:
         return context.say({"newer": None}, lambda: print("the newest version is installed"))
     current = root_trees.installed(store)[1]
@@ -74,48 +76,21 @@ def _rootfs(context: Context) -> int:
     return context.say(_tree_entry(tree, current), lambda: print(ready))
 
 
-def _use(context: Context) -> Installed:
-    from fumehood.rootfs.tree import find, switch
-    from fumehood.service import root_trees
-
-    at = root_trees.collection(context.store)
-    tree = find(at, context.options.name)
-    switch(at, tree.name)
-    return tree
-
-
 def _install(context: Context) -> Installed | None:
     """Install what was asked for, or update; returns None where the newest is there already."""
-    from fumehood.rootfs.install import tier_of
     from fumehood.service import root_trees
 
-    installer, order = _installer(context)
-    if context.options.what == "install":
-        return installer.install(order)
-    if context.options.tier is None:
-        order = order.replace(tier=tier_of(f"{root_trees.collection(context.store)}/current") or 1)
-    return installer.update(order)
-
-
-def _installer(context: Context) -> tuple[Installer, Order]:
-    from fumehood.service import root_trees
-
-    store, options = context.store, context.options
-    source = options.source or ""
-    order = root_trees.order(
-        store, version=options.version, name=options.named,
-        source=os.path.abspath(source) if source and "://" not in source else source,
-        sha256=(options.sha256 or "").lower(), mirror=options.mirror, proxy=options.proxy,
-        keys=tuple(options.key or ()),
+    options = context.options
+    wishes: dict[str, Any] = {
+        "tier": options.tier, "packages": options.package or (), "mirror": options.mirror or "",
+        "proxy": options.proxy or "", "key": options.key or (), "on_progress": Progress(is_shown=not context.as_json),
+    }  # fmt: skip
+    if options.what == "update":
+        return root_trees.update(context.store, **wishes)
+    return root_trees.install(
+        context.store, version=options.version or "", name=options.named or "", from_=options.source or "",
+        sha256=options.sha256 or "", **wishes,
     )  # fmt: skip
-    order = order.replace(tier=options.tier if options.tier is not None else 0 if source else 1)
-
-    def tell(line: str) -> None:
-        if not context.as_json:
-            sys.stderr.write(f"{printable(line)}\n")
-
-    progress = DownloadProgress() if os.isatty(2) and not context.as_json else None
-    return root_trees.installer(store, order.proxy, tell, progress), order
 
 
 def _tree_entry(tree: Installed, current: str) -> dict[str, object]:
@@ -140,8 +115,8 @@ def _list(context: Context) -> int:
 def _check(context: Context) -> int:
     from fumehood.service import root_trees
 
-    installer, order = _installer(context)
-    newer = installer.newer(order.mirror)
+    options = context.options
+    newer = root_trees.newer(context.store, mirror=options.mirror or "", proxy=options.proxy or "")
     trees, current = root_trees.installed(context.store)
     used = next((tree.version for tree in trees if tree.name == current), None)
 
@@ -149,27 +124,34 @@ def _check(context: Context) -> int:
         if newer is None:
             print(f"Alpine {used} is the newest")
         elif used is None:
-            print(f"Alpine {newer.version} can be installed: fumehood rootfs install")
+            print(f"Alpine {newer} can be installed: fumehood rootfs install")
         else:
-            print(f"Alpine {newer.version} is out, {used} is in use: fumehood rootfs update")
+            print(f"Alpine {newer} is out, {used} is in use: fumehood rootfs update")
 
-    return context.say({"current": used, "newer": None if newer is None else newer.version}, show)
+    return context.say({"current": used, "newer": newer}, show)
 
 
-class DownloadProgress:
-    """Shows on one line of a terminal how far a download is."""
+class Progress:
+    """Shows on standard error what an installation is doing; on a terminal also how far a download is."""
 
-    def __init__(self) -> None:
+    def __init__(self, indent: str = "", *, is_shown: bool = True) -> None:
+        self._indent = indent
+        self._is_shown = is_shown
         self._shown = -1
 
-    def __call__(self, done: int, total: int) -> None:
-        """Take note of how many bytes are there."""
-        part = done * 100 // total if total else done >> 20
-        if part != self._shown:
-            self._shown = part
-            amount = f"{part:3} % of {total / (1 << 20):.1f} MiB" if total else f"{part} MiB"
-            sys.stderr.write(f"\r  {amount}\x1b[K{chr(10) if total and done == total else ''}")
-            sys.stderr.flush()
+    def __call__(self, line: str, done: int, total: int) -> None:
+        """Take note of a line, or of how many bytes are there."""
+        if not self._is_shown:
+            return
+        if not done:
+            sys.stderr.write(f"{self._indent}{printable(line)}\n")
+        elif os.isatty(2):
+            part = done * 100 // total if total else done >> 20
+            if part != self._shown:
+                self._shown = part
+                amount = f"{part:3} % of {total / (1 << 20):.1f} MiB" if total else f"{part} MiB"
+                sys.stderr.write(f"\r{self._indent}  {amount}\x1b[K{chr(10) if total and done == total else ''}")
+        sys.stderr.flush()
 
 
 def add_workspaces(add: Add) -> None:

@@ -13,7 +13,7 @@ from fumehood.core.report import printable
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.commands import Context, paint
 from fumehood.faces.cli.setup_clients import CLIENTS, connect
-from fumehood.store.config import policy_for
+from fumehood.store.config import policy_for, set_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def add_commands(add: Add) -> None:
     setup.add_argument("--root", metavar="ROOT", help="the root that commands see by default: host or alpine")
     setup.add_argument("--tier", type=int, choices=(1, 2), help="how many tools an Alpine root gets")
     setup.add_argument("--mirror", metavar="URL", help="where an Alpine root comes from")
+    setup.add_argument("--key", action="append", metavar="FILE", help="a public key that signs that mirror's packages")
     setup.add_argument("--agent", choices=_AGENTS, help="the client whose snippet is shown at the end")
 
 
@@ -140,8 +141,6 @@ class _Wizard:
         if root == "alpine" and not self._install():
             root = before
         if root != before:
-            from fumehood.store.config import set_key
-
             path = set_key(store.places, "root", root)
             self._say(f"  {root} is the default now: {printable(path)}")
         else:
@@ -150,25 +149,27 @@ class _Wizard:
 
     def _install(self) -> bool:
         """Install an Alpine root where there is none; tell whether there is one then."""
-        from fumehood.faces.cli.rootfs import DownloadProgress
+        from fumehood.faces.cli.rootfs import Progress
         from fumehood.service import root_trees
 
         store = self._context.store
+        mirror, keys = self._options.mirror or "", [os.path.abspath(path) for path in self._options.key or ()]
         tier = self._options.tier
         if tier is None and not root_trees.installed(store)[1]:
             self._say("  tier 1: bash, Python, pip, coreutils, grep, sed; tier 2: also git, curl, jq, Node.js and more")
             tier = int(self._ask("  tools?", ("1", "2"), "1"))
-        order = root_trees.order(store, mirror=self._options.mirror).replace(tier=tier or 1)
-        progress = DownloadProgress() if os.isatty(2) and not self._context.as_json else None
-        installer = root_trees.installer(store, order.proxy, lambda line: self._say(f"  {printable(line)}"), progress)
+        progress = Progress("  ", is_shown=not self._context.as_json)
         try:
-            tree = installer.install(order)
+            tree = root_trees.install(store, tier=tier or 1, mirror=mirror, key=keys, on_progress=progress)
         except FumehoodError as error:
             if self._options.root == "alpine":
                 raise
             self._say(f"  it could not be installed: {printable(error.message)}\n  later: fumehood rootfs install")
             return False
         self._say(f"  {tree.name} is installed")
+        for name, value in (("rootfs.mirror", mirror), ("rootfs.keys", keys)):
+            if value:  # so that `rootfs update` knows them too
+                self._say(f"  {name} is set: {printable(set_key(store.places, name, value))}")
         self.answer["rootfs"] = tree.name
         return True
 
