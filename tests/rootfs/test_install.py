@@ -179,7 +179,14 @@ def test_roots_are_kept_with_our_data_unless_the_environment_says_otherwise(
         assert done.stdout == f"{VERSION}\n"
 
 
-@pytest.mark.parametrize("what", ["a wrong checksum", "a hostile tarball", "no root", "no package"])
+FAILURES = {
+    "a wrong checksum": "SHA-256 is wrong", "a hostile tarball": "leads out of it", "no root": "no /bin/sh",
+    "no package": "no such package", "no libraries": "no command runs in what was unpacked: bwrap: execvp /bin/sh",
+    "a link for /etc": "its /etc is not a directory",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FAILURES)
 def test_a_failed_install_leaves_nothing(what: str, install: Cli, mirror: Mirror, roots: Path) -> None:
     climbing = tarfile.TarInfo("etc/x")
     climbing.type, climbing.linkname = tarfile.SYMTYPE, "../../../../etc/passwd"
@@ -189,16 +196,17 @@ def test_a_failed_install_leaves_nothing(what: str, install: Cli, mirror: Mirror
         mirror.offer(VERSION, tarball(("bin/sh", b"", 0o755), climbing))
     elif what == "no root":
         mirror.offer(VERSION, tarball(("readme", b"", 0o644)))
+    elif what == "no libraries":
+        mirror.offer(VERSION, tarball(("bin/sh", Path("/bin/sh").read_bytes(), 0o755)))
+    elif what == "a link for /etc":
+        climbing.name, climbing.linkname = "etc", "usr/etc"
+        mirror.offer(VERSION, tarball(("bin/sh", b"#!", 0o755), climbing))
     else:
         mirror.offer(VERSION)
         mirror.files["/v3.20/main/APKINDEX"] = b"bash\n"
-    done = install()
+    done = install(*(("--tier", "0") if what.startswith(("no lib", "a link")) else ()))
     assert done.returncode == 125
-    complaint = {
-        "a wrong checksum": "SHA-256 is wrong", "a hostile tarball": "leads out of it", "no root": "no /bin/sh",
-        "no package": "no such package",
-    }[what]  # fmt: skip
-    assert complaint in done.stderr
+    assert FAILURES[what] in done.stderr
     assert "hint: " in done.stderr
     assert visible(roots) == []
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from fumehood.errors import FumehoodError
 from fumehood.linux.nofollow import open_top
@@ -64,9 +65,9 @@ HOSTILE = {
     "a link that climbs": [link("a", "../outside")],
     "a link that climbs after going down": [link("a/b", "../x/../../outside")],
     "an absolute link that climbs": [link("a", "/../outside")],
-    "a file through a link": [link("a", "/outside"), ("a/file", FILE, 0o644)],
-    "a file through a link inside": [entry("d", tarfile.DIRTYPE), link("a", "d"), ("a/file", FILE, 0o644)],
-    "a directory through a link": [link("a", "/outside"), entry("a/sub", tarfile.DIRTYPE)],
+    "a file through links in a circle": [link("a", "b"), link("b", "a"), ("a/file", FILE, 0o644)],
+    "a file through ever longer links": [link("a", "b/a"), link("b", "."), ("a/file", FILE, 0o644)],
+    "a file through a link to a file": [("b", FILE, 0o644), link("a", "b"), ("a/file", FILE, 0o644)],
     "a hard link that climbs": [hard("a", "../outside/file")],
     "a hard link to an absolute path": [hard("a", "/outside/file")],
     "a hard link through a link": [link("d", "/outside"), hard("a", "d/file")],
@@ -95,6 +96,22 @@ def test_links_are_made_as_they_are_written(unpacked: Callable[..., Path]) -> No
     assert os.readlink(tree / "usr/lib/a") == "../../bin/sh"
     assert os.path.samefile(tree / "bin/ash", tree / "bin/busybox")
     assert os.readlink(tree / "bin/dash") == "/bin/busybox"
+
+
+def test_what_is_written_through_a_link_lies_where_it_leads_within_the_tree(
+    unpacked: Callable[..., Path], outside: Path
+) -> None:
+    tree = unpacked(
+        link("bin", "usr/bin"), ("bin/sh", b"x", 0o755), link("out", str(outside)), ("out/file", FILE, 0o644),
+        entry("out/sub/deep", tarfile.DIRTYPE), link("var/run", "../run"), ("var/run/pid", b"1", 0o644),
+        link("usr/loop", "../bin"), hard("usr/loop/ash", "bin/sh"), link("a/b", "/c/d/.."), ("a/b/e", b"2", 0o644),
+    )  # fmt: skip
+    assert os.path.samefile(tree / "usr/bin/sh", tree / "usr/bin/ash")
+    inside = tree / str(outside)[1:]
+    assert (inside / "file").read_bytes() == FILE
+    assert (inside / "sub/deep").is_dir()
+    assert [path.read_text() for path in outside.iterdir()] == ["untouched"]
+    assert ((tree / "run/pid").read_bytes(), (tree / "c/e").read_bytes()) == (b"1", b"2")
 
 
 def test_no_privilege_comes_out_of_a_tarball(unpacked: Callable[..., Path]) -> None:
@@ -136,7 +153,9 @@ def test_a_damaged_tarball_is_said_in_one_line(tmp_path: Path) -> None:
     top = open_top(str(target))
     whole = gzip.compress(tarball(("a", os.urandom(100_000), 0o644)))
     try:
-        for content in (b"", b"no tarball", whole[:50_000], whole[:5000] + b"x" * 500 + whole[5500:]):
+        packed = zstandard.compress(tarball(("a", os.urandom(100_000), 0o644)))
+        cut = (whole[:50_000], whole[:5000] + b"x" * 500 + whole[5500:], packed[:50_000], packed[:9] + b"x" * 99)
+        for content in (b"", b"no tarball", *cut):
             (tmp_path / "a").write_bytes(content)
             with pytest.raises(FumehoodError, match="can't be unpacked"):
                 unpack(str(tmp_path / "a"), top)

@@ -13,18 +13,19 @@ import re
 import secrets
 import stat
 import subprocess
+import threading
 from typing import Self
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import look, open_below, open_top, remove_tree
+from fumehood.linux.nofollow import look, open_below, open_top, remove_tree, split
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
 from fumehood.rootfs.download import MIRROR, Fetcher, branch_of
 from fumehood.rootfs.layer import bound_names, write_file
 from fumehood.rootfs.tree import CURRENT, MOUNT_POINTS, VERSION_FILE, Installed, Mark, is_program
-from fumehood.rootfs.unpack import is_image, unpack, unpack_image
+from fumehood.rootfs.unpack import FULL, full_disk, open_inside, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -199,10 +200,7 @@ class Installer:
             )
         with _Building(self._at) as building:
             self._tell("unpacking")
-            if is_image(tarball):
-                unpack_image(tarball, building.tree, self._machine)
-            else:
-                unpack(tarball, building.tree)
+            unpack(tarball, building.tree, self._machine)
             alpine = _alpine_release(building.tree)
             name = order.name or _name_for(order.source, alpine)
             name = self._name(order, alpine) if name == f"alpine-{alpine}" else name
@@ -231,10 +229,12 @@ class Installer:
             _make_mount_points(tree)  # scripts may have moved one
         if manager is not None and not is_program(tree, "/usr/local/sbin/apk"):
             # `apk add` is to work for commands as it does for us, without an option.
-            write_file(tree, "usr/local/sbin", "apk", _COMMAND.format(manager=manager).encode(), 0o755)
-        write_file(
-            tree, "", VERSION_FILE, Mark(version=version, tier=order.tier, packages=order.packages).content()
-        )
+            _write(tree, "usr/local/sbin/apk", _COMMAND.format(manager=manager).encode(), 0o755)
+        if self._host.why_bare:
+            self._tell(f"no command can be started here, so none was tried in it: {self._host.why_bare}")
+        else:
+            _try(self._host, building.path, order.tier)
+        _write(tree, VERSION_FILE, Mark(version=version, tier=order.tier, packages=order.packages).content())
 
 
 def _check(order: Order) -> None:
@@ -277,8 +277,13 @@ def _make_mount_points(tree: int) -> None:
             remove_tree(tree, name)
             os.mkdir(name, 0o700, dir_fd=tree)
             os.chmod(name, 0o1777 if name == "tmp" else 0o755, dir_fd=tree)
-    if look(tree, "etc") is None:
+    etc = look(tree, "etc")
+    if etc is None:
         os.mkdir("etc", 0o755, dir_fd=tree)
+    elif not stat.S_ISDIR(etc.st_mode):
+        raise FumehoodError(
+            "what was unpacked can't be a root tree here: its /etc is not a directory", hint="nothing was installed"
+        )
     with Closing(open_below(tree, "etc")) as folder:
         status = look(folder, "resolv.conf")
         if status is None or not stat.S_ISREG(status.st_mode):
@@ -314,8 +319,13 @@ class _Alone:
             if name.startswith((_NEW, _OLD)):
                 _remove(self._at, name)
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         os.close(self._file)
+        if isinstance(error, OSError):
+            failure = f"root trees can't be changed in {self._at}"
+            if error.errno in FULL:
+                raise full_disk(failure) from error
+            raise FumehoodError(f"{failure}: {error}", hint="nothing was installed; is the directory yours?") from error
 
 
 def _remove(at: str, name: str) -> None:
@@ -363,6 +373,8 @@ _ISOLATION = (
     "--unshare-cgroup", "--cap-drop", "ALL", "--die-with-parent", "--new-session",
 )  # fmt: skip
 _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
+_PATIENCE_S = 60
+_PIECE = 4096
 # Variables that tell a program how to reach the network.
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _COMMAND = """#!/bin/sh
@@ -391,14 +403,20 @@ def _point_at(tree: int, mirror: str, version: str, keys: Sequence[str]) -> None
         lines = [line.replace(MIRROR, mirror).replace(MIRROR.replace("https:", "http:"), mirror) for line in lines]
         if not any(line.strip() and not line.lstrip().startswith("#") for line in lines):
             lines += [f"{mirror}/{branch_of(version)}/{part}" for part in _PARTS]
-        write_file(tree, "etc/apk", "repositories", "".join(f"{line}\n" for line in lines).encode())
+        _write(tree, "etc/apk/repositories", "".join(f"{line}\n" for line in lines).encode())
     for key in keys:
         with open(key, "rb") as file:
-            write_file(tree, "etc/apk/keys", os.path.basename(key), file.read(1 << 16))
+            _write(tree, f"etc/apk/keys/{os.path.basename(key)}", file.read(1 << 16))
 
 
 def _manager(tree: int) -> str | None:
     return next((path for path in _MANAGERS if is_program(tree, path)), None)
+
+
+def _write(tree: int, path: str, content: bytes, mode: int = 0o644) -> None:
+    folder, name = split(path)
+    with Closing(open_inside(tree, folder, makes=True)) as above:
+        write_file(above, "", name, content, mode)
 
 
 def _read(top: int, path: str) -> str:
@@ -437,6 +455,30 @@ def _add(host: Host, building: _Building, packages: Sequence[str], proxy: str, t
         )
 
 
+def _try(host: Host, tree: str, tier: int) -> None:
+    """Start a command in a tree: its programs may be another machine's, or lack the libraries that they load."""
+    assert host.bwrap is not None
+    line = "python3 -c ''" if tier else ":"
+    command = [host.bwrap.path, *_arguments(host, tree, "", is_writable=False), "--", "/bin/sh", "-c", line]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/"
+    ) as process:
+        assert process.stderr is not None
+        timer = threading.Timer(_PATIENCE_S, process.kill)
+        timer.start()
+        try:
+            said = process.stderr.read(_PIECE).decode(errors="replace").split("\n")[0]
+            status = process.wait()
+        finally:
+            process.kill()
+            timer.cancel()
+    if status:
+        reason = said or (f"it did not end in {_PATIENCE_S} s" if status < 0 else f"exit status {status}")
+        raise FumehoodError(
+            f"no command runs in what was unpacked: {reason}", hint="nothing was installed; is it for this machine?"
+        )
+
+
 def _complaint(lines: Sequence[str]) -> str:
     """Pick what tells the reason: what could not be fetched, then what failed for it."""
     warnings = [line for line in lines if line.startswith("WARNING: ")]
@@ -446,9 +488,11 @@ def _complaint(lines: Sequence[str]) -> str:
     return "; ".join(line.strip(" :").removeprefix("WARNING: ").removeprefix("ERROR: ") for line in reasons)
 
 
-def _arguments(host: Host, tree: str, proxy: str) -> list[str]:
+def _arguments(host: Host, tree: str, proxy: str, *, is_writable: bool = True) -> list[str]:
+    """Return how bubblewrap starts a program in a tree; with network only where it may write."""
     arguments = [*_ISOLATION, *(["--disable-userns"] if host.disable_userns else [])]
-    arguments += ["--bind", tree, "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP]
+    arguments += ["--bind"] if is_writable else ["--unshare-net", "--ro-bind"]
+    arguments += [tree, "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP]
     for bind in bound_names(tree):
         arguments += bind.arguments([])
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TMPDIR": _TMP, "LANG": "C.UTF-8"}

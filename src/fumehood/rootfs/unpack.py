@@ -1,22 +1,27 @@
 """Unpack a tarball that nobody vouches for: nothing is written outside the target, whatever names it holds.
 
-Everything is reached from the target's descriptor without following a link. Owners, set-uid bits, devices and
-extended attributes are not taken over: a tree has one owner, and the sandbox makes its own devices. Image archives,
-as `docker save`, `podman save` or `skopeo copy` write them, have layers with their whiteouts.
+Everything is reached from the target's descriptor without following a link; where a directory's path has one, it is
+worked out where that leads within the target, as other unpackers do. Owners, set-uid bits, devices and extended
+attributes are not taken over: a tree has one owner, and the sandbox makes its own devices. Image archives, as
+`docker save`, `podman save` or `skopeo copy` write them, have layers with their whiteouts.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import lzma
 import os
 import stat
+import sys
 import tarfile
+import tempfile
 import zlib
+from contextlib import contextmanager
 from typing import IO, Any
 
-from fumehood.errors import FumehoodError
+from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, look, open_below, remove_tree, split
 from fumehood.rootfs.download import ARCHITECTURES
@@ -31,9 +36,16 @@ _DEEPEST = 200
 _LATEST = 1 << 33
 _PIECE = 1 << 20
 _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_ELOOP = 40
+_MOST_LINKS = 40  # on the way to one directory, as the kernel has it
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _HINT = "nothing was installed; get the file from where you trust it"
-DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError)
+_DAMAGE: tuple[type[Exception], ...] = (
+    tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError,
+)  # fmt: skip
+if sys.version_info >= (3, 14):
+    from compression.zstd import ZstdError
+
+    _DAMAGE = (*_DAMAGE, ZstdError)
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _LARGEST_DOCUMENT = 8 << 20
@@ -115,43 +127,77 @@ class Unpacking:
     def _link(self, member: tarfile.TarInfo, above: int, name: str, path: str) -> None:
         """Make a hard link to something that was unpacked before."""
         parent, source = split(checked_path(member.linkname))
-        with Closing(self._open(parent, path)) as folder:
+        no_file = Hostile(
+            f"the tarball links {path!r} to {member.linkname!r}, which is not a file in it", hint=_HINT
+        )
+        try:
+            folder = open_inside(self._top, parent)
+        except OSError as error:
+            raise no_file from error
+        with Closing(folder):
             status = look(folder, source)
             if status is None or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-                raise Hostile(
-                    f"the tarball links {path!r} to {member.linkname!r}, which is not a file in it", hint=_HINT
-                )
+                raise no_file
             os.link(source, name, src_dir_fd=folder, dst_dir_fd=above, follow_symlinks=False)
 
     def _directory(self, parent: str, path: str) -> int:
         """Return the directory of a member, made where it is missing; the last one is kept open."""
         if self._parent is None or self._parent[0] != parent:
             self._leave()
-            self._parent = parent, self._open(parent, path)
+            try:
+                self._parent = parent, open_inside(self._top, parent, makes=True)
+            except OSError as error:
+                if error.errno == errno.ENOTDIR:
+                    reason = "below something that is not a directory"
+                elif error.errno == errno.ELOOP:
+                    reason = "through links that lead nowhere"
+                else:
+                    raise
+                raise Hostile(f"the tarball writes {path!r} {reason}", hint=_HINT) from error
         return self._parent[1]
-
-    def _open(self, parent: str, path: str) -> int:
-        try:
-            return open_below(self._top, parent)
-        except FileNotFoundError:
-            above, name = split(parent)
-            with Closing(self._open(above, path)) as folder:
-                os.mkdir(name, 0o700, dir_fd=folder)
-                os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103 - as directories of a system are
-            return open_below(self._top, parent)
-        except NotADirectoryError as error:
-            raise Hostile(
-                f"the tarball writes {path!r} below something that is not a directory", hint=_HINT
-            ) from error
-        except OSError as error:
-            if error.errno != _ELOOP:
-                raise
-            raise Hostile(f"the tarball writes {path!r} through a link", hint=_HINT) from error
 
     def _leave(self) -> None:
         if self._parent is not None:
             os.close(self._parent[1])
             self._parent = None
+
+
+def open_inside(top: int, path: str, *, makes: bool = False) -> int:
+    """Open a directory of a tree, and make it where that is asked for; links are followed, never out of the tree."""
+    try:
+        return open_below(top, path)
+    except FileNotFoundError:
+        if not makes:
+            raise
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+    return open_below(top, _led_to(top, path, makes=makes))
+
+
+def _led_to(top: int, path: str, *, makes: bool) -> str:
+    """Return where a path leads within a tree, by a path without links."""
+    here: list[str] = []
+    waiting, links = path.split("/")[::-1], 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            del here[-1:]
+        elif part not in ("", "."):
+            with Closing(open_below(top, "/".join(here))) as folder:
+                status = look(folder, part)
+                if status is None and makes:
+                    os.mkdir(part, 0o700, dir_fd=folder)
+                    os.chmod(part, 0o755, dir_fd=folder)  # noqa: S103 - as directories of a system are
+                if status is None or not stat.S_ISLNK(status.st_mode):
+                    here.append(part)
+                    continue
+                target, links = os.readlink(part, dir_fd=folder), links + 1
+            if links > _MOST_LINKS or len(here) + len(waiting) + target.count("/") > _DEEPEST:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            here = [] if target.startswith("/") else here
+            waiting += target.split("/")[::-1]
+    return "/".join(here)
 
 
 def members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
@@ -185,51 +231,88 @@ def _checked_target(target: str, path: str) -> str:
     return target
 
 
-def unpack(source: str, target: int) -> None:
-    """Unpack a root tarball, compressed or not, to an empty directory."""
+def unpack(source: str, target: int, machine: str = "") -> None:
+    """Unpack a root tarball, or the image for a machine in an image archive, to an empty directory."""
     try:
-        with tarfile.open(source, "r:*") as archive:
-            Unpacking(target).all_of(archive)
-    except DAMAGE as error:
+        with open(source, "rb") as file, _plain(file, target) as plain:
+            is_image = machine and holds_image(plain)
+            plain.seek(0)
+            with tarfile.open(fileobj=plain, mode="r:*") as archive:
+                if is_image:
+                    _unpack_image(archive, source, target, machine)
+                else:
+                    Unpacking(target).all_of(archive)
+    except _DAMAGE as error:
         raise damaged(source, error) from error
 
 
 def damaged(source: str, error: Exception) -> FumehoodError:
-    """Return the error that a tarball can't be read to its end."""
+    """Return the error that a tarball can't be unpacked to its end."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return full_disk(f"{source} can't be unpacked")
     return FumehoodError(f"{source} can't be unpacked: {error}", hint="nothing was installed; is it whole?")
 
 
-def is_image(source: str) -> bool:
-    """Return True if a tarball is an image archive, and not a root file system itself."""
+def full_disk(failure: str) -> FumehoodError:
+    """Return the error that something failed because a disk is full."""
+    hint = "nothing was installed; free some space, or name a directory elsewhere: FUMEHOOD_ROOTFS_DIR"
+    return FumehoodError(f"{failure}: the disk is full", hint=hint)
+
+
+@contextmanager
+def _plain(file: IO[bytes], target: int) -> Iterator[IO[bytes]]:
+    """Give a file as it is or, where zstd compressed it, what is in it: tarfile knows zstd from Python 3.14 on.
+
+    That is read twice and at random, so it lies on the target's disk for a while.
+    """
+    is_compressed = file.read(len(_ZSTD)) == _ZSTD
+    file.seek(0)
+    if not is_compressed or sys.version_info >= (3, 14):
+        yield file
+        return
     try:
-        with tarfile.open(source, "r:*") as archive:
-            for member in archive:
-                name = member.name.removeprefix("./")
-                if name in ("index.json", "manifest.json", "oci-layout") and member.isreg():
-                    return True
-                if name.partition("/")[0] in ("bin", "etc", "usr", "sbin"):
-                    return False
-    except DAMAGE as error:
-        raise damaged(source, error) from error
+        import zstandard
+    except ImportError as error:
+        raise Unavailable(
+            "it is compressed with zstd, which this Python can't read", hint="pip install 'fumehood[zstd]'"
+        ) from error
+    with tempfile.TemporaryFile(dir=f"/proc/self/fd/{target}") as plain:
+        stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)
+        try:
+            while data := stream.read(_PIECE):
+                plain.write(data)
+                if plain.tell() > _MOST_BYTES:
+                    raise Hostile("the tarball unpacks to too much", hint="is it a root file system?")
+        except zstandard.ZstdError as error:
+            raise tarfile.ReadError(str(error)) from error
+        plain.seek(0)
+        yield plain
+
+
+def holds_image(file: IO[bytes]) -> bool:
+    """Return True if a tarball is an image archive, and not a root file system itself."""
+    with tarfile.open(fileobj=file, mode="r:*") as archive:
+        for member in archive:
+            name = member.name.removeprefix("./")
+            if name in ("index.json", "manifest.json", "oci-layout") and member.isreg():
+                return True
+            if name.partition("/")[0] in ("bin", "etc", "usr", "sbin"):
+                return False
     return False
 
 
-def unpack_image(source: str, target: int, machine: str) -> None:
-    """Unpack the layers of the image for this machine, the lowest first, to an empty directory."""
-    try:
-        with tarfile.open(source, "r:*") as archive:
-            image = _Image(archive, source)
-            unpacking = Unpacking(target)
-            for name, sha256 in image.layers(machine):
-                with image.layer(name, sha256) as stream:
-                    # A layer first takes away, then adds, so that it never hides its own entries.
-                    with tarfile.open(fileobj=stream, mode="r:*") as layer:
-                        _take_away(layer, target)
-                    stream.seek(0)
-                    with tarfile.open(fileobj=stream, mode="r:*") as layer:
-                        unpacking.all_of(layer, skip=_WHITEOUT)
-    except DAMAGE as error:
-        raise damaged(source, error) from error
+def _unpack_image(archive: tarfile.TarFile, source: str, target: int, machine: str) -> None:
+    """Unpack the layers of the image for a machine, the lowest first."""
+    image = _Image(archive, source)
+    unpacking = Unpacking(target)
+    for name, sha256 in image.layers(machine):
+        with image.layer(name, sha256) as stream, _plain(stream, target) as plain:
+            # A layer first takes away, then adds, so that it never hides its own entries.
+            with tarfile.open(fileobj=plain, mode="r:*") as layer:
+                _take_away(layer, target)
+            plain.seek(0)
+            with tarfile.open(fileobj=plain, mode="r:*") as layer:
+                unpacking.all_of(layer, skip=_WHITEOUT)
 
 
 def _take_away(layer: tarfile.TarFile, target: int) -> None:
@@ -241,7 +324,7 @@ def _take_away(layer: tarfile.TarFile, target: int) -> None:
         if name != _OPAQUE and hidden in ("", ".", ".."):
             raise Hostile(f"the image hides {path!r}, which is not a name", hint="nothing was installed")
         try:
-            folder = open_below(target, parent)
+            folder = open_inside(target, parent)
         except (FileNotFoundError, NotADirectoryError):
             continue  # nothing is there to be hidden
         try:
@@ -300,9 +383,6 @@ class _Image:
     def layer(self, name: str, sha256: str) -> IO[bytes]:
         """Open a layer, its checksum compared first."""
         file = self._stream(name)
-        if file.read(4) == _ZSTD:
-            raise self._odd("its layers are compressed with zstd; save it with gzip, or uncompressed")
-        file.seek(0)
         if sha256:
             digest = hashlib.sha256()
             while data := file.read(1 << 20):
