@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import trees
 from at_terminal import Terminal
 from conftest import command_line
 
@@ -132,6 +133,23 @@ def test_a_shell_is_one_run(screen, project, cli):
     assert (project / "second").read_text() == "two\n"
     assert b"2 changes applied" in one.shown
     assert [each["command"] for each in json.loads(cli("log", "--json").stdout)] == ["fumehood shell"]
+
+
+@pytest.mark.parametrize("root", ["host", "tree", "tree of another's"])
+def test_the_terminal_of_a_shell_has_a_name_that_is_there(screen, project, test_directory, root):
+    tree = trees.make_tree(test_directory / "tree") if root != "host" else "host"
+    if root == "tree of another's":
+        if os.geteuid() != 0:
+            pytest.skip("only root works for somebody else")
+        os.chown(project, 61234, 61234)
+        for place in (test_directory, project):
+            os.chmod(place, 0o755)
+    one = screen("shell", "--root", tree, env={"SHELL": "/bin/sh", "PS1": "$ "})
+    one.wait_for("this shell is in the hood")
+    # As musl's `ttyname` finds it, which looks nowhere else.
+    one.type("tty; name=$(readlink /proc/self/fd/0); test -c $name && echo it is $name; echo x > /dev/tty; exit\n")
+    assert one.end() == 0
+    assert "/dev/console\r\nit is /dev/console\r\nx\r\n" in one.seen, one.seen
 
 
 def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(screen):

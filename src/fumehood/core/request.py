@@ -88,8 +88,13 @@ _TELL_AT_END = (
     ' [ "${fumehood_1:-$$}" = $$ ] || { read -r fumehood_2 </proc/$fumehood_1/stat; printf "\\t%s\\n" "$fumehood_2"; };'
     f" done; }} >{TOLD}/{CWD} 2>/dev/null' EXIT"
 )
-# A session of its own inside the sandbox, so that Ctrl-C reaches what runs there, and not what keeps it.
-_WITH_TERMINAL = 'command -v setsid >/dev/null && exec setsid -c "$@"; exec "$@"'
+# A session of its own inside the sandbox, so that Ctrl-C reaches what runs there, and not what keeps it. The terminal
+# was opened outside, under a name that is not there: it is opened again by the one that it has inside, or musl's
+# `ttyname`, and whoever asks that, would take it for none.
+_BY_NAME = 'test -w /dev/console && exec 0<>/dev/console 1>&0 2>&0; exec "$@"'
+_WITH_TERMINAL = (
+    f'''set -- "$1" -c '{_BY_NAME}' sh "$@"; command -v setsid >/dev/null && exec setsid -c "$@"; exec "$@"'''
+)
 BACKGROUND_AFTER = 1.0  # seconds: what a command in the background makes at its start is there by then
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # the kernel's limit for one argument, its NUL included
 

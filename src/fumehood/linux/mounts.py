@@ -318,6 +318,7 @@ class Console(Operation):
         except OSError:
             return
         site.bind(terminal, self.target, libc.MS_NOSUID)
+        site.give(1)
 
     def arguments(self, texts: list[bytes]) -> list[str]:
         return []  # comes with its devices

@@ -151,6 +151,11 @@ class Site:
         finally:
             os.close(place)
 
+    def give(self, descriptor: int) -> None:
+        """Give something that was made for the command to whom it runs as."""
+        if self._owner is not None:
+            os.fchown(descriptor, *self._owner)
+
     def lend(self, folder: str) -> None:
         """Have a directory where everybody can reach it, until bubblewrap has begun."""
         os.mkdir(LENT, 0o755)
