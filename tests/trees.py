@@ -77,6 +77,17 @@ def _libraries(programs: list[str]) -> set[str]:
     return {word for word in words if word.startswith("/") and not word.endswith(":")}
 
 
+def add_program(tree: Path, name: str) -> None:
+    """Put a program of this machine's into a tree, with its libraries."""
+    program = shutil.which(name)
+    need(program is not None, f"there is no {name} here")
+    assert program is not None
+    for path in (program, *_libraries([program])):
+        place = tree / (f"usr/bin/{name}" if path == program else path[1:])
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(path), place)
+
+
 def add_python(tree: Path) -> None:
     """Put this machine's Python with pip into a tree, as /usr/bin/python3 and /usr/bin/pip."""
     program = os.path.realpath(sys.executable)

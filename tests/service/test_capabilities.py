@@ -44,7 +44,7 @@ def test_programs_are_those_of_the_root_and_not_of_the_host(cli: Cli, tree: Path
     assert found["tools"]["wget"] == "(busybox)"
     assert found["os"] == f"Alpine Linux v{trees.VERSION}"
     assert (found["cwd"], found["tree"], found["interfaces"]) == ("/workspace", True, "lo")
-    assert found["writable"] == ["/workspace", "/tmp"]
+    assert found["writable"] == ["/workspace", "/tmp", "/playground"]
 
 
 def test_the_host_root_has_what_the_host_has(cli: Cli, project: Path) -> None:

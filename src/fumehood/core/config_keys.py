@@ -362,6 +362,15 @@ hosts = ["api.example.org:443"]
 environment.keep = ["EXAMPLE_API_KEY"]
 ```"""
 
+IN_ROOTS = """\
+What commands in one root get besides, whichever way it was chosen: the host, or a root tree by its name or path.
+
+```toml
+[[in_root]]
+root = "alpine"
+environment.set = { PIP_INDEX_URL = "https://mirror.example.org/simple" }
+```"""
+
 _IN_AGENTS = ("network", "hosts", "show", "environment.", "limits.")
 _IN_PROFILES = ("timeout", "hosts", "environment.", "limits.")
 
@@ -391,6 +400,10 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
+        name="in_root", field="in_roots", needed=("root",), doc=IN_ROOTS,
+        keys=(_key("root", ROOT, "The root."), *(key for key in KEYS if key.name == "environment.set")),
+    ),
+    Section(
         name="skill", field="skills", needed=("path",),
         doc="A directory shown read-only under `/skills`, whatever the root.",
         keys=(_key("path", PATH, "The directory."), _key("name", TEXT, "Its name there; default: its own.")),
@@ -412,7 +425,8 @@ It is yours and need not exist. A project has none: commands can write there, so
 anything, and a configuration that lies in a project, or that anybody may write, is refused.
 
 `fumehood config show` shows the values for the current project and where each comes from; `config check` lists every
-mistake by name and line. A key that does not exist, or a value of the wrong kind, stops every run until you correct it.
+mistake by name and line, and what has no effect on this machine. A key that does not exist, or a value of the wrong
+kind, stops every run until you correct it.
 
 Values are taken from these places, a later one over an earlier one: the defaults, the top of the file, the project's
 own table, the options of the command line. A list or a table of variables adds to the one before it; anything else

@@ -214,6 +214,7 @@ class Policy(Value):
     clean: Clean = Clean()
     rootfs: Rootfs = Rootfs()
     skills: tuple[dict[str, Any], ...] = ()
+    in_roots: tuple[dict[str, Any], ...] = ()  # what commands in some root get besides
     profiles: tuple[Profile, ...] = SHIPPED
     agents: tuple[dict[str, Any], ...] = ()  # a person's own words on agents; ours are in core/agents.py
 
@@ -223,6 +224,11 @@ class Policy(Value):
         if mode not in (APPLY, HOLD, DISCARD):
             raise BadRequest(f"changes can't be handled by {mode!r}", hint="one of: apply, hold, discard")
         return mode
+
+    def variables_in(self, *names: str) -> dict[str, str]:
+        """Return the variables of commands in a root, by any of its names; those of one root over those of all."""
+        own = [each for each in self.in_roots if each["root"] in names]
+        return dict(self.environment.set) | {k: v for each in own for k, v in each.get("environment.set", ())}
 
     def under(self, settings: Mapping[str, Any]) -> Policy:
         """Return this policy with settings laid over it, by field: what is a list adds, all else replaces."""

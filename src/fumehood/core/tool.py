@@ -148,8 +148,8 @@ def script() -> str:
     for group, programs in GROUPS.items():
         for program, _, flag in programs:
             lines.append(f'command -v {program} >/dev/null 2>&1 && say {group}:{program} "$(first {program} {flag})"')
-    lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', *_PLACES)]
-    lines.append('say home_has "$(ls -A "$HOME" 2>/dev/null | head -n 60 | tr "\\n" " ")"')
+    lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', '"$HOME/playground"', *_PLACES)]
+    lines.append('say home_has "$(ls -A "$HOME" 2>/dev/null | grep -vx playground | head -n 60 | tr "\\n" " ")"')
     lines.append(f'own "{_TMP}/.fumehood-$$" 2>/dev/null')
     lines += [f'say limit:{name} "$(ulimit {flag} 2>/dev/null)"' for name, flag in _LIMITS.items()]
     return "\n".join([*lines, "true"])
@@ -211,7 +211,7 @@ def _places(facts: Mapping[str, Any]) -> str:
         facts["cwd"]: "the project; every change is recorded and can be undone",
         _TMP: "empty at the start of each command" if facts.get("fresh_tmp", True) else "kept",
         "/": "packages that are installed there stay for this project",
-        "/playground": "scratch space that is kept",
+        "/playground": "scratch space that is kept", f"{facts['home']}/playground": "scratch space that is kept",
     }
     covered = [] if "/" not in facts["writable"] else ["/usr", "/etc", "/home"]
     places = [place for place in facts["writable"] if place not in covered]

@@ -172,7 +172,7 @@ def flat_git_settings(
     if kept or dropped:
         kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
     return Settings(
-        text="".join(map(_written, kept)), dropped_keys=tuple(sorted(set(map(named, dropped)))), files=tuple(files),
+        text="".join(map(written, kept)), dropped_keys=tuple(sorted(set(map(named, dropped)))), files=tuple(files),
         unread=tuple(configuration.unread), watched=watch.snapshot,
     )  # fmt: skip
 
@@ -260,7 +260,8 @@ def _pattern_list(value: str, name: str, home: str, visible: Sequence[str], watc
     return f"~/.config/git/{name}", "".join(f"{line}\n" for line in lines if line.strip() and line[0] != "#")
 
 
-def _written(entry: Entry) -> str:
+def written(entry: Entry) -> str:
+    """Write a setting as git reads it."""
     key, value = entry
     section, subsection, name = split_key(key)
     inner = "" if subsection is None else ' "' + subsection.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -111,7 +111,7 @@ def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -
 
 
 # What commands find in their sandbox is asked inside it; the answer is kept for as long as it holds.
-_FORMAT = 4
+_FORMAT = 5
 _PATIENCE_S = 60.0
 _MOST_KEPT = 50
 

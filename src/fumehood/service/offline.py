@@ -32,12 +32,12 @@ _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 def names_of_host(cache: str) -> list[Operation]:
     """Return what is mounted for a command that sees the host, where that is needed."""
-    resolver, hosts = ((path, _read(path)) for path in (_RESOLVER, _HOSTS))
+    resolver, hosts = ((path, plain_file(path)) for path in (_RESOLVER, _HOSTS))
     if resolver[1] is None and os.path.islink(_RESOLVER):
         real = os.path.realpath(_RESOLVER)
         if is_in(real, UNSEEN):
             return [Text(target=real, content=_NOWHERE, why=_WHY), *_mounts(cache, ("", None), hosts)]
-        resolver = real, _read(real)
+        resolver = real, plain_file(real)
     return _mounts(cache, resolver, hosts)
 
 
@@ -47,23 +47,23 @@ def resolver_in_sight() -> list[Operation]:
     systemd-resolved keeps it in /run.
     """
     real = os.path.realpath(_RESOLVER)
-    content = _read(real) if os.path.islink(_RESOLVER) and is_in(real, UNSEEN) else None
+    content = plain_file(real) if os.path.islink(_RESOLVER) and is_in(real, UNSEEN) else None
     return [] if content is None else [Text(target=real, content=content, why="where names are asked for")]
 
 
 def names_of_tree(cache: str, tree: str) -> list[Operation]:
     """Return the same for a root tree that commands can't write; only on plain files, never on what a link leads to."""
     with Closing(open_top(tree)) as top:
-        resolver, hosts = ((path, _read(path[1:], top)) for path in (_RESOLVER, _HOSTS))
+        resolver, hosts = ((path, plain_file(path[1:], top)) for path in (_RESOLVER, _HOSTS))
     return _mounts(cache, resolver, hosts)
 
 
 def _mounts(cache: str, resolver: tuple[str, bytes | None], hosts: tuple[str, bytes | None]) -> list[Operation]:
     mounts: list[Operation] = []
     if resolver[1] is not None and not _asks_outside(resolver[1]):
-        mounts += _bound(cache, resolver[0], _NOWHERE)
+        mounts += in_place(cache, resolver[0], _NOWHERE, _WHY)
     if hosts[1] is not None and (more := _with_own_name(hosts[1])):
-        mounts += _bound(cache, hosts[0], more)
+        mounts += in_place(cache, hosts[0], more, _WHY)
     return mounts
 
 
@@ -80,22 +80,22 @@ def _with_own_name(hosts: bytes) -> bytes:
     return b"" if is_there or not name else b"%b\n127.0.0.1 %b\n" % (hosts.rstrip(b"\n"), name)
 
 
-def _bound(cache: str, target: str, content: bytes) -> list[Operation]:
+def in_place(cache: str, target: str, content: bytes, why: str) -> list[Operation]:
     """Show a file of ours, named by what it holds, in place of another; where it can't be kept, the other stays."""
     path = f"{cache}/names-{zlib.crc32(content):08x}-{len(content)}"
-    if _read(path) != content:
+    if plain_file(path) != content:
         try:
             replace(path, content, by_many=True, mode=0o644)
             os.chmod(path, 0o644)  # for whom the command runs as, whatever our umask
         except OSError:
             return []
-    return [Bind(target=target, source=path, why=_WHY)]
+    return [Bind(target=target, source=path, why=why)]
 
 
-def _read(path: str, top: int | None = None) -> bytes | None:
+def plain_file(path: str, top: int | None = None, most: int = _MOST) -> bytes | None:
     """Return a plain file's content; None where there is something else, or nothing."""
     try:
         with Closing(os.open(path, _READING) if top is None else open_below(top, path, _READING)) as file:
-            return os.read(file, _MOST) if stat.S_ISREG(os.fstat(file).st_mode) else None
+            return os.read(file, most) if stat.S_ISREG(os.fstat(file).st_mode) else None
     except OSError:
         return None

@@ -21,6 +21,7 @@ from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tm
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
+from fumehood.service.identity import account, known_in_tree, known_on_host
 from fumehood.service.offline import names_of_host, names_of_tree, resolver_in_sight
 from fumehood.service.scratch import PLAYGROUND, Playground, made, playground
 from fumehood.store.places import home
@@ -61,6 +62,7 @@ class World(Value):
     layer: str = ""  # the directory of the project's own layer over it
     blocked: tuple[Blocked, ...] = ()
     scratch: Scratch | None = None
+    made: tuple[Operation, ...] = ()  # what tells the command who it is
     playground: Playground | None = None
     no_playground: str = ""  # why there is none
     ownership: str = PRETEND
@@ -185,6 +187,7 @@ def around(
     `makes_points` tells that mount points can be made where the host has none.
     """
     ground, no_playground = _playground(places, policy, owner)
+    user = (os.geteuid(), os.getegid()) if owner is None else (owner.user, owner.group)
     skills = root_tree.skills(policy.skills) if policy.skills else ()
     for source, _ in skills:
         if not os.path.isdir(source):
@@ -195,7 +198,7 @@ def around(
         if policy.home == HIDDEN:
             for name in _OF_GIT:
                 environment.pop(name, None)  # they lead git past the settings that are made for it
-        environment |= dict(wishes.set)
+        environment |= policy.variables_in(HOST)
         if owner is not None:
             environment |= home_of(owner)
         base = environment.get("HOME") or home()
@@ -203,15 +206,18 @@ def around(
         return World(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
             no_playground=no_playground, skills=skills, ownership=policy.ownership,
+            made=tuple(known_on_host(places.cache, *user, base)),
             variables=relevant(own) if policy.home == HIDDEN else (),
         )  # fmt: skip
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
-    environment = {**root_tree.ENVIRONMENT, **dict(policy.environment.set)}
+    own_home = home() if owner is None else home_of(owner)["HOME"]
+    person = known_in_tree(places.cache, tree, *user, own_home, roots, is_layered=bool(layer))
+    environment = {**root_tree.ENVIRONMENT, **person.variables, **policy.variables_in(root, base, tree.path)}
     shown = Playground(source=ground, target=root_tree.PLAYGROUND) if ground else None
     return World(
-        environment=environment, home=home() if owner is None else home_of(owner)["HOME"],
-        tree=tree, targets=root_tree.targets(roots), skills=skills, base=base, layer=layer,
+        environment=environment, home=own_home, made=person.mounts, tree=tree, targets=root_tree.targets(roots),
+        skills=skills, base=base, layer=layer,
         playground=shown, no_playground=no_playground, ownership=policy.ownership,
     )  # fmt: skip
 
@@ -233,13 +239,8 @@ def _playground(places: Places, policy: Policy, owner: Owner | None) -> tuple[st
 
 def home_of(owner: Owner) -> dict[str, str]:
     """Return the variables that tell a command whose it is."""
-    import pwd
-
-    try:
-        entry = pwd.getpwuid(owner.user)
-    except KeyError:
-        return {"HOME": "/"}
-    return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
+    person = account(owner.user, owner.group)
+    return {"HOME": person.home, "USER": person.name, "LOGNAME": person.name}
 
 
 def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
@@ -347,6 +348,7 @@ class Surroundings:
             *(masks_in_roots(capture, self._in_roots, masked) if self._in_roots or masked else ()),
             *(seat.mounts if seat else ()),
             *_sourced(world.source, home),
+            *world.made,
             *self._names(world, shares_network=shares_network, is_offline=is_offline),
             *(
                 View(target=target, sources=(os.path.realpath(source),), why="a skill") if is_cut
