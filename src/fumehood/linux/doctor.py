@@ -13,8 +13,8 @@ from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import confine, host, probe, warden
 from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, group_name, is_carried, user_name
+from fumehood.linux.devices import fault_of
 from fumehood.linux.host import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
-from fumehood.linux.mounts import device
 from fumehood.linux.namespaces import mount_table
 
 TYPE_CHECKING = False
@@ -98,7 +98,7 @@ def examine_devices(paths: Sequence[str]) -> list[Ability]:
     """Report on the devices that a person names in the configuration: whether they are there, and who may use them."""
     abilities = []
     for path in paths:
-        detail, fix = device(path).fault, ""
+        detail, fix = fault_of(path), ""
         if not detail and not os.access(path, os.R_OK | os.W_OK):
             status = os.stat(path)
             group = group_name(status.st_gid) if status.st_mode & 0o060 == 0o060 else ""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 DATA_FD = 8  # the first of the descriptors that bubblewrap reads texts from
 PROC = "/proc"
 _READ_ONLY = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV
-_NODES = ("null", "zero", "full", "random", "urandom", "tty")
-_DEVICE_LINKS = (
+NODES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_LINKS = (
     ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"), ("core", "/proc/kcore"), ("ptmx", "pts/ptmx"),
 )  # fmt: skip
@@ -248,14 +248,14 @@ class Devices(Operation):
     """
 
     def describe(self) -> str:
-        return f"{', '.join(_NODES)}, terminals and shared memory of its own"
+        return f"{', '.join(NODES)}, terminals and shared memory of its own"
 
     def do(self, site: Site) -> None:
         site.tmpfs(self.target, 0o755, has_devices=True)
-        for name in _NODES:
+        for name in NODES:
             if not site.device(f"/dev/{name}", f"{self.target}/{name}"):
                 site.bind(f"/dev/{name}", f"{self.target}/{name}", libc.MS_RDONLY | libc.MS_NOSUID)
-        for name, to in _DEVICE_LINKS:
+        for name, to in DEVICE_LINKS:
             site.link(f"{self.target}/{name}", to)
         site.tmpfs(f"{self.target}/shm", 0o1777)
         site.folder(f"{self.target}/pts")
@@ -284,26 +284,6 @@ class Device(Operation):
 
     def arguments(self, texts: list[bytes]) -> list[str]:
         return [] if self.fault else ["--dev-bind-try", self.target, self.target]
-
-
-def device(path: str) -> Device:
-    """Return how a device that a person names is shown, or why not."""
-    return Device(target=path, why="you name it", fault=_fault(path))
-
-
-def _fault(path: str) -> str:
-    name = path.removeprefix("/dev/")
-    if name == path or os.path.normpath(path) != path:
-        return "it is not below /dev"
-    if name.split("/")[0] in (*_NODES, *dict(_DEVICE_LINKS), "console", "pts", "shm"):
-        return "every command has its own"
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        return "it is not there" if isinstance(error, FileNotFoundError) else str(error.strerror)
-    if stat.S_ISBLK(mode):
-        return "it is a disk: whoever may use it reads and writes every file on it"
-    return "" if stat.S_ISCHR(mode) else "it is not a device"
 
 
 class Console(Operation):

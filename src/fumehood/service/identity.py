@@ -107,7 +107,10 @@ def known_in_tree(
             person = account(user, group).replace(home=WORKSPACE, shell=tree.shell)
             variables = {"USER": person.name, "LOGNAME": person.name}
             mounts += _lines(cache, users, groups, person)
-        if any(is_program(top, path) for path in _GIT) and (author := _author(home, roots)):
+        author = ""
+        if any(is_program(top, path) for path in _GIT):
+            author = _author(home, roots, is_own=user == os.geteuid())
+        if author:
             mounts.append(Text(target=_GIT_SETTINGS, content=os.fsencode(author), why="the author of commits"))
             variables["GIT_CONFIG_SYSTEM"] = _GIT_SETTINGS
         if bundle := authorities():
@@ -135,12 +138,15 @@ def authorities() -> str:
     return ""
 
 
-def _author(home: str, roots: Sequence[str]) -> str:
-    """Return settings for git with the person's name and address; "" where they have told git neither."""
+def _author(home: str, roots: Sequence[str], *, is_own: bool) -> str:
+    """Return settings for git with a person's name and address; "" where they have told git neither.
+
+    The variables are ours, and count where we are that person.
+    """
     from fumehood.linux.git_includes import Configuration, Watch, global_files
     from fumehood.linux.home_settings import written
 
-    variables = dict(os.environ)
+    variables = dict(os.environ) if is_own else {}
     configuration = Configuration(home, variables, roots[0], tuple(roots), Watch())
     config_home = variables.get("XDG_CONFIG_HOME") or f"{home}/.config"
     configuration.read(global_files(home, config_home, variables, roots[0]))
@@ -164,7 +170,10 @@ def _lines(cache: str, users: bytes | None, groups: bytes | None, person: Accoun
 
 def _has(text: bytes | None, number: int) -> bool:
     """Return True if a user or a group is in the file that lists them, or that can't be read."""
-    own = b"%d" % number
     if text is None or len(text) == _MOST:
         return True
-    return b":%b:" % own in text and any(line.split(b":")[2:3] == [own] for line in text.splitlines())
+    own = b":%d:" % number
+    at = text.find(own)
+    while at >= 0 and text[text.rfind(b"\n", 0, at) + 1 : at].count(b":") != 1:  # the third of the line's parts
+        at = text.find(own, at + 1)
+    return at >= 0

@@ -6,7 +6,6 @@ from fumehood.core.limits import overflows
 from fumehood.core.network import FULL
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked
 from fumehood.core.request import quoted
-from fumehood.linux.mounts import device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +110,9 @@ def _suspect(
 
     output = run.stderr or run.stdout
     for path in missed_devices(output):
-        fault = device(path).fault
+        from fumehood.linux.devices import fault_of
+
+        fault = fault_of(path)
         if path in policy.devices and fault:
             blocked.append(Blocked(what="device", detail=path, hint=f"it is named in the configuration, but {fault}"))
         elif path not in policy.devices and not fault:

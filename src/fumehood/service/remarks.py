@@ -8,7 +8,7 @@ import stat
 from fumehood.core.config import Complaint, dotted_name, in_order, line_numbers
 from fumehood.core.masks import FRESH, is_below, is_in, masks
 from fumehood.core.policy import EVERYWHERE, Policy
-from fumehood.linux.mounts import device
+from fumehood.linux.devices import fault_of
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -38,7 +38,7 @@ def remarks(path: str, checked: Checked) -> tuple[Complaint, ...]:
 
 
 def _of_device(path: str) -> tuple[str, str]:
-    fault = device(path).fault
+    fault = fault_of(path)
     if not fault and not os.access(path, os.R_OK | os.W_OK):
         return "it is closed to you, and so to your commands", "fumehood doctor says to whom it is open"
     return fault, ""
@@ -50,7 +50,7 @@ def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
     if not own.startswith("/"):
         return _of_relative(own, [each.rstrip("/").removeprefix("./") for each in policy.mask])
     if is_in(own, FRESH):
-        hint = f'devices = ["{own}"]' if is_in(own, ("/dev",)) and not device(own).fault else ""
+        hint = f'devices = ["{own}"]' if is_in(own, ("/dev",)) and not fault_of(own) else ""
         return "every command has its own, and none of the host's", hint
     if policy.root != "host" and not (project and is_in(own, (project,))):
         return f"no path of the host's is in the root {policy.root}", "run with --root host"

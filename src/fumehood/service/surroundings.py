@@ -17,7 +17,7 @@ from fumehood.linux.bwrap import TMP, check_tmp
 from fumehood.linux.capture import BWRAP, COPY, KERNEL
 from fumehood.linux.homes import relevant
 from fumehood.linux.hostview import HostViews, Sight, kernel_masks
-from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, device, sealed
+from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
@@ -355,7 +355,7 @@ class Surroundings:
                 else Bind(target=target, source=source, why="a skill")
                 for source, target in world.skills
             ),
-            *map(device, self._policy.devices),
+            *(self._devices(world) if self._policy.devices else ()),
             Console(target="/dev/console"),
         ]  # fmt: skip
         if tmp and seat is not None and tmp == seat.tmp and not seat.must_have_tmp:
@@ -373,6 +373,18 @@ class Surroundings:
         kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel[user == 0])
         mounts = sealed([*base, *kernel, *own])
         return Seen(mounts=tuple(mounts), ahead=ahead, look=look, is_cut=is_cut, home=home)
+
+    def _devices(self, world: World) -> list[Operation]:
+        """Return the devices that a person names, and their description."""
+        from fumehood.linux import devices
+
+        tree, paths = world.tree, self._policy.devices
+        if tree is None:
+            return [*devices.shown(paths), *devices.described(paths)]
+        # What commands can write may have a link there.
+        if tree.guarded or os.path.islink(f"{tree.path}/sys") or not os.path.isdir(f"{tree.path}/sys"):
+            return devices.shown(paths)
+        return [*devices.shown(paths), Tmpfs(target="/sys", is_sealed=True), *devices.described(paths)]
 
     def _names(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
         """Return what is mounted so that names of hosts are asked for where that leads somewhere, or nowhere."""
