@@ -135,6 +135,19 @@ def test_in_a_tree_the_authorities_are_known_that_were_added_to_the_host(
     assert "certificate verify failed" in served("true").stdout
 
 
+def test_on_the_host_a_file_of_authorities_is_seen_that_a_variable_names_and_no_key(
+    authority, home, project, test_directory, monkeypatch
+):
+    for name, text in (("ours.pem", authority), ("both.pem", test_directory / "key")):
+        (home / "certs").mkdir(exist_ok=True)
+        (home / "certs" / name).write_text(authority.read_text() + text.read_text())
+    monkeypatch.setenv("SSL_CERT_FILE", str(home / "certs/ours.pem"))
+    monkeypatch.setenv("CURL_CA_BUNDLE", str(home / "certs/both.pem"))
+    with Sandbox(project) as sandbox:
+        assert sandbox.run('cat "$SSL_CERT_FILE"').stdout == (home / "certs/ours.pem").read_text()
+        assert sandbox.run('ls ~/certs; touch "$SSL_CERT_FILE"').stdout == "ours.pem\n"
+
+
 def test_variables_can_be_set_for_one_root(cli, tree, home, project):
     (home / ".config/fumehood").mkdir()
     (home / ".config/fumehood/config.toml").write_text(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.masks import is_below
 from fumehood.core.value import Value
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Text
@@ -18,7 +19,7 @@ from fumehood.service.offline import in_place, plain_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fumehood.linux.mounts import Operation
     from fumehood.rootfs.tree import RootTree
@@ -86,6 +87,20 @@ def known_on_host(cache: str, user: int, group: int, home: str) -> list[Operatio
         return []
     person = account(user, group)
     return _lines(cache, users, groups, person if person.home != "/" else person.replace(home=home or "/"))
+
+
+def trusted_files(environment: Mapping[str, str], home: str) -> list[Operation]:
+    """Return the files of a hidden home that variables name as certificate authorities.
+
+    One with a key in it stays hidden, and so does what is reached by a link.
+    """
+    mounts: list[Operation] = []
+    for path in {environment[name] for name in _NAMED_BY if name in environment}:
+        if is_below(path, home) and os.path.realpath(path) == path:
+            content = plain_file(path, most=_MOST)
+            if content is not None and b"BEGIN CERTIFICATE" in content and b"PRIVATE KEY" not in content:
+                mounts.append(Bind(target=path, source=path, why="certificate authorities, by a variable of yours"))
+    return mounts
 
 
 class InTree(Value):

@@ -21,7 +21,7 @@ from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tm
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
-from fumehood.service.identity import account, known_in_tree, known_on_host
+from fumehood.service.identity import account, known_in_tree, known_on_host, trusted_files
 from fumehood.service.offline import names_of_host, names_of_tree, resolver_in_sight
 from fumehood.service.scratch import PLAYGROUND, Playground, made, playground
 from fumehood.store.places import home
@@ -202,11 +202,12 @@ def around(
         if owner is not None:
             environment |= home_of(owner)
         base = environment.get("HOME") or home()
+        trusted = trusted_files(environment, os.path.realpath(base)) if policy.home == HIDDEN else ()
         shown = playground(places, ground, base, roots, makes_points=makes_points) if ground else None
         return World(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
             no_playground=no_playground, skills=skills, ownership=policy.ownership,
-            made=tuple(known_on_host(places.cache, *user, base)),
+            made=(*known_on_host(places.cache, *user, base), *trusted),
             variables=relevant(own) if policy.home == HIDDEN else (),
         )  # fmt: skip
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
