@@ -8,7 +8,8 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-Entry = tuple[str, bytes, int, int]  # path, content, mode, group; a directory's path ends in a slash
+# Path, content, mode, group. A directory's path ends in a slash; text is the path of what this is another name of.
+Entry = tuple[str, bytes | str, int, int]
 
 
 def new_key(at: Path) -> Path:
@@ -23,12 +24,15 @@ def segment(entries: list[Entry], *, last: bool, checksums: bool = False) -> byt
     """One compressed tarball of those that make a package; only the last one has an end mark."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path, content, mode, group in entries:
+        for path, source, mode, group in entries:
             info = tarfile.TarInfo(path.rstrip("/"))
+            if isinstance(source, str):
+                info.type, info.linkname = tarfile.LNKTYPE, source
+            content = source if isinstance(source, bytes) else b""
             info.size, info.mode, info.gid, info.uname, info.gname = len(content), mode, group, "root", "root"
             if path.endswith("/"):
                 info.type = tarfile.DIRTYPE
-            elif checksums:
+            elif checksums and info.isreg():
                 info.pax_headers = {"APK-TOOLS.checksum.SHA1": hashlib.sha1(content).hexdigest()}
             archive.addfile(info, io.BytesIO(content))
         end = archive.offset

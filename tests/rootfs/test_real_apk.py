@@ -46,13 +46,17 @@ def offered(request: pytest.FixtureRequest, mirror: Mirror, test_directory: Path
     mirror.offer(version, Path(request.param).read_bytes())
     for part in ("main", "community"):
         repository = Repository(f"/{branch_of(version)}/{part}", architecture(), public)
-        for name in [*packages_of(2), "server"] if part == "main" else []:
+        for name in [*packages_of(2), "server", "hard", "broken"] if part == "main" else []:
             above = [("usr/", b"", 0o755, 0), ("usr/bin/", b"", 0o755, 0)]
             tool = (f"usr/bin/{name}-tool", f"#!/bin/sh\necho {name}\n".encode(), 0o755, 0)
             owned = (f"usr/bin/{name}-owned", b"x", 0o640, 42)
             above += [("usr/bin/python3", b"#!/bin/sh\n", 0o755, 0)] if name == "python3" else []
-            scripts = {".pre-install": SCRIPT.format(name)} if name == "server" else None
-            repository.add(name, [*above, tool, owned], scripts)
+            scripts = {
+                "server": {".pre-install": SCRIPT.format(name)}, "broken": {".post-install": "#!/bin/sh\nexit 3\n"}
+            }.get(name)  # fmt: skip
+            # As git has it: one program under several names, in several directories.
+            other = [("usr/libexec/", b"", 0o755, 0), ("usr/libexec/hard", tool[0], 0o755, 0)] if name == "hard" else []
+            repository.add(name, [*above, tool, owned, *other], scripts)
         repository.finish()
         mirror.files |= repository.files
     return mirror, public, version
@@ -62,19 +66,24 @@ def test_packages_are_installed_by_a_real_apk(
     offered: tuple[Mirror, Path, str], cli: Cli, home: Path, need: Callable[[bool, str], None]
 ) -> None:
     mirror, public, version = offered
-    line = ("rootfs", "install", "--mirror", mirror.url)
-    refused = cli(*line)
+    install = ("rootfs", "install", "--mirror", mirror.url)
+    refused = cli(*install)
     assert refused.returncode == 125
     assert "UNTRUSTED" in refused.stderr
-    done = cli(*line, "--key", public, "--tier", "2")
+    refused = cli(*install, "--key", public, "--package", "broken")
+    assert "apk could not add packages: broken-1.0-r0.post-install: script exited with error 3\n" in refused.stderr
+    done = cli(*install, "--key", public, "--tier", "2", "--package", "hard")
     assert done.returncode == 0, done.stderr
+    names = "/usr/bin/hard-tool /usr/libexec/hard"
     assert cli("run", "--root", "alpine", "--", "git-tool; jq-tool").stdout == "git\njq\n"
+    assert cli("run", "--root", "alpine", "--", f"stat -c %h {names}").stdout == "2\n2\n"
     assert "alpine-" + version in cli("rootfs", "list").stdout
     need(can_scope(), "the host's network can't be shared here: that needs Landlock of Linux 6.12")
     assert cli("workspace", "create", "own", "--writable", "--network", "full").returncode == 0
-    added = cli("run", "--workspace", "own", "--", "apk add --no-cache server && cat /var/log/server")
+    line = f"apk del hard && apk add --no-cache server hard && cat /var/log/server && stat -c %h {names}"
+    added = cli("run", "--workspace", "own", "--", line)
     assert added.returncode == 0, added.stdout + added.stderr
-    assert added.stdout.splitlines()[-1] == "0"
+    assert added.stdout.splitlines()[-3:] == ["0", "2", "2"]
     again = cli("run", "--workspace", "own", "--", "server-tool; apk del server; server-tool")
     assert (again.returncode, again.stdout.splitlines()[0]) == (127, "server")
     assert cli("run", "--root", "alpine", "--", "server-tool").returncode == 127

@@ -202,9 +202,9 @@ def architecture(machine: str | None = None) -> str:
 
 
 def branch_of(version: str) -> str:
-    """Return the branch that a version belongs to: v3.20 for 3.20.3, edge for a date."""
+    """Return the branch that a version belongs to: v3.20 for 3.20.3, edge for a date and for 3.21.0_alpha20240923."""
     parts = version.split(".")
-    return f"v{parts[0]}.{parts[1]}" if len(parts) > 1 else "edge"
+    return f"v{parts[0]}.{parts[1]}" if len(parts) > 1 and "_alpha" not in version else "edge"
 
 
 def latest(fetcher: Fetcher, mirror: str, arch: str, branch: str = LATEST) -> Release:

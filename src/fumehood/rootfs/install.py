@@ -374,6 +374,7 @@ _ISOLATION = (
 )  # fmt: skip
 _TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
 _PATIENCE_S = 60
+_MOST_COMPLAINTS = 100
 _PIECE = 4096
 # Variables that tell a program how to reach the network.
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -435,7 +436,7 @@ def _add(host: Host, building: _Building, packages: Sequence[str], proxy: str, t
     assert manager is not None
     command = [host.bwrap.path, *_arguments(host, building.path, proxy), "--"]
     command += [manager, "add", "--no-cache", "--no-chown", *packages]
-    lines: list[str] = []
+    complaints: list[str] = []
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         cwd="/", encoding="utf-8", errors="replace",
@@ -443,16 +444,28 @@ def _add(host: Host, building: _Building, packages: Sequence[str], proxy: str, t
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                lines = [*lines[-50:], line.rstrip()]
+                if line.startswith(("ERROR: ", "WARNING: ", "bwrap: ", "  ")) and len(complaints) < _MOST_COMPLAINTS:
+                    complaints.append(line.rstrip())
                 tell(line.rstrip())
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        raise FumehoodError(
-            f"apk could not add packages: {_complaint(lines) or f'exit status {process.returncode}'}",
-            hint="nothing was installed; see rootfs.mirror, rootfs.proxy, and --key for a mirror that signs by itself",
-        )
+        raise _failed(complaints, process.returncode)
+
+
+def _failed(complaints: Sequence[str], status: int) -> FumehoodError:
+    """Say why packages could not be added: by the line of the first error, and by what could not be fetched for it."""
+    errors = [place for place, line in enumerate(complaints) if line.startswith(("ERROR: ", "bwrap: "))]
+    reasons = list(complaints[errors[0] : errors[0] + 2]) if errors else []
+    hint = "nothing was installed; what apk printed tells more"
+    if not reasons or not reasons[0].endswith(":"):
+        del reasons[1:]
+    else:  # what it means is listed below
+        reasons[:0] = [line for line in complaints if line.startswith("WARNING: ")][:1]
+        hint = "nothing was installed; see rootfs.mirror, rootfs.proxy, and --key for a mirror that signs by itself"
+    told = "; ".join(line.strip(" :").removeprefix("WARNING: ").removeprefix("ERROR: ") for line in reasons)
+    return FumehoodError(f"apk could not add packages: {told or f'exit status {status}'}", hint=hint)
 
 
 def _try(host: Host, tree: str, tier: int) -> None:
@@ -477,15 +490,6 @@ def _try(host: Host, tree: str, tier: int) -> None:
         raise FumehoodError(
             f"no command runs in what was unpacked: {reason}", hint="nothing was installed; is it for this machine?"
         )
-
-
-def _complaint(lines: Sequence[str]) -> str:
-    """Pick what tells the reason: what could not be fetched, then what failed for it."""
-    warnings = [line for line in lines if line.startswith("WARNING: ")]
-    errors = [place for place, line in enumerate(lines) if line.startswith(("ERROR: ", "bwrap: "))]
-    failures = lines[errors[0] : errors[0] + 2] if errors else lines[-1:]
-    reasons = [*warnings[:1], *failures]
-    return "; ".join(line.strip(" :").removeprefix("WARNING: ").removeprefix("ERROR: ") for line in reasons)
 
 
 def _arguments(host: Host, tree: str, proxy: str, *, is_writable: bool = True) -> list[str]:
