@@ -211,6 +211,22 @@ def test_a_failed_install_leaves_nothing(what: str, install: Cli, mirror: Mirror
     assert visible(roots) == []
 
 
+@pytest.mark.parametrize(("where", "said"), [("rootfs", "can't be unpacked: the disk is full"), ("cache", "is full")])
+def test_a_full_disk_is_said(
+    where: str, said: str, mirror: Mirror, home: Path, project: Path, roots: Path, test_directory: Path
+) -> None:
+    mirror.offer(VERSION)
+    small = roots if where == "rootfs" else home / ".cache/fumehood/downloads"
+    small.mkdir(parents=True)
+    line = ["unshare", "-Urm", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"', small]
+    command = [*line, *command_line(), "rootfs", "install", "--mirror", mirror.url]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 125
+    assert said in done.stderr.splitlines()[-2]
+    assert "hint: " in done.stderr.splitlines()[-1]
+    assert "free some space" in done.stderr.splitlines()[-1]
+
+
 def test_a_cut_download_is_taken_up_by_the_next_install(install: Cli, mirror: Mirror, roots: Path) -> None:
     path = mirror.offer(VERSION)
     mirror.cuts[path] = [100_000] + [0] * 20

@@ -5,6 +5,7 @@ Also which Alpine there is to install: the machine's name for its architecture, 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import os
@@ -26,6 +27,7 @@ _TIMEOUT_S = 30.0
 _PIECE = 1 << 18
 _ATTEMPTS = 5  # in a row that bring nothing new
 _LARGEST = 16 << 30
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _CUT = (http.client.HTTPException, ConnectionError, TimeoutError, urllib.error.URLError)
 
 
@@ -85,6 +87,13 @@ class Fetcher:
                 raise _failed(url, error) from error
             except _CUT as error:
                 reason = error
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                raise DownloadFailed(
+                    f"cannot fetch {url}: the disk that has {os.path.dirname(part)} is full",
+                    hint="free some space; what came is kept, and the next try goes on from there",
+                ) from error
             got = os.path.getsize(part) if os.path.exists(part) else 0
             idle = 0 if got > before else idle + 1
             if idle >= _ATTEMPTS:

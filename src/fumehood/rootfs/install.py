@@ -22,10 +22,10 @@ from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import look, open_below, open_top, remove_tree, split
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
-from fumehood.rootfs.download import MIRROR, Fetcher, branch_of
+from fumehood.rootfs.download import FULL, MIRROR, Fetcher, branch_of
 from fumehood.rootfs.layer import bound_names, write_file
 from fumehood.rootfs.tree import CURRENT, MOUNT_POINTS, VERSION_FILE, Installed, Mark, is_program
-from fumehood.rootfs.unpack import FULL, full_disk, open_inside, unpack
+from fumehood.rootfs.unpack import full_disk, open_inside, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from typing import IO, Any
 from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, look, open_below, remove_tree, split
-from fumehood.rootfs.download import ARCHITECTURES
+from fumehood.rootfs.download import ARCHITECTURES, FULL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _LATEST = 1 << 33
 _PIECE = 1 << 20
 _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40  # on the way to one directory, as the kernel has it
-FULL = (errno.ENOSPC, errno.EDQUOT)
 _HINT = "nothing was installed; get the file from where you trust it"
 _DAMAGE: tuple[type[Exception], ...] = (
     tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError,
