@@ -293,6 +293,32 @@ def test_two_installers_at_once_install_once(mirror: Mirror, home: Path, project
     assert visible(roots) == [f"alpine-{VERSION}", "current"]
 
 
+def test_a_root_is_installed_when_it_is_first_needed_if_the_person_said_so(
+    mirror: Mirror, cli: Cli, home: Path, project: Path, roots: Path
+) -> None:
+    mirror.offer(VERSION)
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir(parents=True, exist_ok=True)
+    configuration.write_text(f'root = "alpine"\n[rootfs]\nmirror = "{mirror.url}"\n')
+    refused = cli("run", "--", "true")
+    assert "no Alpine root is installed" in refused.stderr
+    assert mirror.asked == []
+    configuration.write_text(f"{configuration.read_text()}install = true\n")
+    command = [*command_line(), "run", "--", "cat /etc/alpine-release; python3"]
+    processes = [
+        subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    printed = [process.communicate() for process in processes]
+    assert [out for out, _ in printed] == [f"{VERSION}\npython3 1.0\n"] * 2, printed
+    assert sum("fumehood: unpacking\n" in err for _, err in printed) == 1
+    assert mirror.count(".tar.gz") == 1
+    assert cli("run", "--", "true").stderr == ""
+    assert cli("rootfs", "remove", f"alpine-{VERSION}").returncode == 0
+    again = cli("run", "--json", "--", "cat /etc/alpine-release")
+    assert (json.loads(again.stdout)["output"], again.stderr) == (f"{VERSION}\n", "")
+
+
 def test_a_killed_install_leaves_nothing_half_made(
     mirror: Mirror, install: Cli, home: Path, project: Path, roots: Path
 ) -> None:

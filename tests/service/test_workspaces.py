@@ -100,6 +100,33 @@ def test_a_writable_root_works_or_is_refused_by_way_of_capturing(
         assert sandbox.run("cat /x /workspace/y").output == "x\ny\n"
 
 
+def test_a_tree_that_others_may_only_read_is_ready_for_them(cli: Cli, alpine: Path) -> None:
+    alpine.parent.chmod(0o555)
+    done = cli("rootfs", "install", "--tier", "0", "--mirror", "http://127.0.0.1:1")
+    alpine.parent.chmod(0o755)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (alpine.parent / ".lock").exists()
+    assert cli("rootfs", "use", alpine.name).returncode == 0
+    itself = {"FUMEHOOD_ROOTFS_DIR": str(alpine)}
+    assert cli("rootfs", "install", "--tier", "0", env=itself).returncode == 0
+    for act in (("install",), ("update",), ("remove", alpine.name)):
+        assert "is one root tree, which is not changed" in cli("rootfs", *act, env=itself).stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tree to somebody else")
+def test_a_writable_root_over_somebody_elses_tree_is_refused(
+    cli: Cli, home: Path, project: Path, alpine: Path
+) -> None:
+    writable(home)
+    os.chown(alpine, 4711, -1)
+    done = cli("run", "--", "touch x")
+    assert done.returncode == 125
+    assert "belongs to user 4711, so it can't have a layer that you write" in done.stderr
+    assert not (project / "x").exists()
+    (home / ".config/fumehood/config.toml").write_text('root = "alpine"\n')
+    assert cli("run", "--", "cat /etc/alpine-release").stdout == f"{trees.VERSION}\n"
+
+
 def test_mount_points_can_not_be_replaced_in_the_layer(
     cli: Cli, home: Path, project: Path, alpine: Path, test_directory: Path
 ) -> None:

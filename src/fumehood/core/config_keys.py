@@ -317,6 +317,8 @@ KEYS: tuple[Key, ...] = (
     _key("rootfs.proxy", TEXT, "The proxy for these downloads.", global_only=True),
     _key("rootfs.keys", PATHS, "Files with the public keys that sign a mirror's packages, besides Alpine's own.",
          global_only=True),
+    _key("rootfs.install", FLAG, "Install the Alpine root when a command first needs it and there is none.",
+         global_only=True),
     _key("rootfs.writable", FLAG, "Let a workspace install packages into its own layer of the root tree."),
 )  # fmt: skip
 

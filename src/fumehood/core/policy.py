@@ -175,6 +175,7 @@ class Rootfs(Value):
     mirror: str = ""
     proxy: str = ""
     keys: tuple[str, ...] = ()
+    install: bool = False
     writable: bool = False
 
 

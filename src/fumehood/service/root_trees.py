@@ -81,8 +81,10 @@ def newer(store: Store, *, mirror: str = "", proxy: str = "") -> str | None:
 
 def use(store: Store, name: str) -> Installed:
     """Let `alpine` mean another installed tree."""
-    chosen = tree.find(collection(store), name)
-    tree.switch(collection(store), chosen.name)
+    at = collection(store)
+    chosen = tree.find(at, name)
+    if chosen.path not in (at, f"{at}/{tree.current(at)}"):
+        tree.switch(at, chosen.name)
     return chosen
 
 

@@ -73,6 +73,7 @@ class Wishes(Value):
     terminal: Terminal | None = None  # the command's own, in place of pipes
     is_agents_terminal: bool = False  # Ctrl-C there is not a person's, who would have seen what came of it
     on_again: Callable[[str], None] | None = None  # is told why the command is run once more
+    on_install: Callable[[str, int, int], None] | None = None  # is told how a missing root tree gets installed
     is_one_stream: bool = False  # what it prints comes as standard output, errors too, in order
     signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does
     asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do

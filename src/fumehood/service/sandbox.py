@@ -26,7 +26,7 @@ from fumehood.service.permission import Permissions
 from fumehood.service.retry import Overtaken, may_be_forgotten
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
 from fumehood.service.settle import FAILED, Looking, settle
-from fumehood.service.surroundings import Surroundings, around
+from fumehood.service.surroundings import ALPINE, Surroundings, around, install_if_missing
 from fumehood.store import database
 from fumehood.store.places import new_id
 
@@ -79,6 +79,8 @@ class Hood(Workplace):
             request = hood._asking(request)
         # Before anything is tried out there: on a full disk, nothing would seem to work.
         database.keep(self.store.places.state)
+        if hood.policy.rootfs.install and (request.root or hood.policy.root) == ALPINE and not self.host().why_bare:
+            install_if_missing(self.store, hood.policy.rootfs, wishes.on_install)
         if request.beside:
             from fumehood.service.beside import offer
 

@@ -28,9 +28,9 @@ from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from fumehood.core.policy import Policy
+    from fumehood.core.policy import Policy, Rootfs
     from fumehood.linux.capture import Capture
     from fumehood.linux.launch import Owner
     from fumehood.linux.mounts import Operation
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fumehood.rootfs.tree import RootTree
     from fumehood.service.scratch import Scratch
     from fumehood.service.session import Seat
+    from fumehood.service.store import Store
     from fumehood.store.places import Places
 
 HOST, ALPINE = "host", "alpine"
@@ -238,6 +239,16 @@ def _playground(places: Places, policy: Policy, owner: Owner | None) -> tuple[st
         return "", f"{error.message}; {error.hint}"
 
 
+def install_if_missing(store: Store, settings: Rootfs, on_progress: Callable[[str, int, int], None] | None) -> None:
+    """Install the Alpine root where there is none yet: the person's configuration says that it may be."""
+    try:
+        root_tree.find(root_tree.collection(store.places.data))
+    except BadRequest:
+        from fumehood.service.root_trees import install
+
+        install(store, settings=settings, on_progress=on_progress)
+
+
 def home_of(owner: Owner) -> dict[str, str]:
     """Return the variables that tell a command whose it is."""
     person = account(owner.user, owner.group)
@@ -261,6 +272,15 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
             f"this project's root layer lies over {pinned}, not over {root}", hint="fumehood workspace reset drops it"
         )
     installed = root_tree.find(root_tree.collection(places.data), pinned or root)
+    if layer and os.stat(installed.path).st_uid != os.geteuid():
+        from fumehood.linux.capture import user_name
+
+        # No file of it could be changed: in the sandbox it is nobody's.
+        whose = user_name(os.stat(installed.path).st_uid)
+        raise BadRequest(
+            f"the root tree {installed.path} belongs to {whose}, so it can't have a layer that you write",
+            hint="install one of your own, without FUMEHOOD_ROOTFS_DIR; rootfs.writable = false uses it read-only",
+        )
     return root_tree.tree_at(installed.path), installed.name
 
 

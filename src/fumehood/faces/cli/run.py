@@ -271,6 +271,8 @@ def _run(
     asks = (options.special.asks or _asks) if brief is None else ()
     permissions = Permissions(store, asks, patience_s=policy.ask_timeout)
     wishes = _wishes(options, as_json, brief).replace(signals=signals)
+    if policy.rootfs.install and not as_json and brief is None and "--quiet" not in options.flags:
+        wishes = wishes.replace(on_install=_installing())
     run = Hood(store, project, policy, start, permissions).run(request, wishes)
     link = options.last("--keep-cwd")
     if link and run.ended_in and run.ended_in != request.cwd:
@@ -394,6 +396,20 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     live = LiveLine()
     out, err = live.around(sink_to(1)), live.around(sink_to(2))
     return plain.replace(on_stdout=out, on_stderr=err, watch=live.watch, on_again=_tell_again)
+
+
+def _installing() -> Callable[[str, int, int], None]:
+    """Return what shows how a root tree is installed; loaded only where one is."""
+    shown: list[Callable[[str, int, int], None]] = []
+
+    def tell(line: str, done: int, total: int) -> None:
+        if not shown:
+            from fumehood.faces.cli.rootfs import Progress
+
+            shown.append(Progress("fumehood: "))
+        shown[0](line, done, total)
+
+    return tell
 
 
 def _tell_again(reason: str) -> None:
