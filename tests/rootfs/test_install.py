@@ -263,7 +263,7 @@ def test_a_newer_version_is_installed_beside_and_switched_to(
     assert visible(roots) == ["alpine-3.20.3", "alpine-3.21.0", "current"]
     assert cli("rootfs", "use", "alpine-3.20.3").returncode == 0
     assert os.readlink(roots / "current") == "alpine-3.20.3"
-    assert cli("rootfs", "remove", "alpine-3.20.3").returncode == 0
+    assert cli("rootfs", "remove", "alpine-3.20.3").stdout == "alpine-3.20.3 is removed; alpine is alpine-3.21.0 now\n"
     assert visible(roots) == ["alpine-3.21.0", "current"]
     listed = json.loads(cli("rootfs", "list", "--json").stdout)["roots"]
     assert [(tree["name"], tree["current"]) for tree in listed] == [("alpine-3.21.0", True)]

@@ -256,7 +256,7 @@ def _check(order: Order) -> None:
 
 def _name_for(source: str, alpine: str) -> str:
     """Name a tree after its file, or, where that is Alpine's own, after its version."""
-    stem = re.sub(r"(\.tar)?(\.(gz|xz|bz2|tgz|txz|tar))?$", "", os.path.basename(source.rstrip("/")))
+    stem = re.sub(r"(\.tar)?(\.(gz|xz|bz2|zst|tgz|txz|tzst|tar))?$", "", os.path.basename(source.rstrip("/")))
     if alpine and stem.startswith("alpine-minirootfs"):
         return f"alpine-{alpine}"
     name = re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".-_+")[:100]

@@ -42,9 +42,12 @@ _DAMAGE: tuple[type[Exception], ...] = (
     tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError,
 )  # fmt: skip
 if sys.version_info >= (3, 14):
-    from compression.zstd import ZstdError
+    try:
+        from compression.zstd import ZstdError
 
-    _DAMAGE = (*_DAMAGE, ZstdError)
+        _DAMAGE = (*_DAMAGE, ZstdError)
+    except ImportError:
+        pass  # a Python that was built without it
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _LARGEST_DOCUMENT = 8 << 20
@@ -273,7 +276,8 @@ def _plain(file: IO[bytes], target: int) -> Iterator[IO[bytes]]:
         import zstandard
     except ImportError as error:
         raise Unavailable(
-            "it is compressed with zstd, which this Python can't read", hint="pip install 'fumehood[zstd]'"
+            "what is to be unpacked is compressed with zstd, which this Python can't read",
+            hint="pip install zstandard, or use Python 3.14; or have it compressed with gzip",
         ) from error
     with tempfile.TemporaryFile(dir=f"/proc/self/fd/{target}") as plain:
         stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)

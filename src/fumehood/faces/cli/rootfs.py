@@ -66,7 +66,7 @@ def _rootfs(context: Context) -> int:
         return _check(context)
     if what == "remove":
         root_trees.remove(store, options.name, Progress(is_shown=not context.as_json))
-        return context.say({"removed": options.name}, lambda: print(f"{options.name} is removed"))
+        return _say_removed(context)
     tree = root_trees.use(store, options.name) if what == "use" else _install(context)
     if tree is None:
         return context.say({"newer": None}, lambda: print("the newest version is installed"))
@@ -74,6 +74,14 @@ def _rootfs(context: Context) -> int:
     called = "alpine" if tree.name == current else tree.name
     ready = f"{tree.name} is ready: fumehood run --root {called} -- 'cat /etc/os-release'"
     return context.say(_tree_entry(tree, current), lambda: print(ready))
+
+
+def _say_removed(context: Context) -> int:
+    from fumehood.service import root_trees
+
+    name, current = context.options.name, root_trees.installed(context.store)[1]
+    means = f"; alpine is {current} now" if current else ""
+    return context.say({"removed": name, "current": current or None}, lambda: print(f"{name} is removed{means}"))
 
 
 def _install(context: Context) -> Installed | None:
@@ -94,7 +102,13 @@ def _install(context: Context) -> Installed | None:
 
 
 def _tree_entry(tree: Installed, current: str) -> dict[str, object]:
-    return {"name": tree.name, "version": tree.version, "path": tree.path, "current": tree.name == current}
+    from fumehood.rootfs.tree import mark_of
+
+    mark = mark_of(tree.path)
+    return {
+        "name": tree.name, "version": tree.version, "path": tree.path, "current": tree.name == current,
+        "tier": mark.tier, "packages": list(mark.packages),
+    }  # fmt: skip
 
 
 def _list(context: Context) -> int:
