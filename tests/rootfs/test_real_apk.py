@@ -52,7 +52,8 @@ def offered(request: pytest.FixtureRequest, mirror: Mirror, test_directory: Path
             owned = (f"usr/bin/{name}-owned", b"x", 0o640, 42)
             above += [("usr/bin/python3", b"#!/bin/sh\n", 0o755, 0)] if name == "python3" else []
             scripts = {
-                "server": {".pre-install": SCRIPT.format(name)}, "broken": {".post-install": "#!/bin/sh\nexit 3\n"}
+                "server": {".pre-install": SCRIPT.format(name)}, "broken": {".post-install": "#!/bin/sh\nexit 3\n"},
+                "hard": {".post-install": "#!/bin/sh\nchown 42:42 /usr/bin/hard-tool\n"},
             }.get(name)  # fmt: skip
             # As git has it: one program under several names, in several directories.
             other = [("usr/libexec/", b"", 0o755, 0), ("usr/libexec/hard", tool[0], 0o755, 0)] if name == "hard" else []

@@ -18,6 +18,8 @@ from typing import Self
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
+from fumehood.linux.bwrap import memory
+from fumehood.linux.confine import filter_for
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import look, open_below, open_top, remove_tree, split
 from fumehood.rootfs import download
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from fumehood.linux.host import Host
     from fumehood.rootfs.download import Release
 
+    Process = subprocess.Popen[bytes]
     Tell = Callable[[str], None]
 
 _LONGEST_NAME = 100
@@ -62,7 +65,7 @@ class Installer:
 
     def __init__(self, at: str, cache: str, host: Host, tell: Tell, fetcher: Fetcher, machine: str) -> None:
         self._at = at
-        self._downloads = f"{cache}/downloads"
+        self._cache = cache
         self._host = host
         self._tell = tell
         self._fetcher = fetcher
@@ -178,7 +181,7 @@ class Installer:
         if self._answers(f"{self._at}/{name}", order):
             return self._switched(name)
         self._tell(f"downloading Alpine {release.version} for {self._machine}")
-        tarball = self._fetcher.file(release.url, self._downloads, release.sha256)
+        tarball = self._fetcher.file(release.url, f"{self._cache}/downloads", release.sha256)
         with _Building(self._at) as building:
             self._tell("unpacking")
             unpack(tarball, building.tree)
@@ -193,7 +196,7 @@ class Installer:
         if order.source.startswith(("http://", "https://")):
             sha256 = order.sha256 or download.checksum_beside(self._fetcher, order.source)
             self._tell(f"downloading {order.source}")
-            tarball = self._fetcher.file(order.source, self._downloads, sha256)
+            tarball = self._fetcher.file(order.source, f"{self._cache}/downloads", sha256)
         elif order.sha256 and download.checksum(tarball) != order.sha256:
             raise FumehoodError(
                 f"{tarball} is not what it should be: its SHA-256 is wrong", hint="nothing was installed"
@@ -223,9 +226,12 @@ class Installer:
             raise FumehoodError("the tree has no apk", hint="packages can only be added to an Alpine tree")
         elif order.keys or order.mirror.rstrip("/") != MIRROR:
             self._tell("the tree has no apk, so the mirror and keys for packages mean nothing to it")
+        if packages and self._host.bwrap is None:
+            raise Unavailable(f"packages can't be installed here: {self._host.why}", hint="fumehood doctor")
         if packages:
             self._tell(f"installing packages: {' '.join(packages)}")
-            _add(self._host, building, packages, order.proxy, self._tell)
+            words = [manager or "apk", "add", "--no-cache", "--no-chown", *packages]
+            _add(_started(self._host, self._cache, building.path, words, order.proxy), self._tell)
             _make_mount_points(tree)  # scripts may have moved one
         if manager is not None and not is_program(tree, "/usr/local/sbin/apk"):
             # `apk add` is to work for commands as it does for us, without an option.
@@ -233,7 +239,8 @@ class Installer:
         if self._host.why_bare:
             self._tell(f"no command can be started here, so none was tried in it: {self._host.why_bare}")
         else:
-            _try(self._host, building.path, order.tier)
+            words = ["/bin/sh", "-c", "python3 -c ''" if order.tier else ":"]
+            _try(_started(self._host, self._cache, building.path, words))
         _write(tree, VERSION_FILE, Mark(version=version, tier=order.tier, packages=order.packages).content())
 
 
@@ -428,25 +435,37 @@ def _read(top: int, path: str) -> str:
         return ""  # no plain file
 
 
-def _add(host: Host, building: _Building, packages: Sequence[str], proxy: str, tell: Tell) -> None:
-    """Install packages into a tree; what the package manager says is passed on line by line."""
-    if host.bwrap is None:
-        raise Unavailable(f"packages can't be installed here: {host.why}", hint="fumehood doctor")
-    manager = _manager(building.tree)
-    assert manager is not None
-    command = [host.bwrap.path, *_arguments(host, building.path, proxy), "--"]
-    command += [manager, "add", "--no-cache", "--no-chown", *packages]
+def _started(host: Host, cache: str, tree: str, words: Sequence[str], proxy: str | None = None) -> Process:
+    """Start a program of a tree, whose errors come as its output.
+
+    With a proxy, "" too, it may write the tree and use the network. Giving a file to another owner is pretended to it,
+    as to any command that is root in a tree.
+    """
+    assert host.bwrap is not None
+    arguments = [host.bwrap.path, *_arguments(host, tree, proxy)]
+    refused = filter_for(cache, unix_sockets=False, pretends_owners=True)
+    with Closing(memory()) as file:
+        os.write(file, refused)
+        os.lseek(file, 0, os.SEEK_SET)
+        arguments += ["--seccomp", str(file)] if refused else []
+        return subprocess.Popen(
+            [*arguments, "--", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            cwd="/", pass_fds=(file,),
+        )  # fmt: skip
+
+
+def _add(process: Process, tell: Tell) -> None:
+    """Wait until packages are installed; what the package manager says is passed on line by line."""
     complaints: list[str] = []
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        cwd="/", encoding="utf-8", errors="replace",
-    ) as process:  # fmt: skip
+    with process:
         assert process.stdout is not None
         try:
-            for line in process.stdout:
-                if line.startswith(("ERROR: ", "WARNING: ", "bwrap: ", "  ")) and len(complaints) < _MOST_COMPLAINTS:
-                    complaints.append(line.rstrip())
-                tell(line.rstrip())
+            for raw in process.stdout:
+                line = raw.decode(errors="replace").rstrip()
+                is_detail = line.startswith("  ") and complaints and complaints[-1].startswith("ERROR: ")
+                if is_detail or line.startswith(("ERROR: ", "WARNING: ", "bwrap: ")):
+                    complaints = [*complaints[:_MOST_COMPLAINTS], line]
+                tell(line)
         except BaseException:
             process.kill()
             raise
@@ -468,34 +487,28 @@ def _failed(complaints: Sequence[str], status: int) -> FumehoodError:
     return FumehoodError(f"apk could not add packages: {told or f'exit status {status}'}", hint=hint)
 
 
-def _try(host: Host, tree: str, tier: int) -> None:
-    """Start a command in a tree: its programs may be another machine's, or lack the libraries that they load."""
-    assert host.bwrap is not None
-    line = "python3 -c ''" if tier else ":"
-    command = [host.bwrap.path, *_arguments(host, tree, "", is_writable=False), "--", "/bin/sh", "-c", line]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/"
-    ) as process:
-        assert process.stderr is not None
+def _try(process: Process) -> None:
+    """See a command end well: programs may be another machine's, or lack the libraries that they load."""
+    with process:
+        assert process.stdout is not None
         timer = threading.Timer(_PATIENCE_S, process.kill)
         timer.start()
         try:
-            said = process.stderr.read(_PIECE).decode(errors="replace").split("\n")[0]
+            said = process.stdout.read(_PIECE).decode(errors="replace").split("\n")[0]
             status = process.wait()
         finally:
             process.kill()
             timer.cancel()
     if status:
-        reason = said or (f"it did not end in {_PATIENCE_S} s" if status < 0 else f"exit status {status}")
+        reason = f"it did not end in {_PATIENCE_S} s" if status < 0 else said or f"exit status {status}"
         raise FumehoodError(
             f"no command runs in what was unpacked: {reason}", hint="nothing was installed; is it for this machine?"
         )
 
 
-def _arguments(host: Host, tree: str, proxy: str, *, is_writable: bool = True) -> list[str]:
-    """Return how bubblewrap starts a program in a tree; with network only where it may write."""
+def _arguments(host: Host, tree: str, proxy: str | None) -> list[str]:
     arguments = [*_ISOLATION, *(["--disable-userns"] if host.disable_userns else [])]
-    arguments += ["--bind"] if is_writable else ["--unshare-net", "--ro-bind"]
+    arguments += ["--unshare-net", "--ro-bind"] if proxy is None else ["--bind"]
     arguments += [tree, "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP]
     for bind in bound_names(tree):
         arguments += bind.arguments([])
