@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fumehood.rootfs.tree import Installed
     from fumehood.service.store import Store
 
+    Path = str | os.PathLike[str]
     Progress = Callable[[str, int, int], None]
 
 
@@ -37,8 +38,8 @@ def installed(store: Store) -> tuple[list[Installed], str]:
 
 
 def install(
-    store: Store, *, tier: int | None = None, packages: Sequence[str] = (), from_: str = "", mirror: str = "",
-    key: str | Sequence[str] = (), version: str = "", name: str = "", sha256: str = "", proxy: str = "",
+    store: Store, *, tier: int | None = None, packages: Sequence[str] = (), from_: Path = "", mirror: str = "",
+    key: Path | Sequence[Path] = (), version: str = "", name: str = "", sha256: str = "", proxy: str = "",
     settings: Rootfs | None = None, on_progress: Progress | None = None,
 ) -> Installed:  # fmt: skip
     """Install a root tree unless it is here, and return it.
@@ -48,10 +49,11 @@ def install(
     many there are; else two zeros.
     """
     settings = policy_for(store.places, ()).rootfs if settings is None else settings
-    keys = (key,) if isinstance(key, str) else tuple(key)
+    keys = (key,) if isinstance(key, (str, os.PathLike)) else tuple(key)
+    source = os.fspath(from_)
     order = Order(
-        tier=tier if tier is not None else 0 if from_ else 1, packages=tuple(dict.fromkeys(packages)), version=version,
-        source=os.path.abspath(from_) if from_ and "://" not in from_ else from_, sha256=sha256.lower(), name=name,
+        tier=tier if tier is not None else 0 if source else 1, packages=tuple(dict.fromkeys(packages)), version=version,
+        source=os.path.abspath(source) if source and "://" not in source else source, sha256=sha256.lower(), name=name,
         mirror=mirror or settings.mirror or MIRROR, proxy=proxy or settings.proxy, keys=_keys(keys or settings.keys),
     )  # fmt: skip
     return _installer(store, order.proxy, on_progress).install(order)
@@ -59,7 +61,7 @@ def install(
 
 def update(
     store: Store, *, tier: int | None = None, packages: Sequence[str] = (), mirror: str = "",
-    key: Sequence[str] = (), proxy: str = "", on_progress: Progress | None = None,
+    key: Sequence[Path] = (), proxy: str = "", on_progress: Progress | None = None,
 ) -> Installed | None:  # fmt: skip
     """Install the newest release beside the one in use, with its tier and packages; None where that is the newest."""
     settings = policy_for(store.places, ()).rootfs
@@ -101,7 +103,7 @@ def remove(store: Store, name: str, on_progress: Progress | None = None) -> None
     _installer(store, "", on_progress).remove(name)
 
 
-def _keys(paths: Sequence[str]) -> tuple[str, ...]:
+def _keys(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(os.path.abspath(os.path.expanduser(path)) for path in paths)
 
 
