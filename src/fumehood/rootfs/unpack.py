@@ -184,6 +184,7 @@ def _led_to(top: int, path: str, *, makes: bool) -> str:
     while waiting:
         part = waiting.pop()
         if part == "..":
+            os.close(open_below(top, "/".join(here)))  # as for the kernel, only a directory has one above it
             del here[-1:]
         elif part not in ("", "."):
             with Closing(open_below(top, "/".join(here))) as folder:
