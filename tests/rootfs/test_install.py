@@ -279,6 +279,17 @@ def test_a_version_can_be_named(install: Cli, mirror: Mirror, roots: Path) -> No
     assert "404" in done.stderr
 
 
+def test_a_damaged_tree_is_said_and_can_be_removed(install: Cli, cli: Cli, mirror: Mirror, roots: Path) -> None:
+    mirror.offer(VERSION)
+    assert install().returncode == 0
+    (roots / f"alpine-{VERSION}/usr/bin/python3").unlink()
+    assert "is damaged" in cli("run", "--root", "alpine", "--", "true").stderr
+    for wrong in ("..", ".lock", "current", "none"):
+        assert f"there is no root {wrong}" in cli("rootfs", "remove", wrong).stderr
+    assert cli("rootfs", "remove", "alpine").returncode == 0
+    assert visible(roots) == []
+
+
 def test_two_installers_at_once_install_once(mirror: Mirror, home: Path, project: Path, roots: Path) -> None:
     mirror.offer(VERSION)
     command = [*command_line(), "rootfs", "install", "--mirror", mirror.url]

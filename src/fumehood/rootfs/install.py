@@ -109,7 +109,7 @@ class Installer:
     def remove(self, name: str) -> None:
         """Remove a tree that no command is running in; where it was `alpine`, that is the newest of the others then."""
         self._refuse_in_a_tree()
-        tree = root_tree.find(self._at, name)
+        tree = root_tree.find_damaged(self._at, name)
         with _Alone(self._at, self._tell):
             with Closing(os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
                 try:

@@ -279,6 +279,18 @@ def find(at: str, name: str = ALPINE) -> Installed:
     raise BadRequest("no Alpine root is installed", hint="fumehood rootfs install")
 
 
+def find_damaged(at: str, name: str) -> Installed:
+    """Return the tree of a name, be it ready or not: for its removal."""
+    try:
+        return find(at, name)
+    except BadRequest:
+        name = current(at) if name == ALPINE else name
+        is_tree = name and not name.startswith(".") and "/" not in name and name != CURRENT
+        if not is_tree or not os.path.isdir(f"{at}/{name}"):
+            raise
+        return _described(f"{at}/{name}")
+
+
 def current(at: str) -> str:
     """Return the name of the tree that `alpine` means, or "" where there is none."""
     try:

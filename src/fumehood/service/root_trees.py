@@ -92,7 +92,7 @@ def use(store: Store, name: str) -> Installed:
 
 def remove(store: Store, name: str, on_progress: Progress | None = None) -> None:
     """Remove a tree that no command runs in and no project's layer lies over."""
-    name = tree.find(collection(store), name).name
+    name = tree.find_damaged(collection(store), name).name
     count = len(pins(store.places.layers, name))
     if count:
         whose = "1 project" if count == 1 else f"{count} projects"
