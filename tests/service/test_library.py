@@ -279,7 +279,7 @@ def test_changes_are_told_while_the_command_runs(sandbox, project, test_director
 
 
 @sandboxed
-def test_a_listener_that_fails_ends_the_command_and_nothing_is_applied(sandbox, project, home):
+def test_a_listener_that_fails_ends_the_command_and_what_it_wrote_is_held(sandbox, project):
     def on_output(_stream, _text):
         raise RuntimeError("the listener's own trouble")
 
@@ -289,7 +289,16 @@ def test_a_listener_that_fails_ends_the_command_and_nothing_is_applied(sandbox, 
     assert not left_over(f"{LONG}.11")
     assert os.listdir(project) == []
     (run,) = sandbox.history()
-    assert run.state == "failed"
+    assert (run.state, run.reason) == ("held", "the listener's own trouble")
+    sandbox.apply(run)
+    assert (project / "f").read_text() == "x\n"
+
+
+@sandboxed
+def test_a_listener_that_fails_before_anything_was_written_leaves_nothing(sandbox, home):
+    with pytest.raises(ZeroDivisionError):
+        sandbox.run("echo ready; sleep 60", on_output=lambda _stream, _text: 1 // 0)
+    assert sandbox.history()[0].state == "failed"
     assert os.listdir(home / ".local/state/fumehood/runs") == []
 
 
@@ -373,9 +382,9 @@ def test_a_launcher_killed_meanwhile_takes_its_command_along(sandbox, project):
             on_output=lambda _stream, _text: launcher.shared()._process.kill(),
         )
     assert not left_over(f"{LONG}.15")
-    assert sandbox.history()[0].state == "failed"
+    assert sandbox.history()[0].state == "held"
     assert os.listdir(project) == []
-    assert sandbox.run("echo x > f").state == "applied"
+    assert sandbox.run("echo x > g").state == "applied"
 
 
 def program(code, *arguments):

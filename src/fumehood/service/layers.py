@@ -13,12 +13,14 @@ from fumehood.linux.gitindex import SeenIndexes
 from fumehood.linux.layer import scan
 from fumehood.linux.namespaces import Layer
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
+from fumehood.store.places import has_entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from fumehood.core.changes import Change
+    from fumehood.core.report import Run
     from fumehood.linux.settled import Settled
     from fumehood.store.places import Places
 
@@ -75,6 +77,13 @@ def below_of(places: Places, run: str) -> list[tuple[str, ...]]:
     except (FileNotFoundError, EOFError):
         return []
     return below
+
+
+def may_be_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
+    """Tell whether a command was started and may have written something; in a copy, only a comparison would tell."""
+    if not os.path.exists(places.layer(run.run, 0, INIT)):
+        return False
+    return run.capture == COPY or any(has_entries(layer.upper) for layer in layers)
 
 
 def _remove_note(path: str) -> None:

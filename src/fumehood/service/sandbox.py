@@ -88,6 +88,9 @@ class Hood(Workplace):
             self.project = hood.project
         try:
             run = hood._run_until_settled(request, wishes)
+        except Exception:
+            self.store.recover()  # holds what a command had written by then
+            raise
         finally:
             self._host = hood._host
         if run.below:
@@ -157,11 +160,7 @@ class Hood(Workplace):
             with world.entered(run.capture) as world:
                 ended = self._execute(run, execution, world, network, request, wishes, seat)
         except BaseException as error:
-            run.state, run.reason = FAILED, str(error) or type(error).__name__
-            if isinstance(error, Refused):
-                note_refusal(run, error)
-            self.store.history.end(run)
-            layering.drop(self.store.places, run.run)
+            self._give_up(run, layers, error)
             raise
         # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
         with InterruptsHeld() as interrupts:
@@ -187,6 +186,18 @@ class Hood(Workplace):
 
                 forget_what_was_moved(self.store.places, self.project, run)
         return run
+
+    def _give_up(self, run: Run, layers: Sequence[Layer], error: BaseException) -> None:
+        """Record why a run failed; where its command has written something, it is left as if its process had died."""
+        run.reason = str(error) or type(error).__name__
+        if isinstance(error, Refused):
+            note_refusal(run, error)
+        if layering.may_be_written(self.store.places, run, layers):
+            self.store.history.end(run)
+            return
+        run.state = FAILED
+        self.store.history.end(run)
+        layering.drop(self.store.places, run.run)
 
     def _begin(
         self, claim: layering.Claim, run: Run, world: World, background_after: float | None
