@@ -884,6 +884,22 @@ def test_ctrl_c_on_a_terminal_ends_the_command_and_keeps_its_changes(home: Path,
 
 
 @in_the_hood
+@pytest.mark.parametrize("end", ["Ctrl-\\", "the window is closed"])
+def test_what_ends_a_command_at_a_terminal_otherwise_holds_its_changes(
+    end: str, home: Path, project: Path, told: Any
+) -> None:
+    terminal = Terminal("run", "--", "echo changed > file; sleep 100", cwd=project)
+    terminal.read(until=b"file")  # the live line
+    if end == "Ctrl-\\":
+        os.write(terminal.master, b"\x1c")
+        assert b"1 change held" in terminal.read()
+    terminal.close()
+    (run,) = told("log")
+    assert run["state"] == "held"
+    assert run["reason"].startswith("ended by a signal: ")
+
+
+@in_the_hood
 def test_a_terminal_of_no_size_is_no_error(home: Path, project: Path) -> None:
     terminal = Terminal("run", "--", "touch seen; sleep 0.5", cwd=project, columns=0)
     seen = terminal.read()

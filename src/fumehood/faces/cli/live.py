@@ -62,14 +62,23 @@ class LiveLine:
         if not self._at_line_start or now < self._next:
             return
         self._next = now + _PAUSE_S
-        width = max((os.get_terminal_size(2).columns or 80) - 16, 8)
+        try:
+            width = max((os.get_terminal_size(2).columns or 80) - 16, 8)
+        except OSError:
+            return  # the terminal is gone, and the command with it
         name = printable(path)
         name = name if len(name) <= width else "…" + name[1 - width :]
         spin = _SPINNER[self._count % len(_SPINNER)]
-        os.write(2, f"\r\033[K{spin} {self._count} {_SIGNS[what]} {name}".encode(errors="replace"))
+        self._write(f"\r\033[K{spin} {self._count} {_SIGNS[what]} {name}".encode(errors="replace"))
         self._is_shown = True
 
     def _clear(self) -> None:
         if self._is_shown:
-            os.write(2, b"\r\033[K")
+            self._write(b"\r\033[K")
             self._is_shown = False
+
+    def _write(self, line: bytes) -> None:
+        try:
+            os.write(2, line)
+        except OSError:
+            return  # only a decoration: the run must not fail for it
