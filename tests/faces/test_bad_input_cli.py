@@ -220,6 +220,13 @@ def test_a_full_disk_where_the_output_goes(words: tuple[str, ...], applied: str,
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize("words", [("--help",), ("log", "--help"), ("undo", "nosuch")])
+def test_where_nothing_can_be_said_the_exit_code_tells(words: tuple[str, ...], project: Path) -> None:
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-P", "-m", "fumehood", *words]
+        assert subprocess.run(line, cwd=project, stdout=full, stderr=full, check=False).returncode == 125
+
+
 def test_a_run_named_by_no_letters(applied: str, project: Path) -> None:
     name = os.fsdecode(b"\xff\xfe")
     done = subprocess.run(

@@ -59,12 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     try:
-        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        try:
+            code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        except SystemExit as end:  # the help was shown
+            code = end.code if isinstance(end.code, int) else 0
         # Here and not when Python ends, where a closed pipe becomes a message and another exit code.
         sys.stdout.flush()
     except FumehoodError as error:
-        tell_error(error)
-        return error.exit_code
+        return _told(error)
     except BrokenPipeError:
         # Whoever read our output has had enough; nothing more is to be said there.
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -79,13 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exception(error)
-        plain = plain_error(error)
-        try:
-            tell_error(plain)
-        except OSError:
-            return plain.exit_code  # there is no place left to say it
-        return plain.exit_code
+        return _told(plain_error(error))
     return code
+
+
+def _told(error: FumehoodError) -> int:
+    """Say what failed; returns the exit code, which tells as much where there is no place left to say it."""
+    try:
+        tell_error(error)
+        sys.stderr.flush()
+    except OSError:
+        return error.exit_code
+    return error.exit_code
 
 
 def _open_standard_descriptors() -> None:
