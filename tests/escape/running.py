@@ -433,8 +433,9 @@ def new_user_namespace_by_clone3(case: Case) -> str:
 
 @attack(RUNNING, root_only=True)
 def remounts_the_root(case: Case) -> Plot:
-    """Makes / writable again, as root, and writes to it."""
-    return Plot(f"mount -o remount,bind,rw / && touch {case.marker}", check=case.was_marked)
+    """Makes / and the file system beside the project writable again, as root, and writes there."""
+    tops = f"/ $(stat -c %m {case.marker.parent})"
+    return Plot(f"for t in {tops}; do mount -o remount,bind,rw $t; done; touch {case.marker}", check=case.was_marked)
 
 
 @attack(RUNNING, root_only=True, plain=None)

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import need
+from conftest import fresh_directory, need, remove_tree, scratch
 from fumehood.core import changes as c
 from fumehood.core.gitconfig import changed_keys, key_concern, may_name_program, parse
 from fumehood.core.judge import APPLY, judge
@@ -134,10 +134,9 @@ def make(place, kind):
 
 @pytest.fixture
 def place():
-    top = tempfile.mkdtemp(prefix="fumehood-fuzz-", dir="/var/tmp")
-    yield Path(top)
-    subprocess.run(["chmod", "-R", "u+rwx", top], check=False, stderr=subprocess.DEVNULL)
-    shutil.rmtree(top)
+    top = fresh_directory(scratch())
+    yield top
+    remove_tree(top)
 
 
 @fuzz(60)
