@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trees
 from fumehood.rootfs.download import architecture
-from fumehood.rootfs.install import TIERS
+from fumehood.rootfs.installer import TIERS
 
 PACKAGES = [name for tier in TIERS.values() for name in tier]
 

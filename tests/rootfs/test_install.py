@@ -16,7 +16,7 @@ import pytest
 
 from conftest import command_line
 from fumehood.rootfs import tree
-from fumehood.rootfs.install import packages_of
+from fumehood.rootfs.installer import packages_of
 from mirror import Mirror, minirootfs, tarball
 from patience import eventually
 from trees import VERSION

@@ -16,7 +16,7 @@ import pytest
 
 from fumehood.linux.confine import can_scope
 from fumehood.rootfs.download import architecture, branch_of
-from fumehood.rootfs.install import packages_of
+from fumehood.rootfs.installer import packages_of
 from mirror import Mirror
 from signed_packages import Repository, new_key
 

@@ -8,7 +8,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux.probe import host
 from fumehood.rootfs import tree
 from fumehood.rootfs.download import MIRROR, Fetcher
-from fumehood.rootfs.install import Installer, Order
+from fumehood.rootfs.installer import Installer, Order
 from fumehood.rootfs.layer import pins
 from fumehood.store.config import policy_for
 
