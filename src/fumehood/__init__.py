@@ -6,6 +6,8 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fumehood import rootfs as rootfs
+    from fumehood import workspaces as workspaces
     from fumehood.core.policy import Policy as Policy
     from fumehood.core.questions import Question as Question
     from fumehood.core.report import Blocked as Blocked
@@ -26,13 +28,21 @@ if TYPE_CHECKING:
     from fumehood.errors import UndoRefused as UndoRefused
     from fumehood.errors import Unfinished as Unfinished
     from fumehood.errors import Unforeseen as Unforeseen
+    from fumehood.service.available import Availability as Availability
+    from fumehood.service.available import available as available
     from fumehood.service.library import Sandbox as Sandbox
+    from fumehood.service.tools import tool as tool
 
     Change = ReportedChange
 
-# Where each public name lives: importing the package itself must cost nothing.
+# Where each public name lives (a module: without a name): importing the package itself must cost nothing.
 _PUBLIC = {
     "Sandbox": ("fumehood.service.library", "Sandbox"),
+    "available": ("fumehood.service.available", "available"),
+    "tool": ("fumehood.service.tools", "tool"),
+    "rootfs": ("fumehood.rootfs", ""),
+    "workspaces": ("fumehood.workspaces", ""),
+    "Availability": ("fumehood.service.available", "Availability"),
     "Policy": ("fumehood.core.policy", "Policy"),
     "Question": ("fumehood.core.questions", "Question"),
     "Run": ("fumehood.core.report", "Run"),
@@ -64,7 +74,9 @@ def __getattr__(name: str) -> object:
     import importlib
 
     module, attribute = _PUBLIC[name]
-    value = getattr(importlib.import_module(module), attribute)
+    value = importlib.import_module(module)
+    if attribute:
+        value = getattr(value, attribute)
     globals()[name] = value
     return value
 

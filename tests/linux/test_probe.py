@@ -21,6 +21,7 @@ from fumehood.errors import Unavailable
 from fumehood.faces.cli import doctor as doctor_command
 from fumehood.linux import bwrap, doctor, host, probe
 from fumehood.linux.host import Host
+from fumehood.service.doctor import Examination
 
 pytestmark = pytest.mark.namespaces
 
@@ -547,7 +548,9 @@ def test_each_kind_of_container_has_its_fix(kind: str, monkeypatch: pytest.Monke
 
 def doctor_says(cache: Path, state: Path, *, as_json: bool = False, colour: bool = False) -> tuple[int, str]:
     out = io.StringIO()
-    status = doctor_command.show(str(state), str(cache), as_json=as_json, colour=colour, out=out)
+    machine = probe.host(str(cache), str(state), fresh=True)
+    examination = Examination(host=machine, abilities=tuple(doctor.examine(str(state), machine)))
+    status = doctor_command.show(examination, as_json=as_json, colour=colour, out=out)
     return status, out.getvalue()
 
 

@@ -403,3 +403,26 @@ def test_a_root_that_a_command_runs_in_is_not_removed(
     assert "a command is running in" in done.stderr
     assert cli("rootfs", "remove", f"alpine-{VERSION}").returncode == 0
     assert visible(roots) == []
+
+
+def test_a_program_installs_lists_and_removes_as_the_command_line_does(
+    home: Path, mirror: Mirror, roots: Path, cli: Cli
+) -> None:
+    from fumehood import rootfs
+
+    mirror.offer(VERSION)
+    steps: list[tuple[str, int, int]] = []
+    assert rootfs.latest_version(mirror=mirror.url) == VERSION
+    tree = rootfs.install(tier=0, mirror=mirror.url, on_progress=lambda *step: steps.append(step))
+    assert tree.fields() == {
+        "name": f"alpine-{VERSION}", "version": VERSION, "path": str(roots / f"alpine-{VERSION}"), "current": True,
+    }  # fmt: skip
+    assert {what.split()[0] for what, _, _ in steps} >= {"downloading", "unpacking"}
+    downloaded = [(done, total) for what, done, total in steps if what.startswith("downloading") and total]
+    assert downloaded[-1][0] == downloaded[-1][1] > 0
+    assert rootfs.is_ready()
+    assert (rootfs.list(), rootfs.directory("alpine")) == ([tree], tree.path)
+    assert json.loads(cli("rootfs", "list", "--json").stdout) == {"roots": [tree.fields()]}
+    assert rootfs.install(tier=0, mirror="http://127.0.0.1:9/") == tree  # asks nobody
+    rootfs.remove(tree.name)
+    assert (rootfs.list(), rootfs.is_ready()) == ([], False)

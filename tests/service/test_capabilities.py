@@ -1,7 +1,8 @@
-"""What commands find in their sandbox is asked inside it, and kept until it changes."""
+"""What commands find in their sandbox is asked inside it, each time."""
 
 import json
 import os
+import resource
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import trees
+from fumehood import Sandbox
+from fumehood.linux import cache
 
 pytestmark = pytest.mark.namespaces
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -65,25 +68,50 @@ def test_the_text_tells_a_model_what_it_needs(cli: Cli, tree: Path, home: Path) 
     assert "/workspace (the project; every change is recorded and can be undone), /tmp (empty" in text
     assert "Network: only pypi.org." in text
     assert "Missing: node, pip, npm, curl" in text
-    assert "Limits: 2 GiB of memory, 4096 processes, 2 hours of processor time, 65536 open files a process, " in text
+    files = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    assert f"Limits: 2 GiB of memory, 4096 processes, 2 hours of processor time, {files} open files a process, " in text
     assert "64 GiB a file, 64 GiB written in all, 90 seconds a command.\n" in text
 
 
-def test_the_answer_is_kept_until_the_root_changes(
+def test_only_versions_are_remembered_and_only_of_files_that_are_as_they_were(
     cli: Cli, tree: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
-    first = told(cli, "--root", tree)
-    kept = list((home / ".cache/fumehood/capabilities").iterdir())
-    assert len(kept) == 1
-    # What is remembered is what is told, so nothing was asked again.
-    kept[0].write_text(kept[0].read_text().replace("3.99.1", "3.99.2"))
-    assert told(cli, "--root", tree)["runtimes"] == {"python3": "3.99.2"}
-    assert told(cli, "--root", tree, "--fresh") == first
-    program(tree, "node", "echo v99.0.1")
-    assert told(cli, "--root", tree)["runtimes"] == {"python3": "3.99.1", "node": "99.0.1"}
-    kept[0].write_text("{")
-    assert told(cli, "--root", tree)["runtimes"]["node"] == "99.0.1"
+    first = told(cli)
+    (kept,) = (home / ".cache/fumehood/capabilities").iterdir()
+    versions = json.loads(cache.recalled(str(kept)) or b"")
+    # What is remembered is what is told, so that program was not started again.
+    grep = next(each for each in versions if each.split()[0].endswith("/grep"))
+    cache.keep(str(kept), json.dumps({**versions, grep: "99.9"}).encode())
+    assert told(cli)["tools"] == {**first["tools"], "grep": "99.9"}
+    assert told(cli, "--fresh") == first
+    kept.write_text("{")
+    assert told(cli) == first
+    # A file that has only just changed may do so again without another time.
+    assert told(cli, "--root", tree)["runtimes"] == {"python3": "3.99.1"}
+    program(tree, "python3", "echo Python 3.99.2")
+    (tree / "etc/os-release").write_text("PRETTY_NAME='Another Linux'\n")
+    again = told(cli, "--root", tree)
+    assert (again["runtimes"], again["os"]) == ({"python3": "3.99.2"}, "Another Linux")
+
+
+def test_the_shell_that_reads_a_line_is_named_and_limits_are_said_in_units_people_use(cli: Cli, tree: Path) -> None:
+    answer = told(cli, "--root", tree)
+    assert (answer["shell"], Path(answer["shell_program"]).name) == ("/bin/sh", "busybox")
+    assert "Shell: a line is run by /bin/sh (busybox)." in cli("capabilities", "--root", tree).stdout
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert answer["limits_told"]["files"] == str(min(65536, limit))
+    assert answer["limits_told"] | {"memory": "", "files": ""} == {
+        "memory": "", "processes": "4096", "cpu": "100 days", "files": "", "file_size": "64 GiB", "written": "64 GiB",
+        "time": "1 day",
+    }  # fmt: skip
+    assert answer["limits_told"]["memory"].endswith("iB")
+
+
+def test_a_program_gets_them_as_the_command_line_does(cli: Cli, sandbox: Sandbox) -> None:
+    facts = sandbox.capabilities()
+    assert {**facts} == told(cli)
+    assert facts.for_model() == cli("capabilities").stdout.rstrip("\n")
 
 
 def test_asking_leaves_no_trace(cli: Cli, tree: Path, project: Path, home: Path) -> None:

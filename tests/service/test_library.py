@@ -27,9 +27,14 @@ sandboxed = pytest.mark.namespaces
 
 def test_the_public_names_are_these():
     assert sorted(fumehood.__all__) == [
-        "ApplyFailed", "BadConfiguration", "BadRequest", "Blocked", "Change", "ChangedMeanwhile", "FumehoodError",
-        "LaunchFailed", "NoRoom", "OverlayUnavailable", "Policy", "Question", "Refused", "Run", "Sandbox",
-        "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__",
+        "ApplyFailed", "Availability", "BadConfiguration", "BadRequest", "Blocked", "Change", "ChangedMeanwhile",
+        "FumehoodError", "LaunchFailed", "NoRoom", "OverlayUnavailable", "Policy", "Question", "Refused", "Run",
+        "Sandbox", "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__",
+        "available", "rootfs", "tool", "workspaces",
+    ]  # fmt: skip
+    assert sorted(fumehood.workspaces.__all__) == ["Workspace", "clear", "list", "open", "remove", "reset"]
+    assert sorted(fumehood.rootfs.__all__) == [
+        "InstalledTree", "architecture", "directory", "install", "is_ready", "latest_version", "list", "remove",
     ]  # fmt: skip
     assert dir(fumehood) == sorted(fumehood.__all__)
     for name in fumehood.__all__:

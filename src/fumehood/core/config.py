@@ -113,13 +113,18 @@ class _Checking:
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             self._complain(at, "must be an array of tables", f"write [[{section.name}]]")
             return ()
-        read = []
+        read: list[Settings] = []
         for number, table in enumerate(tables):
             here = (*at, number)
             read.append(self._keys(table, here, section.keys))
             for name in section.needed:
                 if name not in table:
                     self._complain(here, f"lacks the key {name}", f"a [[{section.name}]] needs it")
+            if section.problems is not None and read[-1].keys() == table.keys() >= {*section.needed}:
+                for key, message, hint in section.problems(read[-1]):
+                    self._complain((*here, key), message, hint)
+                if any(each.get("name") == table["name"] for each in read[:-1]):
+                    self._complain((*here, "name"), f"there is another [[{section.name}]] of that name")
         return tuple(read)
 
     def _keys(self, table: dict[str, Any], at: Path, keys: Sequence[Key], others: Iterable[str] = ()) -> Settings:

@@ -16,7 +16,7 @@ from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -200,6 +200,25 @@ def _host(value: Any) -> str:
         raise Wrong('a "host" or "host:port"') from error
 
 
+def _schema(value: Any) -> dict[str, Any]:
+    """Read a JSON schema, of which TOML has everything but null."""
+    if not isinstance(value, dict) or not _is_json(value):
+        raise Wrong("a JSON schema, as a table")
+    return value
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_is_json, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (str, int, float))
+
+
+def _inline_shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_inline_shown(each)}" for name, each in value.items()) + " }"
+    return "[" + ", ".join(map(_inline_shown, value)) + "]" if isinstance(value, list) else shown(value)
+
+
 TEXT = Kind(said="a string", read=_text, write=shown)
 FLAG = Kind(said="true or false", read=_flag, write=shown)
 COUNT = Kind(said="a whole number", read=_count, write=shown)
@@ -216,6 +235,8 @@ HOSTS = _each("a list of hosts", _host)
 NAMES = _each("a list of names", _name)
 SCRATCH = _each("a list of directories", _scratch)
 TABLE = Kind(said="a table of names with strings", read=_table, write=_table_shown)
+
+SCHEMA = Kind(said="a JSON schema", read=_schema, write=_inline_shown)
 
 WITH_PATHS = (PATH, PATHS, MASKS, ROOT)
 
@@ -255,6 +276,7 @@ class Section(Value):
     field: str
     keys: tuple[Key, ...]
     needed: tuple[str, ...]
+    problems: Callable[[dict[str, Any]], Iterable[tuple[str, str, str]]] | None = None  # of keys that are right each
 
 
 def _key(name: str, kind: Kind, doc: str, field: str = "", *, global_only: bool = False) -> Key:
@@ -373,8 +395,44 @@ root = "alpine"
 environment.set = { PIP_INDEX_URL = "https://mirror.example.org/simple" }
 ```"""
 
+TOOLS = """\
+A command of your own that a model may call by name: a tool of the MCP server, of `Sandbox.tools` and of the adapters.
+
+```toml
+[[tool]]
+name = "search"
+description = "Search the project's text for a regular expression."
+command = "rg --line-number --max-count={most} -e {pattern} -- {paths}"
+[tool.schema.properties]
+pattern = { type = "string" }
+paths = { type = "array", items = { type = "string" }, default = ["."] }
+most = { type = "integer", minimum = 1 }
+[tool.schema]
+required = ["pattern"]
+```
+
+Each `{argument}` becomes one quoted word: a value is never read as shell, whatever is in it. A list becomes as many
+words as it has entries, a boolean `true` or `false`. Where an argument is not sent, its default counts; without one,
+the word that it stands in is left out. `{{word}}` is the text `{word}`, `${word}` a variable. Without a schema, every
+argument is a text that is needed. Of JSON Schema, `type`, `enum`, `default`, `pattern`, `items` and the limits of
+numbers, lengths and lists are known, and checked before anything runs; any other word is refused.
+
+What quotes can't do is refused by `fumehood config check`: a placeholder in quotes or in a comment, and `$(…)`,
+backquotes, `<<`, `((` and `[[` in a command with placeholders. Put those into a script and call that. Two things are
+left to you. A value that begins with `-` may be taken for an option: put `--` before the placeholder, or write
+`--option={value}`. And a program that takes its argument for code (`sh -c`, `eval`, `awk`, `find -exec`) still does.
+
+It runs as any command does: isolated, captured, judged, undoable."""
+
 _IN_AGENTS = ("network", "hosts", "show", "environment.", "limits.")
 _IN_PROFILES = ("timeout", "hosts", "environment.", "limits.")
+
+
+def _tool_problems(table: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    from fumehood.core.templates import problems
+
+    return problems(table)
+
 
 SECTIONS: tuple[Section, ...] = (
     Section(
@@ -404,6 +462,15 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         name="in_root", field="in_roots", needed=("root",), doc=IN_ROOTS,
         keys=(_key("root", ROOT, "The root."), *(key for key in KEYS if key.name == "environment.set")),
+    ),
+    Section(
+        name="tool", field="tools", needed=("name", "description", "command"), doc=TOOLS, problems=_tool_problems,
+        keys=(
+            _key("name", TEXT, "What a model calls it: letters, digits, `_`, `-`; not the name of a tool of ours."),
+            _key("description", TEXT, "What a model is told of it."),
+            _key("command", TEXT, "The shell line, with an `{argument}` for each that it takes."),
+            _key("schema", SCHEMA, "The JSON schema of its arguments."),
+        ),
     ),
     Section(
         name="skill", field="skills", needed=("path",),

@@ -216,6 +216,7 @@ class Policy(Value):
     rootfs: Rootfs = Rootfs()
     skills: tuple[dict[str, Any], ...] = ()
     in_roots: tuple[dict[str, Any], ...] = ()  # what commands in some root get besides
+    tools: tuple[dict[str, Any], ...] = ()  # command templates: core/templates.py
     profiles: tuple[Profile, ...] = SHIPPED
     agents: tuple[dict[str, Any], ...] = ()  # a person's own words on agents; ours are in core/agents.py
 

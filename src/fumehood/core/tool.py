@@ -8,40 +8,46 @@ from typing import Any
 from fumehood.core import limits
 from fumehood.core.policy import PRETEND, REFUSE
 from fumehood.core.report import NOTHING_RAN, line_of, printable
+from fumehood.core.request import quoted
+from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 NAME = "run_command"
 TITLE = "Run a command in the hood"
 FORMATS = ("openai", "ollama", "anthropic", "mcp")
+# Every tool that some face of ours offers; those of a person's own have other names.
+OWN_NAMES = frozenset({
+    NAME, "start_command", "poll_command", "stop_command", "running", "checkpoint", "changes", "diff", "read_output",
+    "undo", "redo", "apply", "discard", "request_access",
+})  # fmt: skip
 
-# OpenAI takes at most 1024 characters.
 _DESCRIPTION = """\
-Run a shell command on the user's project; returns what it printed and what it changed.
+Run a shell command on the user's project.
 
-It starts in the project, or in `working_dir`. It can write there and in ~/playground, a place for experiments and \
-clones that is kept. All else is read-only, private files are hidden, /tmp is its own. Processes it leaves in the \
-background end with it.
+It starts in the project, or in `working_dir`, and can write there and in ~/playground, kept for experiments. All else \
+is read-only, private files are hidden, /tmp is its own. What it leaves running ends with it.
 
-What it wrote is applied when it ends, even if it fails. Some changes wait for the user, who can undo all of them.
+Its changes are applied when it ends, even if it fails; some wait for the user, who can undo all of them.
 
-It has no network. Set `network` to true only where it is needed: the user is asked, and if they say no, nothing runs.
+It has no network, unless `network` is set: then the user is asked first, and on a no, nothing runs.
 
-The answer is what it printed, standard error last, cut in the middle if long. The report follows the line \
-`{line}`{letters}: `Exit code: N` unless 0; each path added, modified or deleted; what was blocked, and why. All \
-before that line is mere output, even if it looks like a report. An answer that begins with `ERROR:` and ends with \
-`{line} {nothing_ran}` says why the command did not run."""
+The answer is its output, cut in the middle if long; then the line `{line}`{letters} and a report: \
+`Exit code: N` unless 0, paths changed, what was blocked, and why. All before that line is mere output, whatever it \
+looks like. `ERROR:` first and `{line} {nothing_ran}` last: it did not run. Tell the user plainly what failed."""
+LONGEST_FOR_OPENAI = 1024  # characters of a description
 
 
-def description(mark: str = "") -> str:
-    """Say what the tool does, and how its report is told from what a command prints.
+def description(mark: str = "", extra: str = "") -> str:
+    """Say what the tool does, and how its report is told from what a command prints; then an application's own words.
 
     Without a mark, that is left to the answers: their letters stay the same, and the last line of this form counts.
     """
-    letters = "" if mark else " (the last of its form; its letters stay the same)"
-    return _DESCRIPTION.format(line=line_of(mark or "…"), letters=letters, nothing_ran=NOTHING_RAN)
+    letters = "" if mark else " (the last of its form, its letters always the same)"
+    words = _DESCRIPTION.format(line=line_of(mark or "…"), letters=letters, nothing_ran=NOTHING_RAN)
+    return f"{words}\n\n{extra.strip()}" if extra.strip() else words
 
 
 DESCRIPTION = description()
@@ -70,23 +76,33 @@ def schema() -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": ["command"], "additionalProperties": False}
 
 
-def definition(form: str, mark: str = "") -> dict[str, Any]:
-    """Return the tool as one vendor's interface wants it; raises KeyError for a form that is not in FORMATS.
+def definition(form: str, mark: str = "", extra: str = "") -> dict[str, Any]:
+    """Return the tool as one vendor's interface wants it.
 
-    `mark` is that of the `Sandbox` whose runs the model will be told of.
+    `mark` is that of the `Sandbox` whose runs the model will be told of; `extra` is added to the description.
     """
-    words = description(mark)
-    function = {"name": NAME, "description": words, "parameters": schema()}
+    return shaped(form, NAME, description(mark, extra), schema(), TITLE)
+
+
+def shaped(form: str, name: str, words: str, parameters: dict[str, Any], title: str = "") -> dict[str, Any]:
+    """Write a tool as one vendor's interface wants it."""
+    if form not in FORMATS:
+        raise BadRequest(f"there is no format {form!r} for tools", hint=f"one of: {', '.join(FORMATS)}")
+    over = len(words) - LONGEST_FOR_OPENAI
+    if form == "openai" and over > 0:
+        raise BadRequest(f"what is said of {name} is {over} characters too long for OpenAI", hint="add less to it")
+    function = {"name": name, "description": words, "parameters": parameters}
+    annotations: dict[str, Any] = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False}
+    annotations |= {"openWorldHint": True}
+    if title:
+        annotations |= {"title": title}
     return {
         "openai": {"type": "function", "function": function},
         "ollama": {"type": "function", "function": function},
-        "anthropic": {"name": NAME, "description": words, "input_schema": schema()},
+        "anthropic": {"name": name, "description": words, "input_schema": parameters},
         "mcp": {
-            "name": NAME, "title": TITLE, "description": words, "inputSchema": schema(),
-            "annotations": {
-                "title": TITLE, "readOnlyHint": False, "destructiveHint": True, "idempotentHint": False,
-                "openWorldHint": True,
-            },
+            "name": name, "description": words, "inputSchema": parameters, "annotations": annotations,
+            **({"title": title} if title else {}),
         },
     }[form]  # fmt: skip
 
@@ -129,9 +145,15 @@ BUSYBOX = "(busybox)"
 _VERSION = re.compile(r"\d+(?:\.\d+)+[0-9A-Za-z.+_-]*")
 
 
-def script() -> str:
-    """Return the shell script that tells, a line a fact: a key, a tab, a value."""
+def script(remembered: Iterable[str] = ()) -> str:
+    """Return the shell script that tells, a line a fact: a key, a tab, a value.
+
+    Of a program that is `remembered`, by what identifies its file, it tells only that, and does not start it. Outside
+    the system's directories one may be a stand-in, which starts another by some setting: it is started each time.
+    """
+    known = "\n".join(remembered)
     lines = [
+        f"remembered={quoted(known, always=True)}",
         "say() { printf '%s\\t%s\\n' \"$1\" \"$2\"; }",
         # Root's `test -w` says yes to everything in some shells, so writing is tried.
         'try() { (: > "$1/.fumehood-$$") 2>/dev/null && rm -f "$1/.fumehood-$$" && say writable "$1"; }',
@@ -139,15 +161,19 @@ def script() -> str:
         'own() { : > "$1" && { chown 1:1 "$1" && say ownership pretend || say ownership refuse; }; rm -f "$1"; }',
         'first() { case $(readlink -f "$(command -v "$1")") in */busybox) echo "(busybox)"; return ;; esac',
         '"$@" </dev/null 2>&1 | grep -m 1 "[0-9][.][0-9]"; }',
+        "identity() { case $1 in /usr/*|/bin/*|/sbin/*) stat -L -c '%n %i %s %Y %Z' \"$1\" 2>/dev/null ;; esac; }",
+        'version() { at=$(command -v "$2") || return; id=$(identity "$at"); key=$1:$2; shift',
+        'if [ -n "$id" ]; then say "identity:$1" "$id"',
+        'case "\n$remembered\n" in *"\n$id\n"*) say "$key"; return ;; esac; fi; say "$key" "$(first "$@")"; }',
         'say os "$(. /etc/os-release 2>/dev/null; echo "$PRETTY_NAME")"',
+        'say shell_program "$(readlink -f /proc/$$/exe)"',
         'say machine "$(uname -m)"; say kernel "$(uname -r)"; say uid "$(id -u)"; say cwd "$PWD"; say home "$HOME"',
         'say libc "$(ls /lib/ld-musl-* >/dev/null 2>&1 && echo musl || echo other)"',
         'say cpus "$(nproc 2>/dev/null || grep -c ^processor /proc/cpuinfo)"',
         "say interfaces \"$(sed -n 's/^ *\\([^:|]*\\):.*/\\1/p' /proc/net/dev | tr '\\n' ' ')\"",
     ]
     for group, programs in GROUPS.items():
-        for program, _, flag in programs:
-            lines.append(f'command -v {program} >/dev/null 2>&1 && say {group}:{program} "$(first {program} {flag})"')
+        lines += [f"version {group} {program} {flag}" for program, _, flag in programs]
     lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', '"$HOME/playground"', *_PLACES)]
     lines.append('say home_has "$(ls -A "$HOME" 2>/dev/null | grep -vx playground | head -n 60 | tr "\\n" " ")"')
     lines.append(f'own "{_TMP}/.fumehood-$$" 2>/dev/null')
@@ -155,25 +181,43 @@ def script() -> str:
     return "\n".join([*lines, "true"])
 
 
-def parsed(output: str) -> dict[str, Any]:
-    """Return the facts that the script printed."""
+def parsed(output: str, remembered: Mapping[str, str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the facts that the script printed, and the versions of programs by what identifies their files."""
     facts: dict[str, Any] = {group: {} for group in GROUPS} | {"writable": [], "limits": {}}
+    identities: dict[str, str] = {}
+    versions = dict(remembered or {})
     for line in output.splitlines():
         key, tab, value = line.partition("\t")
+        kind, _, name = key.partition(":")
         if not tab:
             continue
-        kind, _, name = key.partition(":")
         if kind == "writable":
             facts["writable"] += [value] if value not in facts["writable"] else []
         elif kind == "limit":
             facts["limits"][name] = int(value) if value.isdecimal() else None
-        elif name:
-            version = _VERSION.search(value)
-            is_busybox = "busybox" in value.lower() or "not GNU" in value  # as its sed says
-            facts[kind][name] = BUSYBOX if is_busybox else version[0] if version else ""
-        else:
+        elif kind == "identity":
+            identities[name] = value
+        elif name and kind in GROUPS:
+            identity = identities.get(name, "")
+            facts[kind][name] = versions[identity] if identity in versions else _version(value)
+            versions |= {identity: facts[kind][name]} if identity else {}
+        elif not name:
             facts[key] = int(value) if key in ("uid", "cpus") and value.isdecimal() else value.strip()
-    return facts
+    return facts, {identity: versions[identity] for identity in identities.values() if identity in versions}
+
+
+def _version(said: str) -> str:
+    is_busybox = "busybox" in said.lower() or "not GNU" in said  # as its sed says
+    version = _VERSION.search(said)
+    return BUSYBOX if is_busybox else version[0] if version else ""
+
+
+class Capabilities(dict[str, Any]):
+    """What commands find in their sandbox, by name, as `fumehood capabilities --json` has it."""
+
+    def for_model(self) -> str:
+        """Write it as text, for a system prompt."""
+        return as_text(self)
 
 
 def as_text(facts: Mapping[str, Any]) -> str:
@@ -185,7 +229,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     lines = [
         f"Commands run in a sandbox, {user}: {system}, {facts['machine']}, {facts['cpus']} CPUs.",
         f"They start in {facts['cwd']}. What they can write: {_places(facts)}.",
-        f"Shell: {_named(facts, 'shells') or 'sh'}.",
+        f"Shell: {_shell(facts)}.",
         f"Runtimes: {_named(facts, 'runtimes') or 'none'}.",
         f"Package managers: {_named(facts, 'managers') or 'none'}.",
         f"Tools: {_named(facts, 'tools') or 'only what the shell has'}.",
@@ -223,7 +267,24 @@ def _named(facts: Mapping[str, Any], group: str) -> str:
     return ", ".join(f"{names[program]} {version}".strip() for program, version in facts[group].items())
 
 
+def _shell(facts: Mapping[str, Any]) -> str:
+    """Name what reads a line, and what else there is."""
+    program = facts["shell_program"].rpartition("/")[2]
+    is_itself = facts["shell"].rpartition("/")[2] == program
+    others = ", ".join(
+        f"{name} {version}".strip() for name, version in facts["shells"].items() if name != program
+    )
+    version = facts["shells"].get(program, "")
+    named = " ".join(filter(None, (program, version)))
+    said = f"a line is run by {facts['shell']}" + ("" if is_itself and not version else f" ({named})")
+    return f"{said}; {others} is there too" if others else said
+
+
 def _limits(facts: Mapping[str, Any]) -> str:
-    amounts = {limits.TIME if name == "timeout" else name: value for name, value in facts["policy_limits"].items()}
-    said = [_LIMIT_WORDS[name].format(limits.amount_told(name, amount)) for name, amount in amounts.items() if amount]
+    said = [_LIMIT_WORDS[name].format(amount) for name, amount in facts["limits_told"].items()]
     return ", ".join(said) or "none set"
+
+
+def limits_told(amounts: Mapping[str, float | None]) -> dict[str, str]:
+    """Return the limits that are set, by name, as a person says them."""
+    return {name: limits.amount_told(name, amount) for name, amount in amounts.items() if amount}

@@ -1,1 +1,30 @@
-"""Root trees: where Alpine comes from, how it is installed, what is in it."""
+"""Root trees. The package's own names are the public `fumehood.rootfs`, loaded when used; its modules are ours."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.service.installing import InstalledTree as InstalledTree
+    from fumehood.service.installing import architecture as architecture
+    from fumehood.service.installing import directory as directory
+    from fumehood.service.installing import install as install
+    from fumehood.service.installing import installed_trees as list  # noqa: A004, F401 - rootfs.list()
+    from fumehood.service.installing import is_ready as is_ready
+    from fumehood.service.installing import latest_version as latest_version
+    from fumehood.service.installing import remove as remove
+
+# Each public name, and what it is called where it lives.
+_PUBLIC = {
+    "InstalledTree": "InstalledTree", "architecture": "architecture", "directory": "directory", "install": "install",
+    "is_ready": "is_ready", "latest_version": "latest_version", "list": "installed_trees", "remove": "remove",
+}  # fmt: skip
+
+__all__ = [*_PUBLIC]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fumehood.rootfs' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module("fumehood.service.installing"), _PUBLIC[name])

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
+import time
 from contextlib import contextmanager
 from typing import Any
 
-from fumehood.core.limits import amount_told
+from fumehood.core.limits import TIME, amount_told
 from fumehood.core.network import FULL, NONE, decided
 from fumehood.core.policy import HIDDEN
 from fumehood.core.request import arguments, checked, shown
-from fumehood.core.tool import parsed, script
+from fumehood.core.tool import Capabilities, limits_told, parsed, script
 from fumehood.errors import FumehoodError, Unavailable
+from fumehood.linux import cache
 from fumehood.linux import capture as capturing
 from fumehood.linux.confine import memory_limit
+from fumehood.linux.host import read
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.linux.streams import INLINE, Stream
@@ -110,74 +112,79 @@ def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -
             layering.drop(places, name)
 
 
-# What commands find in their sandbox is asked inside it; the answer is kept for as long as it holds.
+# What commands find in their sandbox is asked inside it. Only what programs say of their versions is remembered, for as
+# long as their files are the same: to start all of them takes seconds.
 _FORMAT = 5
 _PATIENCE_S = 60.0
 _MOST_KEPT = 50
+_SETTLED_S = 2  # a file that changed later may change again without another time
+# What a package manager writes whenever it changes anything: then all programs are asked again.
+_PACKAGES = (
+    "var/lib/dpkg/status", "var/lib/rpm", "usr/lib/sysimage/rpm", "lib/apk/db/installed", "var/lib/pacman/local",
+    "nix/var/nix/profiles",
+)  # fmt: skip
 
 
-def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> dict[str, Any]:
+def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabilities:
     """Return what a project's commands find in a root: programs with versions, what they can write, network, limits."""
     store, policy = hood.store, hood.policy
     root = root or policy.root
     world = around(store.places, policy, root, hood.project.roots, owner_of(hood.project.path), hood.project.id)
-    folder = f"{store.places.cache}/capabilities"
-    path = f"{folder}/{_key(world, hood)}.json"
-    answer = None if fresh else _remembered(path)
-    if answer is None:
-        answer = parsed(look_inside(hood, script(), root, _PATIENCE_S))
-        if "machine" not in answer:
-            raise FumehoodError("the sandbox did not describe itself", hint="fumehood run -- true shows what is wrong")
-        _remember(folder, path, answer)
+    path = f"{store.places.cache}/capabilities/{_key(world, hood)}"
+    remembered = {} if fresh else _remembered(path)
+    asked_at = time.time()
+    facts, versions = parsed(look_inside(hood, script(remembered), root, _PATIENCE_S), remembered)
+    if "machine" not in facts:
+        raise FumehoodError("the sandbox did not describe itself", hint="fumehood run -- true shows what is wrong")
+    _remember(path, {each: version for each, version in versions.items() if _changed_at(each) < asked_at - _SETTLED_S})
     network = "the whole network of this machine"
     if policy.network != FULL:
         network = f"only {', '.join(policy.hosts)}" if policy.hosts else "none"
         if policy.network != NONE:
             network += "; a person is asked for more hosts when a command needs them"
-    limits = {**policy.limits.fields(), "timeout": policy.timeout}
-    return {
-        **answer, "root": world.base or (root if world.tree is not None else HOST), "tree": world.tree is not None,
+    limits = {**policy.limits.fields(), "memory": memory_limit(policy.limits), "timeout": policy.timeout}
+    files = facts["limits"].get("files")  # the machine may allow less
+    limits["files"] = min(limits["files"] or files, files) if files else limits["files"]
+    return Capabilities({
+        **facts, "root": world.base or (root if world.tree is not None else HOST), "tree": world.tree is not None,
         "home_is_hidden": world.tree is None and policy.home == HIDDEN,
-        # By the policy, which may change without the sandbox's changing.
-        "network": network, "policy_limits": {name: value for name, value in limits.items() if value},
-    }  # fmt: skip
+        "shell": world.shell, "network": network,
+        "policy_limits": {name: value for name, value in limits.items() if value},
+        "limits_told": limits_told({TIME if name == "timeout" else name: value for name, value in limits.items()}),
+    })  # fmt: skip
 
 
 def _key(world: World, hood: Hood) -> str:
-    """Return a name that changes when the answer would: also with the directories that programs lie in."""
-    folders = world.environment.get("PATH", "").split(":")
-    if world.tree is not None:
-        below = ("bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin", "lib/apk/db")
-        tops = [world.tree.path, *([f"{world.layer}/upper"] if world.layer else [])]
-        folders = [world.tree.path, *(f"{top}/{each}" for top in tops for each in below)]
-    parts = [_FORMAT, os.geteuid(), hood.policy.capture, *hood.project.roots, world.layer, world.skills]
-    parts += [world.playground is not None, world.ownership, hood.policy.home, hood.policy.show]
-    for folder in folders:
+    """Return a name that changes with everything but the programs' files that their versions may depend on."""
+    tops = [""] if world.tree is None else [world.tree.path, *([f"{world.layer}/upper"] if world.layer else [])]
+    parts = [_FORMAT, os.geteuid(), read("/proc/sys/kernel/random/boot_id"), *hood.project.roots, *tops]
+    for file in (f"{top}/{each}" for top in tops for each in _PACKAGES):
         try:
-            status = os.stat(folder, follow_symlinks=False)
-            parts.append((folder, status.st_ino, status.st_mtime_ns))
+            status = os.stat(file, follow_symlinks=False)
+            parts.append((file, status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
         except OSError:
-            parts.append((folder, 0, 0))
+            continue
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def _remembered(path: str) -> dict[str, Any] | None:
+def _changed_at(identity: str) -> float:
+    return max(map(float, identity.split()[-2:]))
+
+
+def _remembered(path: str) -> dict[str, str]:
     try:
-        with open(path, encoding="utf-8") as file:
-            answer = json.load(file)
-    except (OSError, ValueError):
-        return None  # not asked yet, or cut short by a full disk
-    return answer if isinstance(answer, dict) and "machine" in answer else None
+        versions: dict[str, str] = json.loads(cache.recalled(path) or b"{}")
+    except ValueError:
+        return {}
+    return versions
 
 
-def _remember(folder: str, path: str, answer: dict[str, Any]) -> None:
-    """Keep an answer; a cache that can't be written only costs time."""
-    beside = f"{path}.{secrets.token_hex(4)}"
+def _remember(path: str, versions: dict[str, str]) -> None:
+    """Keep the versions; a cache that can't be written only costs time."""
+    folder = os.path.dirname(path)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        with open(beside, "w", encoding="utf-8") as file:
-            json.dump(answer, file)
-        os.replace(beside, path)
+        cache.keep(path, json.dumps(versions).encode())
         kept = sorted(os.scandir(folder), key=lambda entry: entry.stat().st_mtime_ns)
         for entry in kept[:-_MOST_KEPT]:
             os.unlink(entry.path)

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question
     from fumehood.core.report import Run
+    from fumehood.core.tool import Capabilities
     from fumehood.errors import FumehoodError
     from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
+    from fumehood.service.sandbox import Variables
 
     OnOutput = Callable[[str, str], None]
     OnChange = Callable[[str, str], None]
@@ -57,6 +59,9 @@ class Sandbox:
 
     `ask` is a function, sync or async, that gets a Question and returns True, False or one of its `options`; it is
     called where a person must be asked (network, a run without a sandbox, another root). Without it, those are denied.
+
+    `variables` is a function that returns what each command gets in its environment, for secrets: it is called for
+    every run, in that run's thread, and what it returns is written nowhere.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Sandbox:
         *,
         session: str | None = None,
         own_tmp: bool = False,
+        variables: Variables | None = None,
         face: str = PYTHON,
         mark: str = "",
     ) -> None:
@@ -75,6 +81,7 @@ class Sandbox:
         self._project = self._store.projects.open(os.fspath(project))
         self._store.history.here = self._project.id
         self._ask = ask
+        self._variables = variables
         self._hood = self._new_hood(self._store.policy_of(self._project, policy), asks)
         self._session = "" if session is None else session_of(self._store, self._project, session).name
         self._own_tmp = own_tmp
@@ -82,7 +89,9 @@ class Sandbox:
 
     def _new_hood(self, policy: Policy, asks: tuple[Ask, ...]) -> Hood:
         permissions = Permissions(self._store, asks, session={}, patience_s=policy.ask_timeout)
-        return Hood(self._store, self._project, policy, _start, permissions)
+        hood = Hood(self._store, self._project, policy, _start, permissions)
+        hood.variables = self._variables
+        return hood
 
     @property
     def project(self) -> str:
@@ -94,11 +103,44 @@ class Sandbox:
         """What sets our words apart from a command's in what a model gets: tell it to the model, and nobody else."""
         return self._mark
 
-    def tool(self, form: str) -> dict[str, Any]:
-        """Return the tool to offer to a model, as openai, ollama, anthropic or mcp wants it; it tells the mark."""
-        from fumehood.core.tool import definition
+    def tool(self, format: str = "openai", *, extra: str = "", name: str = "run_command") -> dict[str, Any]:  # noqa: A002
+        """Return the tool to offer to a model, as openai, ollama, anthropic or mcp wants it; it tells the mark.
 
-        return definition(form, self._mark)
+        `extra` is added to its description. `name` may be that of a `[[tool]]` of the configuration.
+        """
+        from fumehood.service.tools import defined
+
+        return defined(self._hood.policy, format, name, extra, self._mark)
+
+    def tools(self, format: str = "openai", *, extra: str = "") -> list[dict[str, Any]]:  # noqa: A002
+        """Return every tool to offer to a model: what `tool` returns, and each `[[tool]]` of the configuration."""
+        from fumehood.service.tools import every
+
+        return every(self._hood.policy, format, extra, self._mark)
+
+    def run_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
+        """Run what a model asks for by calling one of `tools`; `options` are those of `run`."""
+        from fumehood.service.tools import asked_for
+
+        return self.run(**asked_for(self._hood.policy, name, arguments), **options)
+
+    async def arun_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
+        """Do the same without blocking the event loop; `options` are those of `arun`."""
+        from fumehood.service.tools import asked_for
+
+        return await self.arun(**asked_for(self._hood.policy, name, arguments), **options)
+
+    def capabilities(self, root: str = "") -> Capabilities:
+        """Return what commands find in their sandbox; `for_model` writes it for a system prompt."""
+        from fumehood.service.explain import capabilities
+
+        return capabilities(self._hood, root)
+
+    def doctor(self) -> dict[str, Any]:
+        """Look at this machine and project afresh, and return what `fumehood doctor --json` prints."""
+        from fumehood.service.doctor import examined
+
+        return examined(self._store, self._project).as_dict()
 
     def refusal(self, error: FumehoodError) -> str:
         """Write an error as a model gets it, so that it can be told from what a command prints."""

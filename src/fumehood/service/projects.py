@@ -14,9 +14,11 @@ from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, open_top, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service import layers as layering
+from fumehood.service.decide import discard_held
 from fumehood.store.audit import DECIDED
 from fumehood.store.backups import Daily
 from fumehood.store.history import Reach
+from fumehood.store.places import Alone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +133,8 @@ def reset(store: Store, project: Project) -> bool:
 def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
     """Remove a workspace with everything in it; its runs stay in the history."""
     project = store.projects.open(workspace.path)
-    with store.alone(project.id):
+    with workspace_lock(store, workspace.name), store.alone(project.id):
+        _refuse_running(store, project, workspace)
         with Closing(open_top(workspace.path)) as folder:
             inside = entries(folder)
         if inside and not sure:
@@ -144,6 +147,29 @@ def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
         with Closing(open_top(store.places.workspaces)) as above:
             remove_tree(above, workspace.name)
         store.workspaces.forget(workspace.name)
+
+
+def clear(store: Store, workspace: Workspace) -> None:
+    """Empty a workspace: its files go, what it holds, and its layer over the root tree; its settings and runs stay."""
+    project = store.projects.open(workspace.path)
+    for run in store.history.held(project.id):
+        discard_held(store, project, store.history.find(run), ())
+    with store.alone(project.id):
+        _refuse_running(store, project, workspace)
+        reset(store, project)
+        with Closing(open_top(workspace.path)) as folder:
+            for name in entries(folder):
+                remove_tree(folder, name)
+
+
+def _refuse_running(store: Store, project: Project, workspace: Workspace) -> None:
+    if store.runs_now(project.id):
+        raise BadRequest(f"a command is running in the workspace {workspace.name}", hint="wait for it, or stop it")
+
+
+def workspace_lock(store: Store, name: str) -> Alone:
+    """Take a workspace's lock for a `with` block: it is not removed while it is being opened."""
+    return Alone(store.places.lock(f"workspace-{name}"))
 
 
 def size_of(path: str) -> int:

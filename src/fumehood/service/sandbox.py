@@ -32,7 +32,7 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from fumehood.core.agents import Agent
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fumehood.service.surroundings import World
     from fumehood.store.projects import Project
 
+    Variables = Callable[[], Mapping[str, str]]
 
 _BY_CTRL_C = 130  # the status of a command that ended by it
 
@@ -70,9 +71,12 @@ class Hood(Workplace):
         self._profiles: tuple[Profile, ...] = ()
         self._withheld: dict[str, Any] = {}  # what profiles would grant a plain command
         self._agent: Agent | None = None  # who runs whole in the hood
+        self.variables: Variables | None = None  # a program's own, asked for at each run and kept nowhere
 
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
+        if self.variables is not None:
+            request = request.replace(environment=(*self.variables().items(), *request.environment))
         check(request)
         hood, request = self._with_grants(request).profiled(request)
         if hood._withheld and hood.asking(wishes).are_answered:

@@ -101,6 +101,7 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
     owner = owner_of(project.path)
     if owner is not None:
         environment |= home_of(owner)
+    environment |= dict(request.environment)
     run = Run(
         run=name, project=project.path, command=request.title or shown(checked(request.command)), cwd=cwd,
         state="running", sandboxed=False, network=FULL, started_at=time.time(), mode=APPLY, dropped=dropped,

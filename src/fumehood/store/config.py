@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Settings = dict[str, dict[str, Any]]
 
 
-_FORMAT = "2"  # another one where the same text comes to mean something else
+_FORMAT = "3"  # another one where the same text comes to mean something else
 _LONGEST = 1 << 20
 _OTHERS_WRITE = 0o002
 # A file time can be as coarse as 10 ms: a version younger than this could still be written without a new identity.

@@ -488,6 +488,13 @@ class Workspaces:
         os.makedirs(path, mode=0o700, exist_ok=True)
         return workspace
 
+    def ensure(self, name: str, settings: Mapping[str, Any]) -> Workspace:
+        """Return a workspace that has these settings, made if there is none, whoever else does the same now."""
+        wanted = _checked(Workspace(name=name, path=self.path(name), **settings))
+        self._database.write("INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)", (*_row(wanted), time.time()))
+        workspace = self.find(name)
+        return workspace if workspace.replace(**settings) == workspace else self.change(name, settings)
+
     def change(self, name: str, settings: Mapping[str, Any]) -> Workspace:
         """Give a workspace other settings."""
         workspace = _checked(self.find(name).replace(**settings))

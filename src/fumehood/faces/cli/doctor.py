@@ -6,28 +6,26 @@ import json
 import os
 import sys
 
-from fumehood.core.policy import Policy
 from fumehood.core.report import printable
-from fumehood.errors import BadConfiguration, BadRequest, NoRoom
+from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli.commands import Context, paint
 from fumehood.faces.cli.output import Paint, confirmed, whole_number
-from fumehood.linux import doctor, probe
-from fumehood.linux.capture import LABELS
-from fumehood.linux.doctor import Ability
-from fumehood.service import owners, recover
+from fumehood.linux import doctor
+from fumehood.service import recover
 from fumehood.service.clean import DAYS, Freed, clean
+from fumehood.service.doctor import Examination, examined
 from fumehood.service.opened import OpenedStore
-from fumehood.store import database
 from fumehood.store.config import policy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import TextIO
 
     from fumehood.faces.cli.commands import Add
-    from fumehood.linux.host import Host
+    from fumehood.linux.doctor import Ability
+    from fumehood.store.projects import Project
 
 _CAPTURES = {
     "kernel": "the kernel's overlay, mounted by the launcher in a namespace of its own",
@@ -65,90 +63,36 @@ def add_commands(add: Add) -> None:
 
 
 def _doctor(context: Context) -> int:
-    store = context.store
-    lost = recover.unknown(store)
-    detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
-    records = Ability(name="records", works=not lost, detail=detail, fix=recover.MEND)
-    devices = doctor.examine_devices(_policy(context).devices)
-    return show(
-        store.places.state, store.places.cache, _project(context), [records, *devices], as_json=context.as_json,
-        colour=paint().on, out=sys.stdout,
-    )  # fmt: skip
+    examination = examined(context.store, _project(context))
+    return show(examination, as_json=context.as_json, colour=paint().on, out=sys.stdout)
 
 
-def _policy(context: Context) -> Policy:
-    """Return what is configured for the project around here, or for any where there can be none."""
-    try:
-        return context.store.policy_of(context.project)
-    except BadRequest:
-        return policy_for(context.store.places, ())
-    except BadConfiguration:
-        return Policy()  # `config check` tells of it
-
-
-def _project(context: Context) -> Callable[[Host], Ability] | None:
-    """Return what looks at the project around here, where there can be one."""
+def _project(context: Context) -> Project | None:
+    """Return the project around here, where there can be one."""
     try:
         project = context.project
-        wanted = context.store.policy_of(project).capture
+        context.store.policy_of(project)
     except (BadRequest, BadConfiguration):
         if context.options.project or context.options.workspace:
             raise
         return None
-    failed_on = owners.failed_on(context.store.places, project)
-    return lambda host: doctor.examine_roots(host, wanted, project.roots, failed_on)
+    return project
 
 
-def show(
-    state_dir: str, cache_dir: str, project: Callable[[Host], Ability] | None = None,
-    own: Sequence[Ability] = (), *, as_json: bool, colour: bool, out: TextIO,
-) -> int:  # fmt: skip
-    """Look at this host afresh and report; returns 0 if commands can be sandboxed here, else 1.
-
-    `project` looks at the project at hand, if there is one; `own` is what is known of Fumehood's own side.
-    """
-    lacking = database.shortage(state_dir)
-    if lacking:
-        database.give_back_if_full(state_dir)
-    if database.shortage(state_dir):
-        # Whatever is tried out there would seem not to work.
-        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=database.hint(state_dir))
-    host = probe.host(cache_dir, state_dir, fresh=True)
-    room = Ability(
-        name="room for records", works=not lacking, detail=lacking or f"enough in {state_dir}",
-        fix=database.hint(state_dir), needed="required",
-    )  # fmt: skip
-    abilities = [room, *own, *doctor.examine(state_dir, host)]
-    if project is not None and not host.why_bare:
-        abilities.append(project(host))
+def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) -> int:
+    """Report what was seen; returns 0 if commands can be sandboxed here, else 1."""
     if as_json:
-        answer = {
-            "sandbox": not host.why_bare,
-            "capture": host.captures[0] if host.captures else "",
-            "why": _why_this_capture(host),
-            "bwrap": host.bwrap.fields() if host.bwrap else None,
-            "in_force": {name: each.works for name, each in doctor.in_force(host).items()},
-            "abilities": [ability.fields() for ability in abilities],
-        }
-        json.dump(answer, out, indent=2)
+        json.dump(examination.as_dict(), out, indent=2)
         out.write("\n")
     else:
         paint = Paint(1)
         paint.on = colour
-        out.write("\n".join([*_summary(host, paint), "", *_table(abilities, paint)]) + "\n")
-    return 1 if host.why_bare else 0
+        out.write("\n".join([*_summary(examination, paint), "", *_table(examination.abilities, paint)]) + "\n")
+    return 1 if examination.host.why_bare else 0
 
 
-def _why_this_capture(host: Host) -> str:
-    """Say why this capture is in force: what the better ones lack."""
-    if host.why_bare:
-        return host.why_bare
-    better = probe.CAPTURES[: probe.CAPTURES.index(host.captures[0])]
-    lacking = [f"{LABELS[name]} does not work here: {host.refusal(name)}" for name in better]
-    return "; ".join(lacking) or "it is the best way there is"
-
-
-def _summary(host: Host, paint: Paint) -> list[str]:
+def _summary(examination: Examination, paint: Paint) -> list[str]:
+    host = examination.host
     if host.why_bare or not host.bwrap:
         return [
             paint("Commands can NOT be sandboxed on this machine.", "red"),
@@ -163,12 +107,12 @@ def _summary(host: Host, paint: Paint) -> list[str]:
         paint("Commands can be sandboxed on this machine.", "bold"),
         f"  bubblewrap  {version}, {host.bwrap.path} ({host.bwrap.origin})",
         f"  capture     {host.captures[0]}: {_CAPTURES[host.captures[0]]}",
-        f"  why         {_why_this_capture(host)}",
+        f"  why         {examination.why_this_capture}",
         f"  in force    {', '.join(in_force)}",
     ]
 
 
-def _table(abilities: list[Ability], paint: Paint) -> list[str]:
+def _table(abilities: Sequence[Ability], paint: Paint) -> list[str]:
     width = min(max(len(ability.name) for ability in abilities), 44)
     lines = []
     for ability in abilities:

@@ -202,11 +202,10 @@ def add_capabilities(add: Add) -> None:
     about = "describe what commands find in their sandbox, as text for a model"
     command = add("capabilities", about, _capabilities, _EXAMPLES)
     command.add_argument("--root", metavar="ROOT", default="", help="the root to look in (default: the configured one)")
-    command.add_argument("--fresh", action="store_true", help="look again instead of using the remembered answer")
+    command.add_argument("--fresh", action="store_true", help="start every program, also those that are as they were")
 
 
 def _capabilities(context: Context) -> int:
-    from fumehood.core.tool import as_text
     from fumehood.linux.launch import start
     from fumehood.service.explain import capabilities
     from fumehood.service.sandbox import Hood
@@ -214,4 +213,4 @@ def _capabilities(context: Context) -> int:
     project = context.store.projects.open(context.project.path)
     hood = Hood(context.store, project, context.store.policy_of(project), start)
     answer = capabilities(hood, context.options.root, fresh=context.options.fresh)
-    return context.say(answer, lambda: print(as_text(answer)))
+    return context.say(answer, lambda: print(answer.for_model()))

@@ -1,0 +1,75 @@
+"""Workspaces: projects of Fumehood's own, for agents that have none of the person's; each has settings of its own."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from fumehood.service import projects
+from fumehood.service.library import Sandbox
+from fumehood.service.opened import OpenedStore
+from fumehood.store.projects import DEFAULT, Workspace
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Mapping, Sequence
+
+    from fumehood.core.policy import Policy
+    from fumehood.service.ask import Answering, Ask
+    from fumehood.service.sandbox import Variables
+
+__all__ = ["Workspace", "clear", "list", "open", "remove", "reset"]
+
+
+def open(  # noqa: A001 - as it reads: workspaces.open("research")
+    name: str = DEFAULT, *, create: bool = True, root: str | None = None, writable: bool | None = None,
+    network: str | None = None, environment: Mapping[str, str] | None = None, variables: Variables | None = None,
+    policy: Policy | None = None, ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
+    session: str | None = None, own_tmp: bool = False,
+) -> Sandbox:  # fmt: skip
+    """Return the sandbox of a workspace, made if there is none; any number of processes may do so at once.
+
+    `root` (by default "alpine"), `writable` (its commands may install into a root layer of its own), `network` ("none",
+    "ask" or "full") and `environment` are kept with the workspace; what is given holds from now on, the rest stays as
+    it is. `variables` is a function that returns more variables, for secrets: it is called for each run, and what it
+    returns is written nowhere. The rest is as for `Sandbox`.
+    """
+    wishes = {
+        "root": root, "writable": writable, "network": network,
+        "environment": None if environment is None else tuple(environment.items()),
+    }  # fmt: skip
+    settings = {key: value for key, value in wishes.items() if value is not None}
+    with closing(OpenedStore()) as store:
+        store.workspaces.path(name)  # a name that can't be one names no lock either
+        with projects.workspace_lock(store, name):
+            workspace = store.workspaces.ensure(name, settings) if create else _changed(store, name, settings)
+            return Sandbox(workspace.path, policy, ask, session=session, own_tmp=own_tmp, variables=variables)
+
+
+def _changed(store: OpenedStore, name: str, settings: Mapping[str, object]) -> Workspace:
+    return store.workspaces.change(name, settings) if settings else store.workspaces.find(name)
+
+
+def list() -> builtins.list[Workspace]:  # noqa: A001
+    """Return the workspaces by name, each with its path and settings."""
+    with closing(OpenedStore()) as store:
+        return store.workspaces.all()
+
+
+def reset(name: str) -> bool:
+    """Drop what a workspace's commands installed into the root; its files stay. False if there was nothing."""
+    with closing(OpenedStore()) as store:
+        workspace = store.workspaces.find(name)
+        return projects.reset(store, store.projects.open(workspace.path, register=False))
+
+
+def clear(name: str) -> None:
+    """Empty a workspace: its files, what waits for a person, what was installed; its settings and its history stay."""
+    with closing(OpenedStore()) as store:
+        projects.clear(store, store.workspaces.find(name))
+
+
+def remove(name: str) -> None:
+    """Remove a workspace with everything in it; its history stays."""
+    with closing(OpenedStore()) as store:
+        projects.remove(store, store.workspaces.find(name), sure=True)

@@ -1,0 +1,158 @@
+"""What programs call besides `Sandbox`: workspaces that race, variables kept nowhere, root trees, the machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fumehood
+from fumehood import BadRequest, FumehoodError, Sandbox, rootfs, workspaces
+from patience import LONG_S
+
+SOURCE = Path(fumehood.__file__).parent.parent
+SECRET = "hunter2-and-more"
+sandboxed = pytest.mark.namespaces
+
+
+def test_importing_the_package_loads_nothing():
+    code = "import sys; before = {*sys.modules}; import fumehood; print(*sorted({*sys.modules} - before))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n{code}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["__future__", "fumehood"]
+
+
+# --- workspaces ---
+
+
+def in_processes(count, act):
+    """Have forked processes do something at once; return the exit status of each."""
+    ready, go = os.pipe()
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if not child:
+            os.close(go)
+            os.read(ready, 1)  # until the parent lets go
+            status = 1
+            try:
+                act(number)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    os.close(ready)
+    os.close(go)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+@sandboxed
+def test_ten_processes_that_open_a_workspace_at_once_have_one_and_the_same(home):
+    def work(number):
+        with workspaces.open("shared", root="host", environment={"COLOUR": "blue"}) as sandbox:
+            run = sandbox.run(f"echo $COLOUR > {number}")
+            assert (run.exit_code, run.state) == (0, "applied"), run.as_dict()
+
+    assert in_processes(10, work) == [0] * 10
+    (workspace,) = workspaces.list()
+    assert (workspace.name, workspace.root) == ("shared", "host")
+    assert sorted(os.listdir(workspace.path)) == sorted(map(str, range(10)))
+    with workspaces.open("shared", create=False) as sandbox:
+        assert len(sandbox.history()) == 10
+        assert sandbox.run("cat 0").output == "blue\n"
+
+
+@sandboxed
+def test_what_a_workspace_is_opened_with_holds_from_then_on(home):
+    with pytest.raises(BadRequest, match="no workspace research"):
+        workspaces.open("research", create=False)
+    workspaces.open("research", root="host", network="none").close()
+    workspaces.open("research", network="ask").close()
+    (workspace,) = workspaces.list()
+    assert (workspace.root, workspace.network) == ("host", "ask")
+    for wrong in ("", "../x", "a/b", ".hidden"):
+        with pytest.raises(BadRequest, match="can't be called"):
+            workspaces.open(wrong)
+
+
+@sandboxed
+def test_a_workspace_is_emptied_and_then_removed(home):
+    with workspaces.open("builder", root="host") as sandbox:
+        sandbox.run("mkdir deep; echo x > deep/file; echo y > .hidden")
+        held = sandbox.run("echo z > waits", apply="hold")
+        path = Path(sandbox.project)
+        assert workspaces.reset("builder") is False
+        workspaces.clear("builder")
+        assert list(path.iterdir()) == []
+        assert sandbox.find(held.run).state == "discarded"
+        assert sandbox.run("ls -A").output == ""
+        assert len(sandbox.history()) >= 3
+        with pytest.raises(BadRequest, match="a command is running"):
+            sandbox.run("echo; sleep 1000", on_output=lambda *_: workspaces.remove("builder"), timeout=LONG_S)
+    workspaces.remove("builder")
+    assert (workspaces.list(), path.exists()) == ([], False)
+    with pytest.raises(BadRequest, match="no workspace builder"):
+        workspaces.clear("builder")
+
+
+@sandboxed
+def test_variables_from_a_function_reach_each_run_and_are_written_nowhere(home, cli):
+    calls = []
+
+    def credentials():
+        calls.append(1)
+        return {"TOKEN": f"{SECRET}-{len(calls)}"}
+
+    def look_around(_stream, _text):
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                assert SECRET.encode() not in place.read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+
+    with workspaces.open("agent", root="host", variables=credentials) as sandbox:
+        first = sandbox.run("echo begun; echo ${TOKEN#hunter2-}", on_output=look_around)
+        assert first.stdout == "begun\nand-more-1\n"
+        assert sandbox.session("s").run("echo ${TOKEN#hunter2-}").output == "and-more-2\n"
+        assert sandbox.run("echo $TOKEN", env={"TOKEN": "mine"}).output == "mine\n"
+        assert sandbox.run("exit 3", network=["example.org"], ask=lambda _question: True).exit_code == 3
+    for top in (home, Path(sandbox.project)):
+        for place in filter(Path.is_file, top.rglob("*")):
+            assert SECRET.encode() not in place.read_bytes(), place
+    assert SECRET not in cli("show", "last", "--workspace", "agent").stdout
+    wrong = {"A=B": "c"}
+    with Sandbox(sandbox.project, variables=wrong.copy) as other, pytest.raises(BadRequest, match="can't be set"):
+        other.run("true")
+
+
+# --- the machine, and root trees ---
+
+
+@sandboxed
+def test_a_machine_is_asked_whether_it_has_a_sandbox_and_answers_whatever_happens(home, sandbox, monkeypatch):
+    answer = fumehood.available()
+    assert (bool(answer), answer.ok, answer.reason, answer.hint) == (True, True, "", "")
+    assert answer.way in ("kernel", "bwrap", "fuse", "copy")
+    seen = sandbox.doctor()
+    assert (seen["sandbox"], seen["capture"]) == (True, answer.way)
+    assert {"records", "bubblewrap", "this project"} <= {each["name"] for each in seen["abilities"]}
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    answer = fumehood.available()
+    assert not answer
+    assert "cannot make /proc/nowhere" in answer.reason
+    assert "XDG_STATE_HOME" in answer.hint
+
+
+def test_root_trees_are_listed_where_there_are_none(home):
+    assert (rootfs.list(), rootfs.is_ready()) == ([], False)
+    assert rootfs.directory() == f"{home}/.local/share/fumehood/rootfs"
+    assert rootfs.architecture() in ("x86_64", "aarch64", "armv7", "x86")
+    with pytest.raises(FumehoodError, match="no Alpine root is installed"):
+        rootfs.directory("alpine")
+    with pytest.raises(BadRequest, match="no root other"):
+        rootfs.remove("other")
+    with pytest.raises(AttributeError):
+        rootfs.tier_of  # noqa: B018
