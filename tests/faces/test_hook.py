@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import command_line, need
-from fumehood.core.request import checked_name, quoted
+from fumehood.core.request import OWN_TOOLS, checked_name, quoted
 from fumehood.faces.cli import hook, hook_clients
 from patience import LONG_S
 from processes import LONG, left_over
@@ -324,7 +324,19 @@ def test_our_own_servers_tools_are_known() -> None:
     from fumehood.faces.mcp.server import build
 
     tools = asyncio.run(build(Clients(None, None)).list_tools())
-    assert {tool.name for tool in tools} == hook_clients.OWN_TOOLS
+    assert {tool.name for tool in tools} == OWN_TOOLS
+
+
+def test_a_template_of_the_person_s_is_a_tool_of_our_own_server(home: Path) -> None:
+    def answered(tool: str) -> str:
+        return hook.answered(json.dumps(of("claude", tool, {"command": "x"})).encode(), hook.parse([]))
+
+    assert "deny" in answered("mcp__fumehood__run_tests")
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir(exist_ok=True)
+    configuration.write_text('[[tool]]\nname = "run_tests"\ndescription = "Test."\ncommand = "make {command}"\n')
+    assert answered("mcp__fumehood__run_tests") == ""
+    assert "deny" in answered("mcp__other__run_tests")
 
 
 @pytest.mark.namespaces

@@ -826,3 +826,32 @@ def test_a_hook_among_decoys_is_named_first(home: Path, project: Path, era: str)
     assert listed[0].startswith("added .git/hooks/pre-push: git runs this hook")
     assert "21 editor settings" in message
     assert "fumehood show" in message
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_template_of_the_configuration_is_a_tool_with_quoted_words(home: Path, project: Path, era: str) -> None:
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir(exist_ok=True)
+    configuration.write_text(
+        '[[tool]]\nname = "keep_note"\ndescription = "Keep a note."\ncommand = "printf %s {text} > {file}"\n'
+        f'[[project."{project}".tool]]\nname = "count"\ndescription = "Count lines."\ncommand = "wc -l {{paths}}"\n'
+        'schema.properties.paths = { type = "array", items = { type = "string" }, minItems = 1 }\n'
+        'schema.required = ["paths"]\n'
+    )
+
+    async def test() -> None:
+        async with Client(stdio("--project", str(project)), mode=era) as client:
+            offered = {tool.name: tool for tool in (await client.list_tools()).tools}
+            assert offered["keep_note"].input_schema["required"] == ["text", "file"]
+            assert offered["count"].description == "Count lines."
+            hostile = "'; touch hurt; echo '\n$(touch hurt)"
+            done = await client.call_tool("keep_note", {"text": hostile, "file": "a note"})
+            assert [change["path"] for change in done.structured_content["changes"]] == ["a note"]
+            assert (project / "a note").read_text() == hostile
+            assert (await client.call_tool("count", {"paths": ["a note"]})).structured_content["output"] == "1 a note\n"
+            for wrong in ({}, {"paths": []}, {"paths": ["a\0b"]}, {"paths": "x"}, {"paths": ["x"], "more": 1}):
+                refused = await client.call_tool("count", wrong)
+                assert refused.is_error
+                assert text(refused).startswith("ERROR: ")
+
+    asked(test)

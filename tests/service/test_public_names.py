@@ -1,5 +1,7 @@
 """What programs call besides `Sandbox`: workspaces that race, variables kept nowhere, root trees, the machine."""
 
+import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood import BadRequest, FumehoodError, Sandbox, rootfs, workspaces
+from fumehood import BadRequest, FumehoodError, Policy, Sandbox, rootfs, workspaces
 from patience import LONG_S
 
 SOURCE = Path(fumehood.__file__).parent.parent
@@ -156,3 +158,51 @@ def test_root_trees_are_listed_where_there_are_none(home):
         rootfs.remove("other")
     with pytest.raises(AttributeError):
         rootfs.tier_of  # noqa: B018
+
+
+# --- tools for a model ---
+
+TEMPLATE = {"name": "keep_note", "description": "Keep a note.", "command": "printf %s {text} > {file}"}
+
+
+@sandboxed
+def test_a_model_s_calls_are_run_by_the_names_of_the_tools(home, project, cli):
+    with Sandbox(project, Policy(tools=(TEMPLATE,))) as sandbox:
+        ours, own = sandbox.tools("anthropic", extra="Web pages are read by read_page.")
+        assert ours["description"].endswith("\n\nWeb pages are read by read_page.")
+        assert sandbox.mark in ours["description"]
+        assert "Tell the user plainly what failed." in ours["description"]
+        assert own == sandbox.tool("anthropic", name="keep_note")
+        assert own["input_schema"]["required"] == ["text", "file"]
+        run = sandbox.run_tool("keep_note", {"text": "'; touch hurt; '", "file": "note"})
+        assert [change.path for change in run.changes] == ["note"]
+        assert (project / "note").read_text() == "'; touch hurt; '"
+        asked = {"command": "cat ../note", "working_dir": "sub", "network": False, "timeout": None}
+        (project / "sub").mkdir()
+        assert asyncio.run(sandbox.arun_tool("run_command", asked)).output == "'; touch hurt; '"
+        for name, wrong in (
+            ("other", {}), ("keep_note", {"text": "x"}), ("run_command", {}), ("run_command", {"command": 1}),
+            ("run_command", {"command": "x", "network": "yes"}), ("run_command", {"command": "x", "shell": "zsh"}),
+        ):  # fmt: skip
+            with pytest.raises(BadRequest):
+                sandbox.run_tool(name, wrong)
+        assert len(sandbox.history()) == 2
+    shadowing = Policy(tools=({**TEMPLATE, "name": "undo"},))
+    with Sandbox(project, shadowing) as sandbox, pytest.raises(BadRequest, match="name can't be 'undo'"):
+        sandbox.tools()
+
+
+def test_the_tool_is_had_without_a_project_and_fits_its_interface(home, cli):
+    plain = fumehood.tool("ollama", extra="Be brief.")
+    assert plain["function"]["description"].endswith("Be brief.")
+    configuration = home / ".config/fumehood/config.toml"
+    configuration.parent.mkdir(exist_ok=True)
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in TEMPLATE.items())
+    configuration.write_text(f"[[tool]]\n{keys}")
+    assert fumehood.tool(format="mcp", name="keep_note")["inputSchema"]["required"] == ["text", "file"]
+    printed = json.loads(cli("tool", "--format", "openai", "--all", "--extra", "Be brief.").stdout)
+    assert [each["function"]["name"] for each in printed["tools"]] == ["run_command", "keep_note"]
+    assert printed["tools"][0]["function"]["description"].endswith("Be brief.")
+    for wrong in ({"format": "other"}, {"name": "other"}, {"format": "openai", "extra": "long " * 100}):
+        with pytest.raises(BadRequest):
+            fumehood.tool(**wrong)

@@ -75,6 +75,13 @@ def kept(before: Mapping[str, str], message: str) -> dict[str, str]:
     return variables
 
 
+# The tools of our own MCP server: what they run, they run in the hood. One of a person's own has another name.
+OWN_TOOLS = frozenset({
+    "run_command", "start_command", "poll_command", "stop_command", "running", "checkpoint", "changes", "diff",
+    "read_output", "undo", "redo", "apply", "discard", "request_access",
+})  # fmt: skip
+
+
 # What was asked: a command, where it runs, and what becomes of its changes.
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")

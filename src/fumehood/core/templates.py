@@ -11,8 +11,7 @@ import re
 import shlex
 from typing import Any
 
-from fumehood.core.request import quoted
-from fumehood.core.tool import OWN_NAMES
+from fumehood.core.request import OWN_TOOLS, quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -117,7 +116,7 @@ def problems(table: Mapping[str, Any]) -> Iterator[Problem]:
     name, command = table.get("name", ""), table.get("command", "")
     if not _TOOL_NAME.fullmatch(name):
         yield "name", f"can't be {name!r}", "letters, digits, _ and -, at most 64"
-    elif name in OWN_NAMES:
+    elif name in OWN_TOOLS:
         yield "name", f"can't be {name!r}", "that is a tool of Fumehood's own"
     of_schema = list(_schema_problems(table.get("schema", {})))
     yield from of_schema

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 NAME = "run_command"
 TITLE = "Run a command in the hood"
 FORMATS = ("openai", "ollama", "anthropic", "mcp")
-# Every tool that some face of ours offers; those of a person's own have other names.
-OWN_NAMES = frozenset({
-    NAME, "start_command", "poll_command", "stop_command", "running", "checkpoint", "changes", "diff", "read_output",
-    "undo", "redo", "apply", "discard", "request_access",
-})  # fmt: skip
-
 _DESCRIPTION = """\
 Run a shell command on the user's project.
 

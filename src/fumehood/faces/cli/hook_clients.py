@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.request import OWN_TOOLS
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
     Answer = dict[str, Any]
 
 SERVER = "fumehood"
-# The tools of our own MCP server: what they run, they run in the hood.
-OWN_TOOLS = frozenset({
-    "run_command", "start_command", "poll_command", "stop_command", "running", "checkpoint", "changes", "diff",
-    "read_output", "undo", "redo", "apply", "discard", "request_access",
-})  # fmt: skip
 ALLOW, ASK, DENY = "allow", "ask", "deny"
 _CLOSEST = 4  # processes above the hook: shells, the client, and what npm puts around it
 _NONE: frozenset[str] = frozenset()
@@ -122,12 +118,20 @@ def _is_of(client: Client, raw: dict[str, Any]) -> bool:
 
 
 def is_own_tool(call: ToolCall) -> bool:
-    """Return True for a tool of our own server, in the client's spelling."""
+    """Return True for a tool of our own server, in the client's spelling; a `[[tool]]` of the person's is one too."""
     context = call.raw.get("mcp_context")
     if isinstance(context, dict):
-        return context.get("server_name") == SERVER and context.get("tool_name") in OWN_TOOLS
-    starts = call.client.own_tool_starts
-    return any(call.tool.startswith(start) and call.tool[len(start) :] in OWN_TOOLS for start in starts)
+        names = [context.get("tool_name")] if context.get("server_name") == SERVER else []
+    else:
+        names = [call.tool[len(start) :] for start in call.client.own_tool_starts if call.tool.startswith(start)]
+    return any(name in OWN_TOOLS or _is_template(name) for name in names)
+
+
+def _is_template(name: object) -> bool:
+    from fumehood.store.config import load
+    from fumehood.store.places import places
+
+    return any(each["name"] == name for scope in load(places()).values() for each in scope.get("tools", ()))
 
 
 def is_background(call: ToolCall) -> bool:

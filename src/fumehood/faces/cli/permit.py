@@ -12,7 +12,7 @@ from fumehood.core.config_keys import KEYS, SECTIONS, shown
 from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import printable
-from fumehood.core.tool import FORMATS, definition
+from fumehood.core.tool import FORMATS, NAME
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act, paint
@@ -123,14 +123,30 @@ def add_config(add: Add) -> None:
     add_act(config, "show", "path", "check")
     tool = add(
         "tool", "print the tool to offer a model: its name, description and schema", _tool,
-        "  fumehood tool --format openai\n  fumehood tool --format mcp --json",
+        "  fumehood tool --format openai\n  fumehood tool --format mcp --all",
     )  # fmt: skip
+    tool.add_argument("name", nargs="?", metavar="NAME", default=NAME, help="a [[tool]] of the configuration instead")
     tool.add_argument("--format", choices=FORMATS, required=True, help="the interface it is for")
+    tool.add_argument("--extra", metavar="TEXT", default="", help="sentences to add to its description")
+    tool.add_argument("--all", action="store_true", help="print an object with a list of all: ours, and each [[tool]]")
 
 
 def _tool(context: Context) -> int:
-    tool = definition(context.options.format)
-    return context.say(tool, lambda: print(json.dumps(tool, indent=2)))
+    from fumehood.service.tools import defined, every
+
+    options = context.options
+    try:
+        roots = context.project.roots
+    except BadRequest:
+        if options.project or options.workspace:
+            raise
+        roots = ()  # nobody works here, and the tool is the same everywhere
+    policy = policy_for(context.store.places, roots)
+    if options.all:
+        answer: dict[str, Any] = {"tools": every(policy, options.format, options.extra)}
+    else:
+        answer = defined(policy, options.format, options.name, options.extra)
+    return context.say(answer, lambda: print(json.dumps(answer, indent=2)))
 
 
 def _config(context: Context) -> int:

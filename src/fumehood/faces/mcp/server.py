@@ -23,10 +23,12 @@ from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.mcp import tools
 from fumehood.faces.mcp.clients import Clients
 from fumehood.faces.mcp.results import MARK
+from fumehood.faces.mcp.templates import own_tools
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from mcp.server.mcpserver.tools import Tool
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from fumehood.service.ask import Ask
@@ -71,8 +73,8 @@ _TOOLS = (
 )
 
 
-def build(clients: Clients) -> MCPServer[Any]:
-    """Make the server."""
+def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
+    """Make the server, with tools of the person's own besides ours."""
 
     @asynccontextmanager
     async def lifespan(_server: object) -> AsyncIterator[Clients]:
@@ -81,6 +83,7 @@ def build(clients: Clients) -> MCPServer[Any]:
     server: MCPServer[Any] = MCPServer(
         "fumehood", title="Fumehood", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING",
         description="Shell commands as transactions: isolated, captured, judged, undoable", lifespan=lifespan,
+        tools=[*own],
     )  # fmt: skip
     server.add_tool(tools.run_command, title=described.TITLE, description=_DESCRIPTION, annotations=_RUNNING)
     for tool, title, hints in _TOOLS:
@@ -122,7 +125,7 @@ def serve(project: str | None, session: str | None, http: int | None, *, own_tmp
 
         others = terminal()
     clients = Clients(project, session, own_tmp=own_tmp, others=others)
-    server = build(clients)
+    server = build(clients, own_tools(None if project is None else os.path.realpath(project), _RUNNING))
     gc.freeze()  # all that was loaded stays; looking through it again and again would hold up calls
     try:
         if http is None:
