@@ -14,6 +14,7 @@ import trees
 from conftest import need
 from fumehood import BadRequest, Policy, Sandbox, UndoRefused
 from fumehood.core.questions import Question
+from fumehood.linux.probe import CAPTURES
 from passing_days import pass_days
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -116,7 +117,6 @@ def test_nothing_of_the_pipes_is_left(agent: Sandbox, home: Path) -> None:
 
 @pytest.mark.parametrize("own_tmp", [True, False])
 def test_a_session_has_a_tmp_of_its_own(sandbox: Sandbox, project: Path, own_tmp: bool) -> None:
-    need(not str(project).startswith("/tmp/"), "the project lies in /tmp")
     one, other = sandbox.session("one", own_tmp=own_tmp), sandbox.session("other", own_tmp=own_tmp)
     one.run("echo mine >/tmp/x")
     assert one.run("cat /tmp/x; stat -c %a /tmp").stdout == "mine\n1777\n"
@@ -141,18 +141,39 @@ def test_the_policy_can_have_an_empty_tmp_for_each_command(project: Path, home: 
         assert sandbox.run("ls /tmp").stdout == ""
 
 
-def test_where_a_session_can_have_no_tmp_its_commands_run_and_are_told(home: Path, project: Path) -> None:
-    # A file of the host's is shown in there, and nothing may be mounted on what a command left.
+@pytest.mark.parametrize("way", CAPTURES, indirect=True)
+@pytest.mark.parametrize("own_tmp", [True, False])
+def test_commands_on_a_project_below_tmp_share_one_too_and_none_moves_what_it_lies_in(
+    way: str, home: Path, test_directory: Path, own_tmp: bool
+) -> None:
+    # Evaluations live there. A link in the place of what the next mount is made on would lead it outside.
+    outside = test_directory / "outside"
+    outside.mkdir()
     with TemporaryDirectory(dir="/tmp") as folder:
-        place = Path(folder, "project")
-        place.mkdir()
-        with Sandbox(place, session="s") as sandbox:
-            assert sandbox.run("echo mine >/tmp/x; echo y > f").state == "applied"
-            run = sandbox.run("cat /tmp/x")
+        for place in (Path(folder), Path(folder, "deep/project")):
+            place.mkdir(parents=True, exist_ok=True)
+            session = f"s{len(place.parts)}"
+            with Sandbox(place, Policy(capture=way), session=session, own_tmp=own_tmp) as sandbox:
+                assert sandbox.run("echo mine >/tmp/x; echo y >f; mkdir -p d; cd d").state == "applied"
+                run = sandbox.run(f"mv {folder} /tmp/y; rmdir {folder}; ln -sT /oldroot{outside} {folder}")
+                assert run.exit_code
+                run = sandbox.run("cat /tmp/x; cd -P ..; pwd; ls /tmp; cat f")
+                assert run.stdout.split() == ["mine", str(place), *sorted([Path(folder).name, "x"]), "y"]
+                assert run.blocked == ()
+    assert list(outside.iterdir()) == []
+
+
+def test_where_a_session_can_have_no_tmp_its_commands_run_and_are_told(home: Path, project: Path) -> None:
+    with TemporaryDirectory(dir="/tmp") as folder, Sandbox(project, session="s", ask=lambda _question: True) as sandbox:
+        assert sandbox.run(f"ln -s / {folder}; echo mine >/tmp/x").exit_code == 0
+        sandbox.add_root(folder)
+        # Something is mounted in there now, and nothing may be mounted on what a command left.
+        with Sandbox(project, session="s") as again:
+            run = again.run("cat /tmp/x")
         assert [(each.what, each.detail) for each in run.blocked] == [("tmp", "/tmp is not kept between commands")]
-        assert "lies in /tmp" in run.blocked[0].hint
-        with pytest.raises(BadRequest, match="lies in /tmp"):
-            Sandbox(place, session="s", own_tmp=True).run("true")
+        assert f"{folder} lies in /tmp" in run.blocked[0].hint
+        with Sandbox(project, session="s", own_tmp=True) as own, pytest.raises(BadRequest, match="lies in it"):
+            own.run("true")
 
 
 def test_sessions_with_the_same_name_are_the_same_and_others_apart(sandbox: Sandbox, home: Path, project: Path) -> None:
@@ -246,7 +267,6 @@ def test_another_shell_runs_the_line_and_reads_a_file_first(cli: Cli, project: P
 def test_cleaning_removes_what_old_sessions_left_and_nothing_of_others(
     sandbox: Sandbox, cli: Cli, home: Path, project: Path
 ) -> None:
-    need(not str(project).startswith("/tmp/"), "the project lies in /tmp")
     rooms = home / ".local/state/fumehood/sessions"
     for name, days in (("old", 31), ("new", 1)):
         sandbox.session(name, own_tmp=True).run("mkdir /tmp/d; echo x >/tmp/d/x; chmod 0 /tmp/d")

@@ -20,9 +20,10 @@ sys.path.insert(0, str(EXAMPLES))
 COMMAND = "wc -l < poem.txt > answer.txt; echo counted"
 
 
-@pytest.fixture
-def project() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=os.environ["FUMEHOOD_SUITE_DIR"]) as top:
+@pytest.fixture(params=["beside the home", "/tmp"])  # evaluations work below /tmp, which is a command's own
+def project(request: pytest.FixtureRequest) -> Iterator[Path]:
+    place = request.param if request.param == "/tmp" else os.environ["FUMEHOOD_SUITE_DIR"]
+    with tempfile.TemporaryDirectory(dir=place, prefix="fumehood-suite-") as top:
         project = Path(top, "project")
         project.mkdir()
         (project / "poem.txt").write_text("one\ntwo\nthree\n")
@@ -134,3 +135,47 @@ def test_a_loop_of_one_page(project: Path) -> None:
     assert "counted" in told["content"]
     assert "added answer.txt" in told["content"]
     assert (project / "answer.txt").read_text().strip() == "3"
+
+
+TEMPLATE = """
+[[tool]]
+name = "note"
+description = "Keep a note."
+command = "printf %s {text} > note.txt; cat note.txt"
+"""
+
+
+@pytest.fixture
+def template() -> Iterator[None]:
+    path = Path.home() / ".config/fumehood/config.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(TEMPLATE)
+    yield
+    path.unlink()
+
+
+async def test_templates_of_the_configuration_are_tools_of_the_frameworks(project: Path, template: None) -> None:
+    from agents.tool_context import ToolContext
+    from inspect_ai.tool import ToolDef
+
+    from fumehood.adapters.deepagents import FumehoodSandbox
+    from fumehood.adapters.inspect import own_tools
+    from fumehood.adapters.openai_agents import ShellExecutor
+
+    hostile = "'; touch hurt; '"
+    backend, shell = FumehoodSandbox(project), ShellExecutor(project)
+    try:
+        (note,) = backend.tools
+        assert hostile in note.invoke({"text": hostile})
+        assert hostile in await note.ainvoke({"text": hostile})
+        assert note.invoke({"text": "a\0b"}).startswith("ERROR: ")
+        (tool,) = shell.tools
+        arguments = json.dumps({"text": hostile})
+        context = ToolContext(context=None, tool_name=tool.name, tool_call_id="1", tool_arguments=arguments)
+        assert hostile in await tool.on_invoke_tool(context, arguments)
+    finally:
+        backend.close()
+        shell.close()
+    assert sorted(os.listdir(project)) == ["note.txt", "poem.txt"]
+    (own,) = own_tools()
+    assert ToolDef(own).parameters.model_dump(exclude_none=True)["required"] == ["text"]

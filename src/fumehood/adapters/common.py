@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from fumehood import BadRequest, Run, Sandbox
+from fumehood import BadRequest, FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
 from fumehood.core.limits import OUTPUT, is_of
 from fumehood.core.report import joined, line_of, one_line, summary, told_ahead, visible
@@ -15,6 +15,7 @@ from fumehood.core.report import joined, line_of, one_line, summary, told_ahead,
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 _SHOWN = 20  # blocked things and changes in the notes
 _DEFAULT_LIMIT = 64 << 20
@@ -75,6 +76,27 @@ def notes(run: Run) -> str:
 def for_agent(sandbox: Sandbox, run: Run) -> str:
     """Return all that the command printed, and the notes after it."""
     return joined(visible(joined(*printed(sandbox, run)), run.mark), notes(run))
+
+
+def own_tools(sandbox: Sandbox) -> list[dict[str, Any]]:
+    """Return the tools of the person's configuration (`[[tool]]`), each with name, description and input_schema."""
+    return sandbox.tools("anthropic")[1:]
+
+
+def called(sandbox: Sandbox, name: str, /, **arguments: Any) -> str:
+    """Run what a model asks of one of these tools; returns what the model is told."""
+    try:
+        return sandbox.run_tool(name, arguments).for_model()
+    except FumehoodError as error:
+        return sandbox.refusal(error)
+
+
+async def acalled(sandbox: Sandbox, name: str, /, **arguments: Any) -> str:
+    """Do the same without blocking the event loop."""
+    try:
+        return (await sandbox.arun_tool(name, arguments)).for_model()
+    except FumehoodError as error:
+        return sandbox.refusal(error)
 
 
 def instructions(sandbox: Sandbox) -> str:

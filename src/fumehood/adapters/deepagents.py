@@ -12,9 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 from deepagents.backends.sandbox import BaseSandbox
+from langchain_core.tools import StructuredTool
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.common import instructions, is_cut, notes, opened, printed, read, write
+from fumehood.adapters.common import (
+    acalled,
+    called,
+    instructions,
+    is_cut,
+    notes,
+    opened,
+    own_tools,
+    printed,
+    read,
+    write,
+)
 from fumehood.core.report import NOT_OURS, joined, visible
 
 if TYPE_CHECKING:
@@ -49,6 +61,18 @@ class FumehoodSandbox(BaseSandbox):
     def instructions(self) -> str:
         """What to tell the model, so that it knows Fumehood's words from a command's."""
         return instructions(self.sandbox)
+
+    @property
+    def tools(self) -> list[StructuredTool]:
+        """The tools of the person's configuration (`[[tool]]`), for `create_deep_agent(tools=…)`."""
+        return [
+            StructuredTool(
+                name=each["name"], description=each["description"], args_schema=each["input_schema"],
+                func=partial(called, self.sandbox, each["name"]),
+                coroutine=partial(acalled, self.sandbox, each["name"]),
+            )
+            for each in own_tools(self.sandbox)
+        ]  # fmt: skip
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run a shell line; what was blocked or held is told after its output."""

@@ -12,6 +12,7 @@ import pwd
 import shutil
 from typing import TYPE_CHECKING, Literal, overload
 
+from inspect_ai.tool import Tool, ToolDef, ToolParams
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
@@ -19,11 +20,15 @@ from inspect_ai.util import (
     SandboxEnvironmentLimits,
     SandboxUnavailableError,
     SandboxUserUnsupportedError,
+    sandbox,
     sandboxenv,
 )  # fmt: skip
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
 from fumehood.adapters.common import fresh_project, is_cut, printed, read, write
+from fumehood.core.templates import Template, templates
+from fumehood.store.config import policy_for
+from fumehood.store.places import places
 
 if TYPE_CHECKING:
     from inspect_ai.util import SandboxEnvironmentConfigType
@@ -118,6 +123,21 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
         """Close the records and remove the project."""
         self._whole.close()
         self._folder.cleanup()
+
+
+def own_tools() -> list[Tool]:
+    """Return the tools of the person's configuration (`[[tool]]`), for `use_tools`; each works on its sample."""
+
+    def made(template: Template) -> Tool:
+        async def execute(**arguments: object) -> str:
+            environment: FumehoodSandboxEnvironment = sandbox().as_type(FumehoodSandboxEnvironment)
+            return (await environment.sandbox.arun(template.line(arguments))).for_model()
+
+        described = {name: {"description": name, **each} for name, each in template.properties.items()}
+        parameters = ToolParams.model_validate({**template.schema, "properties": described})
+        return ToolDef(execute, template.name, template.description, parameters).as_tool()
+
+    return [made(each) for each in templates(policy_for(places(), ()).tools).values()]
 
 
 def _is_own(user: str) -> bool:

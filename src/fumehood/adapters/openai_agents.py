@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
-from agents import ShellCallOutcome, ShellCommandOutput, ShellResult
+from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.common import instructions, notes, opened, printed
+from fumehood.adapters.common import acalled, instructions, notes, opened, own_tools, printed
 from fumehood.core.report import joined, visible
 
 if TYPE_CHECKING:
@@ -63,6 +64,20 @@ class ShellExecutor:
     def instructions(self) -> str:
         """What to tell the model, so that it knows Fumehood's words from a command's."""
         return instructions(self.sandbox)
+
+    @property
+    def tools(self) -> list[FunctionTool]:
+        """The tools of the person's configuration (`[[tool]]`), to be given to the agent beside the shell."""
+        return [self._tool(each) for each in own_tools(self.sandbox)]
+
+    def _tool(self, tool: dict[str, Any]) -> FunctionTool:
+        async def invoke(_context: object, arguments: str) -> str:
+            return await acalled(self.sandbox, tool["name"], **json.loads(arguments or "{}"))
+
+        return FunctionTool(
+            name=tool["name"], description=tool["description"], params_json_schema=tool["input_schema"],
+            on_invoke_tool=invoke, strict_json_schema=False,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the records, if the sandbox was made here."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, Unavailable
+from fumehood.errors import Unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
-
-    from fumehood.linux.mounts import Operation
 
 FILTER_FD, GUARD_FD = 5, 6
 TMP = "/tmp"  # noqa: S108 - the sandbox's own
@@ -258,16 +256,6 @@ class Layers:
         if not os.path.isfile(f"{self.upper}/changed") or not os.path.isfile(f"{self.lower}/gone"):
             return "a changed file did not reach the layer"
         return ""
-
-
-def check_tmp(mounts: tuple[Operation, ...]) -> None:
-    """Refuse mount points in a /tmp that commands wrote before: what they left there must not lead anywhere."""
-    for operation in mounts:
-        if operation.target.startswith(f"{TMP}/"):
-            raise BadRequest(
-                f"{TMP} can't be kept between commands here: {operation.target} lies in it",
-                hint='move it, or set tmp = "fresh"',
-            )
 
 
 def memory(*, executable: bool = False) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
 from fumehood.core import request
-from fumehood.core.masks import is_in
 from fumehood.core.report import Blocked
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.launch import owner_of
+from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service import inside
@@ -74,14 +75,15 @@ class Seat:
         self.door: Door | None = None
         self._reach = "--project", project.path, "--only-session", name, "--asked-by", run
         self.tmp = ""
+        self.tmp_points: Sequence[str] = ()  # directories in it that roots below /tmp can be mounted in
         self.must_have_tmp = must
         self.why_no_tmp = ""
         self._ended_in = ""
         self.left_processes: list[str] = []  # that its shell left behind, as the command says: lines of their `stat`
         if tmp:
-            self.why_no_tmp = self._why_no_tmp(project)
+            self.why_no_tmp = f"{project.path} belongs to another user" if self._owner is not None else ""
             if not self.why_no_tmp:
-                self._make_tmp()
+                self._make_tmp(project.roots, run)
             elif must:
                 raise BadRequest(f"a session can't have its own /tmp here: {self.why_no_tmp}", hint="leave it out")
 
@@ -179,18 +181,35 @@ class Seat:
         except BlockingIOError:
             return ""
 
-    def _why_no_tmp(self, project: Project) -> str:
-        if self._owner is not None:
-            return f"{project.path} belongs to another user"
-        # Bubblewrap would make the mount point in a directory that commands write, and follow their links.
-        return f"{project.path} lies in /tmp" if any(is_in(root, (TMP,)) for root in project.roots) else ""
+    def _make_tmp(self, roots: Sequence[str], run: str) -> None:
+        """Make the session's /tmp.
 
-    def _make_tmp(self) -> None:
+        What roots below /tmp are mounted in is made before any command sees it. As all of them have something mounted
+        there, none can put a link in its place, which bubblewrap would follow for the next.
+        """
         _make_room(self._room)
-        self.tmp = os.path.join(self._room, "tmp")
-        if not os.path.isdir(self.tmp):
-            make_private(self.tmp)
-            os.chmod(self.tmp, 0o1777)  # noqa: S103 - as a /tmp is; the directory around it is closed
+        points = sorted({root.split("/")[2] for root in roots if root.startswith(f"{TMP}/")})
+        plain, with_points = f"{self._room}{TMP}", f"{self._room}/with-points"
+        if points and not os.path.isdir(plain) and not os.path.isdir(with_points):
+            new = f"{self._room}/new-{run}"
+            for name in points:
+                os.makedirs(f"{new}/points/{name}", 0o755)
+                os.makedirs(f"{new}{TMP}/{name}", 0o755)
+            os.chmod(f"{new}{TMP}", 0o1777)  # noqa: S103 - as a /tmp is; the directory around it is closed
+            try:
+                os.rename(new, with_points)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                with Closing(open_top(self._room)) as room:  # another command was faster
+                    remove_tree(room, f"new-{run}")
+        if os.path.isdir(with_points):
+            self.tmp, self.tmp_points = f"{with_points}{TMP}", os.listdir(f"{with_points}/points")
+            return
+        self.tmp = plain
+        if not os.path.isdir(plain):
+            make_private(plain)
+            os.chmod(plain, 0o1777)  # noqa: S103
 
 
 def _make_room(room: str) -> None:

@@ -13,7 +13,7 @@ from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.linux.bwrap import TMP, check_tmp
+from fumehood.linux.bwrap import TMP
 from fumehood.linux.capture import BWRAP, COPY, KERNEL
 from fumehood.linux.homes import relevant
 from fumehood.linux.hostview import HostViews, Sight, kernel_masks
@@ -379,14 +379,9 @@ class Surroundings:
             *(self._devices(world) if self._policy.devices else ()),
             Console(target="/dev/console"),
         ]  # fmt: skip
-        if tmp and seat is not None and tmp == seat.tmp and not seat.must_have_tmp:
-            covered = next((each.target for each in own if each.target.startswith(f"{TMP}/")), "")
-            if covered:
-                tmp, seat.why_no_tmp = "", f"{covered} lies in /tmp"
-        if tmp:
-            check_tmp(tuple(own))  # nothing else is mounted in there
-            own.insert(0, Bind(target=TMP, source=tmp, is_writable=True, why="kept between commands"))
-        else:
+        kept = _kept_tmp(tmp, seat, own) if tmp else []
+        own[:0] = kept
+        if not kept:
             base.append(Tmpfs(target=TMP, mode=0o1777))
         ahead = len(base) if world.tree is None and by_launcher else 0
         if (user == 0) not in self._kernel:
@@ -469,6 +464,29 @@ class Surroundings:
     def _links_in(self, root: str) -> list[str]:
         """Return what a person masked in a root and is a link there."""
         return [path for name in self._in_roots if os.path.islink(path := f"{root}/{name}")]
+
+
+def _kept_tmp(tmp: str, seat: Seat | None, own: Sequence[Operation]) -> list[Operation]:
+    """Return what shows a /tmp that is kept between commands; nothing where a session can't have one here.
+
+    What commands left in it must not lead a mount anywhere: only what was made there before them is mounted on.
+    """
+    session = seat if seat is not None and tmp == seat.tmp else None
+    points = [f"{TMP}/{name}" for name in session.tmp_points] if session is not None else []
+    targets = [each.target for each in own if is_in(each.target, (TMP,))]
+    other = next((each for each in targets if not is_in(each, points)), "")
+    if other and session is not None and not session.must_have_tmp:
+        session.why_no_tmp = f"{other} lies in /tmp"
+        return []
+    if other:
+        raise BadRequest(
+            f"{TMP} can't be kept between commands here: {other} lies in it", hint='move it, or set tmp = "fresh"'
+        )
+    around = [point for point in points if point not in targets and any(is_below(each, point) for each in targets)]
+    return [
+        Bind(target=TMP, source=tmp, is_writable=True, why="kept between commands"),
+        *(Tmpfs(target=point, is_sealed=True, why="a root lies in it") for point in around),
+    ]
 
 
 def _sourced(path: str, home: str) -> list[Operation]:
