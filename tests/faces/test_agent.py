@@ -233,3 +233,107 @@ def test_our_hook_lets_everything_go_on_in_there(agent, cli, home):
     done = agent(f"PYTHONPATH={SOURCES} python3 -m fumehood hook --client claude || exit 2", input=call)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "fumehood" in cli("hook", "--client", "claude", input=call).stdout, "as it does not outside"
+
+
+def commands(cli):
+    """What the log says of an agent's commands, the earliest first: the line, its status, what it changed."""
+    runs = json.loads(cli("log", "--json").stdout)[::-1]
+    return [
+        (run["command"], run["exit_code"], {f"{change['change']} {change['path']}" for change in run["paths"]})
+        for run in runs if run["act"] == "checkpoint"
+    ]  # fmt: skip
+
+
+def test_each_of_its_shell_commands_can_be_a_run_of_its_own(agent, cli, project):
+    (project / "notes.txt").write_text("keep me")
+    before = os.listdir(project)
+    done = agent(
+        "echo 1 >own; bash -c 'cat own; rm notes.txt; sh -c \"echo 2 >>own\"; exit 3'; echo $?\n"
+        'echo 3 >>own; sh -ec \'mkdir d; echo "$0 $1" >d/f\' name word; bash -l -c "cat own"',
+        "--each-command", name="codex",
+    )  # fmt: skip
+    assert done.stdout == "1\n3\n1\n2\n3\n", done.stderr
+    assert commands(cli) == [
+        ("checkpoint of codex", None, {"added own"}),
+        ("cat own; rm notes.txt; sh -c \"echo 2 >>own\"; exit 3", 3, {"deleted notes.txt", "modified own"}),
+        ("checkpoint of codex", None, {"modified own"}),
+        ('mkdir d; echo "$0 $1" >d/f', 0, {"added d", "added d/f"}),
+        ("cat own", 0, set()),
+    ]
+    assert (project / "d/f").read_text() == "name word\n"
+    runs = {run["command"]: run for run in json.loads(cli("log", "--json").stdout)}
+    assert cli("undo", runs['mkdir d; echo "$0 $1" >d/f']["run"]).returncode == 0
+    assert sorted(os.listdir(project)) == ["own"]
+    assert cli("undo", "--session", runs["cat own"]["session"]).returncode == 0
+    assert os.listdir(project) == before
+
+
+def test_shells_are_as_they_would_be_without_their_commands_being_told_apart(agent, cli):
+    script = """
+        echo 'echo fed $1' | sh -s a; printf 'echo "$#"' >script; sh ./script b c; sh <script; sh -c 'sh -c "echo \\$#"'
+        echo in | bash -o pipefail -c 'cat; false | true'; echo $?
+        bash --norc -ceu 'echo "$0|$1|$#"' zero 'one  two'; bash -c 'echo "$# ${1-none}"'; bash +e -c 'false; echo on'
+        sh -c 'exec sh -c "exit 4"'; echo $?; sh -c 'if'; echo $?; sh -c 'kill -9 $$'; echo $?
+        sh -c 'trap "echo own" EXIT; exit 5'; echo $?; bash -c 'echo out; echo err >&2; exit 6' 2>&1; echo $?
+        sh -c 'cat <<END
+        $0 in a document
+END' x
+        sh -c ''; echo $?; sh -c 'cd /usr && pwd' </dev/null; bash -c 'kill -TERM $$; sleep 9'; echo $?
+    """
+    plain = agent(script, name="codex")
+    each = agent(script, "--each-command", name="codex")
+    assert each.stdout.splitlines() == plain.stdout.splitlines()
+    assert len(commands(cli)) == 14
+
+
+def test_what_commands_did_at_the_same_time_is_told_of_all_of_them(agent, cli, project):
+    agent(
+        "sh -c 'until [ -e go ]; do sleep 0.01; done; echo x >slow' &\n"
+        "sh -c 'echo x >quick'; touch go; wait; sh -c 'echo x >last'",
+        "--each-command", name="codex",
+    )  # fmt: skip
+    slow, (quick, last) = "until [ -e go ]; do sleep 0.01; done; echo x >slow", ("echo x >quick", "echo x >last")
+    told = commands(cli)
+    assert told[-1] == (last, 0, {"added last"})
+    made = {change.removeprefix("added ") for _, _, changes in told for change in changes}
+    assert made == {"slow", "quick", "go", "last"}
+    assert (f"{quick} (while: {slow})", 0, {"added quick"}) in told or (quick, 0, {"added quick"}) in told, told
+
+
+def test_a_command_that_ends_without_a_word_is_told_from_what_follows(agent, cli):
+    script = "sh -c 'echo x >one; kill -9 $$'; sh -c 'echo x >two'; sh -c 'echo x >three; exec true'"
+    agent(script, "--each-command", name="codex")
+    assert commands(cli)[:2] == [
+        ("echo x >one; kill -9 $$", None, {"added one"}), ("echo x >two", 0, {"added two"}),
+    ]  # fmt: skip
+
+
+def test_what_a_command_may_not_leave_waits_for_the_agents_end_and_is_told_once(agent, cli, project):
+    done = agent("sh -c 'echo x >.envrc; echo x >fine'; sh -c 'echo x >more'", "--each-command", name="codex")
+    assert done.stderr.count("held, not applied: added .envrc") == 1
+    assert sorted(os.listdir(project)) == ["fine", "more"]
+    run = next(run for run in json.loads(cli("log", "--json").stdout) if run["act"] == "run")
+    assert (run["state"], [change["path"] for change in run["paths"]]) == ("held", [".envrc"])
+
+
+def test_a_forged_boundary_changes_nothing_but_names(agent, cli, project):
+    done = agent(
+        "fumehood command-began $$; fumehood command-began 1; fumehood command-began ../../etc; echo x >a\n"
+        "sh -c 'fumehood command-ended $$ 7; echo x >.envrc; echo x >b'; fumehood command-ended 1 0 0; echo x >c",
+        "--each-command", name="codex",
+    )  # fmt: skip
+    assert done.stderr.count("can't be understood") == 2
+    assert sorted(os.listdir(project)) == ["a", "b", "c"], "held is held"
+    runs = json.loads(cli("log", "--json").stdout)
+    told = sorted((change["path"], change["verdict"]) for run in runs for change in run["paths"])
+    assert told == [(".envrc", "held"), ("a", "applied"), ("b", "applied"), ("c", "applied")]
+
+
+def test_commands_can_not_be_runs_of_their_own_where_nothing_is_settled_before_the_end(agent, home):
+    path = home / ".config/fumehood/config.toml"
+    path.parent.mkdir(exist_ok=True)
+    assert "nothing is applied" in agent("echo ran", "--hold", "--each-command", name="codex").stderr
+    path.write_text('capture = "copy"')
+    done = agent("echo ran", "--each-command", name="codex")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "--each-command needs checkpoints" in done.stderr

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-_OWN = ("programs", "state", "credentials", "arguments")
+_OWN = ("programs", "state", "credentials", "arguments", "around")
 
 
 class Agent(Value):
@@ -21,7 +21,8 @@ class Agent(Value):
     `state` has the directories of its home that are kept for it between its sessions, one by one for each project, as
     `DIRECTORY` or `VARIABLE=DIRECTORY`, where the variable is what moves it. `credentials` are files of the person's
     that it gets a copy of, whenever theirs is the newer one; of `FILE#KEY,KEY` only these keys, and only once, because
-    agents write such a file all the time. `arguments` come before the person's. `settings` are laid over the policy.
+    agents write such a file all the time. `arguments` come before the person's. `around` has pairs of texts that the
+    agent puts before and after a line of the model's for its shell. `settings` are laid over the policy.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Agent(Value):
     state: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
     settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
     def with_more(self, settings: Mapping[str, Any]) -> Agent:
@@ -42,6 +44,26 @@ class Agent(Value):
                 laid[name] = more
         return self.replace(settings=laid)
 
+    def typed(self, line: str) -> str:
+        """Return the model's own line in one that the agent gives to a shell; nothing where none is in there."""
+        if not self.around:
+            return line
+        for before, after in zip(self.around[::2], self.around[1::2], strict=False):
+            _, has_before, rest = line.partition(before)
+            text, has_after, _ = rest.rpartition(after)
+            if has_before and has_after:
+                return _unquoted(text) if before.endswith("eval ") else text
+        return ""
+
+
+def _unquoted(text: str) -> str:
+    import shlex
+
+    try:
+        return shlex.split(text)[0]
+    except (ValueError, IndexError):
+        return text
+
 
 # Hosts: those that answer the model's calls and renew a login. Not those that count users or bring new versions.
 SHIPPED_AGENTS: tuple[Agent, ...] = (
@@ -53,6 +75,7 @@ SHIPPED_AGENTS: tuple[Agent, ...] = (
             "~/.claude/.credentials.json",
             "~/.claude.json#oauthAccount,primaryApiKey,customApiKeyResponses,hasCompletedOnboarding,theme,userID",
         ),
+        around=(" && eval ", " && pwd -P >| "),
         settings={
             "hosts": ("api.anthropic.com:443", "platform.claude.com:443", "console.anthropic.com:443"),
             "environment.keep": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
@@ -81,6 +104,7 @@ SHIPPED_AGENTS: tuple[Agent, ...] = (
             "~/.gemini/oauth_creds.json", "~/.gemini/google_accounts.json", "~/.gemini/gemini-credentials.json",
             "~/.gemini/settings.json#security",
         ),
+        around=("EXIT\n", "\n)\n__code=$?\n"),
         settings={
             "hosts": (
                 "generativelanguage.googleapis.com:443", "cloudcode-pa.googleapis.com:443", "oauth2.googleapis.com:443",

@@ -456,6 +456,9 @@ SECTIONS: tuple[Section, ...] = (
             _key("credentials", TEXTS, "Files that it gets a copy of, whenever yours is newer; `FILE#KEY,KEY`: only "
                  "these keys of a JSON file, once."),
             _key("arguments", TEXTS, "What comes before the arguments that you type."),
+            _key("around", TEXTS, "Two texts that stand before and after a line of the model's in what the agent gives "
+                 "to a shell: with `--each-command`, what is between them is the command, and a shell line without "
+                 "them is none."),
             *(key for key in KEYS if key.name.startswith(_IN_AGENTS)),
         ),
     ),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ASK = "ask"
 WRITE = "write"
+BEGAN, ENDED = "command-began", "command-ended"  # what the shells of an agent say, where each command is a run
 LONGEST = 4096  # bytes of a request: what a pipe takes in one piece
 APART = "\x1f"  # between the words of a request
 _MOST_WORDS = 64
@@ -74,6 +75,11 @@ def parsed(line: bytes) -> tuple[str, str, list[str]]:
     if "\0" in "".join(words):
         raise BadRequest("a word has a NUL in it", hint="fumehood --help")
     return words[0], words[1], words[2:]
+
+
+def is_of_a_shell(line: bytes) -> bool:
+    """Return True if a request says that a command begins or ends."""
+    return line.split(APART.encode(), 3)[2:3] in ([BEGAN.encode()], [ENDED.encode()])
 
 
 def checked(words: Sequence[str], whole: Callable[[str], str]) -> list[str]:

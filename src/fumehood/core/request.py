@@ -126,6 +126,7 @@ class Request(Value):
     title: str = ""  # what the record calls the command, where that is not its own text
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
     agent: Agent | None = None  # whose profile it runs with: a person asked for that
+    each_command: bool = False  # whether the shell commands that it starts are runs of their own
 
 
 def check(request: Request) -> None:

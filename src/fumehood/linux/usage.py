@@ -25,7 +25,7 @@ class Processes:
 
     def __init__(self, init: int) -> None:
         self._init = init
-        self._inside = _inside_of(init)
+        self._inside = inside_of(init)
 
     def close(self) -> None:
         """Let go of the sandbox's /proc."""
@@ -257,7 +257,7 @@ def descendants(init: int) -> list[int]:
     return family
 
 
-def _inside_of(init: int) -> int | None:
+def inside_of(init: int) -> int | None:
     """Open the sandbox's own /proc; a bubblewrap with the set-uid bit does not let us."""
     try:
         inside = os.open(f"/proc/{init}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

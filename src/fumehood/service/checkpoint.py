@@ -13,6 +13,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.judge import APPLY, hold_open, hold_together
 from fumehood.core.report import Run, printable
+from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, FumehoodError
 from fumehood.linux.copying import copy_versions
 from fumehood.linux.freeze import NotStopped, Stopped, let_time_pass, streams
@@ -45,6 +46,17 @@ _NOTHING = ((b"", 0), (b"", 0))
 _WRITTEN, _SHARED, _GIT = "it is still being written", "the file has other names", "git is at work in its repository"
 
 
+class Part(Value):
+    """What of a running command one checkpoint is about: something between two boundaries that it told of."""
+
+    command: str = ""  # one that it started; nothing: its own doing, which leaves a run only where it changed something
+    meanwhile: str = ""  # what else ran
+    cwd: str = ""
+    started_at: float = 0.0
+    duration_s: float = 0.0
+    exit_code: int | None = None  # as it was told, if it was
+
+
 class Checkpoints:
     """The checkpoints of one running command; `targets` are where it sees the roots, `judge` gives verdicts."""
 
@@ -62,8 +74,9 @@ class Checkpoints:
         self._looked_at_ns = 0  # what was changed later is new
         self._is_recorded = False  # where it is not at its end then, the next start sees to it
         self._unasked: dict[tuple[int, str], str] = {}  # files that were settled by itself, and the run that tells it
+        self.held: list[c.Change] = []  # what the last one left because a person must decide on it
 
-    def is_due(self) -> bool:
+    def is_due(self, *, whatever_size: bool = False) -> bool:
         """Return True if something in the layers has changed since the last one, and not too much to stop for it."""
         is_changed, count, size = False, 0, 0
         for layer in self._layers:
@@ -73,36 +86,51 @@ class Checkpoints:
                     if entry.st_ctime_ns > self._looked_at_ns:
                         is_changed = True
                         size += 0 if stat.S_ISDIR(entry.st_mode) else entry.st_size
-                    if count > _MOST_ENTRIES or size > _MOST_BYTES:
+                    if whatever_size and is_changed:
+                        return True
+                    if not whatever_size and (count > _MOST_ENTRIES or size > _MOST_BYTES):
                         return False
         return is_changed
 
-    def make(self, init: int, name: str = "") -> bool:
+    def make(self, init: int, name: str = "", part: Part | None = None) -> bool:
         """Settle what is finished; False where that is not possible just now.
 
-        `name` is what somebody who asked for it wants the run to be called: it is recorded whatever comes of it. One
-        that nobody asked for leaves a run only where it changes something.
+        `name` is what somebody who asked for it wants the run to be called: it is recorded whatever comes of it, and
+        so is one about a command that the running one started. All others leave a run only where they change something.
         """
         store, project, began = self._hood.store, self._hood.project.id, time.monotonic()
         self._is_recorded = False
+        self.held = []
         checkpoint = Run(
             run=name or new_id(), project=self._run.project, command=f"checkpoint of {self._run.command}",
             cwd=self._run.cwd, state=EMPTY, act=CHECKPOINT, of=self._run.run, roots=self._run.roots,
             below=self._run.below, session=self._run.session, capture=self._run.capture, started_at=time.time(),
         )  # fmt: skip
+        is_kept, is_nothing_new = bool(name), False
+        if part is not None:
+            checkpoint.command = (part.command or checkpoint.command) + part.meanwhile
+            is_kept, is_nothing_new = bool(part.command), not self.is_due(whatever_size=True)
+        if is_kept and part is not None:
+            checkpoint.cwd, checkpoint.exit_code = part.cwd, part.exit_code
+            checkpoint.started_at, checkpoint.duration_s = part.started_at, part.duration_s
         try:
             with store.alone(project, wait=False), InterruptsHeld():
+                if is_nothing_new:
+                    if is_kept:
+                        store.history.refuse(project, checkpoint)
+                    return True
                 with Stopped(init) as stopped:
                     try:
-                        self._settle(checkpoint, stopped, is_asked=bool(name))
+                        self._settle(checkpoint, stopped, is_asked=bool(name) or part is not None)
                     except (FumehoodError, OSError) as error:
                         checkpoint.state, checkpoint.found, checkpoint.reason = FAILED, (), str(error)
                     # So that what it writes from now on is told from what was settled.
                     self._looked_at_ns = let_time_pass()
-                checkpoint.duration_s = time.monotonic() - began
+                if not checkpoint.duration_s:
+                    checkpoint.duration_s = time.monotonic() - began
                 if checkpoint.state == APPLIED:
                     record_files(store, project, checkpoint)
-                elif name and not self._is_recorded:
+                elif is_kept and not self._is_recorded:
                     store.history.refuse(project, checkpoint)
         except (FumehoodError, OSError, NotStopped):
             return self._is_recorded  # else somebody applies something just now, or nothing can be recorded
@@ -118,6 +146,7 @@ class Checkpoints:
         find_conflicts(self._hood.store, checkpoint, self._layers)
         hold_together(checkpoint.found, checkpoint.roots, self._hood.policy.on_conflict)
         left = [change for change in checkpoint.found if change.verdict != c.APPLIED]
+        self.held = [change for change in left if (change.root, change.path) not in unfinished]
         checkpoint.found = [change for change in checkpoint.found if change.verdict == c.APPLIED]
         checkpoint.reason = _in_words(left)
         if checkpoint.found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.inside import ASK, HELP, LONGEST, checked, parsed, widenings
+from fumehood.core.inside import ASK, BEGAN, ENDED, HELP, LONGEST, checked, is_of_a_shell, parsed, widenings
 from fumehood.core.request import BIN, TOLD
 from fumehood.errors import Refused, plain_error
 from fumehood.linux.process import interpreter
@@ -71,11 +71,16 @@ class Door:
         self.outside: Callable[[str], str] = str  # turns a path that the command saw into one that the person knows
         self.asking: QuestionsOpen | None = None
         self.ask: Callable[[Sequence[Widening]], str] | None = None  # where a person can be asked
+        self.hear: Callable[[Sequence[str], str], str] | None = None  # where shells say when commands begin and end
 
     def fileno(self) -> int:
         """The descriptor to poll: requests, or the end of the one that is served; once there were too many, that."""
-        is_closed = self.served >= _MOST_REQUESTS
-        return self._requests if self._thread is None and not is_closed else self._done
+        return self._done if self._thread is not None or self._is_closed else self._requests
+
+    @property
+    def _is_closed(self) -> bool:
+        """Too much was asked; shells are heard on, and all else that they ask is refused."""
+        return self.served >= _MOST_REQUESTS and self.hear is None
 
     def drain(self) -> None:
         """Take a request, or note that one was answered."""
@@ -83,7 +88,7 @@ class Door:
             os.eventfd_read(self._done)
             self._thread.join()
             self._thread = None
-            if self.served >= _MOST_REQUESTS:
+            if self._is_closed:
                 return
         else:
             try:
@@ -96,14 +101,18 @@ class Door:
                 self._waiting = b""  # nothing of ours; its end is another request that can't be read
             return
         self._waiting = rest
-        self.served += 1
-        if self.served == _MOST_REQUESTS:
+        reply = b""
+        if self.hear is not None and is_of_a_shell(line):
+            reply = self._reply(line)  # here, by whoever attends the sandbox: its processes are stopped meanwhile
+        else:
+            self.served += 1
+        if self._is_closed:
             os.close(os.open(f"{self._room}/{CLOSED}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         import threading
 
         if self._done < 0:
             self._done = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._serve, args=(line,), name="fumehood-door", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(line, reply), name="fumehood-door", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -122,10 +131,16 @@ class Door:
         if self._done >= 0:
             os.close(self._done)
             self._done = -1
-        if self.served >= _MOST_REQUESTS:
+        if self._is_closed:
             os.unlink(f"{self._room}/{CLOSED}")
 
-    def _serve(self, line: bytes) -> None:
+    def _serve(self, line: bytes, reply: bytes) -> None:
+        try:
+            self._answer(reply or self._reply(line))
+        finally:
+            os.eventfd_write(self._done, 1)
+
+    def _reply(self, line: bytes) -> bytes:
         number, code, text = "0", 0, b""
         try:
             number, cwd, words = parsed(line)
@@ -134,12 +149,13 @@ class Door:
             plain = plain_error(error)
             hint = f"hint: {plain.hint}\n" if plain.hint else ""
             code, text = plain.exit_code, f"ERROR: {plain.message}\n{hint}".encode(errors="backslashreplace")
-        try:
-            self._answer(b"%b %d\n%b" % (number.encode(), code, text))
-        finally:
-            os.eventfd_write(self._done, 1)
+        return b"%b %d\n%b" % (number.encode(), code, text)
 
     def _done_for(self, words: list[str], whole: Callable[[str], str]) -> tuple[int, bytes]:
+        if self.hear is not None and words[:1] in ([BEGAN], [ENDED]):
+            return 0, self.hear(words, whole(".")).encode(errors="backslashreplace")
+        if self.served > _MOST_REQUESTS:
+            raise Refused("this command has asked too often", hint="fumehood outside the hood is for a person")
         if not words or words[0] in ("-h", "--help", "help"):
             return 0, HELP.encode()
         if words[0] != ASK:

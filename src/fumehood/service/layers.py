@@ -184,6 +184,11 @@ def scanned(
     return scanned_changes
 
 
+def init_file(layers: Sequence[Layer]) -> str:
+    """Return the file that tells which process is the first in a sandbox."""
+    return f"{os.path.dirname(layers[0].upper)}/{INIT}"
+
+
 def is_checkpointed(layers: Sequence[Layer]) -> bool:
     """Return True if something that a command wrote was put into the project while it ran."""
     return os.path.exists(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.service.checkpoint import Checkpoints, Judge
+    from fumehood.service.commands import ShellCommands
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store
 
@@ -122,11 +123,12 @@ class When:
 
     def __init__(
         self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str],
-        judge: Judge, background_after: float | None,
+        judge: Judge, background_after: float | None, commands: ShellCommands | None = None,
     ) -> None:  # fmt: skip
         self._parts = hood, run, layers, indexes, targets, judge
         self._mark = hood.store.places.checkpoint_mark(run.run)
-        self._checkpoints: Checkpoints | None = None
+        self._commands = commands  # that an agent runs, each of which is settled by itself
+        self._checkpoints: Checkpoints | None = None if commands is None else commands.checkpoints
         by_itself = background_after is not None and run.mode == APPLY and hood.policy.on_conflict != HOLD_ALL
         self._every = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
         self._next = time.monotonic() + (background_after or 0.0)
@@ -134,6 +136,8 @@ class When:
     def look(self, init: int) -> None:
         """Make a checkpoint where it is time; `init` is the first process of the sandbox."""
         name = asked_for(self._mark)
+        if self._commands is not None and self._commands.look() and not name:
+            return
         if not name and (not self._every or time.monotonic() < self._next):
             return
         if self._checkpoints is None:

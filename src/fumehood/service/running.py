@@ -19,7 +19,7 @@ from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.linux.process import Attendance, Outcome
 from fumehood.linux.streams import CLOSED, INLINE, Stream, can_be_given_again, on_terminal, piped
-from fumehood.service.layers import INIT
+from fumehood.service.layers import init_file
 from fumehood.service.permission import Permissions
 from fumehood.service.settle import REFUSED
 from fumehood.store.audit import DECIDED
@@ -239,7 +239,7 @@ class Execution:
             resolvers=() if access is None or listens_inside else access.resolvers,
             scoped=is_scoped_by_launcher(network_shared=access is not None and access.shares),
             limits=resource_limits(self._limits), filter=refused,
-            init_file=f"{os.path.dirname(self._capture.layers[0].upper)}/{INIT}",
+            init_file=init_file(self._capture.layers),
         )  # fmt: skip
         return self._with_mounts(plan, seen)
 

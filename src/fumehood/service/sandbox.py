@@ -13,7 +13,7 @@ from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
 from fumehood.core.questions import network_question
 from fumehood.core.report import Run
 from fumehood.core.request import BIN, Request, arguments, check, checked, on_terminal, shown
-from fumehood.errors import Refused
+from fumehood.errors import BadRequest, Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
@@ -132,8 +132,9 @@ class Hood(Workplace):
 
             tmp = request.own_tmp or self.policy.tmp == "session"
             with Seat(
-                self.store, self.project, request.session, claim.run, tmp=tmp, must=request.own_tmp
-            ) as seat:
+                self.store, self.project, request.session, claim.run, tmp=tmp, must=request.own_tmp,
+                each_command=request.each_command,
+            ) as seat:  # fmt: skip
                 request = request.replace(cwd=request.cwd or seat.cwd)
                 return self._run(claim, request, wishes, seat, reason, may_run_again=may_run_again)
 
@@ -159,7 +160,7 @@ class Hood(Workplace):
         )  # fmt: skip
         if network.to_ask:  # a plain sandboxed run needs nobody's word
             self.permit(run, _question(run, network.to_ask), wishes)
-        layers, execution = self._begin(claim, run, world, request.background_after)
+        layers, execution = self._begin(claim, run, world, request, seat)
         try:
             with world.entered(run.capture) as world:
                 ended = self._execute(run, execution, world, network, request, wishes, seat)
@@ -204,7 +205,7 @@ class Hood(Workplace):
         layering.drop(self.store.places, run.run)
 
     def _begin(
-        self, claim: layering.Claim, run: Run, world: World, background_after: float | None
+        self, claim: layering.Claim, run: Run, world: World, request: Request, seat: Seat | None
     ) -> tuple[tuple[Layer, ...], Execution]:
         """Record the run, and make its layers over what earlier runs hold: the command sees that too."""
         places = self.store.places
@@ -215,6 +216,9 @@ class Hood(Workplace):
             strangers = failed_on(places, self.project)
         choice = capturing.choose(self.host(), self.policy.capture, run.roots, strangers)
         run.capture, run.reason = choice.way, "; ".join(filter(None, (run.reason, choice.why)))
+        if request.each_command and (run.capture != capturing.KERNEL or run.mode != APPLY):
+            why = f"which {capturing.LABELS[run.capture]} has not" if run.mode == APPLY else "and nothing is applied"
+            raise BadRequest(f"--each-command needs checkpoints, {why}", hint="leave it out")
         self.store.recover()
         claim.take()
         with self.store.stack(self.project.id, settling=False):
@@ -227,13 +231,19 @@ class Hood(Workplace):
             held = seen(self.store, self.project.id, run)
         layers = layering.make(places, run.run, run.roots, run.capture, held)
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups)
+        parts = self, run, layers, claim.indexes, [target for _, target in capture.targets], self.give_verdicts
+        commands = None
+        if request.each_command and seat is not None and seat.door is not None:
+            from fumehood.service.checkpoint import Checkpoints
+            from fumehood.service.commands import ShellCommands
+
+            commands = ShellCommands(Checkpoints(*parts), request.agent, layering.init_file(layers))
+            seat.door.hear = commands.hear
 
         def checkpoints() -> Callable[[int], None]:
             from fumehood.service.now import When
 
-            targets = [target for _, target in capture.targets]
-            parts = self, run, layers, claim.indexes, targets, self.give_verdicts
-            return When(*parts, background_after).look
+            return When(*parts, request.background_after, commands).look
 
         return layers, Execution(
             self.host(), capture, self.start, self.policy.limits, self.surroundings, claim.indexes,
@@ -245,7 +255,12 @@ class Hood(Workplace):
         seat: Seat | None,
     ) -> Ended:  # fmt: skip
         """Run the command to its end, with its network; write down how it ended and what it printed."""
-        line = arguments(checked(request.command), world.shell, source=request.source, tells_cwd=seat is not None)
+        shell = world.shell
+        if request.each_command:
+            from fumehood.service.shells import real_shell
+
+            shell = real_shell(shell)
+        line = arguments(checked(request.command), shell, source=request.source, tells_cwd=seat is not None)
         run.one_stream = wishes.is_one_stream or wishes.terminal is not None
         is_one = wishes.is_one_stream
         to_errors = wishes.on_stdout if is_one else wishes.on_stderr

@@ -62,8 +62,9 @@ class Seat:
     """
 
     def __init__(
-        self, store: Store, project: Project, name: str, run: str, *, tmp: bool = False, must: bool = False
-    ) -> None:
+        self, store: Store, project: Project, name: str, run: str, *, tmp: bool = False, must: bool = False,
+        each_command: bool = False,
+    ) -> None:  # fmt: skip
         self._store = store
         self.session = session_of(store, project, name)
         self._owner = owner_of(project.path)
@@ -78,6 +79,7 @@ class Seat:
         self.tmp_points: Sequence[str] = ()  # directories in it that roots below /tmp can be mounted in
         self.must_have_tmp = must
         self.why_no_tmp = ""
+        self._each_command = each_command
         self._ended_in = ""
         self.left_processes: list[str] = []  # that its shell left behind, as the command says: lines of their `stat`
         if tmp:
@@ -100,10 +102,15 @@ class Seat:
     @property
     def mounts(self) -> list[Operation]:
         """What the sandbox shows of the session."""
-        return [
+        mounts: list[Operation] = [
             Bind(target=request.TOLD, source=self._told, why="its session"),
             Text(target=inside.TOOL, content=inside.SCRIPT, mode=0o755, why="its session"),
         ]
+        if self._each_command:
+            from fumehood.service.shells import shell_mounts
+
+            mounts += shell_mounts(self._store.places.cache)
+        return mounts
 
     def lacking(self, run: Run) -> list[Blocked]:
         """Return what a command missed that those of a session usually share, and what it left running."""

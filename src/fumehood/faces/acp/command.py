@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve one editor; returns the agent's exit code."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours = [word for word in arguments[:end] if word != _HOOKS]
-    options = run.parse([*ours, *arguments[end:]], agent.MORE)
+    options = run.parse([*ours, *arguments[end:]], agent.MORE, agent.FLAGS)
     if options is None:
         sys.stdout.write(HELP)
         return 0

@@ -45,6 +45,7 @@ All that the agent runs can use its credentials and reach its hosts, as it can i
 
 options, besides those of `fumehood run`:
   --allow-host HOST  let it reach this host too: api.example.org, 127.0.0.1:8080; can be repeated
+  --each-command     keep each shell command that the agent runs as a run of its own, which can be undone by itself
   --as NAME          the profile, where the program has another name: --as claude -- npx …
   --keep NAME        let it have this variable although it looks like a secret; can be repeated
   -h, --help         show this help
@@ -53,17 +54,19 @@ There is no time limit, unless you give one. Exit code: the agent's own.
 
 examples:
   fumehood agent claude
+  fumehood agent --each-command claude
   fumehood agent --hold codex exec 'make the tests pass'
   fumehood agent --allow-host api.example.org --keep EXAMPLE_KEY -- aider
   fumehood agent --explain gemini     show what it would see, and run nothing
 """
 
 MORE = frozenset({"--keep", "--as"})
+FLAGS = frozenset({"--each-command"})
 
 
 def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = None) -> int:
     """Run an agent; returns its exit code. Where an `editor` has it run, that finds who is asked."""
-    options = run.parse(arguments, MORE)
+    options = run.parse(arguments, MORE, FLAGS)
     if options is None:
         sys.stdout.write(HELP)
         return 0
@@ -95,10 +98,11 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
         agent = agent.with_more({"hosts": request.hosts, "environment.keep": keep})
         sessions.append(session)
         return request.replace(
-            command=command, agent=agent, session=session, root=HOST, hosts=(), background_after=BACKGROUND_AFTER
-        )
+            command=command, agent=agent, session=session, root=HOST, hosts=(), background_after=BACKGROUND_AFTER,
+            each_command="--each-command" in options.flags,
+        )  # fmt: skip
 
-    special = run.Special(title=shown(tuple(options.command)), more=MORE, prepare=prepare, asks=editor)
+    special = run.Special(title=shown(tuple(options.command)), more=MORE, flags=FLAGS, prepare=prepare, asks=editor)
     special = special.replace(is_interrupt_an_end=editor is not None)
     code = run.main([*ours, *options.command], special)
     if sessions and options.flags.isdisjoint({"--quiet", "--json", "--explain"}):

@@ -108,6 +108,7 @@ class Special(Value):
 
     title: str = ""  # what the record calls the command
     more: frozenset[str] = frozenset()  # options that take a value
+    flags: frozenset[str] = frozenset()  # and such that take none
     prepare: Callable[[Request, Policy], Request] | None = None
     asks: Callable[[], Sequence[Ask]] | None = None
     is_interrupt_an_end: bool = False  # and nothing that cuts the command short
@@ -132,8 +133,10 @@ class Options:
         return self.values[name][-1] if name in self.values else None
 
 
-def parse(arguments: Sequence[str], more: frozenset[str] = frozenset()) -> Options | None:
-    """Read the command line, with some `more` options that take a value; None asks for help."""
+def parse(
+    arguments: Sequence[str], more: frozenset[str] = frozenset(), flags: frozenset[str] = frozenset()
+) -> Options | None:
+    """Read the command line, with some `more` options that take a value, and `flags`; None asks for help."""
     options = Options()
     waiting = list(arguments)
     while waiting:
@@ -143,7 +146,7 @@ def parse(arguments: Sequence[str], more: frozenset[str] = frozenset()) -> Optio
             break
         if word in ("-h", "--help"):
             return None
-        if word in _FLAGS:
+        if word in _FLAGS or word in flags:
             options.flags.add(word)
         elif name in _VALUES or name in more:
             if not equals and not waiting:
@@ -174,7 +177,7 @@ def main(arguments: Sequence[str], special: Special | None = None) -> int:
     as_json = "--json" in ours
     options, brief = Options(), None
     try:
-        parsed = parse(arguments, special.more)
+        parsed = parse(arguments, special.more, special.flags)
         if parsed is None:
             sys.stdout.write(HELP)
             return 0
