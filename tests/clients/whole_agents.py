@@ -34,12 +34,13 @@ class Client:
         self._environment = environment
         self._project = project
 
-    def run(self, script: Sequence[Step | Callable[[list[str]], Step]]) -> tuple[list[str], Done]:
+    def run(self, script: Sequence[Step | Callable[[list[str]], Step]], *options: str) -> tuple[list[str], Done]:
         """Run it to its end, whatever that is; returns what it told the model of each call."""
         kinds: dict[str, type[Endpoint]] = {"claude": Anthropic, "codex": OpenAI, "gemini": Gemini}
         with kinds[self.name](script) as model:
             host = model.url.removeprefix("http://")
-            line = [str(FUMEHOOD), "agent", "--quiet", "--allow-host", host, self._program, *self._arguments(model.url)]
+            ours = [str(FUMEHOOD), "agent", "--quiet", "--allow-host", host, *options]
+            line = [*ours, self._program, *self._arguments(model.url)]
             done = subprocess.run(
                 line, cwd=self._project, env=self._environment | self._variables(model.url), capture_output=True,
                 text=True, check=False, stdin=subprocess.DEVNULL, timeout=LONG_S,
@@ -110,6 +111,29 @@ def test_all_that_it_does_is_one_run_and_can_be_taken_back(client: Client, fumeh
     shown = "".join(fumehood("diff", run["run"]).stdout for run in runs)
     assert all(name in shown for name in ("new.txt", "notes.txt", "made"))
     fumehood("undo", "--session", session)
+    assert files(project) == before
+
+
+def test_each_of_its_commands_can_be_a_run_of_its_own(client: Client, fumehood: Any, project: Path) -> None:
+    (project / "notes.txt").write_text("keep me")
+    before = files(project)
+    lines = ["cat new.txt; rm notes.txt; echo 'é \"q\"' >made", "echo 2 >>new.txt && exit 3", "cat made"]
+    script = [client.write(project / "new.txt", "1"), *map(client.shell, lines), {"text": "done"}]
+    told, done = client.run(script, "--each-command")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'é "q"' in told[3]
+    # Codex has a shell tell it the person's functions and variables first.
+    runs = [run for run in log(fumehood) if run["act"] == "checkpoint" and "snapshot" not in run["command"]]
+    changes = [{(change["path"], change["change"]) for change in run["paths"]} for run in runs]
+    own = ("printf '1' >'{project}/new.txt'" if client.name == "codex" else "checkpoint of ").format(project=project)
+    assert runs[0]["command"].startswith(own)
+    assert [(run["command"], run["exit_code"]) for run in runs[1:]] == list(zip(lines, (0, 3, 0), strict=True))
+    assert changes == [
+        {("new.txt", "added")}, {("notes.txt", "deleted"), ("made", "added")}, {("new.txt", "modified")}, set(),
+    ]  # fmt: skip
+    fumehood("undo", runs[1]["run"])
+    assert files(project) == {**before, "new.txt": b"12\n"}
+    fumehood("undo", "--session", runs[0]["session"])
     assert files(project) == before
 
 

@@ -319,10 +319,11 @@ def test_what_a_command_may_not_leave_waits_for_the_agents_end_and_is_told_once(
 def test_a_forged_boundary_changes_nothing_but_names(agent, cli, project):
     done = agent(
         "fumehood command-began $$; fumehood command-began 1; fumehood command-began ../../etc; echo x >a\n"
+        f"fumehood command-ended 1 {'9' * 40}\n"
         "sh -c 'fumehood command-ended $$ 7; echo x >.envrc; echo x >b'; fumehood command-ended 1 0 0; echo x >c",
         "--each-command", name="codex",
     )  # fmt: skip
-    assert done.stderr.count("can't be understood") == 2
+    assert done.stderr.count("can't be understood") == 3
     assert sorted(os.listdir(project)) == ["a", "b", "c"], "held is held"
     runs = json.loads(cli("log", "--json").stdout)
     told = sorted((change["path"], change["verdict"]) for run in runs for change in run["paths"])

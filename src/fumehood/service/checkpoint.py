@@ -111,8 +111,8 @@ class Checkpoints:
             checkpoint.command = (part.command or checkpoint.command) + part.meanwhile
             is_kept, is_nothing_new = bool(part.command), not self.is_due(whatever_size=True)
         if is_kept and part is not None:
-            checkpoint.cwd, checkpoint.exit_code = part.cwd, part.exit_code
-            checkpoint.started_at, checkpoint.duration_s = part.started_at, part.duration_s
+            checkpoint.cwd, checkpoint.exit_code = part.cwd or checkpoint.cwd, part.exit_code
+            checkpoint.started_at, checkpoint.duration_s = part.started_at or time.time(), part.duration_s
         try:
             with store.alone(project, wait=False), InterruptsHeld():
                 if is_nothing_new:

@@ -32,6 +32,9 @@ _PATIENCE_S, _PAUSE_S = 2.0, 0.05  # for a checkpoint, where another process has
 _BACKGROUND_S = 10.0  # what runs for longer is a server, or the like
 _ENDED = (b"Z", b"X")  # what the kernel calls a process of which only the status is left
 _TOLD = 12  # changes of one command that its agent is told of
+_LONGEST_NUMBER = 10
+_NAMED = 5  # commands that are named where they ran at the same time
+
 
 class _Begun(Value):
     line: str
@@ -43,9 +46,7 @@ class _Begun(Value):
 class ShellCommands:
     """The shell commands of one agent: those that run now, and what is settled where one begins or ends."""
 
-    def __init__(
-        self, checkpoints: Checkpoints, agent: Agent | None, init_file: str
-    ) -> None:
+    def __init__(self, checkpoints: Checkpoints, agent: Agent | None, init_file: str) -> None:
         self.checkpoints = checkpoints
         self._agent = agent
         self._init_file = init_file
@@ -56,9 +57,12 @@ class ShellCommands:
 
     def hear(self, words: Sequence[str], cwd: str) -> str:
         """Take note of what a shell says; returns what the agent is told."""
-        verb, shell, *status = words
-        if len(status) > 1 or not all(word.isascii() and word.isdigit() for word in words[1:]):
+        verb, *numbers = words
+        if len(numbers) != (1 if verb == BEGAN else 2) or not all(
+            word.isascii() and word.isdigit() and len(word) < _LONGEST_NUMBER for word in numbers
+        ):
             raise BadRequest(f"{verb} can't be understood", hint="only a shell says that")
+        shell = numbers[0]
         if verb == BEGAN:
             self.look()
             line = self._line_of(shell)
@@ -67,7 +71,7 @@ class ShellCommands:
             if line:
                 self._open[shell] = _Begun(line=line, cwd=cwd, started_at=time.time(), began=time.monotonic())
         elif shell in self._open:
-            self._settle(self._open.pop(shell), int(status[0]) if status else None)
+            self._settle(self._open.pop(shell), int(numbers[1]))
         return self._to_tell()
 
     def look(self) -> bool:
@@ -107,7 +111,7 @@ class ShellCommands:
 
     def _settle(self, command: _Begun | None, exit_code: int | None = None) -> None:
         """Settle what was written since the last time, as the doing of a command, or as the agent's own."""
-        others = " | ".join(short(each.line) for each in self._open.values())
+        others = " | ".join(short(each.line) for each in list(self._open.values())[:_NAMED])
         part = Part(meanwhile=f" (while: {others})" if others else "")
         lines = [*self._late, *([] if command is None else [command.line])]
         if command is not None:

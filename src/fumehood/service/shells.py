@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _SHELLS = ("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh")
 _FOLDERS = ("/bin", "/usr/bin", "/usr/local/bin")
 _AT = f"{BIN}/shells"
-# Only the outermost shell counts. The line is an argument of what is executed, so that no quoting can go wrong.
+# Only the outermost shell counts, while it lives: some agents have a shell tell them its variables, and pass those on.
+# The line is an argument of what is executed, so that no quoting can go wrong.
 _SHIM = """#!{sh}
 # Fumehood: a shell that says when a command begins and ends.
 shell={at}/${{0##*/}}
@@ -40,7 +41,9 @@ for word; do
         option:*)
             next=rest
             if [ "$has_line" ]; then next=name; fi
-            if [ "$has_line" ] && [ "$word" ] && [ -z "${{FUMEHOOD_COMMAND-}}" ]; then line=$word word='{around}'; fi ;;
+            if [ "$has_line" ] && [ "$word" ] && ! [ -d "/proc/${{FUMEHOOD_COMMAND:-none}}" ]; then
+                line=$word word='{around}'
+            fi ;;
         value:*) next=option ;;
         name:*) next=rest; if [ "$line" ]; then set -- "$@" "$word"; word=$line; fi ;;
     esac
