@@ -34,7 +34,7 @@ HELP = """usage: fumehood agent [OPTIONS] NAME [ARG…]
 
 Run an agent itself in the hood: whatever it does, by whatever tool, is captured as one run. What it has finished
 writing is judged and applied every few seconds and when it ends, and can be undone: undo --session. With --hold,
-nothing is applied.
+nothing is applied; with --each-command, it is done before and after each shell command that the agent runs.
 
 NAME is claude, codex, gemini, copilot, opencode, or one of your own ([[agent]] in the configuration). Its profile says
 which hosts it reaches without a question, which of your credentials it gets a copy of, and which directories are kept
