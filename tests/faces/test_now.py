@@ -1,6 +1,7 @@
 """What runs now: shown by ps, ended by stop, settled by checkpoint."""
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -132,11 +133,35 @@ def test_an_undo_says_that_what_was_settled_before_stands(cli: Any, begun: Any, 
     cli("checkpoint", run["run"])
     Path(cli("playground", "path").stdout.strip(), "go").touch()
     process.communicate(timeout=LONG_S)
-    told = cli("undo", run["run"]).stdout
+    told = cli("undo").stdout
     (earlier,) = re.findall(r"what was settled while it ran stands; to take that back: fumehood undo (\w+)", told)
     assert [path.name for path in project.iterdir()] == ["first"]
     assert "stands" not in cli("undo", earlier).stdout
     assert list(project.iterdir()) == []
+
+
+def test_an_undo_of_a_command_takes_back_what_was_settled_before_too_or_nothing(
+    cli: Any, begun: Any, project: Path
+) -> None:
+    wait = "echo ready; while [ ! -e ~/playground/go ]; do sleep 0.05; done"
+    process = begun(f"echo x > first; echo x > other; {wait}; echo y > second")
+    (run,) = shown(cli)
+    cli("checkpoint", run["run"])
+    Path(cli("playground", "path").stdout.strip(), "go").touch()
+    process.communicate(timeout=LONG_S)
+    (project / "first").write_text("a person's")
+    refused = cli("undo", run["run"])
+    assert refused.returncode == 125
+    assert "was not undone: changed since" in refused.stderr
+    assert sorted(os.listdir(project)) == ["first", "other", "second"]
+    done = cli("undo", run["run"], "--force", "--json")
+    assert os.listdir(project) == []
+    report = json.loads(done.stdout)
+    assert [each["path"] for each in report["changes"]] == ["second"]
+    assert [[each["path"] for each in other["changes"]] for other in report["also"]] == [["first", "other"]]
+    assert cli("redo", run["run"]).returncode == 0
+    assert sorted(os.listdir(project)) == ["first", "other", "second"]
+    assert (project / "first").read_text() == "a person's"
 
 
 def test_an_agent_has_its_own_commands_settled_and_no_others(cli: Any, started: Any, project: Path) -> None:

@@ -22,7 +22,14 @@ from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
-from fumehood.service.session import keep_variables, redo_session, session_of, undo_session
+from fumehood.service.session import (
+    keep_variables,
+    redo_command,
+    redo_session,
+    session_of,
+    undo_command,
+    undo_session,
+)
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
 from fumehood.service.upkeep import is_cleaning_due, upkeep
@@ -345,9 +352,13 @@ class Sandbox:
         """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
 
         `last` is here the last run that changed something and is not taken back yet; again, it is the one before.
-        With `force`, also what was changed since; what is there now is saved first.
+        With `force`, also what was changed since; what is there now is saved first. Of a command that is named, what
+        checkpoints of it settled is taken back too, each as a run of its own.
         """
         self._store.recover()  # a client's own edits may wait to be recorded, here and below
+        if run != LAST and not paths:
+            backs = undo_command(self._store, self._project, self._chosen(run), force=force, by=self._session)
+            return self._marked(backs[0])
         chosen = last_to_undo(self._store, self._reach) if run == LAST else self._chosen(run)
         back = undo(self._store, self._project, chosen, _paths(paths), force=force, by=self._session)
         return self._marked(back)
@@ -355,8 +366,9 @@ class Sandbox:
     def redo(self, run: Run | str = "last", *, force: bool = False) -> Run:
         """Bring back what the last undo took back, or the one of a run; returns a run of its own."""
         self._store.recover()
-        back = undo_of(self._store, run if isinstance(run, str) else run.run, self._reach)
-        return self._marked(undo(self._store, self._project, back, force=force, by=self._session))
+        name = run if isinstance(run, str) else run.run
+        backs = redo_command(self._store, self._project, name, self._reach, force=force, by=self._session)
+        return self._marked(backs[0])
 
     def running(self) -> list[Run]:
         """Return this project's commands that run now, or this session's, the latest first."""

@@ -7,6 +7,7 @@ import os
 import time
 
 from fumehood.core import request
+from fumehood.core.changes import APPLIED
 from fumehood.core.report import Blocked
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.bwrap import TMP
@@ -17,7 +18,7 @@ from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service import inside
 from fumehood.service.loopback import Loopback
 from fumehood.service.scratch import is_directory
-from fumehood.store.history import CHECKPOINT, Reach
+from fumehood.store.history import CHECKPOINT, LAST, Reach
 from fumehood.store.places import make_private
 
 TYPE_CHECKING = False
@@ -305,7 +306,7 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "", for
     runs = [run for run in store.history.standing(mine) if run.act in ("run", CHECKPOINT)]
     if not runs:
         raise BadRequest(f"nothing of the session {name} is left to undo", hint=f"fumehood log --session {name}")
-    return _all_or_none(store, project, name, runs, "undone", by, force=force)
+    return _all_or_none(store, project, f"the session {name} was not undone", runs, by, force=force)
 
 
 def redo_session(store: Store, project: Project, name: str, *, by: str = "", force: bool = False) -> list[Run]:
@@ -315,11 +316,41 @@ def redo_session(store: Store, project: Project, name: str, *, by: str = "", for
     undos = [back for back in store.history.undos(mine) if back.layer in taken_back]
     if not undos:
         raise BadRequest(f"nothing of the session {name} is left to redo", hint=f"fumehood log --session {name}")
-    return _all_or_none(store, project, name, undos, "brought back", by, force=force)
+    return _all_or_none(store, project, f"the session {name} was not brought back", undos, by, force=force)
+
+
+def undo_command(store: Store, project: Project, run: Run, *, by: str = "", force: bool = False) -> list[Run]:
+    """Take back a command, with all that checkpoints of it settled while it ran: all of it, or nothing."""
+    from fumehood.service.undo import undo
+
+    settled = store.history.checkpoints_of(run) if run.act == "run" else []
+    runs = [each for each in (run, *settled) if each.state in ("applied", "held")]
+    # By itself, it also says why there is nothing to undo.
+    if not settled or not runs:
+        return [undo(store, project, run, by=by, force=force)]
+    runs = [each for each in runs if any(change.verdict == APPLIED for change in each.found)]
+    return _all_or_none(store, project, f"run {run.name} was not undone", runs, by, force=force)
+
+
+def redo_command(
+    store: Store, project: Project, name: str, *reaches: Reach, by: str = "", force: bool = False
+) -> list[Run]:
+    """Bring back what the last undo took back, or those of a command that is named, with all that was settled of it."""
+    from fumehood.service.undo import to_redo, undo
+
+    run = None if name == LAST else store.history.find(name, *reaches)
+    settled = store.history.checkpoints_of(run) if run is not None and run.act == "run" else []
+    if run is None or not settled:
+        return [undo(store, project, to_redo(store, name, *reaches), by=by, force=force)]
+    layers = {each.layer or each.run for each in (run, *settled)}
+    undos = [back for back in store.history.undos(*reaches) if back.layer in layers]
+    if not undos:
+        raise BadRequest(f"run {run.name} is not taken back", hint=f"fumehood show {run.name}")
+    return _all_or_none(store, project, f"run {run.name} was not brought back", undos, by, force=force)
 
 
 def _all_or_none(
-    store: Store, project: Project, name: str, runs: Sequence[Run], what: str, by: str, *, force: bool
+    store: Store, project: Project, refusal: str, runs: Sequence[Run], by: str, *, force: bool
 ) -> list[Run]:
     from fumehood.service.undo import undo
 
@@ -330,7 +361,5 @@ def _all_or_none(
     except FumehoodError as error:
         for back in reversed(done):
             undo(store, project, back, by=by)
-        raise UndoRefused(
-            f"the session {name} was not {what}: {error.message}", hint=error.hint or "the project is as it was"
-        ) from error
+        raise UndoRefused(f"{refusal}: {error.message}", hint=error.hint or "the project is as it was") from error
     return done

@@ -341,6 +341,13 @@ class History:
             if run.run not in ahead and self._has_applied(run):
                 yield run
 
+    def checkpoints_of(self, run: Run) -> list[Run]:
+        """Return what settled something of a command while that ran, the latest first."""
+        after = "project = (SELECT project FROM runs WHERE id = ?) AND number > (SELECT number FROM runs WHERE id = ?)"
+        query = f"SELECT id FROM runs WHERE {after} AND act = ? AND of = ? AND counts != '' ORDER BY number DESC"
+        rows = self.database.rows(query, (run.run, run.run, CHECKPOINT, run.run))
+        return [self.find(name) for (name,) in rows]
+
     def checkpointed_now(self, session: str) -> str:
         """Return a run of a session that has checkpoints in the project and still runs; nothing where there is none."""
         rows = self.database.rows(

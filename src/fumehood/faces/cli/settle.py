@@ -17,7 +17,7 @@ from fumehood.faces.cli.output import here
 from fumehood.faces.cli.prompt import Keys, columns, turn
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
-from fumehood.service.session import project_of, redo_session, undo_session
+from fumehood.service.session import project_of, redo_command, redo_session, undo_command, undo_session
 from fumehood.service.settle import chosen
 from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.service.upkeep import upkeep
@@ -98,10 +98,14 @@ def _undo(context: Context) -> int:
     options = context.options
     if options.session is not None:
         return _whole_session(context, options.session, undo_session)
+    by = options.only_session or ""
+    if options.run != LAST and not options.paths:
+        run = context.run(options.run)
+        backs = undo_command(context.store, context.project_of(run), run, by=by, force=options.force)
+        return _say_taken_back(context, backs)
     run = last_to_undo(context.store, *context.reaches(LAST)) if options.run == LAST else context.run(options.run)
     back = undo(
-        context.store, context.project_of(run), run, options.paths, here=here(), force=options.force,
-        by=options.only_session or "",
+        context.store, context.project_of(run), run, options.paths, here=here(), force=options.force, by=by
     )  # fmt: skip
 
     def show() -> None:
@@ -119,9 +123,25 @@ def _redo(context: Context) -> int:
     options = context.options
     if options.session is not None:
         return _whole_session(context, options.session, redo_session)
-    run = to_redo(context.store, options.run, *context.reaches(options.run))
-    forth = undo(context.store, context.project_of(run), run, force=options.force, by=options.only_session or "")
-    return _say(context, forth, lambda: _tell_undo(forth, run.name))
+    reaches, by = context.reaches(options.run), options.only_session or ""
+    run = to_redo(context.store, options.run, *reaches) if options.run == LAST else context.run(options.run)
+    project, force = context.project_of(run), options.force
+    return _say_taken_back(context, redo_command(context.store, project, options.run, *reaches, by=by, force=force))
+
+
+def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
+    """Tell what was taken back, or brought back: a run, and what was settled while it ran."""
+    first, *others = backs
+
+    def show() -> None:
+        for back in backs:
+            _tell_undo(back, context.store.history.name(back.of or ""))
+
+    more = {"also": [back.as_dict() for back in others]} if others else {}
+    code = context.say(lambda: {**first.as_dict(), **more}, show)
+    sys.stdout.flush()
+    upkeep(context.store, context.project_of(first).id)
+    return code
 
 
 def _say(context: Context, done: Run, show: Callable[[], None]) -> int:
