@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fumehood.service.available import Availability as Availability
     from fumehood.service.available import available as available
     from fumehood.service.library import Sandbox as Sandbox
+    from fumehood.service.started import Started as Started
     from fumehood.service.tools import tool as tool
 
     Change = ReportedChange
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 # Where each public name lives (a module: without a name): importing the package itself must cost nothing.
 _PUBLIC = {
     "Sandbox": ("fumehood.service.library", "Sandbox"),
+    "Started": ("fumehood.service.started", "Started"),
     "available": ("fumehood.service.available", "available"),
     "tool": ("fumehood.service.tools", "tool"),
     "rootfs": ("fumehood.rootfs", ""),

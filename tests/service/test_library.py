@@ -29,8 +29,8 @@ def test_the_public_names_are_these():
     assert sorted(fumehood.__all__) == [
         "ApplyFailed", "Availability", "BadConfiguration", "BadRequest", "Blocked", "Change", "ChangedMeanwhile",
         "FumehoodError", "LaunchFailed", "NoRoom", "OverlayUnavailable", "Policy", "Question", "Refused", "Run",
-        "Sandbox", "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__",
-        "available", "rootfs", "tool", "workspaces",
+        "Sandbox", "Started", "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen",
+        "__version__", "available", "rootfs", "tool", "workspaces",
     ]  # fmt: skip
     assert sorted(fumehood.workspaces.__all__) == ["Workspace", "clear", "list", "open", "remove", "reset"]
     assert sorted(fumehood.rootfs.__all__) == [
@@ -280,7 +280,8 @@ def test_changes_are_told_while_the_command_runs(sandbox, project, test_director
 
     run = sandbox.run(f"echo x > f; until [ -s {go} ]; do sleep 0.01; done", on_change=on_change, timeout=LONG_S)
     assert not run.timed_out
-    assert told == [("added", f"{project}/f")]
+    assert [(what, path, path.root) for what, path in told] == [("added", "f", str(project))]
+    assert [change.path for change in run.changes] == ["f"]
 
 
 @sandboxed

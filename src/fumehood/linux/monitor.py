@@ -58,12 +58,21 @@ _LONGEST = 4096  # Nothing below a path that no program can name is followed: tr
 _LAST_READS = 64  # A process that outlives the run and goes on writing must not keep stop() from ending.
 
 
-def watcher(on_change: Callable[[str, str], None]) -> Callable[[Sequence[Layer]], Watched]:
+class ChangedPath(str):
+    """A path relative to its root, as a report names it; `root` says which one."""
+
+    __slots__ = ("root",)
+    root: str
+
+
+def watcher(on_change: Callable[[str, ChangedPath], object]) -> Callable[[Sequence[Layer]], Watched]:
     """Return what starts watching a run's layers; listeners get what happened and the path."""
 
     def watch(layers: Sequence[Layer]) -> Watched:
         def tell(what: str, root: bytes, path: bytes) -> None:
-            on_change(what, os.fsdecode(os.path.join(root, path)))
+            changed = ChangedPath(os.fsdecode(path))
+            changed.root = os.fsdecode(root)
+            on_change(what, changed)
 
         monitor = Monitor([(os.fsencode(each.upper), os.fsencode(each.root)) for each in layers], tell)
         monitor.start()

@@ -68,6 +68,19 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """Ask nothing any more."""
 
+    class Partner(Protocol):
+        """The program that a command runs for, where it takes part from another thread."""
+
+        asked: str
+        def fileno(self) -> int:
+            """The descriptor to poll: readable when the program wants something."""
+        def drain(self) -> None:
+            """Take note of it."""
+        def is_full(self, name: str) -> bool:
+            """Whether nothing more of an output, or of CHANGES, is to be read for now."""
+
+STOP, KILL = "stop", "kill"  # what a partner asks for
+CHANGES = "changes"
 _PIECE = 1 << 16
 _GRACE_S = 2.0
 _FIRST_LOOK_S = 0.03  # most commands have ended by then, and cost no look
@@ -109,8 +122,9 @@ class Attendance:
         self, running: Running, outputs: dict[int, Stream], *, deadline: float | None = None,
         watched: Watched | None = None, feeding: Carrier | None = None, cancelled: Callable[[], bool] | None = None,
         guarding: Callable[[int], Guard | None] | None = None, signals: Signals | None = None,
-        asking: QuestionsOpen | None = None, door: Watched | None = None,
+        asking: QuestionsOpen | None = None, door: Watched | None = None, partner: Partner | None = None,
     ) -> None:  # fmt: skip
+        self._partner = partner
         self._running = running
         self._outputs = dict(outputs)
         self._deadline = deadline
@@ -167,6 +181,7 @@ class Attendance:
         if self._asking is not None:
             self._asking.close()
         self._watched = self._cancelled = self._deadline = self._guarding = self._asking = self._door = None
+        self._partner = None
         if self._exit is None:
             self._running.kill()
         while self._exit is None:
@@ -176,7 +191,7 @@ class Attendance:
     def _turn(self) -> None:
         """Wait for something to happen and see to it."""
         poll = select.poll()
-        for polled in (self._running, self._signals, self._asking, self._door):
+        for polled in (self._running, self._signals, self._asking, self._door, self._partner):
             if polled is not None:
                 poll.register(polled.fileno(), _READABLE)
         is_asking = self._asking is not None and self._asking.is_open
@@ -190,7 +205,7 @@ class Attendance:
             for number in self._signals.drain():
                 self._heard.append(number)
                 self._give_way()
-        for each in (self._watched, self._asking, self._door):
+        for each in (self._watched, self._asking, self._door, self._partner):
             if each is not None and each.fileno() in ready:
                 each.drain()
         if self._running.fileno() in ready:
@@ -202,9 +217,11 @@ class Attendance:
 
         While a person is asked, nothing is: what they type is the answer, and output would push the question away.
         """
-        for fd in self._outputs:
-            poll.register(fd, _READABLE)
-        if self._watched is not None:
+        partner = self._partner
+        for fd, stream in self._outputs.items():
+            if partner is None or not partner.is_full(stream.name):
+                poll.register(fd, _READABLE)
+        if self._watched is not None and (partner is None or not partner.is_full(CHANGES)):
             poll.register(self._watched.fileno(), _READABLE)
         if self._feeding is None:
             return -1
@@ -254,6 +271,8 @@ class Attendance:
             self._lasts_at = None
             for stream in self._outputs.values():
                 stream.spill()
+        if self._partner is not None and self._partner.asked:
+            self._obey(self._partner.asked)
         ends_at = self._ends_at
         if ends_at is not None and now >= ends_at:
             self._timed_out = True
@@ -263,6 +282,17 @@ class Attendance:
             self._interrupted = True
             self._cancelled = None
             self._running.kill()
+
+    def _obey(self, asked: str) -> None:
+        """End the command as its program asks; one that is stopped has a moment to end by itself."""
+        from fumehood.core.limits import stopped
+
+        self._limit = self._limit or stopped()
+        if asked == KILL:
+            self._running.kill()
+            self._partner = None
+        elif not self._interrupted:
+            self._give_way()
 
     def _read(self, fd: int) -> bool:
         """Read one piece of an output; return False if there is no more."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from fumehood.linux.terminal import Terminal
+    from fumehood.linux.terminal import ProgramTerminal, Terminal
 
     Sink = Callable[[bytes], None]
 
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
             """Carry one piece; return False if there is no more."""
         def close(self) -> None:
             """Let the command know that this was all."""
+
+    class Typist(Carrier, Protocol):
+        """A program that writes to a command's input while it runs."""
+
+        def type_to(self, sink: int) -> None:
+            """Take the descriptor that leads to the command; it is the typist's to close."""
+
+    Wish = str | bytes | int | Typist  # a word, what to feed, a descriptor to lend, or who writes
 
 # Output: head and tail in memory, the whole in a file up to a limit.
 INLINE = 16 << 10  # bytes kept with the run's record; more than that goes to a file
@@ -174,7 +182,7 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def decoding(tell: Callable[[str], None]) -> Sink:
+def decoding(tell: Callable[[str], object]) -> Sink:
     """Return a sink that tells a listener text, never splitting a character between two pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -225,7 +233,7 @@ def is_same_file(fd: int, other: int) -> bool:
     return (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)
 
 
-def piped(wish: str | bytes, outputs: tuple[Stream, Stream], *, is_one: bool = False) -> Stdio:
+def piped(wish: Wish, outputs: tuple[Stream, Stream], *, is_one: bool = False) -> Stdio:
     """Return a pipe for each output, or one for both, and the input that is wished for.
 
     Only in one pipe does what a command prints stay in order.
@@ -238,15 +246,20 @@ def piped(wish: str | bytes, outputs: tuple[Stream, Stream], *, is_one: bool = F
     return Stdio((stdin, out_end, err_end), {out: outputs[0], err: outputs[1]}, feed)
 
 
-def on_terminal(terminal: Terminal, output: Stream) -> Stdio:
-    """Return the command one terminal for all three."""
-    feed = Feed(os.dup(terminal.master), source=0)
+def on_terminal(terminal: Terminal | ProgramTerminal, output: Stream, wish: Wish) -> Stdio:
+    """Return the command one terminal for all three; a person types there, or a program does."""
+    feed: Carrier
+    if isinstance(wish, (str, bytes, int)):
+        feed = Feed(os.dup(terminal.master), source=0)
+    else:
+        feed = wish
+        wish.type_to(os.dup(terminal.master))
     return Stdio((terminal.slave,) * 3, {os.dup(terminal.master): output}, feed)
 
 
-def can_be_given_again(wish: str | bytes) -> bool:
+def can_be_given_again(wish: Wish) -> bool:
     """Return True if a command that is run twice gets the same input."""
-    return _is_memory() if wish == INHERITED else wish != TYPED
+    return _is_memory() if wish == INHERITED else isinstance(wish, (str, bytes)) and wish != TYPED
 
 
 def _is_memory() -> bool:
@@ -255,15 +268,20 @@ def _is_memory() -> bool:
     return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY
 
 
-def _input(wish: str | bytes) -> tuple[int, Carrier | None]:
+def _input(wish: Wish) -> tuple[int, Carrier | None]:
     if wish == INHERITED:
         return (0, None) if _is_memory() else lent(0)
     if wish == CLOSED:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
+    if isinstance(wish, int):
+        return lent(wish)
     reading, writing = os.pipe()
     if wish == TYPED:
         return reading, Feed(writing, source=0)
-    return reading, Feed(writing, wish if isinstance(wish, bytes) else wish.encode(errors="surrogateescape"))
+    if isinstance(wish, (str, bytes)):
+        return reading, Feed(writing, wish if isinstance(wish, bytes) else wish.encode(errors="surrogateescape"))
+    wish.type_to(writing)
+    return reading, wish
 
 
 class Feed:

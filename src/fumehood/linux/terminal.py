@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
+import _thread
 import fcntl
 import os
 import select
@@ -64,6 +65,36 @@ class Terminal:
             fcntl.ioctl(self.master, termios.TIOCSWINSZ, size)
         except OSError:
             return  # one of the two is gone
+
+
+class ProgramTerminal:
+    """A terminal for one command that a program drives; it has the size that the program says, also before it is there.
+
+    Use it as a context, in whichever thread; the size may be changed from another.
+    """
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self._size = columns, rows
+        self._lock = _thread.allocate_lock()
+        self.master = self.slave = -1
+
+    def __enter__(self) -> ProgramTerminal:
+        with self._lock:
+            self.master, self.slave = os.openpty()
+        self.resize(*self._size)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with self._lock:
+            os.close(self.master)
+            self.master = -1
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Make it another size; the kernel tells the command."""
+        with self._lock:
+            self._size = columns, rows
+            if self.master >= 0:
+                fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 # One question at a time on a terminal, whichever process asks it.

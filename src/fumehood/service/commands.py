@@ -1,140 +1,271 @@
-"""Shell commands of an agent that runs whole in the hood, kept as runs of their own.
-
-Its shells (service/shells.py) say when a command begins and ends. Each time, what was written so far is settled by a
-checkpoint: so what the agent itself wrote is told from what the command did. What they say comes from inside the hood,
-and is believed for nothing but the name of a run.
-"""
+"""Run a project's commands for a program: to their end, in an event loop, or as something that goes on."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import time
+import threading
+from io import UnsupportedOperation
+from typing import TYPE_CHECKING
 
-from fumehood.core import changes as c
-from fumehood.core.inside import BEGAN
-from fumehood.core.report import named, short
-from fumehood.core.value import Value
-from fumehood.errors import BadRequest
-from fumehood.linux.libc import Closing
-from fumehood.linux.process import number_in
-from fumehood.linux.usage import NotYet, inside_of, read
-from fumehood.service.checkpoint import Part
-from fumehood.service.shells import around_line
+from fumehood.core.judge import APPLY, HOLD
+from fumehood.core.network import FULL, NONE
+from fumehood.core.request import BACKGROUND_AFTER, Request
+from fumehood.errors import BadRequest, plain_error
+from fumehood.linux.monitor import watcher
+from fumehood.linux.process import CHANGES, KILL
+from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding
+from fumehood.service.ask import channels
+from fumehood.service.clean import clean_up
+from fumehood.service.dialogue import Dialogue, attend_in_thread, has_begun
+from fumehood.service.partner import LoopListener
+from fumehood.service.running import Wishes
+from fumehood.service.started import Started, terminal_of
+from fumehood.service.upkeep import is_cleaning_due, upkeep
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import IO, Any
 
-    from fumehood.core.agents import Agent
-    from fumehood.service.checkpoint import Checkpoints
+    from fumehood.core.questions import Question
+    from fumehood.core.report import Run
+    from fumehood.linux.streams import Wish
+    from fumehood.service.ask import Answering, Ask
+    from fumehood.service.opened import OpenedStore
+    from fumehood.service.sandbox import Hood
+    from fumehood.store.projects import Project
 
-_PATIENCE_S, _PAUSE_S = 2.0, 0.05  # for a checkpoint, where another process has the project's lock
-_BACKGROUND_S = 10.0  # what runs for longer is a server, or the like
-_ENDED = (b"Z", b"X")  # what the kernel calls a process of which only the status is left
-_TOLD = 12  # changes of one command that its agent is told of
-_LONGEST_NUMBER = 10
-_NAMED = 5  # commands that are named where they ran at the same time
+    OnOutput = Callable[[str, str], object]
+    OnChange = Callable[[str, str], object]
+    Command = str | Sequence[str]
+
+_NO_TIME_LIMIT_S = 300_000_000.0
+INHERIT = "inherit"  # as standard input: this program's own
+_REQUEST_OPTIONS: dict[str, Any] = {
+    "cwd": None, "network": False, "timeout": None, "apply": None, "root": None, "env": None,
+    "background": False,
+}  # fmt: skip
 
 
-class _Begun(Value):
-    line: str
-    cwd: str
-    started_at: float
-    began: float
+class Commands:
+    """What a sandbox has to run commands with."""
 
+    _store: OpenedStore
+    _project: Project
+    _hood: Hood
+    _ask: Answering | Ask | Sequence[Answering | Ask] | None
+    _session: str
+    _own_tmp: bool
+    _mark: str
 
-class ShellCommands:
-    """The shell commands of one agent: those that run now, and what is settled where one begins or ends."""
+    def run(
+        self,
+        command: Command,
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        network: bool | Sequence[str] = False,
+        timeout: float | None = None,
+        apply: str | bool | None = None,
+        on_output: OnOutput | None = None,
+        on_change: OnChange | None = None,
+        stdin: str | bytes | IO[Any] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        background: bool = False,
+    ) -> Run:
+        """Run a command: a string is a shell line, a sequence a program and its arguments.
 
-    def __init__(self, checkpoints: Checkpoints, agent: Agent | None, init_file: str) -> None:
-        self.checkpoints = checkpoints
-        self._agent = agent
-        self._init_file = init_file
-        self._open: dict[str, _Begun] = {}  # by the number that the shell has inside
-        self._late: list[str] = []  # lines whose changes could not be settled yet
-        self._told: set[tuple[int, str, str]] = set()
-        self._around = around_line()
+        `apply` is "apply", "hold" or "discard"; True and False mean the first two. `root` is "host", "alpine",
+        the name of an installed root tree, or a directory that holds one. `env` adds to the environment. `network`
+        asks for the whole network, or for hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in
+        place of the sandbox's own; once `cancelled` says True, the command is ended and what it wrote is held.
+        `stdin` is a text, bytes, an open file, or "inherit": what this program reads.
+        One in the `background`, which other commands go on beside, is checkpointed by itself every few seconds.
+        """
+        request = self._request(command, cwd, network, timeout, apply, root, env, background)
+        return self._perform(request, _wishes(on_output, on_change, stdin, cancelled, channels(ask)))
 
-    def hear(self, words: Sequence[str], cwd: str) -> str:
-        """Take note of what a shell says; returns what the agent is told."""
-        verb, *numbers = words
-        if len(numbers) != (1 if verb == BEGAN else 2) or not all(
-            word.isascii() and word.isdigit() and len(word) < _LONGEST_NUMBER for word in numbers
-        ):
-            raise BadRequest(f"{verb} can't be understood", hint="only a shell says that")
-        shell = numbers[0]
-        if verb == BEGAN:
-            self.look()
-            line = self._line_of(shell)
-            if all(time.monotonic() - each.began > _BACKGROUND_S for each in self._open.values()):
-                self._settle(None)  # what the agent wrote by itself; where others have just begun, that can't be told
-            if line:
-                self._open[shell] = _Begun(line=line, cwd=cwd, started_at=time.time(), began=time.monotonic())
-        elif shell in self._open:
-            self._settle(self._open.pop(shell), int(numbers[1]))
-        return self._to_tell()
+    def questions(
+        self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
+    ) -> tuple[Question, ...]:
+        """Return what a person would be asked before this command runs."""
+        return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None, background=False))
 
-    def look(self) -> bool:
-        """See to commands that ended without a word; returns whether some run."""
-        if self._open:
+    def _perform(self, request: Request, wishes: Wishes) -> Run:
+        try:
+            upkeep(self._store, self._project.id)
+            run = self._hood.run(request, wishes)
+        except (OSError, UnicodeError) as error:
+            raise plain_error(error) from error
+        if is_cleaning_due(self._store):
+            # A program may live for weeks, and must not wait for this.
+            def clean() -> None:
+                self._store.notices += clean_up(self._store, self._hood.policy.clean).splitlines()
+
+            threading.Thread(target=clean, name="fumehood-clean", daemon=True).start()
+        return self._marked(run)
+
+    async def arun(self, command: Command, **options: Any) -> Run:
+        """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
+
+        Takes what `run` takes. `on_output` and `on_change` are called in the loop's own thread, in order, and may be
+        coroutine functions; while they are slow, the command waits. What `on_output` raises ends the command.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Run] = loop.create_future()
+        cancelled = threading.Event()
+        on_output, on_change, stdin = (options.pop(name, None) for name in ("on_output", "on_change", "stdin"))
+        asks = channels(options.pop("ask", self._ask), loop)
+        request = self._request_with(command, options, "arun")
+        listener = None if on_output is None and on_change is None else LoopListener(loop)
+        wishes = _wishes(on_output, on_change, stdin, cancelled.is_set, asks, listener)
+
+        def settle(run: Run | None, error: BaseException | None) -> None:
+            if error is not None and not future.done():
+                future.set_exception(error)
+            elif run is not None and not future.done():
+                future.set_result(run)
+
+        def work() -> None:
             try:
-                processes = self._processes()
-            except NotYet:
-                return True  # all is ending
-            with Closing(processes):
-                states = {shell: read(processes, f"{shell}/stat").rpartition(b")")[2].split() for shell in self._open}
-            for shell in [shell for shell, fields in states.items() if not fields or fields[0] in _ENDED]:
-                self._settle(self._open.pop(shell), None)
-        return bool(self._open)
+                run = self._perform(request, wishes)
+            except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
+                loop.call_soon_threadsafe(settle, None, error)
+            else:
+                loop.call_soon_threadsafe(settle, run, None)
 
-    def _init(self) -> int:
-        with open(self._init_file, "rb") as file:
-            number = number_in(file.read(), b'"child-pid": ')
-        assert number is not None, "somebody in there has said something"
-        return number
+        threading.Thread(target=work, name="fumehood-run", daemon=True).start()
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            cancelled.set()
+            if listener is not None:
+                await listener.end(at_once=True)
+            await asyncio.wait([future])
+            future.exception()  # looked at, so that nobody complains that it never was
+            raise
+        finally:
+            if listener is not None:
+                await listener.end(at_once=False)
 
-    def _processes(self) -> int:
-        """Open the /proc that the agent sees."""
-        processes = inside_of(self._init())
-        if processes is None:
-            raise BadRequest("commands can't be told apart: bubblewrap has the set-uid bit", hint="fumehood doctor")
-        return processes
+    def start(
+        self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True, **options: Any
+    ) -> Started:
+        """Start a command that lives longer, and return a handle to write to it, read from it, and end it.
 
-    def _line_of(self, shell: str) -> str:
-        """Return the line that a shell of ours was given, as the model typed it."""
-        with Closing(self._processes()) as processes:
-            words = os.fsdecode(read(processes, f"{shell}/cmdline")).split("\0")
-        if self._around not in words[:-2]:
-            return ""
-        line = words[words.index(self._around) + 2]
-        return line if self._agent is None else self._agent.typed(line)
+        Takes what `run` takes, except `on_output` and `stdin`; without a `timeout` there is no time limit. With
+        `terminal`, True or its (columns, rows), the command has a terminal in place of pipes. With `text=False`,
+        what it prints is read as bytes. Returns when the command is started; what only shows later is raised by `wait`.
+        """
+        dialogue = self._converse(command, terminal, text, options, None)
+        dialogue.wait(lambda: has_begun(dialogue))
+        return Started(dialogue)
 
-    def _settle(self, command: _Begun | None, exit_code: int | None = None) -> None:
-        """Settle what was written since the last time, as the doing of a command, or as the agent's own."""
-        others = " | ".join(short(each.line) for each in list(self._open.values())[:_NAMED])
-        part = Part(meanwhile=f" (while: {others})" if others else "")
-        lines = [*self._late, *([] if command is None else [command.line])]
-        if command is not None:
-            part = part.replace(
-                cwd=command.cwd, started_at=command.started_at, duration_s=time.monotonic() - command.began,
-                exit_code=exit_code,
-            )  # fmt: skip
-        until = time.monotonic() + _PATIENCE_S
-        while not self.checkpoints.make(self._init(), part=part.replace(command="; ".join(lines))):
-            if time.monotonic() > until:
-                self._late = lines
-                return
-            time.sleep(_PAUSE_S)
-        self._late = []
+    async def astart(
+        self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True, **options: Any
+    ) -> Started:
+        """Do as `start` does, without blocking the event loop while a person is asked."""
+        dialogue = self._converse(command, terminal, text, options, asyncio.get_running_loop())
+        try:
+            await dialogue.await_(lambda: has_begun(dialogue))
+        except asyncio.CancelledError:
+            dialogue.end(KILL)
+            raise
+        return Started(dialogue)
 
-    def _to_tell(self) -> str:
-        """Return what of the last checkpoint a person must decide on, where the agent does not know it yet."""
-        new = [each for each in self.checkpoints.held if (each.root, each.path, each.reason) not in self._told]
-        self._told |= {(each.root, each.path, each.reason) for each in new}
-        said = [
-            f"fumehood: {each.verdict}, not applied: {each.change} {named(each.path)}: {short(each.reason)}\n"
-            for each in new[:_TOLD]
-            if each.verdict in c.WAITING
-        ]
-        more = f"fumehood: and {len(new) - _TOLD} more\n" if len(new) > _TOLD else ""
-        return "".join(said) + more
+    def _converse(
+        self, command: Command, terminal: bool | tuple[int, int], as_text: bool, options: dict[str, Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> Dialogue:  # fmt: skip
+        on_change, cancelled = options.pop("on_change", None), options.pop("cancelled", None)
+        asks = channels(options.pop("ask", self._ask), loop)
+        request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
+        own = terminal_of(terminal)
+        dialogue = Dialogue(self._store, own, as_text=as_text)
+        wishes = Wishes(
+            stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
+            watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks, terminal=own,
+            partner=dialogue,
+        )  # fmt: skip
+        attend_in_thread(dialogue, lambda: self._perform(request, wishes))
+        return dialogue
+
+    def _request_with(self, command: Command, options: dict[str, Any], name: str) -> Request:
+        unknown = options.keys() - _REQUEST_OPTIONS.keys()
+        if unknown:
+            raise TypeError(f"{name} takes no {', '.join(sorted(unknown))}")
+        return self._request(command, **{**_REQUEST_OPTIONS, **options})
+
+    def _request(
+        self, command: Command, cwd: Any, network: bool | Sequence[str], timeout: float | None,
+        apply: str | bool | None, root: Any, env: Mapping[str, str] | None, background: bool,
+    ) -> Request:  # fmt: skip
+        mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
+        if not isinstance(network, (bool, str, list, tuple, set, frozenset)):
+            raise BadRequest(f"network can't be {network!r}", hint='True, False or hosts: ["pypi.org:443"]')
+        hosts = () if isinstance(network, bool) else (network,) if isinstance(network, str) else tuple(network)
+        # What is neither is refused before it runs, in our own words.
+        asked: Any = tuple(command) if isinstance(command, (list, tuple)) else command
+        return Request(
+            command=asked, cwd=_text(cwd, "cwd"), mode=mode, timeout=timeout, root=_text(root, "root"),
+            session=self._session, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
+            network=FULL if network is True else NONE, hosts=hosts,
+            background_after=BACKGROUND_AFTER if background else None,
+        )  # fmt: skip
+
+    def _marked(self, run: Run) -> Run:
+        run.mark = self._mark
+        return run
+
+
+def _text(path: str | os.PathLike[str] | None, name: str) -> str:
+    try:
+        return "" if path is None else os.fspath(path)
+    except TypeError as error:
+        raise BadRequest(f"{name} can't be {path!r}", hint="a path") from error
+
+
+def _wishes(
+    on_output: OnOutput | None, on_change: OnChange | None, stdin: object, cancelled: Callable[[], bool] | None,
+    asks: tuple[Ask, ...], listener: LoopListener | None = None,
+) -> Wishes:  # fmt: skip
+    def telling(stream: str) -> Callable[[bytes], None] | None:
+        if on_output is None:
+            return None
+
+        def tell(text: str) -> object:
+            return on_output(stream, text)  # a coroutine, where it is awaited
+
+        return decoding(tell if listener is None else listener.telling(stream, tell))
+
+    if on_change is not None and listener is not None:
+        on_change = listener.telling(CHANGES, on_change)
+    return Wishes(
+        stdin=_fed(stdin), on_stdout=telling("stdout"), on_stderr=telling("stderr"),
+        watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks, partner=listener,
+    )  # fmt: skip
+
+
+def _fed(stdin: Any) -> Wish:
+    """Return what a command reads: a text, bytes, what a file holds from where it is, or what this program reads."""
+    if stdin is None:
+        return CLOSED
+    if stdin == INHERIT:
+        return TYPED if os.isatty(0) else INHERITED
+    if isinstance(stdin, (str, bytes)):
+        # Bytes, so that no text can be taken for the words "closed" and "inherited".
+        return stdin.encode() if isinstance(stdin, str) else stdin
+    try:
+        if not stdin.readable():
+            raise BadRequest(f"stdin can't be {stdin!r:.100}: it is not open for reading", hint="open(path, 'rb')")
+        try:
+            descriptor: int = stdin.fileno()
+        except UnsupportedOperation:
+            return _fed(stdin.read())  # it is in memory only
+        return descriptor
+    except (AttributeError, ValueError) as error:
+        raise BadRequest(
+            f"stdin can't be {stdin!r:.100}", hint="a text, bytes, an open file, 'inherit' or None"
+        ) from error

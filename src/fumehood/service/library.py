@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from copy import copy
 from typing import TYPE_CHECKING
 
-from fumehood.core.judge import APPLY, HOLD
-from fumehood.core.network import FULL, NONE
-from fumehood.core.request import BACKGROUND_AFTER, Request
-from fumehood.errors import BadRequest, plain_error
+from fumehood.errors import BadRequest
 from fumehood.linux import launcher
-from fumehood.linux.monitor import watcher
-from fumehood.linux.streams import CLOSED, decoding
 from fumehood.service import decide
 from fumehood.service.ask import channels
-from fumehood.service.clean import clean_up
+from fumehood.service.commands import Commands
+from fumehood.service.dialogue import end_all
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
-from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.session import (
     keep_variables,
@@ -32,13 +25,13 @@ from fumehood.service.session import (
 )
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
-from fumehood.service.upkeep import is_cleaning_due, upkeep
+from fumehood.service.upkeep import upkeep
 from fumehood.store.audit import PYTHON
 from fumehood.store.history import LAST, Reach
 from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any, Self
 
     from fumehood.core.inside import Widening
@@ -52,12 +45,8 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Answering, Ask
     from fumehood.service.sandbox import Variables
 
-    OnOutput = Callable[[str, str], None]
-    OnChange = Callable[[str, str], None]
-    Command = str | Sequence[str]
 
-
-class Sandbox:
+class Sandbox(Commands):
     """Runs commands on a project, each as a transaction: isolated, captured, judged, applied, undoable.
 
     `on_output` is told ("stdout" or "stderr", text) as it is printed; `on_change` is told ("added",
@@ -155,10 +144,6 @@ class Sandbox:
 
         return refusal(error, self._mark)
 
-    def _marked(self, run: Run) -> Run:
-        run.mark = self._mark
-        return run
-
     @property
     def notices(self) -> tuple[str, ...]:
         """What a person should know once: the records are gone, the project was moved, old backups were removed."""
@@ -168,34 +153,6 @@ class Sandbox:
         """Return the notices; each is returned once."""
         waiting = self._store.notices
         return [waiting.pop(0) for _ in range(len(waiting))]  # cleaning, in its thread, may add one meanwhile
-
-    def run(
-        self,
-        command: Command,
-        *,
-        cwd: str | os.PathLike[str] | None = None,
-        network: bool | Sequence[str] = False,
-        timeout: float | None = None,
-        apply: str | bool | None = None,
-        on_output: OnOutput | None = None,
-        on_change: OnChange | None = None,
-        stdin: str | bytes | None = None,
-        root: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        background: bool = False,
-    ) -> Run:
-        """Run a command: a string is a shell line, a sequence a program and its arguments.
-
-        `apply` is "apply", "hold" or "discard"; True and False mean the first two. `root` is "host", "alpine",
-        the name of an installed root tree, or a directory that holds one. `env` adds to the environment. `network`
-        asks for the whole network, or for hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in
-        place of the sandbox's own; once `cancelled` says True, the command is ended and what it wrote is held.
-        One in the `background`, which other commands go on beside, is checkpointed by itself every few seconds.
-        """
-        request = self._request(command, cwd, network, timeout, apply, root, env, background)
-        return self._perform(request, _wishes(on_output, on_change, stdin, cancelled, channels(ask)))
 
     def only_news(self, run: Run) -> Run:
         """Leave out of what a run was refused what this session's agent was told before, for a model's sake."""
@@ -208,81 +165,6 @@ class Sandbox:
     def require(self, question: Question, ask: Answering | Ask | Sequence[Answering | Ask] | None = None) -> None:
         """Have a person, or what they answered before, allow something; raises Refused on a no."""
         self._hood.permissions.among(channels(self._ask if ask is None else ask)).require(question)
-
-    def questions(
-        self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
-    ) -> tuple[Question, ...]:
-        """Return what a person would be asked before this command runs."""
-        return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None, background=False))
-
-    def _perform(self, request: Request, wishes: Wishes) -> Run:
-        try:
-            upkeep(self._store, self._project.id)
-            run = self._hood.run(request, wishes)
-        except (OSError, UnicodeError) as error:
-            raise plain_error(error) from error
-        if is_cleaning_due(self._store):
-            # A program may live for weeks, and must not wait for this.
-            def clean() -> None:
-                self._store.notices += clean_up(self._store, self._hood.policy.clean).splitlines()
-
-            threading.Thread(target=clean, name="fumehood-clean", daemon=True).start()
-        return self._marked(run)
-
-    async def arun(self, command: Command, **options: Any) -> Run:
-        """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
-
-        Takes what `run` takes. Callbacks are called from another thread.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Run] = loop.create_future()
-        cancelled = threading.Event()
-        on_output, on_change, stdin = (options.pop(name, None) for name in ("on_output", "on_change", "stdin"))
-        request = self._request(command, *(options.pop(name, default) for name, default in _REQUEST_OPTIONS.items()))
-        asks = channels(options.pop("ask", self._ask), loop)
-        if options:
-            raise TypeError(f"arun takes no {', '.join(options)}")
-        wishes = _wishes(on_output, on_change, stdin, cancelled.is_set, asks)
-
-        def settle(run: Run | None, error: BaseException | None) -> None:
-            if error is not None and not future.done():
-                future.set_exception(error)
-            elif run is not None and not future.done():
-                future.set_result(run)
-
-        def work() -> None:
-            try:
-                run = self._perform(request, wishes)
-            except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
-                loop.call_soon_threadsafe(settle, None, error)
-            else:
-                loop.call_soon_threadsafe(settle, run, None)
-
-        threading.Thread(target=work, name="fumehood-run", daemon=True).start()
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            cancelled.set()
-            await asyncio.wait([future])
-            future.exception()  # looked at, so that nobody complains that it never was
-            raise
-
-    def _request(
-        self, command: Command, cwd: Any, network: bool | Sequence[str], timeout: float | None,
-        apply: str | bool | None, root: Any, env: Mapping[str, str] | None, background: bool,
-    ) -> Request:  # fmt: skip
-        mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
-        if not isinstance(network, (bool, str, list, tuple, set, frozenset)):
-            raise BadRequest(f"network can't be {network!r}", hint='True, False or hosts: ["pypi.org:443"]')
-        hosts = () if isinstance(network, bool) else (network,) if isinstance(network, str) else tuple(network)
-        # What is neither is refused before it runs, in our own words.
-        asked: Any = tuple(command) if isinstance(command, (list, tuple)) else command
-        return Request(
-            command=asked, cwd=_text(cwd, "cwd"), mode=mode, timeout=timeout, root=_text(root, "root"),
-            session=self._session, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
-            network=FULL if network is True else NONE, hosts=hosts,
-            background_after=BACKGROUND_AFTER if background else None,
-        )  # fmt: skip
 
     def add_root(self, path: str | os.PathLike[str]) -> tuple[str, ...]:
         """Let commands write another directory too, once `ask` says so; returns every root there is then.
@@ -529,7 +411,8 @@ class Sandbox:
         return Reach(project=self._project.id, sessions=(self._session,) if self._session else ())
 
     def close(self) -> None:
-        """Close the records; the sandbox can't be used after that."""
+        """Stop what was started here and still runs, and close the records; the sandbox can't be used after that."""
+        end_all(self._store)
         upkeep(self._store, self._project.id, self._hood.policy.clean)
         self._store.close()
 
@@ -540,38 +423,8 @@ class Sandbox:
         self.close()
 
 
-_REQUEST_OPTIONS: dict[str, Any] = {
-    "cwd": None, "network": False, "timeout": None, "apply": None, "root": None, "env": None,
-    "background": False,
-}  # fmt: skip
-
-
 def _start(plan: Plan, streams: Streams) -> Running:
     return launcher.shared().start(plan, streams)
-
-
-def _text(path: str | os.PathLike[str] | None, name: str) -> str:
-    try:
-        return "" if path is None else os.fspath(path)
-    except TypeError as error:
-        raise BadRequest(f"{name} can't be {path!r}", hint="a path") from error
-
-
-def _wishes(
-    on_output: OnOutput | None, on_change: OnChange | None, stdin: str | bytes | None,
-    cancelled: Callable[[], bool] | None, asks: tuple[Ask, ...],
-) -> Wishes:  # fmt: skip
-    def telling(stream: str) -> Callable[[bytes], None] | None:
-        return None if on_output is None else decoding(lambda text: on_output(stream, text))
-
-    if stdin is not None and not isinstance(stdin, (str, bytes)):
-        raise BadRequest(f"stdin can't be {stdin!r:.100}", hint="a text, bytes or None")
-    # Bytes, so that no text can be taken for the words "closed" and "inherited".
-    fed = CLOSED if stdin is None else stdin.encode() if isinstance(stdin, str) else stdin
-    return Wishes(
-        stdin=fed, on_stdout=telling("stdout"), on_stderr=telling("stderr"),
-        watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks,
-    )  # fmt: skip
 
 
 def _paths(paths: Sequence[str | os.PathLike[str]]) -> list[str]:

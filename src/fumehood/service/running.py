@@ -27,7 +27,7 @@ from fumehood.store.audit import DECIDED
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import NoReturn
+    from typing import NoReturn, Protocol
 
     from fumehood.core.policy import Limits, Policy
     from fumehood.core.questions import Question
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Starter, Streams
     from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.process import Guard, QuestionsOpen, Running, Watched
-    from fumehood.linux.streams import Sink, Stdio
-    from fumehood.linux.terminal import Signals, Terminal
+    from fumehood.linux.process import Guard, Partner, QuestionsOpen, Running, Watched
+    from fumehood.linux.streams import Sink, Stdio, Wish
+    from fumehood.linux.terminal import ProgramTerminal, Signals, Terminal
     from fumehood.service.ask import Ask
     from fumehood.service.inside import Door
     from fumehood.service.loopback import Loopback
@@ -49,6 +49,16 @@ if TYPE_CHECKING:
     from fumehood.service.surroundings import Seen, Surroundings, World
     from fumehood.store.history import Printed
     from fumehood.store.projects import Project
+
+    class TakingPart(Partner, Protocol):
+        """A program that is told what becomes of its command."""
+
+        def named(self, run: str) -> None:
+            """The run of this name is on its way."""
+        def launched(self) -> None:
+            """Its command was started."""
+        def finish(self) -> None:
+            """All that was printed is told; raises what the program's own functions raised."""
 
 
 class Ended(Value):
@@ -65,12 +75,13 @@ class Ended(Value):
 class Wishes(Value):
     """How the caller wants to take part while the command runs."""
 
-    stdin: str | bytes = CLOSED  # one of the words, or what to feed
+    stdin: Wish = CLOSED
     on_stdout: Sink | None = None
     on_stderr: Sink | None = None
     watch: Callable[[Sequence[Layer]], Watched] | None = None
     cancelled: Callable[[], bool] | None = None
-    terminal: Terminal | None = None  # the command's own, in place of pipes
+    terminal: Terminal | ProgramTerminal | None = None  # the command's own, in place of pipes
+    partner: TakingPart | None = None  # the program, where it takes part from another thread
     is_agents_terminal: bool = False  # Ctrl-C there is not a person's, who would have seen what came of it
     on_again: Callable[[str], None] | None = None  # is told why the command is run once more
     on_install: Callable[[str, int, int], None] | None = None  # is told how a missing root tree gets installed
@@ -340,11 +351,13 @@ def attend(
                 raise
             finally:
                 stdio.started()
+            if wishes.partner is not None:
+                wishes.partner.launched()
             outcome = Attendance(
                 running, stdio.outputs,
                 deadline=None if timeout is None else began + timeout,
                 watched=watched, feeding=stdio.feed, cancelled=wishes.cancelled, guarding=guard,
-                signals=wishes.signals, asking=asking, door=door,
+                signals=wishes.signals, asking=asking, door=door, partner=wishes.partner,
             ).attend()  # fmt: skip
         finally:
             if watched is not None:
@@ -357,7 +370,7 @@ def attend(
         return attended(piped(wishes.stdin, outputs, is_one=wishes.is_one_stream))
     # Only now: a person who is asked something answers on a terminal as they know it.
     with wishes.terminal as terminal:
-        return attended(on_terminal(terminal, outputs[0]))
+        return attended(on_terminal(terminal, outputs[0], wishes.stdin))
 
 
 def _listening_inside(access: Access, command: tuple[str, ...], world: World) -> tuple[str, ...]:

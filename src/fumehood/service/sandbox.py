@@ -126,6 +126,8 @@ class Hood(Workplace):
 
     def _run_in_session(self, request: Request, wishes: Wishes, reason: str, *, may_run_again: bool) -> Run:
         with layering.Claim(self.store.places, new_id()) as claim:
+            if wishes.partner is not None:
+                wishes.partner.named(claim.run)
             if not request.session:
                 return self._run(claim, request, wishes, None, reason, may_run_again=may_run_again)
             from fumehood.service.session import Seat
@@ -234,8 +236,8 @@ class Hood(Workplace):
         parts = self, run, layers, claim.indexes, [target for _, target in capture.targets], self.give_verdicts
         commands = None
         if request.each_command and seat is not None and seat.door is not None:
+            from fumehood.service.agent_commands import ShellCommands
             from fumehood.service.checkpoint import Checkpoints
-            from fumehood.service.commands import ShellCommands
 
             commands = ShellCommands(Checkpoints(*parts), request.agent, layering.init_file(layers))
             seat.door.hear = commands.hear
@@ -279,6 +281,8 @@ class Hood(Workplace):
             )  # fmt: skip
             if errors is not None:
                 errors.release()
+            if wishes.partner is not None:
+                wishes.partner.finish()
             take_note(run, ended)
         finally:
             if access is not None:

@@ -58,6 +58,8 @@ def run_bare(place: Workplace, host: Host, claim: Claim, request: Request, wishe
     timeout = policy.timeout if request.timeout is None else request.timeout
     try:
         ended = attend(place.start, plan, (out, err), timeout, wishes.replace(watch=None))
+        if wishes.partner is not None:
+            wishes.partner.finish()
         take_note(run, ended)
     except BaseException as error:
         run.state, run.reason = FAILED, str(error) or type(error).__name__

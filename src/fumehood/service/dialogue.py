@@ -1,0 +1,419 @@
+"""What a started command's thread and its program share: input on its way, output that waits to be read, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import codecs
+import os
+import select
+import threading
+import weakref
+from collections import deque
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from fumehood.errors import BadRequest
+from fumehood.linux.process import KILL, STOP
+from fumehood.linux.terminal import ProgramTerminal
+from fumehood.service.partner import MOST_WAITING, Bell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from fumehood.core.report import Run
+    from fumehood.linux.streams import Sink
+    from fumehood.service.store import Store
+
+Result = TypeVar("Result")
+PIECE = 1 << 16
+_END_OF_INPUT = b"\x04"  # what Ctrl-D types
+
+
+class Dialogue(Bell):
+    """What a command's thread and its program share, behind one lock; threads and tasks can wait for a change of it.
+
+    The program's handle refers to this and not the other way, so a handle that nobody has any more ends the command.
+    """
+
+    def __init__(self, store: Store, terminal: ProgramTerminal | None, *, as_text: bool) -> None:
+        super().__init__()
+        self.store = store
+        self.terminal = terminal
+        self.owner = os.getpid()
+        self.run = ""
+        self.report: Run | None = None
+        self.error: BaseException | None = None
+        self.has_begun = False
+        self.lock = threading.Condition()
+        numbers = count()
+        self.outputs = {name: Unread(name, numbers, as_text=as_text) for name in ("stdout", "stderr")}
+        # On a terminal, both are one.
+        self.outputs["stderr"].is_ended = terminal is not None
+        self._tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._who_wait: list[_Waits] = []
+        self._sink = -1
+        self._typed: deque[_Typed] = deque()
+        self._is_input_closed = False
+        self._is_input_gone = False
+
+    # ---- What the attending thread calls.
+
+    def named(self, run: str) -> None:
+        """The run of this name is on its way."""
+        self.run = run
+
+    def type_to(self, sink: int) -> None:
+        """Take the descriptor that leads to the command's input."""
+        os.set_blocking(sink, False)
+        self._sink = sink
+
+    def launched(self) -> None:
+        """The command was started."""
+        with self.lock:
+            self.has_begun = True
+            self.tell()
+
+    def finish(self) -> None:
+        """Nothing is to be waited for: what was printed is there to be read."""
+
+    def sink(self, name: str) -> Sink:
+        """Return what takes in an output."""
+        output = self.outputs[name]
+
+        def take_in(data: bytes) -> None:
+            with self.lock:
+                is_passed_over = output.is_much and not self.is_full(name)
+                output.take_in(data, is_passed_over=is_passed_over)
+                self.tell()
+
+        return take_in
+
+    def is_full(self, name: str) -> bool:
+        """Tell whether the command has to wait for its output to be read.
+
+        It must not where all who could read it wait for something else, or for the command: that would be for ever.
+        """
+        output = self.outputs.get(name)
+        if output is None or not output.is_much:
+            return False
+        with self.lock:
+            # Who waits for this output goes on with what is there by now.
+            elsewhere = [each.who for each in self._who_wait if output not in each.outputs]
+            readers = [each for each in output.readers if _is_alive(each)]
+            return not self._who_wait or any(each not in elsewhere for each in readers)
+
+    @property
+    def waits_for(self) -> tuple[int, int]:
+        """The descriptor to poll next for the input, and for what."""
+        is_due = self._typed or self._is_input_closed
+        return (self._sink, select.POLLOUT | select.POLLERR) if is_due else (-1, 0)
+
+    def advance(self) -> bool:
+        """Carry one piece of what was written; return False if there is no more."""
+        with self.lock:
+            if not self._typed:
+                return not self._is_input_closed
+            typed = self._typed[0]
+            try:
+                typed.written += os.write(self._sink, typed.data[typed.written : typed.written + PIECE])
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False  # the command does not want it, or its terminal is gone
+            if typed.written == len(typed.data):
+                self._typed.popleft()
+                self.tell()
+            return bool(self._typed) or not self._is_input_closed
+
+    def close(self) -> None:
+        """Let the command know that this was all of its input."""
+        with self.lock:
+            if self._sink >= 0:
+                os.close(self._sink)
+            self._sink, self._is_input_gone = -1, True
+            self.tell()
+
+    def attended(self, perform: Callable[[], Run]) -> None:
+        """Be the attending thread, from the request to the report."""
+        report, error = None, None
+        try:
+            report = perform()
+        except BaseException as problem:  # noqa: BLE001 - raised to whoever waits
+            error = problem
+        with self.lock:
+            self.report, self.error, self.has_begun = report, error, True
+            for output in self.outputs.values():
+                output.is_ended = True
+            self.tell()
+        self.close()
+        self.silence()
+        _alive.discard(self)
+
+    # ---- What the program's side calls.
+
+    def tell(self) -> None:
+        """Wake everybody who waits for a change; the lock is held."""
+        self.lock.notify_all()
+        tasks, self._tasks = self._tasks, []
+        for loop, future in tasks:
+            try:
+                loop.call_soon_threadsafe(_set, future)
+            except RuntimeError:
+                continue  # that loop is closed
+
+    def wait(
+        self, take: Callable[[], Result | None], *outputs: Unread, timeout: float | None = None
+    ) -> Result:
+        """Return what `take` returns, which reads these outputs, once that is not None; the lock is held for it."""
+        self._check_owner()
+        until = None if timeout is None else monotonic() + timeout
+        with self.lock:
+            result = take()
+            if result is not None:
+                return result
+            with self.waiting(threading.current_thread(), outputs):
+                while (result := take()) is None:
+                    if not self.lock.wait(None if until is None else max(0.0, until - monotonic())):
+                        raise TimeoutError("the command has not ended yet")
+                return result
+
+    async def await_(self, take: Callable[[], Result | None], *outputs: Unread) -> Result:
+        """Do the same in an event loop, which goes on meanwhile."""
+        self._check_owner()
+        loop = asyncio.get_running_loop()
+        while True:
+            with self.lock:
+                result = take()
+                if result is not None:
+                    return result
+                future: asyncio.Future[None] = loop.create_future()
+                self._tasks.append((loop, future))
+                waits = self.waiting(asyncio.current_task(), outputs)
+                waits.__enter__()
+            try:
+                await future
+            finally:
+                with self.lock:
+                    waits.__exit__()
+                    self._tasks = [each for each in self._tasks if each[1] is not future]
+
+    def waiting(self, who: object, outputs: tuple[Unread, ...]) -> _Waits:
+        """Return what notes for a `with` block that somebody waits, for some outputs or for something else."""
+        if any(output.is_much for output in self.outputs.values()):
+            self.ring()
+        return _Waits(who, outputs, self._who_wait)
+
+    def write(self, data: bytes) -> Callable[[], bool | None]:
+        """Have something written; returns what tells that it is, and raises where it can't be."""
+        self._check_owner()
+        typed = _Typed(data)
+        with self.lock:
+            if self._is_input_closed:
+                raise ValueError("the command's input is closed")
+            if data:
+                self._typed.append(typed)
+        self.ring()
+
+        def taken() -> bool | None:
+            if typed.written < len(data) and self._is_input_gone:
+                raise BrokenPipeError("the command takes no more input")
+            return True if typed.written == len(data) else None
+
+        return taken
+
+    def outcome(self) -> Run | BaseException | None:
+        """Return the report, or what kept the command from having one; None while it runs."""
+        return self.report or self.error
+
+    def close_input(self) -> None:
+        """Let the command's input end once everything that was written is there."""
+        self._check_owner()
+        if self.terminal is not None:
+            self.write(_END_OF_INPUT)
+            return
+        with self.lock:
+            self._is_input_closed = True
+        self.ring()
+
+    def end(self, how: str) -> None:
+        """Have the command ended."""
+        if self.owner == os.getpid():
+            # On a terminal, what runs has a session of its own, which no signal of ours reaches.
+            self.asked = KILL if self.terminal is not None else how
+            self.ring()
+
+    def forget(self) -> None:
+        """Let go of what a forked child has no use for: the input would not end while the child lives."""
+        for descriptor in (self._sink, self._bell):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._sink = self._bell = -1
+
+    def _check_owner(self) -> None:
+        if self.owner != os.getpid():
+            hint = "start one after the fork"
+            raise BadRequest("a started command belongs to the process that started it", hint=hint)
+
+
+class _Typed:
+    """Something that is written to a command's input."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.written = 0
+
+
+class _Piece:
+    """What was printed at once; the number tells when, among the pieces of both outputs."""
+
+    def __init__(self, number: int, data: bytearray) -> None:
+        self.number = number
+        self.data = data
+
+
+class _Waits:
+    """Somebody who waits, for a `with` block; the lock is held at both ends."""
+
+    def __init__(self, who: object, outputs: tuple[Unread, ...], among: list[_Waits]) -> None:
+        self.who = who
+        self.outputs = outputs
+        self._among = among
+
+    def __enter__(self) -> None:
+        self._among.append(self)
+
+    def __exit__(self, *_error: object) -> None:
+        self._among.remove(self)
+
+
+class Unread:
+    """What one output printed and nobody has read yet; all of it is done with the dialogue's lock held."""
+
+    def __init__(self, name: str, numbers: Iterator[int], *, as_text: bool) -> None:
+        self.name = name
+        self.is_ended = False
+        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._numbers = numbers
+        self._pieces: deque[_Piece] = deque()
+        self._size = 0
+        self._passed_over = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if as_text else None
+
+    @property
+    def is_much(self) -> bool:
+        """So much that the command has to wait."""
+        return self._size >= MOST_WAITING
+
+    @property
+    def first(self) -> int | None:
+        """The number of the oldest piece."""
+        return self._pieces[0].number if self._pieces else None
+
+    def take_in(self, data: bytes, *, is_passed_over: bool) -> None:
+        """Take in a piece, or the end."""
+        if not data:
+            self.is_ended = True
+        elif is_passed_over:
+            self._passed_over += len(data)
+        else:
+            number = next(self._numbers)
+            last = self._pieces[-1] if self._pieces else None
+            if last is not None and last.number == number - 1 and len(last.data) < PIECE:
+                last.data += data
+                last.number = number
+            else:
+                self._pieces.append(_Piece(number, bytearray(data)))
+            self._size += len(data)
+
+    def piece(self, size: int) -> str | bytes | None:
+        """Return at most so many bytes, nothing at the end, None while there are none."""
+        if self._pieces:
+            return self._decoded(self._removed(min(size, len(self._pieces[0].data)))) or None
+        return self._rest()
+
+    def line(self) -> str | bytes | None:
+        """Return the next line, nothing at the end, None while there is none; of one that is too long, a part."""
+        before = 0
+        for piece in self._pieces:
+            at = piece.data.find(b"\n")
+            if at >= 0:
+                return self._decoded(self._removed(before + at + 1))
+            before += len(piece.data)
+        if before and (self.is_ended or self.is_much):
+            return self._decoded(self._removed(before), is_end=self.is_ended)
+        return self._rest()
+
+    def _rest(self) -> str | bytes | None:
+        """Return what is left when all has been read: nothing, or the beginning of a character that never ended."""
+        if not self.is_ended:
+            return None
+        size, self._passed_over = self._passed_over, 0
+        if size:
+            raise BadRequest(
+                f"{size} bytes of {self.name} were printed while nobody read them", hint="Sandbox.output(run) has all"
+            )
+        return self._decoded(b"", is_end=True)
+
+    def _removed(self, size: int) -> bytes:
+        self._size -= size
+        taken = bytearray()
+        while len(taken) < size:
+            data = self._pieces[0].data
+            wanted = size - len(taken)
+            taken += data[:wanted]
+            del data[:wanted]
+            if not data:
+                self._pieces.popleft()
+        return bytes(taken)
+
+    def _decoded(self, data: bytes, *, is_end: bool = False) -> str | bytes:
+        return data if self._decoder is None else self._decoder.decode(data, final=is_end)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _is_alive(reader: Any) -> bool:
+    return bool(reader.is_alive()) if isinstance(reader, threading.Thread) else not reader.done()
+
+
+# ---- Every command that runs: they end with the sandbox they were started by, and with this process.
+
+_alive: set[Dialogue] = set()
+
+
+def attend_in_thread(dialogue: Dialogue, perform: Callable[[], Run]) -> None:
+    """Have a command attended by a thread of its own."""
+    _alive.add(dialogue)
+    threading.Thread(target=dialogue.attended, args=(perform,), name="fumehood-start", daemon=True).start()
+
+
+def has_begun(dialogue: Dialogue) -> bool | None:
+    """Tell that a command was started, None while it was not; raises what kept it from it."""
+    if dialogue.error is not None:
+        raise dialogue.error
+    return dialogue.has_begun or None
+
+
+def end_all(store: Store | None = None) -> None:
+    """End the commands that were started here, or those of one store, and wait for their records."""
+    ours = [each for each in tuple(_alive) if each.owner == os.getpid() and store in (None, each.store)]
+    for each in ours:
+        each.end(STOP)
+    for each in ours:
+        each.wait(each.outcome)
+
+
+def _forget_all() -> None:
+    for each in _alive:
+        each.forget()
+    _alive.clear()
+
+
+atexit.register(end_all)
+os.register_at_fork(after_in_child=_forget_all)
