@@ -95,14 +95,20 @@ _TMP = "/tmp"  # noqa: S108 - as the command sees it
 _MOST_REFUSED = 3  # paths that are named
 
 
-def refused_writes(text: str, writable: Sequence[str], remedy: str = "", home: str = "") -> tuple[Blocked, ...]:
+def refused_writes(
+    text: str, writable: Sequence[str], remedy: str = "", home: str = "", *, is_limited: bool = False
+) -> tuple[Blocked, ...]:
     """Name what a command could not write; `writable` is what it may, as it sees it.
 
-    `home` is a home that is out of sight but for its tools.
+    `home` is a home that is out of sight but for its tools. `is_limited` tells that whoever ran it let it write less
+    than the project has.
     """
     lines = [line for line in text[-LOOKED_AT:].splitlines() if len(line) < _LONGEST_LINE and _READ_ONLY.search(line)]
     paths = dict.fromkeys(path for line in lines for path in _refused_in(_colourless(line), (*writable, _TMP)))
-    hint = f"outside the project everything is read-only; a command may write {', '.join(writable)} and {_TMP}{remedy}"
+    places = f"{', '.join(writable)} and {_TMP}" if writable else _TMP
+    hint = f"outside the project everything is read-only; a command may write {places}{remedy}"
+    if is_limited:
+        hint = f"this run was limited: it may write {places} only; run it without write=, --write or --read-only"
     of_tools = "tools of the home are read-only to commands; install and update them outside the hood"
     return tuple(
         Blocked(what="write", detail=path, hint=of_tools if home and path.startswith(f"{home}/") else hint)
@@ -120,8 +126,8 @@ def _refused_in(line: str, writable: Sequence[str]) -> list[str]:
     if not paths and last.startswith("/") and " /" not in last:
         paths = [last]  # which may have blanks in it
     if not paths:
-        # The first part is mostly the program's own name.
-        paths = [path for part in parts[1:] for path in _BARE.findall(part)] or _BARE.findall(parts[0])
+        # The first of several parts is mostly the program's own name.
+        paths = [path for part in parts[1:] or parts for path in _BARE.findall(part)]
     outside = [path for path in paths if path.startswith("/") and not is_in(path, writable)]
     # A name that is not absolute is the last word before the reason.
     return outside or paths[:1] or [last.rpartition(" ")[2] or "a path"]

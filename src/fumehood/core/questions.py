@@ -189,6 +189,15 @@ def root_question(path: str, project: str, link: str | None = None) -> Question:
     )  # fmt: skip
 
 
+def write_question(path: str, command: str, directory: str, project: str, run: str) -> Question:
+    """Ask to let one command write a directory that its project has not."""
+    return Question(
+        what=ROOT, text=f"Let one command write another directory: {path}?", command=command, directory=directory,
+        project=project, target=run, run=run, one_time_only=True, details=("for this run only",), about=path,
+        ahead=f"what is a root needs no question: fumehood roots add {path}",
+    )  # fmt: skip
+
+
 def reason_told(reason: str) -> tuple[str, ...]:
     """Return an agent's own words for why it asks, as a line of a question."""
     return (f"the agent says: {reason}",) if reason.strip() else ()

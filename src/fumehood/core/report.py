@@ -192,7 +192,7 @@ class Run:
         Our part begins with a line that holds the mark: that of the `Sandbox`, unless another is given.
         """
         mark = mark or self.mark
-        return set_apart(shown_output(self.output, mark), _report(self), mark)
+        return set_apart(shown_output(self.output, mark), _report(self), mark) or "(no output)"
 
     def __repr__(self) -> str:
         return f"Run({self.run} {self.state} exit {self.exit_code})"

@@ -122,6 +122,9 @@ class Request(Value):
     session: str = ""
     beside: tuple[str, ...] = ()  # directories that a person gave the client of the session
     own_tmp: bool = False
+    write: tuple[str, ...] | None = None  # all that it may write; None is what the project has
+    besides: tuple[str, ...] = ()  # those of them that are roots for this run only
+    output_limit: int | None = None
     background_after: float | None = None  # seconds after which nobody waits for it: it is then checkpointed by itself
     title: str = ""  # what the record calls the command, where that is not its own text
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
@@ -132,9 +135,7 @@ class Request(Value):
 def check(request: Request) -> None:
     """Say what is wrong with a request before anything is made for it."""
     checked(request.command)
-    limit: object = request.timeout  # programs pass what they like
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < 1e9):
-        raise BadRequest(f"{limit!r} is not a time limit", hint="seconds, more than 0")
+    _check_limits(request.timeout, request.output_limit)
     variables: Iterable[tuple[object, object]] = request.environment
     for name, value in variables:
         if not isinstance(name, str) or not isinstance(value, str):
@@ -148,10 +149,18 @@ def check(request: Request) -> None:
             raise BadRequest(f"{host!r} is not a host", hint='network takes True, False or hosts: ["pypi.org:443"]')
     if request.own_tmp and not request.session:
         raise BadRequest("--own-tmp needs a session, whose runs share that /tmp", hint="add --session NAME")
-    for path in (request.cwd, request.root, *request.beside):
+    for path in (request.cwd, request.root, *request.beside, *(request.write or ())):
         if "\0" in path:
             raise BadRequest(f"{path!r} is not a directory", hint="a path without a NUL")
         _refuse_half_letters(path)
+
+
+def _check_limits(time: object, output: object) -> None:
+    """Programs pass what they like."""
+    if time is not None and (isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 < time < 1e9):
+        raise BadRequest(f"{time!r} is not a time limit", hint="seconds, more than 0")
+    if output is not None and (isinstance(output, bool) or not isinstance(output, int) or output < 1):
+        raise BadRequest(f"{output!r} is not an output limit", hint="a number of bytes")
 
 
 def _refuse_half_letters(*texts: str) -> None:

@@ -16,7 +16,7 @@ from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.libc import Closing
-from fumehood.linux.mounts import Bind, Layered, Operation
+from fumehood.linux.mounts import Bind, Layered, Narrowed, Operation
 from fumehood.linux.namespaces import Layer, mounts_inside
 from fumehood.linux.nofollow import LISTING, Parents, join, open_below, open_top, split
 
@@ -244,8 +244,9 @@ class Capture:
 
     def __init__(
         self, way: str, layers: Sequence[Layer], targets: Mapping[str, str] | None = None,
-        groups: tuple[int, ...] = (),
+        groups: tuple[int, ...] = (), write: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
+        self._write = write  # all that may be written, where that is not every root
         self.way = way
         self.layers = layers
         self.groups = groups  # that the launcher maps into its namespace, besides our own
@@ -263,6 +264,9 @@ class Capture:
                 )
             else:
                 operations.append(Bind(target=target, source=layer.merged, is_writable=True, why="a root"))
+            if self._write is not None and layer.root not in self._write:
+                below = [path[len(layer.root) + 1 :] for path in self._write if path.startswith(f"{layer.root}/")]
+                operations.append(Narrowed(target=target, directories=tuple(below), why="asked for"))
         return operations
 
     def begin(self) -> None:

@@ -220,6 +220,23 @@ class Layered(Operation):
         return [*_overlay_sources(self.lowers), "--overlay", self.upper, self.work, self.target]
 
 
+class Narrowed(Operation):
+    """A root that is read-only after all, save for some directories in it, by their paths below it."""
+
+    directories: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        return f"read-only{', save for ' if self.directories else ''}{', '.join(self.directories)}"
+
+    def do(self, site: Site) -> None:
+        site.narrow(self.target, self.directories)
+
+    def arguments(self, texts: list[bytes]) -> list[str]:
+        if self.directories:
+            raise TypeError("bubblewrap can't leave a part of a mount writable")
+        return ["--remount-ro", self.target]
+
+
 class Mask(Operation):
     """Something that exists and is shown empty."""
 
@@ -321,7 +338,7 @@ class Proc(Operation):
 
 _KINDS: dict[str, Callable[..., Operation]] = {
     kind.__name__: kind
-    for kind in (Folder, Link, Text, Tmpfs, Seal, View, Bind, Layered, Mask, Devices, Device, Console, Proc)
+    for kind in (Folder, Link, Text, Tmpfs, Seal, View, Bind, Layered, Narrowed, Mask, Devices, Device, Console, Proc)
 }  # fmt: skip
 
 
@@ -339,7 +356,10 @@ def sealed(operations: Sequence[Operation]) -> list[Operation]:
 
 def writable(operations: Iterable[Operation]) -> list[str]:
     """Return every place that a command may write to, as the guard is told."""
-    places = [each.target for each in operations if each.is_writable]
+    operations = tuple(operations)
+    narrowed = {each.target: each.directories for each in operations if isinstance(each, Narrowed)}
+    places = [each.target for each in operations if each.is_writable and each.target not in narrowed]
+    places += [f"{target}/{name}" for target, names in narrowed.items() for name in names]
     return ["/"] if "/" in places else [*places, "/dev", PROC]
 
 

@@ -156,6 +156,16 @@ class Site:
         if self._owner is not None:
             os.fchown(descriptor, *self._owner)
 
+    def narrow(self, target: str, directories: Sequence[str]) -> None:
+        """Let what is mounted at a place be read-only, save for directories in it: each is mounted on itself first."""
+        for name in directories:
+            place = self._place(f"{target}/{name}", is_directory=True)
+            try:
+                self._mount(f"/proc/self/fd/{place}", f"{target}/{name}", None, libc.MS_BIND)
+            finally:
+                os.close(place)
+        self.restrict(target, libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV)
+
     def lend(self, folder: str) -> None:
         """Have a directory where everybody can reach it, until bubblewrap has begun."""
         os.mkdir(LENT, 0o755)

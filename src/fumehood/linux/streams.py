@@ -54,6 +54,8 @@ class Stream:
         self.saved = 0
         self._path = path
         self._limit = limit
+        self._most = max(1, min(KEPT, limit // 2))  # bytes of head, and as many of tail
+        self._inline = min(INLINE, self._most)
         self._sink = sink
         self._head = bytearray()
         self._tail = bytearray()
@@ -65,7 +67,7 @@ class Stream:
             self._sink(data)
         self._save(data)
         self.size += len(data)
-        room = KEPT - len(self._head)
+        room = self._most - len(self._head)
         if room > 0:
             self._head += data[:room]
             data = data[room:]
@@ -73,7 +75,7 @@ class Stream:
             self._tail += data
             # Cut now and then, not at each piece: shifting the buffer costs more than it frees.
             if len(self._tail) > 4 * KEPT:
-                del self._tail[:-KEPT]
+                del self._tail[: -self._most]
 
     def spill(self) -> None:
         """Begin the file before there is much: the command lasts, and somebody may want to follow it."""
@@ -86,7 +88,7 @@ class Stream:
                 self._drop()
 
     def _save(self, data: bytes) -> None:
-        if self._file >= 0 or self.size + len(data) > INLINE:
+        if self._file >= 0 or self.size + len(data) > self._inline:
             self._write_on(data)
 
     def _write_on(self, data: bytes) -> None:
@@ -105,7 +107,7 @@ class Stream:
             self._sink(b"")
             self._sink = None
         if self._file >= 0:
-            if self.size <= INLINE:
+            if self.is_short:
                 self._drop()
             else:
                 os.close(self._file)
@@ -122,13 +124,18 @@ class Stream:
         return self._path if self.saved else ""
 
     @property
+    def is_short(self) -> bool:
+        """Return True if the record holds all of it."""
+        return self.size <= self._inline
+
+    @property
     def is_cut(self) -> bool:
         """Return True if memory holds less than all."""
-        return self.size > KEPT + min(len(self._tail), KEPT)
+        return self.size > self._most + min(len(self._tail), self._most)
 
     def kept(self) -> tuple[bytes, bytes]:
         """Return the head and the tail; the tail is empty when the head is all there is."""
-        return bytes(self._head), bytes(self._tail[-KEPT:])
+        return bytes(self._head), bytes(self._tail[-self._most :])
 
     def mute(self) -> None:
         """Pass nothing on any more."""

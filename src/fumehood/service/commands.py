@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     OnOutput = Callable[[str, str], object]
     OnChange = Callable[[str, str], object]
     Command = str | Sequence[str]
+    Writable = bool | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
 _NO_TIME_LIMIT_S = 300_000_000.0
 INHERIT = "inherit"  # as standard input: this program's own
 _REQUEST_OPTIONS: dict[str, Any] = {
     "cwd": None, "network": False, "timeout": None, "apply": None, "root": None, "env": None,
-    "background": False,
+    "background": False, "write": None, "output_limit": None,
 }  # fmt: skip
 
 
@@ -74,6 +75,8 @@ class Commands:
         ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
         cancelled: Callable[[], bool] | None = None,
         background: bool = False,
+        write: Writable = None,
+        output_limit: int | None = None,
     ) -> Run:
         """Run a command: a string is a shell line, a sequence a program and its arguments.
 
@@ -82,16 +85,22 @@ class Commands:
         asks for the whole network, or for hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in
         place of the sandbox's own; once `cancelled` says True, the command is ended and what it wrote is held.
         `stdin` is a text, bytes, an open file, or "inherit": what this program reads.
+        `write` limits what it may write: False is nothing, else some directories, of the project or others; one that
+        is not in the project's roots is a root for this run, once `ask` says so. All else is read-only. `output_limit`
+        is how many bytes of each output are kept.
         One in the `background`, which other commands go on beside, is checkpointed by itself every few seconds.
         """
-        request = self._request(command, cwd, network, timeout, apply, root, env, background)
+        request = self._request(
+            command, cwd, network, timeout, apply, root, env, background=background, write=write,
+            output_limit=output_limit,
+        )  # fmt: skip
         return self._perform(request, _wishes(on_output, on_change, stdin, cancelled, channels(ask)))
 
     def questions(
         self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
     ) -> tuple[Question, ...]:
         """Return what a person would be asked before this command runs."""
-        return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None, background=False))
+        return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None))
 
     def _perform(self, request: Request, wishes: Wishes) -> Run:
         try:
@@ -200,7 +209,8 @@ class Commands:
 
     def _request(
         self, command: Command, cwd: Any, network: bool | Sequence[str], timeout: float | None,
-        apply: str | bool | None, root: Any, env: Mapping[str, str] | None, background: bool,
+        apply: str | bool | None, root: Any, env: Mapping[str, str] | None, *, background: bool = False,
+        write: Writable = None, output_limit: int | None = None,
     ) -> Request:  # fmt: skip
         mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
         if not isinstance(network, (bool, str, list, tuple, set, frozenset)):
@@ -212,7 +222,8 @@ class Commands:
             command=asked, cwd=_text(cwd, "cwd"), mode=mode, timeout=timeout, root=_text(root, "root"),
             session=self._session, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
             network=FULL if network is True else NONE, hosts=hosts,
-            background_after=BACKGROUND_AFTER if background else None,
+            background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
+            output_limit=output_limit,
         )  # fmt: skip
 
     def _marked(self, run: Run) -> Run:
@@ -225,6 +236,14 @@ def _text(path: str | os.PathLike[str] | None, name: str) -> str:
         return "" if path is None else os.fspath(path)
     except TypeError as error:
         raise BadRequest(f"{name} can't be {path!r}", hint="a path") from error
+
+
+def _writable(write: Writable) -> tuple[str, ...] | None:
+    """Return all that a run may write; None where that is not limited."""
+    if write is None or isinstance(write, bool):
+        return () if write is False else None
+    paths = write if isinstance(write, (list, tuple, set, frozenset)) else (write,)
+    return tuple(_text(path, "write") for path in paths)
 
 
 def _wishes(

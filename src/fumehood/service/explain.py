@@ -52,6 +52,10 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     host = hood.host()
     if host.why_bare:
         raise Unavailable(f"there is no sandbox here: {host.why_bare}", hint="fumehood doctor says what is missing")
+    if request.write is not None:
+        from fumehood.service.writing import limited
+
+        hood, request = limited(hood, request)
     project = hood.project
     choice = capturing.choose(host, hood.policy.capture, project.roots, failed_on(hood.store.places, project))
     name = new_id()
@@ -103,7 +107,7 @@ def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -
         claim.take()
         try:
             layers = layering.make(places, name, roots, choice.way)
-            capture = capturing.Capture(choice.way, layers, world.targets, choice.groups)
+            capture = capturing.Capture(choice.way, layers, world.targets, choice.groups, world.write)
             with world.entered(choice.way) as entered:
                 yield Execution(hood.host(), capture, hood.start, hood.policy.limits, hood.surroundings), entered
         finally:

@@ -77,7 +77,7 @@ def _refused(run: Run, complaints: str, world: World, home: str, *, can_ask: boo
     from fumehood.core.hints import refused_writes
 
     remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.remedy
-    return refused_writes(complaints, world.writable(run.roots), remedy, home)
+    return refused_writes(complaints, world.writable(run.roots), remedy, home, is_limited=world.write is not None)
 
 
 def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, asking: str) -> tuple[Blocked, ...]:

@@ -10,7 +10,7 @@ from fumehood.core.environment import apart
 from fumehood.core.questions import NETWORK
 from fumehood.core.report import Run
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused
+from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused, Unavailable
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
@@ -18,7 +18,7 @@ from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.linux.process import Attendance, Outcome
-from fumehood.linux.streams import CLOSED, INLINE, Stream, can_be_given_again, on_terminal, piped
+from fumehood.linux.streams import CLOSED, Stream, can_be_given_again, on_terminal, piped
 from fumehood.service.layers import init_file
 from fumehood.service.permission import Permissions
 from fumehood.service.settle import REFUSED
@@ -221,6 +221,11 @@ class Execution:
         if bwrap is None:
             raise LaunchFailed("there is no bubblewrap that works here", hint="fumehood doctor")
         self._prepare(world)
+        if world.write and not self._launcher_mounts and not {*world.write}.issuperset(_roots(self._capture)):
+            raise Unavailable(
+                "a part of a root can't be kept from being written here: only bubblewrap may mount",
+                hint="--read-only can be had; fumehood doctor says what is missing",
+            )
         environment = world.environment
         listens_inside = False
         if access is not None:
@@ -324,6 +329,10 @@ class Execution:
             return None
 
 
+def _roots(capture: Capture) -> list[str]:
+    return [layer.root for layer in capture.layers]
+
+
 def attend(
     start: Starter, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes,
     layers: Sequence[Layer] = (), guard: Callable[[int], Guard | None] | None = None, access: Access | None = None,
@@ -414,7 +423,7 @@ def take_note(run: Run, ended: Ended) -> None:
 def printed(ended: Ended) -> tuple[Printed, Printed]:
     """Return both outputs for the record: their bytes where short, else only how long they were."""
     out, err = (
-        (stream.kept()[0] if stream.size <= INLINE else None, stream.size) for stream in (ended.stdout, ended.stderr)
+        (stream.kept()[0] if stream.is_short else None, stream.size) for stream in (ended.stdout, ended.stderr)
     )
     return out, err
 

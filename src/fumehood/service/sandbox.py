@@ -78,7 +78,10 @@ class Hood(Workplace):
         if self.variables is not None:
             request = request.replace(environment=(*self.variables().items(), *request.environment))
         check(request)
-        hood, request = self._with_grants(request).profiled(request)
+        hood = self._with_grants(request)
+        if request.output_limit is not None:
+            hood = hood._under(hood.policy.replace(output_limit=request.output_limit))
+        hood, request = hood.profiled(request)
         if hood._withheld and hood.asking(wishes).are_answered:
             request = hood._asking(request)
         # Before anything is tried out there: on a full disk, nothing would seem to work.
@@ -90,6 +93,10 @@ class Hood(Workplace):
 
             request = offer(hood, request, wishes)
             self.project = hood.project
+        if request.write is not None:
+            from fumehood.service.writing import limited
+
+            hood, request = limited(hood, request)
         try:
             run = hood._run_until_settled(request, wishes)
         except Exception:
@@ -162,6 +169,11 @@ class Hood(Workplace):
         )  # fmt: skip
         if network.to_ask:  # a plain sandboxed run needs nobody's word
             self.permit(run, _question(run, network.to_ask), wishes)
+        if request.besides:
+            from fumehood.service.writing import questions
+
+            for question in questions(request, run):
+                self.permit(run, question, wishes)
         layers, execution = self._begin(claim, run, world, request, seat)
         try:
             with world.entered(run.capture) as world:
@@ -232,7 +244,7 @@ class Hood(Workplace):
 
             held = seen(self.store, self.project.id, run)
         layers = layering.make(places, run.run, run.roots, run.capture, held)
-        capture = capturing.Capture(run.capture, layers, world.targets, choice.groups)
+        capture = capturing.Capture(run.capture, layers, world.targets, choice.groups, world.write)
         parts = self, run, layers, claim.indexes, [target for _, target in capture.targets], self.give_verdicts
         commands = None
         if request.each_command and seat is not None and seat.door is not None:
@@ -417,6 +429,8 @@ class Hood(Workplace):
         world = world.replace(
             environment=environment, host_shell=request.shell or world.host_shell, source=request.source
         )
+        if request.write is not None:
+            world = world.limited(request.write)
         keeps_tmp = self.policy.tmp == "project"
         if not keeps_tmp and not any(each.scratch for each in self._profiles):
             return world

@@ -270,10 +270,11 @@ class Playground(Value):
 
     source: str
     target: str
+    is_writable: bool = True
 
     def mount(self) -> Bind:
         """Return how it is shown."""
-        return Bind(target=self.target, source=self.source, is_writable=True, why="the playground")
+        return Bind(target=self.target, source=self.source, is_writable=self.is_writable, why="the playground")
 
 
 def playground(places: Places, source: str, home: str, roots: Sequence[str], *, makes_points: bool) -> Playground:

@@ -67,6 +67,7 @@ class World(Value):
     playground: Playground | None = None
     no_playground: str = ""  # why there is none
     ownership: str = PRETEND
+    write: tuple[str, ...] | None = None  # all that may be written, by the host's paths; None is every root
 
     @property
     def shell(self) -> str:
@@ -77,6 +78,13 @@ class World(Value):
     def remedy(self) -> str:
         """What lets commands write more than they may here, said at the end of a sentence."""
         return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
+
+    def limited(self, write: tuple[str, ...]) -> World:
+        """Return the same where only some directories may be written; with none of them, not the playground either."""
+        ground = self.playground
+        if ground is not None and not write:
+            ground = ground.replace(is_writable=False)
+        return self.replace(write=write, playground=ground)
 
     @property
     def points(self) -> tuple[str, ...]:
@@ -112,7 +120,9 @@ class World(Value):
 
     def writable(self, roots: Sequence[str]) -> list[str]:
         """Return what a command may write besides /tmp, as it sees it: the roots, and the playground."""
-        return [*map(self.cwd, roots), *(() if self.playground is None else (self.playground.target,))]
+        ground = self.playground
+        playground = () if ground is None or not ground.is_writable else (ground.target,)
+        return [*map(self.cwd, roots if self.write is None else self.write), *playground]
 
     def starting(self, asked: str, project: str) -> str:
         """Return where the command starts, as the person knows it: in the project unless something else is asked.

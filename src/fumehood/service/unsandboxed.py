@@ -86,7 +86,7 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
         raise Unavailable(
             f"a root tree needs a sandbox: {host.why_bare}", hint="fumehood doctor says what is missing"
         )
-    if request.mode != APPLY:
+    if request.mode != APPLY or request.write is not None:
         raise Unavailable(
             f"changes can't be kept apart without a sandbox: {host.why_bare}",
             hint="fumehood doctor says what is missing",

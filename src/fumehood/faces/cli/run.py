@@ -55,6 +55,8 @@ options:
                      `playground` is the agent's own directory, ~/playground
   --hold             keep the changes for review instead of applying them
   --discard          throw the changes away
+  --write DIR        let it write only this directory, of the project or, once you say so, another; can be repeated
+  --read-only        let it write nothing but its own /tmp
   --network          ask for the whole network of this machine
   --allow-host HOST  ask for this host only: pypi.org, pypi.org:443, *.example.org; can be repeated
   --root ROOT        the system the command sees: host, alpine, an installed tree, or its directory
@@ -95,10 +97,14 @@ examples:
 # where the client works; --beside, a directory that the person gave it besides; --background-after, the seconds after
 # which the agent goes on without the command; --if-granted, go without a network that nobody is there to allow.
 _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty", "--explain"}
-_FLAGS |= {"--if-granted"}
+_FLAGS |= {"--if-granted", "--read-only"}
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
-_VALUES |= {"--session", "--shell", "--source", "--keep-cwd", "--begun-in", "--background-after", "--beside"}
+_VALUES |= {"--write", "--session", "--shell", "--source", "--keep-cwd", "--begun-in", "--background-after", "--beside"}
 _OF_THE_HOOK = {"--brief", "--keep-cwd", "--begun-in", "--beside", "--background-after", "--if-granted"}
+_EITHER = (
+    ("--tty", "--json", "fumehood show last --json, afterwards"), ("--hold", "--discard", "choose one"),
+    ("--read-only", "--write", "choose one"),
+)  # fmt: skip
 NO_TIME_LIMIT = "300000000"
 _WIDE = 34
 
@@ -160,10 +166,9 @@ def parse(
             waiting.insert(0, word)
             break
     options.command = waiting
-    if {"--tty", "--json"} <= options.flags:
-        raise BadRequest("--tty and --json can't be used together", hint="fumehood show last --json, afterwards")
-    if {"--hold", "--discard"} <= options.flags:
-        raise BadRequest("--hold and --discard can't be used together", hint="choose one")
+    for one, other, hint in _EITHER:
+        if {one, other} <= {*options.flags, *options.values}:
+            raise BadRequest(f"{one} and {other} can't be used together", hint=hint)
     return options
 
 
@@ -299,6 +304,7 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
         shell=shell, source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
         background_after=_seconds(options.last("--background-after")), if_granted="--if-granted" in options.flags,
+        write=_writable(options, project),
     )  # fmt: skip
     prepare = options.special.prepare
     return request if prepare is None else prepare(request, policy)
@@ -349,14 +355,27 @@ def _source(asked: str) -> str:
 
 def _directory(options: Options, project: Project) -> str:
     """Return where the command starts: where the caller says, or is if that is in the project, never elsewhere."""
-    asked, current = options.last("--cwd"), here()
-    in_session = "--session" in options.values
-    if asked is None and in_session:
+    asked = options.last("--cwd")
+    if asked is None and "--session" in options.values:
         return ""  # where its last command ended
+    return asked if asked == PLAYGROUND else _named(options, project, asked)
+
+
+def _named(options: Options, project: Project, path: str | None) -> str:
+    """Return what a path of an option means."""
+    current = here()
     # A person who names a project from elsewhere names a directory in it; an agent's is relative to its client's.
-    is_named = not in_session and {"--project", "--workspace"} & options.values.keys()
-    start = current if is_in(current, project.roots) or (asked is not None and not is_named) else project.path
-    return asked if asked == PLAYGROUND else os.path.join(start, asked or "")
+    is_named = "--session" not in options.values and {"--project", "--workspace"} & options.values.keys()
+    start = current if is_in(current, project.roots) or (path is not None and not is_named) else project.path
+    return os.path.join(start, path or "")
+
+
+def _writable(options: Options, project: Project) -> tuple[str, ...] | None:
+    """Return all that the command may write; None where that is not limited."""
+    if "--read-only" in options.flags:
+        return ()
+    paths = options.values.get("--write")
+    return None if paths is None else tuple(_named(options, project, path) for path in paths)
 
 
 def _seconds(text: str | None) -> float | None:
