@@ -102,6 +102,7 @@ _BY_NAME = 'test -w /dev/console && exec 0<>/dev/console 1>&0 2>&0; exec "$@"'
 _WITH_TERMINAL = (
     f'''set -- "$1" -c '{_BY_NAME}' sh "$@"; command -v setsid >/dev/null && exec setsid -c "$@"; exec "$@"'''
 )
+NO_PROJECT = "it ran without a project: what it wrote there is thrown away, and can't be undone"
 BACKGROUND_AFTER = 1.0  # seconds: what a command in the background makes at its start is there by then
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # the kernel's limit for one argument, its NUL included
 
@@ -125,11 +126,17 @@ class Request(Value):
     write: tuple[str, ...] | None = None  # all that it may write; None is what the project has
     besides: tuple[str, ...] = ()  # those of them that are roots for this run only
     output_limit: int | None = None
+    thrown: str = ""  # a directory that takes the place of a project's and is thrown away
     background_after: float | None = None  # seconds after which nobody waits for it: it is then checkpointed by itself
     title: str = ""  # what the record calls the command, where that is not its own text
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
     agent: Agent | None = None  # whose profile it runs with: a person asked for that
     each_command: bool = False  # whether the shell commands that it starts are runs of their own
+
+    @property
+    def remark(self) -> str:
+        """What its report says from the beginning."""
+        return NO_PROJECT if self.thrown else ""
 
 
 def check(request: Request) -> None:

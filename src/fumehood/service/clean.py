@@ -21,6 +21,7 @@ from fumehood.service.files import LiveFiles, catch_up_all, forget_file
 from fumehood.service.layers import entries_in, space_of
 from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
+from fumehood.service.thrown import remove_left
 from fumehood.store import backups, records
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
@@ -123,6 +124,7 @@ def clean(
         if not dry:
             if project is None:
                 forget(store.places.cache, (confine.KEPT, hostview.KEPT), old)
+                remove_left(store.places)
             if freed != Freed(days=days):
                 store.audit.tell("", CLEANED, freed.in_words().replace("\n", "; "), project=owner)
         return freed

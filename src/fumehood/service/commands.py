@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Answering, Ask
     from fumehood.service.opened import OpenedStore
     from fumehood.service.sandbox import Hood
+    from fumehood.service.thrown import Thrown
     from fumehood.store.projects import Project
 
     OnOutput = Callable[[str, str], object]
@@ -57,6 +58,8 @@ class Commands:
     _ask: Answering | Ask | Sequence[Answering | Ask] | None
     _session: str
     _own_tmp: bool
+    _thrown: Thrown | None
+    _cwd: str
     _mark: str
 
     def run(
@@ -219,12 +222,18 @@ class Commands:
         # What is neither is refused before it runs, in our own words.
         asked: Any = tuple(command) if isinstance(command, (list, tuple)) else command
         return Request(
-            command=asked, cwd=_text(cwd, "cwd"), mode=mode, timeout=timeout, root=_text(root, "root"),
+            command=asked, cwd=_text(cwd, "cwd") or self._starting(), mode=mode, timeout=timeout,
+            root=_text(root, "root"),
             session=self._session, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
             network=FULL if network is True else NONE, hosts=hosts,
             background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
-            output_limit=output_limit,
+            output_limit=output_limit, thrown="" if self._thrown is None else self._thrown.path,
         )  # fmt: skip
+
+    def _starting(self) -> str:
+        """Return where a command starts that says nothing: in a session, where the last one ended."""
+        session = self._store.sessions.find(self._session) if self._session and self._cwd else None
+        return "" if session is not None and session.cwd else self._cwd
 
     def _marked(self, run: Run) -> Run:
         run.mark = self._mark

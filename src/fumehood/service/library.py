@@ -23,6 +23,7 @@ from fumehood.service.session import (
     undo_command,
     undo_session,
 )
+from fumehood.service.thrown import Thrown
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
 from fumehood.service.upkeep import upkeep
@@ -53,6 +54,9 @@ class Sandbox(Commands):
     "updated", "removed" or "cancelled", path) while files are written. Safe to use from many threads.
     Without a policy, the person's configuration holds; a policy given takes its place altogether.
 
+    Without a project, commands share an empty directory that is thrown away with the sandbox: nothing in it is judged,
+    and nothing can be undone. `cwd` is where commands start that say nothing else; "playground" is the playground.
+
     `ask` is a function, sync or async, that gets a Question and returns True, False or one of its `options`; it is
     called where a person must be asked (network, a run without a sandbox, another root). Without it, those are denied.
 
@@ -62,19 +66,25 @@ class Sandbox(Commands):
 
     def __init__(
         self,
-        project: str | os.PathLike[str],
+        project: str | os.PathLike[str] | None = None,
         policy: Policy | None = None,
         ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
         *,
         session: str | None = None,
         own_tmp: bool = False,
         variables: Variables | None = None,
+        cwd: str | os.PathLike[str] | None = None,
         face: str = PYTHON,
         mark: str = "",
     ) -> None:
         asks = channels(ask)
         self._store = OpenedStore(face=face)
-        self._project = self._store.projects.open(os.fspath(project))
+        self._thrown = None if project is not None else Thrown(self._store.places)
+        if project is None:
+            self._project = self._store.projects.nowhere()
+        else:
+            self._project = self._store.projects.open(os.fspath(project))
+        self._cwd = "" if cwd is None else os.fspath(cwd)
         self._store.history.here = self._project.id
         self._ask = ask
         self._variables = variables
@@ -327,7 +337,7 @@ class Sandbox(Commands):
     def cwd(self) -> str:
         """Where the next command starts unless told otherwise."""
         session = self._store.sessions.find(self._session) if self._session else None
-        return session.cwd if session is not None and os.path.isdir(session.cwd) else self._project.path
+        return session.cwd if session is not None and os.path.isdir(session.cwd) else self._cwd or self._project.path
 
     def keep_env(self, env: Mapping[str, str | None]) -> None:
         """Give every later command of this session these variables; None takes one away."""
@@ -414,6 +424,8 @@ class Sandbox(Commands):
         """Stop what was started here and still runs, and close the records; the sandbox can't be used after that."""
         end_all(self._store)
         upkeep(self._store, self._project.id, self._hood.policy.clean)
+        if self._thrown is not None:
+            self._thrown.close()
         self._store.close()
 
     def __enter__(self) -> Self:

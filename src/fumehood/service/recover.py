@@ -40,6 +40,7 @@ from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.held import bring_back, set_apart, throw_away
 from fumehood.service.settle import FAILED, HELD, find_conflicts, state_of
 from fumehood.service.store import Store
+from fumehood.service.thrown import remove_left
 from fumehood.store import records
 from fumehood.store.audit import RECOVERED
 from fumehood.store.backups import DIRECTORY, parsed
@@ -72,6 +73,7 @@ _DYING_S = 10.0  # a sandbox is killed with the process that attends it, and gon
 
 def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
     """Mend what dead processes left; what living ones are at is passed over, and what fails is left as it is."""
+    remove_left(store.places)
     with InterruptsHeld() as interrupts:
         # First, so that what is then looked at has the modes that it should have.
         give_back(store.places.modes)

@@ -320,6 +320,7 @@ class Execution:
         places = [each.merged if is_copy else each.upper for each in self._capture.layers]
         # It may fill these too.
         besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
+        besides += [world.thrown] if world.thrown else []
         try:
             return Warden(
                 self._limits, init, [*places, *besides], empty=not is_copy and not besides, stop_mark=self._stop_mark,

@@ -10,7 +10,7 @@ from fumehood.core.judge import APPLY, HOLD, cut_short, judge
 from fumehood.core.limits import STOPPED
 from fumehood.core.network import NONE, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
-from fumehood.core.questions import network_question
+from fumehood.core.questions import network_question, write_question
 from fumehood.core.report import Run
 from fumehood.core.request import BIN, Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import BadRequest, Refused
@@ -81,6 +81,8 @@ class Hood(Workplace):
         hood = self._with_grants(request)
         if request.output_limit is not None:
             hood = hood._under(hood.policy.replace(output_limit=request.output_limit))
+        if request.thrown:  # nothing is kept for another one without a project
+            hood = hood._under(hood.policy.replace(rootfs=hood.policy.rootfs.replace(writable=False)))
         hood, request = hood.profiled(request)
         if hood._withheld and hood.asking(wishes).are_answered:
             request = hood._asking(request)
@@ -165,15 +167,12 @@ class Hood(Workplace):
             run=claim.run, project=self.project.path, command=request.title or shown(checked(request.command)),
             cwd=world.starting(request.cwd, self.project.path), state="running", network=network.mode,
             started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
-            session=request.session or None, hosts=network.hosts, reason=reason,
+            session=request.session or None, hosts=network.hosts, reason=reason or request.remark,
         )  # fmt: skip
         if network.to_ask:  # a plain sandboxed run needs nobody's word
             self.permit(run, _question(run, network.to_ask), wishes)
-        if request.besides:
-            from fumehood.service.writing import questions
-
-            for question in questions(request, run):
-                self.permit(run, question, wishes)
+        for path in request.besides:
+            self.permit(run, write_question(path, run.command, run.cwd, run.project, run.run), wishes)
         layers, execution = self._begin(claim, run, world, request, seat)
         try:
             with world.entered(run.capture) as world:
@@ -431,12 +430,16 @@ class Hood(Workplace):
         )
         if request.write is not None:
             world = world.limited(request.write)
-        keeps_tmp = self.policy.tmp == "project"
+        if request.thrown:
+            world = world.replace(thrown=request.thrown)
+        keeps_tmp = self.policy.tmp == "project" and not request.thrown
         if not keeps_tmp and not any(each.scratch for each in self._profiles):
             return world
         from fumehood.service.scratch import Scratch, wanted
 
         asked = wanted(self._profiles, environment, environment.get("HOME", "/"))
+        if request.thrown:
+            asked = tuple(each.replace(keep=False) for each in asked)  # nothing of one is for the next
         if self._agent is not None:
             from fumehood.service.agents import AgentRoom
 

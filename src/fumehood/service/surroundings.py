@@ -67,6 +67,7 @@ class World(Value):
     playground: Playground | None = None
     no_playground: str = ""  # why there is none
     ownership: str = PRETEND
+    thrown: str = ""  # a directory that is shown in the place of the project, and thrown away
     write: tuple[str, ...] | None = None  # all that may be written, by the host's paths; None is every root
 
     @property
@@ -376,6 +377,7 @@ class Surroundings:
             *_shelves(world, capture),
             *(() if world.playground is None else (world.playground.mount(),)),
             *capture.mounts,
+            *_thrown_away(world, capture),
             *(masks_in_roots(capture, self._in_roots, masked) if self._in_roots or masked else ()),
             *(seat.mounts if seat else ()),
             *_sourced(world.source, home),
@@ -505,6 +507,14 @@ def _sourced(path: str, home: str) -> list[Operation]:
     if not home or not is_below(real, home) or not os.path.isfile(real):
         return []
     return [Bind(target=real, source=real, why="the shell reads it first")]
+
+
+def _thrown_away(world: World, capture: Capture) -> list[Operation]:
+    """Show what takes the place of a project: what is written there is in no layer."""
+    if not world.thrown:
+        return []
+    target, is_writable = capture.targets[0][1], world.write != ()
+    return [Bind(target=target, source=world.thrown, is_writable=is_writable, why="thrown away at the end")]
 
 
 def _shelves(world: World, capture: Capture) -> list[Operation]:

@@ -8,6 +8,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
 from fumehood.core.report import REDO, Run, printable
+from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.libc import InterruptsHeld
@@ -218,6 +219,8 @@ def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
             what = "was refused: nothing ran"
         elif not run.sandboxed:
             what = "was not captured: it ran without a sandbox"
+        elif NO_PROJECT in run.reason:
+            what = "had no project: there is nothing to take back"
         if paths and meant:
             what = f"has not changed {printable(meant[0].path)} in the project: {meant[0].reason or meant[0].verdict}"
         raise BadRequest(f"run {run.name} {what}", hint=f"fumehood show {run.name}")

@@ -6,16 +6,12 @@ import os
 from copy import copy
 
 from fumehood.core.masks import is_in
-from fumehood.core.questions import write_question
-from fumehood.core.request import checked, shown
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from fumehood.core.questions import Question
-    from fumehood.core.report import Run
     from fumehood.core.request import Request
     from fumehood.service.running import Workplace
 
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 def limited(hood: Place, request: Request) -> tuple[Place, Request]:
     """Return a hood whose project has what a request may write besides as roots, and the request with real paths.
 
-    Nobody is asked yet: see `questions`.
+    Nobody is asked yet.
     """
     assert request.write is not None
     project = hood.project
@@ -46,9 +42,3 @@ def limited(hood: Place, request: Request) -> tuple[Place, Request]:
     own.project = project
     besides = project.extra[len(hood.project.extra) :]
     return own, request.replace(write=tuple(dict.fromkeys(directories)), besides=besides)
-
-
-def questions(request: Request, run: Run) -> list[Question]:
-    """Return what a person is asked before a run may write directories that the project has not."""
-    line = shown(checked(request.command))
-    return [write_question(path, line, run.cwd, run.project, run.run) for path in request.besides]

@@ -11,7 +11,7 @@ from fumehood.linux import libc
 from fumehood.store.audit import IN_SESSION
 from fumehood.store.database import packed, unpacked
 from fumehood.store.edits import forget_seats
-from fumehood.store.places import home
+from fumehood.store.places import home, make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,6 +126,12 @@ class Projects:
         if project is not None:
             return project
         return Project(id=self.remember(real) if register else 0, path=real)
+
+    def nowhere(self) -> Project:
+        """Return what stands for the project of all commands that have none: an empty directory of ours."""
+        path = os.path.realpath(f"{self.places.data}/no-project")
+        make_private(path)
+        return self._in_place(path, identity_of(path)) or Project(id=self.remember(path), path=path)
 
     def _in_place(self, real: str, now: Identity | None) -> Project | None:
         """Return the project that is recorded at a path, unless another directory is there now."""

@@ -29,7 +29,7 @@ from fumehood.store.places import session_mark, state_directory
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
 
+    Result = TypeVar("Result")
 
 HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
 
@@ -49,6 +50,7 @@ One argument is a shell line; several are a program and its arguments.
 
 options:
   --project DIR      the project (default: the one that holds the current directory)
+  --no-project       none: the command starts in an empty directory that is thrown away with it
   --workspace NAME   a workspace instead of a project; `default` is made when it is needed
   --cwd DIR          where the command starts (default: the current directory if it is in the project, else
                      the project); outside of it a command can only read;
@@ -97,13 +99,14 @@ examples:
 # where the client works; --beside, a directory that the person gave it besides; --background-after, the seconds after
 # which the agent goes on without the command; --if-granted, go without a network that nobody is there to allow.
 _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty", "--explain"}
-_FLAGS |= {"--if-granted", "--read-only"}
+_FLAGS |= {"--if-granted", "--read-only", "--no-project"}
 _VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
 _VALUES |= {"--write", "--session", "--shell", "--source", "--keep-cwd", "--begun-in", "--background-after", "--beside"}
 _OF_THE_HOOK = {"--brief", "--keep-cwd", "--begun-in", "--beside", "--background-after", "--if-granted"}
 _EITHER = (
     ("--tty", "--json", "fumehood show last --json, afterwards"), ("--hold", "--discard", "choose one"),
-    ("--read-only", "--write", "choose one"),
+    ("--read-only", "--write", "choose one"), ("--no-project", "--project", "choose one"),
+    ("--no-project", "--workspace", "choose one"),
 )  # fmt: skip
 NO_TIME_LIMIT = "300000000"
 _WIDE = 34
@@ -265,7 +268,7 @@ def _run(
 ) -> tuple[Run, Callable[[], str]]:
     """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
     store = OpenedStore(face=CLI if brief is None else HOOK)
-    project = store.projects.open(chosen_project(store, options, options.last("--session") or ""))
+    project = _opened(store, options, options.last("--session") or "")
     if brief is not None or "--project" not in options.values or store.projects.holding(here()) == project.path:
         store.history.here = project.id  # a number typed here means a run of this project
     if brief is None:
@@ -281,7 +284,8 @@ def _run(
     wishes = _wishes(options, as_json, brief).replace(signals=signals)
     if policy.rootfs.install and not as_json and brief is None and "--quiet" not in options.flags:
         wishes = wishes.replace(on_install=_installing())
-    run = Hood(store, project, policy, start, permissions).run(request, wishes)
+    hood = Hood(store, project, policy, start, permissions)
+    run = _placed(store, options, request, lambda request: hood.run(request, wishes))
     link = options.last("--keep-cwd")
     if link and run.ended_in and run.ended_in != request.cwd:
         from fumehood.service.session import leave_link
@@ -289,6 +293,26 @@ def _run(
         # For the shell that called us to follow.
         leave_link(link, run.ended_in)
     return run, lambda: upkeep(store, project.id, policy.clean)
+
+
+def _opened(store: Store, options: Options, session: str) -> Project:
+    """Return the project that the command line is about, or what stands for none."""
+    if "--no-project" in options.flags:
+        return store.projects.nowhere()
+    return store.projects.open(chosen_project(store, options, session))
+
+
+def _placed(store: Store, options: Options, request: Request, work: Callable[[Request], Result]) -> Result:
+    """Do something about a request; without a project, it has a directory that is thrown away with it."""
+    if "--no-project" not in options.flags:
+        return work(request)
+    from fumehood.service.thrown import Thrown
+
+    thrown = Thrown(store.places)
+    try:
+        return work(request.replace(thrown=thrown.path))
+    finally:
+        thrown.close()
 
 
 def _request(options: Options, project: Project, policy: Policy) -> Request:
@@ -509,9 +533,11 @@ def _explain(options: Options, as_json: bool) -> None:
     from fumehood.service import explain
 
     store = OpenedStore(face=CLI)
-    project = store.projects.open(chosen_project(store, options, ""))
+    project = _opened(store, options, "")
     policy = store.policy_of(project)
-    explained = explain.explained(Hood(store, project, policy, start), _request(options, project, policy))
+    hood = Hood(store, project, policy, start)
+    request = _request(options, project, policy)
+    explained = _placed(store, options, request, lambda request: explain.explained(hood, request))
     if as_json:
         _print_object(explained)
     else:
