@@ -23,18 +23,19 @@ from fumehood.store.projects import Project
 
 pytestmark = pytest.mark.namespaces
 
-_DEEP = 2_200  # a path of more bytes than the kernel takes at once
+_NAME = "down"
+_DEEP = 1_050  # deeper than Python's stack, and a path of more bytes than the kernel takes at once
 
 
 def nest(depth: int, inside: str = "open('f', 'w').close()") -> list[str]:
     """A command that makes directories, each in the one before, with something in each."""
-    script = f"import os\nfor _ in range({depth}):\n os.mkdir('d')\n os.chdir('d')\n {inside}\n"
+    script = f"import os\nfor _ in range({depth}):\n os.mkdir('{_NAME}')\n os.chdir('{_NAME}')\n {inside}\n"
     return ["python3", "-c", script]
 
 
 def in_each(depth: int, act: str) -> list[str]:
     """A command that goes down and does something at each level."""
-    return ["python3", "-c", f"import os\nfor _ in range({depth}):\n os.chdir('d')\n {act}\n"]
+    return ["python3", "-c", f"import os\nfor _ in range({depth}):\n os.chdir('{_NAME}')\n {act}\n"]
 
 
 def entries_below(directory: Path) -> int:
@@ -93,7 +94,7 @@ def test_a_tree_beyond_the_limit_is_kept_and_that_is_said(sandbox: Sandbox, stor
     assert (failure.value.run, failure.value.report["output"]) == (run.run, "made\n")
     layer = Path(store.places.layer(run.run, 0, "upper"))
     assert str(layer.parent.parent) in failure.value.hint
-    assert (layer / "d/d/d/f").exists()
+    assert (layer / _NAME / _NAME / "f").exists()
     assert sandbox.run("echo a > a").state == "applied"
     assert sandbox.discard(run).state == "discarded"
     assert not layer.exists()
