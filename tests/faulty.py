@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,6 +175,7 @@ class Scene:
             remove_tree(directory)
 
 
+@cache
 def points(act: str, *, staged: bool, cache: Path) -> tuple[list[Point], Snapshot]:
     """Every point of an act where it touches a file, and what the project is after it."""
     scene = Scene(act, staged=staged, cache=cache)

@@ -1,5 +1,7 @@
 """Random stories of an agent and a person: the project is always what a plain model says."""
 
+import os
+
 import pytest
 from hypothesis import settings
 from machine import Machine
@@ -10,4 +12,4 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(900)]
 class TestStories(Machine.TestCase):
     """A bounded number of them; `make stories` plays many more."""
 
-    settings = settings(max_examples=25, stateful_step_count=15, derandomize=True)
+    settings = settings(max_examples=25 if os.geteuid() == 0 else 10, stateful_step_count=15, derandomize=True)

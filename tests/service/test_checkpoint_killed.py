@@ -3,11 +3,12 @@
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from conftest import fresh_directory, remove_tree
+from conftest import fresh_directory, remove_tree, scratch
 from faulty import BEFORE, CHANGE
 from fumehood import Sandbox
 from patience import LONG_S, eventually
@@ -65,8 +66,13 @@ def made(directory: Path) -> Path:
 
 @pytest.fixture
 def states(home: Path) -> tuple[Snapshot, Snapshot]:
-    """What the project is after a checkpoint, and after all of the command."""
-    elsewhere = fresh_directory(str(home.parent))
+    """What the project is after a checkpoint, and after all of the command: the same for every test."""
+    return left_without_a_kill()
+
+
+@cache
+def left_without_a_kill() -> tuple[Snapshot, Snapshot]:
+    elsewhere = fresh_directory(scratch())
     try:
         project = made(elsewhere)
         with Sandbox(project) as sandbox:
