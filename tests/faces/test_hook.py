@@ -531,16 +531,17 @@ def test_two_agents_in_two_projects_know_nothing_of_each_other(
         cli("run", "--project", str(where), "--", "echo mine >mine; echo secret")
     persons = [last_of(project), last_of(other)]
 
-    for session, (where, mine) in own.items():
+    verbs = ("output", "show", "diff", "undo")
+    never = {verb: agent("a", project, f"fumehood {verb} 01NEVER") for verb in verbs}
+    assert {each.returncode for each in never.values()} == {125}
+    spelling = itertools.cycle([str, str.lower, lambda run: run[:22]])
+    for number, (session, (where, mine)) in enumerate(own.items()):
         strange = [run for name, (_, run) in own.items() if name != session] + persons
-        names = itertools.cycle([name for run in strange for name in (run, run[:22], run.lower())])
-        for verb in ("output", "show", "diff", "undo"):
-            never = agent(session, where, f"fumehood {verb} 01NEVER")
-            assert never.returncode == 125
-            # Each verb meets another quarter of the names.
-            for name in itertools.islice(names, 3):
-                asked = agent(session, where, f"fumehood {verb} {name}")
-                assert (asked.returncode, asked.stdout) == (125, never.stdout.replace("01NEVER", name))
+        # Each verb meets another run of others', for each session another.
+        for verb, run in zip(verbs, strange[number:] + strange[:number], strict=True):
+            name = next(spelling)(run)
+            asked = agent(session, where, f"fumehood {verb} {name}")
+            assert (asked.returncode, asked.stdout) == (125, never[verb].stdout.replace("01NEVER", name))
         assert json.loads(agent(session, where, "fumehood show --json").stdout)["run"] == mine
         # Nor by going elsewhere: a session stays with its project.
         logged = json.loads(agent(session, test_directory, "fumehood log --json").stdout)

@@ -17,7 +17,7 @@ from snapshots import entries, heard, snapshot, told
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
-_MANY = 240  # more layers than the kernel is told of in one page
+_MANY = 100  # more layers than the kernel is told of in one page
 _SOME = 34  # more than are seen singly, so that some are folded twice
 
 # What every fourth held run does: something of each kind, over what the ones before have left.

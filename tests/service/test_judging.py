@@ -123,6 +123,15 @@ def wheel(folder, version, function):
     return path.name
 
 
+def test_a_virtual_environment_that_is_made_anew_is_not_held(sandbox, project):
+    made = f"{PYTHON} -m venv --without-pip .venv"
+    for line in (made, made, f"rm -r .venv && {made}"):
+        run = sandbox.run(line)
+        assert (run.exit_code, run.state) == (0, "applied" if run.changes else "empty"), (line, verdicts(run))
+    subprocess.run([project / ".venv/bin/python3", "-c", "pass"], check=True)
+
+
+@pytest.mark.installs
 def test_a_day_with_a_virtual_environment_is_not_held(sandbox, project, need):
     has_pip = subprocess.run([PYTHON, "-c", "import ensurepip"], check=False).returncode == 0
     need(has_pip, "python has no ensurepip")
