@@ -8,11 +8,13 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import need
 from fumehood import Run, Sandbox, UndoRefused
+from fumehood.service import apply as applying
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -163,6 +165,53 @@ def test_a_persons_git_status_while_a_commit_runs_is_no_conflict(sandbox: Sandbo
     repository.refresh()
     sandbox.undo(run)
     assert repository.git("log", "--format=%s") == "first\n"
+    assert repository.is_sound()
+
+
+def test_a_persons_git_status_right_before_the_swap_is_no_conflict(
+    sandbox: Sandbox, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = applying.open_elsewhere
+
+    def ask_and_refresh(*arguments: Any, **options: Any) -> Any:
+        busy = ask(*arguments, **options)
+        repository.refresh()
+        return busy
+
+    monkeypatch.setattr(applying, "open_elsewhere", ask_and_refresh)
+    run = sandbox.run(COMMIT)
+    assert run.state == "applied"
+    assert repository.is_sound()
+    monkeypatch.undo()
+    assert sandbox.undo(run).state == "applied"
+    assert repository.is_sound()
+
+
+def test_an_index_is_not_swapped_while_git_is_about_to_replace_it(
+    sandbox: Sandbox, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = repository.top / ".git/index.lock"
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        """Let git finish, the second time."""
+        waits.append(seconds)
+        if len(waits) == 2:
+            lock.unlink()
+
+    monkeypatch.setattr(applying.time, "sleep", wait)
+    monkeypatch.setattr(applying, "_MOST_WAITS", 3)
+    run = sandbox.run(COMMIT)
+    assert (run.state, waits) == ("applied", [])
+    lock.write_bytes(b"")
+    assert sandbox.undo(run).state == "applied"
+    assert len(waits) == 2
+    lock.write_bytes(b"")
+    with pytest.raises(UndoRefused, match="index.lock"):
+        sandbox.redo()
+    lock.unlink()
+    assert repository.is_sound()
+    assert sandbox.redo().state == "applied"
     assert repository.is_sound()
 
 

@@ -37,6 +37,7 @@ OPAQUE_MARKS = ("user.overlay.opaque", "trusted.overlay.opaque")
 _WHITEOUT_MARKS = ("user.overlay.whiteout", "trusted.overlay.whiteout")
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE = 1 << 20
+_LOOKS = 5  # at an index that somebody's git replaces meanwhile
 
 
 # ---- The marks of overlays.
@@ -322,8 +323,9 @@ class _Scan:
         if below is not None and change == c.MODIFIED:
             change = _difference(upper, part, name, status, below, names)
             before, after = self.stamp_below(path, below), _stamped(upper, name, status)
-            if after.meaning and change == c.MODIFIED and self._is_refresh(live, part, path, below, before, after):
-                change = None
+            if after.meaning and change == c.MODIFIED:
+                before, is_refresh = self._index_below(live, part, path, below, after)
+                change = None if is_refresh else change
             if change is None:
                 self._forget(upper, name)
             else:
@@ -342,20 +344,26 @@ class _Scan:
                 self._new_inside(path)
                 self._leave_out_shells(first)
 
-    def _is_refresh(
-        self, live: Merged, part: int, path: str, below: os.stat_result, before: c.Stamp, after: c.Stamp
-    ) -> bool:
-        """Tell whether a command only refreshed a git index, of which the times are a cache.
+    def _index_below(
+        self, live: Merged, part: int, path: str, below: os.stat_result, after: c.Stamp
+    ) -> tuple[c.Stamp, bool]:
+        """Return the stamp of a git index, of which the times are a cache, and whether a command only refreshed it.
 
         Where a person refreshed it meanwhile, it is still the version that the command saw.
         """
-        before.meaning = meaning_in(part, INDEX, below)
-        seen = ""
+        means = meaning_in(part, INDEX, below)
+        for _ in range(_LOOKS):
+            now = None if means else look(part, INDEX)
+            if now is None or now.st_mtime_ns == below.st_mtime_ns:
+                break
+            below, means = now, meaning_in(part, INDEX, now)  # git replaced it in between
+        before, seen = self.stamp_below(path, below), ""
+        before.meaning = means
         if self._indexes is not None and part in live.live:
-            seen = self._indexes.meaning(self._root, path, below, before.meaning)
-        if seen and seen == before.meaning:
+            seen = self._indexes.meaning(self._root, path, below, means)
+        if seen and seen == means:
             before.changed_ns = 0
-        return after.meaning in (before.meaning, seen) and after.mode == before.mode
+        return before, after.meaning in (means, seen) and after.mode == before.mode
 
     def _new_inside(self, top: str) -> None:
         """List what came with a new directory; all of it can move in one step."""

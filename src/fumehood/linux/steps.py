@@ -31,7 +31,7 @@ from fumehood.linux.staging import Parting, unless_written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import TypeVar
 
     from fumehood.core.changes import Step
@@ -43,13 +43,29 @@ class Changed(Exception):
     """A live path is not, or no longer, what the step was judged against; the step left no trace."""
 
 
-class Sides:
-    """The layer and the project of one root, between which steps move entries."""
+class Locked(Changed):
+    """Git is about to replace a live file: its lock lies beside it."""
 
-    def __init__(self, layer: int, live: int) -> None:
+
+class Sides:
+    """The layer and the project of one root, between which steps move entries.
+
+    `unlocked` are locks of git's that don't count, because they are among what goes.
+    """
+
+    def __init__(self, layer: int, live: int, unlocked: Collection[str] = ()) -> None:
         self.layer = Parents(layer)
         self.live = Parents(live)
+        self._unlocked = unlocked
         self._loosened = Loosened(layer), Loosened(live)
+
+    def is_locked(self, live: int, step: Step) -> bool:
+        """Tell whether git is at work on a file of its own: what it read before is about to take the file's place.
+
+        Asked before a swap and after it. Git locks first, and then makes sure that the file is still what it read.
+        """
+        path = f"{step.change.path}.lock"
+        return ".git/" in path and path not in self._unlocked and look(live, f"{step.name}.lock") is not None
 
     def prepare(self, steps: Sequence[Step], sharing: Sequence[c.Change]) -> None:
         """Mend the layer before anything leaves it: no overlay bookkeeping, no inode shared with what stays."""
@@ -115,7 +131,7 @@ class Sides:
             layer, live = self.layer.of(parent), self.live.of(parent)
         except OSError:
             return start
-        exchanged, encoded, look_at = libc.exchanged, os.fsencode, os.stat
+        exchanged, encoded, look_at, in_git = libc.exchanged, os.fsencode, os.stat, ".git/" in first.change.path
         for at in range(start, len(steps)):
             step = steps[at]
             change = step.change
@@ -125,7 +141,7 @@ class Sides:
             if before is None:
                 raise ValueError(f"a swap needs both versions: {step!r}")
             raw = encoded(step.name)
-            if not exchanged(layer, live, raw):
+            if (in_git and self.is_locked(live, step)) or not exchanged(layer, live, raw):
                 return at
             status: os.stat_result | None
             if even_open or before.kind != c.FILE:
@@ -138,6 +154,7 @@ class Sides:
                 or status.st_mtime_ns != before.modified_ns
                 or status.st_size != before.size
                 or status.st_mode & 0o7777 != before.mode
+                or (in_git and self.is_locked(live, step))
             ):
                 libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
                 return at
@@ -204,10 +221,13 @@ def _swap(sides: Sides, step: Step) -> None:
     layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
     if look(live, name) is None:
         raise Changed(change.path)
+    if sides.is_locked(live, step):
+        raise Locked(change.path)
     _exchange(layer, live, name, after, before)
-    if not is_still(before, look(layer, name)):
+    is_locked = sides.is_locked(live, step)
+    if is_locked or not is_still(before, look(layer, name)):
         _exchange(layer, live, name, before, after)
-        raise Changed(change.path)
+        raise Locked(change.path) if is_locked else Changed(change.path)
 
 
 def _swap_back(sides: Sides, step: Step) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import PUT, RMDIR, SWAP, TAKE, plan, sharing
@@ -10,9 +11,10 @@ from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_togeth
 from fumehood.core.report import printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import nofollow
-from fumehood.linux.nofollow import make_parents, open_below, open_top, split
+from fumehood.linux.gitindex import refreshed
+from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
-from fumehood.linux.steps import NO_WAY, Changed, Sides, give_back
+from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from fumehood.core.changes import Step
 
 _NAMED = 5  # paths named in a refusal
+_MOST_WAITS = 100  # for git, which refreshes an index or holds a lock: an apply must end, whatever it does
+_WAIT_S = 0.01
 
 
 class _Doubtful(Exception):
@@ -64,7 +68,7 @@ def take_over(
                 _hold(changes, roots, busy, on_conflict, or_nothing=or_nothing)
             else:
                 between.has_originals = True
-                _perform(steps, between, done, changes, or_nothing=or_nothing, asks=swaps_ask and not even_open)
+                _perform(steps, between, done, changes, note, or_nothing=or_nothing, asks=swaps_ask and not even_open)
             is_torn = bool(busy) or (not or_nothing and hold_together(changes, roots, on_conflict))
             if not is_torn and between.save(changes):
                 note(SETTLING)
@@ -176,9 +180,9 @@ def _failure(error: Exception, run: str, left: Sequence[str]) -> Exception:
 
 def _perform(
     steps: Sequence[Step], between: Between, done: list[tuple[Sides, Step]], changes: Sequence[c.Change],
-    *, or_nothing: bool, asks: bool,
+    note: Callable[[str], None], *, or_nothing: bool, asks: bool,
 ) -> None:  # fmt: skip
-    at = 0
+    at = waits = 0
     while at < len(steps):
         step = steps[at]
         sides = between.sides[step.change.root]
@@ -191,10 +195,11 @@ def _perform(
                 at = reached
                 continue
             sides.do(step)
-        except Changed:
-            if or_nothing:
-                raise
-            mark_conflict(step.change, changes)
+        except Changed as error:
+            waits += 1
+            if waits < _MOST_WAITS and _is_gits(error, step.change, sides, note):
+                continue
+            _fail(error, step.change, changes, or_nothing=or_nothing)
         except OSError:
             failed = steps[at + len(done) - known]
             if sides.was_done(failed):
@@ -203,6 +208,37 @@ def _perform(
         else:
             done.append((sides, step))
         at += 1
+
+
+def _is_gits(error: Changed, change: c.Change, sides: Sides, note: Callable[[str], None]) -> bool:
+    """Tell whether a step is only to be tried again: git holds a lock, or has refreshed its index, which is noted."""
+    if isinstance(error, Locked):
+        time.sleep(_WAIT_S)
+        return True
+    before = change.before
+    if before is None or not before.meaning:
+        return False
+    parent, name = split(change.path)
+    live = sides.live.of(parent)
+    status = look(live, name)
+    now = None if status is None else refreshed(before, sides.live.top, change.path, status)
+    if now is None:
+        return status != look(live, name)  # replaced while it was read
+    change.before = now
+    note(APPLYING)  # with the new stamp, by which a later start knows on which side it is
+    return True
+
+
+def _fail(error: Changed, change: c.Change, changes: Sequence[c.Change], *, or_nothing: bool) -> None:
+    """Let what is not as it was judged be a conflict; raises where that is not possible."""
+    lock = f"{printable(change.path)}.lock"
+    if not or_nothing:
+        mark_conflict(change, changes, f"git is at work on it: {lock}" if isinstance(error, Locked) else CHANGED_SINCE)
+    elif isinstance(error, Locked):
+        hint = "try again when it is done; where no git runs any more, remove that file"
+        raise ApplyFailed(f"git is at work in this repository: {lock}", hint=hint) from error
+    else:
+        raise error
 
 
 def _swapped(
@@ -220,13 +256,13 @@ def _shown(error: OSError) -> str:
     return printable(os.fsdecode(name)) if isinstance(name, str | bytes) else "the project"
 
 
-def mark_conflict(change: c.Change, changes: Sequence[c.Change]) -> None:
+def mark_conflict(change: c.Change, changes: Sequence[c.Change], reason: str = CHANGED_SINCE) -> None:
     """Mark a change, and what would have moved with it, as a conflict."""
     inside = f"{change.path}/"
     for each in changes:
         carried = each.within is not None and each.root == change.root and each.path.startswith(inside)
         if each is change or (carried and each.verdict == c.APPLIED):
-            each.verdict, each.reason = c.CONFLICT, CHANGED_SINCE
+            each.verdict, each.reason = c.CONFLICT, reason
 
 
 def _needed(step: Step) -> str:
@@ -260,7 +296,8 @@ class Between:
                 self._staging[number].prepare(mine, here)
                 layer = self._staging[number].directory
                 self.has_copies = True
-            sides = self.sides[number] = Sides(layer, live)
+            unlocked = {each.path for each in here if each.change == c.DELETED and each.path.endswith(".lock")}
+            sides = self.sides[number] = Sides(layer, live, unlocked)
             for parent in sorted({_needed(step) for step in mine}):
                 make_parents(sides.layer, parent)
             if number not in self._staging:

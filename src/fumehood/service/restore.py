@@ -274,7 +274,8 @@ def _perform(store: Store, project: Project, run: Run) -> None:
     except (ApplyFailed, Changed) as error:
         reason = f"{error} changed meanwhile" if isinstance(error, Changed) else str(error)
         store.history.state(run.run, "failed", reason)
-        raise ApplyFailed(f"nothing was restored: {reason}", hint="the project is as it was; try again") from error
+        why = reason.removeprefix("nothing was applied: ")
+        raise ApplyFailed(f"nothing was restored: {why}", hint="the project is as it was; try again") from error
     run.state, run.duration_s = "applied", time.monotonic() - began
     store.history.settle(run, rewrite=stamps != [(change.before, change.after) for change in run.found])
     record(store, project.id, run)

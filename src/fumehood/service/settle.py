@@ -74,6 +74,11 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
         and change.verdict in (c.APPLIED, c.HELD)
     ]
+    # A command that removes its own lock hides one that another git has taken by the same name since.
+    locks = [change for change in late if change.change == c.DELETED and _is_lock(change.path)]
+    if locks:
+        run.found = [change for change in run.found if change not in locks]
+        late = [change for change in late if change not in locks]
     if late and run.below:
         from fumehood.service.held import waiting
 
@@ -86,6 +91,10 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
             change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
             change.verdict = c.CONFLICT
         keep_replacements_whole(run.found)
+
+
+def _is_lock(path: str) -> bool:
+    return ".git/" in path and path.endswith(".lock")
 
 
 def _is_another_mode(change: c.Change) -> bool:

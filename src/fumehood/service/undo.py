@@ -197,7 +197,8 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
             store.history.state(back.run, "failed", str(error))
             refusal = _why_not(store, project, run, back, first)
             if refusal is None and last:
-                refusal = UndoRefused(f"nothing was undone: {error}", hint="the project is as it was before the undo")
+                why = str(error).removeprefix("nothing was applied: ")
+                refusal = UndoRefused(f"nothing was undone: {why}", hint="the project is as it was before the undo")
             if refusal is not None:
                 store.history.withdraw(back, refusal.message)
                 raise refusal from error
