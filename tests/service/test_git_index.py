@@ -207,7 +207,7 @@ def test_an_index_is_not_swapped_while_git_is_about_to_replace_it(
     assert sandbox.undo(run).state == "applied"
     assert len(waits) == 2
     lock.write_bytes(b"")
-    with pytest.raises(UndoRefused, match="index.lock"):
+    with pytest.raises(UndoRefused, match=r"index.lock"):
         sandbox.redo()
     lock.unlink()
     assert repository.is_sound()
