@@ -129,10 +129,11 @@ class Commands:
         future: asyncio.Future[Run] = loop.create_future()
         cancelled = threading.Event()
         on_output, on_change, stdin = (options.pop(name, None) for name in ("on_output", "on_change", "stdin"))
+        is_unwanted = options.pop("cancelled", None) or cancelled.is_set
         asks = channels(options.pop("ask", self._ask), loop)
         request = self._request_with(command, options, "arun")
         listener = None if on_output is None and on_change is None else LoopListener(loop)
-        wishes = _wishes(on_output, on_change, stdin, cancelled.is_set, asks, listener)
+        wishes = _wishes(on_output, on_change, stdin, lambda: cancelled.is_set() or is_unwanted(), asks, listener)
 
         def settle(run: Run | None, error: BaseException | None) -> None:
             if error is not None and not future.done():
