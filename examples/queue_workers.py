@@ -1,15 +1,16 @@
 """A platform's workers: jobs from a queue (RQ on Redis), each in its tenant's own workspace.
 
-    queue_workers.py REDIS_URL WORKERS      work until nothing is left
+queue_workers.py REDIS_URL WORKERS      work until nothing is left
 """
 
 import os
 import sys
 from pathlib import Path
 
-import fumehood
 from redis import Redis
 from rq import Queue, Retry, Worker
+
+import fumehood
 
 QUEUE = "commands"
 

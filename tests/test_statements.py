@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fumehood.rootfs.install import TIERS
 
 from conftest import DROPPED, KEPT, fresh_directory, remove_tree, scratch
 from fumehood import BadRequest, Sandbox
+from fumehood.rootfs.installer import TIERS
 
 TESTS = Path(__file__).resolve().parent
 TEXT = (TESTS.parent / "docs/statements.md").read_text()

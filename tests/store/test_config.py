@@ -116,7 +116,7 @@ def test_a_compiled_form_that_is_not_ours_or_not_whole_is_made_again(place, late
     changed = {
         "": b"", "x": b"x", "cut": data[:-2], "flipped": data[:-1] + bytes([data[-1] ^ 1]),
         "field": form(identity, {"": {"timeless": 7}}), "value": form(identity, {"": 7}),
-        "newer": form(identity.replace(b"configuration 2", b"configuration 3"), {"": {"timeout": 7}}),
+        "newer": form(identity.replace(b"configuration 3", b"configuration 4"), {"": {"timeout": 7}}),
     }.get(damage, form(identity, {"": {"timeout": 7}}))  # fmt: skip
     Path(path).write_bytes(changed)
     if damage == "readable":

@@ -30,6 +30,7 @@ __all__ = ["QUOTED", "REDO", "Blocked", "ReportedChange", "Run", "joined", "name
 
 QUOTED = 300  # characters of somebody else's text that a sentence of ours repeats
 _IN_NAMES = frozenset("@%+=:,./-_~")
+NO_OUTPUT = "(no output)"  # what a model reads where there is nothing else to tell
 REDO = "redo"  # begins the command of an undo that takes an undo back
 
 
@@ -192,7 +193,7 @@ class Run:
         Our part begins with a line that holds the mark: that of the `Sandbox`, unless another is given.
         """
         mark = mark or self.mark
-        return set_apart(shown_output(self.output, mark), _report(self), mark) or "(no output)"
+        return set_apart(shown_output(self.output, mark), _report(self), mark) or NO_OUTPUT
 
     def __repr__(self) -> str:
         return f"Run({self.run} {self.state} exit {self.exit_code})"

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, Field, WithJsonSchema
 
-from fumehood.core.report import MODEL_OUTPUT, NOT_OURS, foremost, line_of, printable, short, shown_output
+from fumehood.core.report import (
+    MODEL_OUTPUT,
+    NO_OUTPUT,
+    NOT_OURS,
+    foremost,
+    line_of,
+    printable,
+    short,
+    shown_output,
+)
 from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
@@ -166,9 +175,9 @@ def returned(text: str, /, **fields: Any) -> CallToolResult:
 
     The SDK holds the object against the class that the tool names, so no instance of that is made here.
     """
-    return CallToolResult(
-        content=[TextContent(type="text", text=text or f"{line_of(MARK)}\n(no output)")], structured_content=fields
-    )
+    if text in ("", NO_OUTPUT):
+        text = f"{line_of(MARK)}\n{NO_OUTPUT}"  # these words are ours
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=fields)
 
 
 def with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResult:
