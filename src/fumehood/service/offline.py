@@ -96,6 +96,9 @@ def plain_file(path: str, top: int | None = None, most: int = _MOST) -> bytes | 
     """Return a plain file's content; None where there is something else, or nothing."""
     try:
         with Closing(os.open(path, _READING) if top is None else open_below(top, path, _READING)) as file:
-            return os.read(file, most) if stat.S_ISREG(os.fstat(file).st_mode) else None
+            status = os.fstat(file)
+            # No more than there is, where that is known: for a large buffer, the kernel has to find memory.
+            size = min(most, status.st_size + 1) if status.st_size else most
+            return os.read(file, size) if stat.S_ISREG(status.st_mode) else None
     except OSError:
         return None
