@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,21 @@ def test_each_of_its_shell_commands_can_be_a_run_of_its_own(agent, cli, project)
     assert os.listdir(project) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("claude", "source /dev/null || true && eval ", " < /dev/null && pwd -P >| /tmp/cwd"),
+        ("gemini", "shopt -u nullglob\n(\n  trap 'jobs -p >/tmp/jobs' EXIT\n", "\n)\n__code=$?\nexit $__code"),
+    ],
+)
+def test_a_command_is_called_as_the_model_typed_it(agent, cli, name, before, after):
+    line = """printf "%s\\n" "it's" >f && cat f"""
+    given = before + (shlex.quote(line) if name == "claude" else line) + after
+    done = agent(f"bash -c 'echo x >own'; bash -c {shlex.quote(given)}", "--each-command", name=name)
+    assert done.stdout == "it's\n"
+    assert commands(cli) == [(f"checkpoint of {name}", None, {"added own"}), (line, 0, {"added f"})]
+
+
 def test_shells_are_as_they_would_be_without_their_commands_being_told_apart(agent, cli):
     script = """
         echo 'echo fed $1' | sh -s a; printf 'echo "$#"' >script; sh ./script b c; sh <script; sh -c 'sh -c "echo \\$#"'
@@ -301,10 +317,14 @@ def test_what_commands_did_at_the_same_time_is_told_of_all_of_them(agent, cli, p
 
 
 def test_a_command_that_ends_without_a_word_is_told_from_what_follows(agent, cli):
-    script = "sh -c 'echo x >one; kill -9 $$'; sh -c 'echo x >two'; sh -c 'echo x >three; exec true'"
-    agent(script, "--each-command", name="codex")
-    assert commands(cli)[:2] == [
-        ("echo x >one; kill -9 $$", None, {"added one"}), ("echo x >two", 0, {"added two"}),
+    script = (
+        "sh -c 'echo x >one; kill -9 $$'; bash -c 'set -u; kill $$; sleep 9'\n"
+        "sh -c 'IFS=17; echo x >two; exit 117'; sh -c 'exec true'"
+    )
+    assert agent(script, "--each-command", name="codex").stderr.count("fumehood:") == 1
+    assert commands(cli)[:3] == [
+        ("echo x >one; kill -9 $$", None, {"added one"}), ("set -u; kill $$; sleep 9", None, set()),
+        ("IFS=17; echo x >two; exit 117", 117, {"added two"}),
     ]  # fmt: skip
 
 
