@@ -314,10 +314,10 @@ def test_a_client_that_is_interrupted_leaves_nothing_running_and_nothing_half_do
     fumehood("setup", "claude", "--yes")
     with Anthropic([bash("echo x >f; sleep 60; echo y >f"), {"text": "done"}]) as model:
         process = start(claude, model, environment, project)
-        assert eventually(lambda: json.loads(fumehood("ps", "--json").stdout))
+        assert eventually(lambda: json.loads(fumehood("ps", "--json").stdout)["runs"])
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=LONG_S)
-        assert eventually(lambda: not json.loads(fumehood("ps", "--json").stdout))
+        assert eventually(lambda: not json.loads(fumehood("ps", "--json").stdout)["runs"])
     assert os.listdir(project) == []
     (run,) = log(fumehood)
     assert run["state"] in ("held", "empty")  # it may not have begun to write

@@ -61,7 +61,7 @@ def only_read_there(told: str, project: Path, beside: Path, *, is_offered: bool 
 
 def log(fumehood: Callable[..., Done]) -> list[dict[str, Any]]:
     """What ran, the earliest first."""
-    return json.loads(fumehood("log", "--json").stdout)[::-1]
+    return json.loads(fumehood("log", "--json").stdout)["runs"][::-1]
 
 
 def provided(variable: str, name: str) -> str:

@@ -181,5 +181,5 @@ def test_with_the_server_alone_its_own_shell_stays_open(
         return shell("echo x >f") if "ran" in told[-1] else {"text": "done"}
 
     agent([step])
-    assert json.loads(fumehood("log", "--json").stdout)[0]["command"].startswith("echo ran")
+    assert json.loads(fumehood("log", "--json").stdout)["runs"][0]["command"].startswith("echo ran")
     assert sorted(os.listdir(project)) == ["f", "g"]

@@ -270,6 +270,6 @@ def test_a_day_in_the_hood_is_as_one_without(
     git(project, "fsck", "--strict")
     pairs = zip(steps, results, hooded_results, strict=False)
     assert [step for step, without, hooded in pairs if without != hooded] == []
-    (session,) = {run["session"] for run in json.loads(ours("log", "--json"))}
+    (session,) = {run["session"] for run in json.loads(ours("log", "--json"))["runs"]}
     ours("undo", "--session", session)
     assert whole(project) == before

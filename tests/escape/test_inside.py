@@ -97,7 +97,7 @@ def test_every_way_of_capturing_has_the_command(way: str, project: Path) -> None
         session = sandbox.session("agent")
         session.run("echo one > a")
         run = session.run("fumehood log --json; rm -f /dev/fumehood/ask /dev/hood/fumehood; fumehood --help >/dev/null")
-        assert (run.exit_code, len(json.loads(run.stdout))) == (0, 1), run.stderr
+        assert (run.exit_code, len(json.loads(run.stdout)["runs"])) == (0, 1), run.stderr
 
 
 @pytest.mark.parametrize("line", [

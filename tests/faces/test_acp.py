@@ -65,7 +65,7 @@ def test_what_it_does_is_applied_as_it_goes_and_can_be_taken_back(editor, cli, p
     one.prompt(["sh", "rm -f agent.py; echo x >last"])
     assert one.close() == 0
     assert sorted(os.listdir(project)) == ["last", "made"]
-    run = json.loads(cli("log", "--json").stdout)[-1]
+    run = json.loads(cli("log", "--json").stdout)["runs"][-1]
     assert run["command"] == "python3 agent.py"
     assert f"fumehood undo --session {run['session']}" in one.errors.decode()
     assert cli("undo", "--session", run["session"]).returncode == 0
@@ -257,7 +257,7 @@ def test_an_agent_that_does_not_end_with_its_input_is_ended_and_has_done_its_wor
     assert one.next() == {"method": "_ready"}
     one.close()
     assert (project / "made").exists()
-    assert json.loads(cli("log", "--json").stdout)[-1]["reason"] == ""
+    assert json.loads(cli("log", "--json").stdout)["runs"][-1]["reason"] == ""
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -268,7 +268,7 @@ def test_what_an_agent_wrote_is_held_where_it_was_in_the_middle_of_its_work(edit
     if is_killed:
         one.process.kill()
     one.close()
-    assert "ended by a signal" in json.loads(cli("log", "--json").stdout)[-1]["reason"]
+    assert "ended by a signal" in json.loads(cli("log", "--json").stdout)["runs"][-1]["reason"]
 
 
 # --- with hooks ---
@@ -317,7 +317,7 @@ def test_a_terminal_of_the_editors_runs_in_the_hood(editor, cli, project):
     assert '"exitCode": 3' in one.updates[1]
     assert "Read-only file system" in one.updates[2]
     assert (project / "made").read_text() == "hello\n"
-    (run,) = json.loads(cli("log", "--json").stdout)
+    (run,) = json.loads(cli("log", "--json").stdout)["runs"]
     assert (run["session"], run["command"]) == ("acp-s1", "echo $GREETING >made; touch /usr/x; exit 3")
     assert one.close() == 0
 
@@ -334,7 +334,7 @@ def test_a_terminal_that_is_killed_is_a_run_whose_changes_are_held(editor, cli, 
     one.prompt(["sleep until", str(shared)], ["request", "terminal/kill", {"terminalId": "t1"}],
                ["request", "terminal/wait_for_exit", {"terminalId": "t1"}])  # fmt: skip
     assert not (project / "made").exists()
-    assert json.loads(cli("log", "--json").stdout)[0]["state"] == "held"
+    assert json.loads(cli("log", "--json").stdout)["runs"][0]["state"] == "held"
 
 
 def test_all_else_passes_to_an_agent_outside(editor, home, project):

@@ -47,7 +47,7 @@ def test_what_it_does_is_one_run_of_a_session_and_can_be_taken_back(agent, cli, 
     (project / "notes.txt").write_text("keep me")
     done = agent('echo "$1 $2"; rm notes.txt; echo x >made; exit 7', arguments=("-p", "go on"))
     assert (done.returncode, done.stdout) == (7, "-p go on\n")
-    run = json.loads(cli("log", "--json").stdout)[-1]
+    run = json.loads(cli("log", "--json").stdout)["runs"][-1]
     assert run["session"].startswith("claude-")
     assert run["command"] == "claude -p 'go on'"
     assert os.listdir(project) == ["made"]

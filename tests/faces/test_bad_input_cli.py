@@ -179,7 +179,7 @@ def test_the_log_has_it_all(cli: Cli, applied: str, project: Path) -> None:
     held = json.loads(cli("run", "--json", "--hold", "--", "rm a", env={"AI_AGENT": "robot"}).stdout)["run"]
     cli("discard", held)
     cli("undo", applied)
-    told = {each["run"]: each for each in json.loads(cli("log", "--json").stdout)}
+    told = {each["run"]: each for each in json.loads(cli("log", "--json").stdout)["runs"]}
     assert [event["act"] for event in told[held]["events"]] == [
         "asked", "decided", "held", "decided", "discarded",
     ]  # fmt: skip

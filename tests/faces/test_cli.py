@@ -257,7 +257,7 @@ def test_a_reader_that_has_had_enough_ends_the_command(started: Any, cli: Cli, t
     process.stdout.close()
     process.wait(LONG_S)
     assert b"Traceback" not in process.stderr.read()
-    assert told("log")[0]["state"] == "empty"
+    assert told("log")["runs"][0]["state"] == "empty"
 
 
 @in_the_hood
@@ -294,7 +294,7 @@ def test_interrupting_ends_the_command_not_the_bookkeeping(started: Any, told: A
     process.wait(LONG_S)
     assert process.returncode in (130, 137)
     assert b"Traceback" not in process.stderr.read()
-    (run,) = told("log")
+    (run,) = told("log")["runs"]
     assert (run["state"], run["exit_code"]) == ("held", process.returncode)
     told("apply", "last")
     assert (project / "file").read_text() == "changed\n"
@@ -309,7 +309,7 @@ def test_a_command_that_ignores_the_first_interrupt_is_ended_soon(started: Any, 
     process.send_signal(signal.SIGINT)
     process.wait(LONG_S)
     assert process.returncode in (130, 137)
-    assert told("log")[0]["state"] == "empty"
+    assert told("log")["runs"][0]["state"] == "empty"
 
 
 # Projects
@@ -456,7 +456,7 @@ def test_bad_input_gets_one_clear_line_and_leaves_nothing(
     assert is_one_clear_line(done), done.stderr
     assert named in done.stderr
     assert left_in_state(home) == []
-    assert told("log", "--all") == []
+    assert told("log", "--all")["runs"] == []
 
 
 @in_the_hood
@@ -558,11 +558,11 @@ def test_log_lists_the_latest_first(told: Any, cli: Cli, project: Path) -> None:
     assert "nothing has run here yet" in cli("log").stdout
     for command in ("touch a", "exit 4", "rm a"):
         cli("run", "--", command)
-    found = told("log")
+    found = told("log")["runs"]
     assert [run["command"] for run in found] == ["rm a", "exit 4", "touch a"]
     assert [run["changes"] for run in found] == [{"deleted": 1}, {}, {"added": 1}]
     assert [run["exit_code"] for run in found] == [0, 4, 0]
-    assert len(told("log", "-n", "1")) == 1
+    assert len(told("log", "-n", "1")["runs"]) == 1
     lines = cli("log").stdout.splitlines()
     assert len(lines) == 3
     assert "-1" in lines[0]
@@ -570,8 +570,8 @@ def test_log_lists_the_latest_first(told: Any, cli: Cli, project: Path) -> None:
     other = project / "other"
     other.mkdir()
     cli("run", "--project", other, "--", "true")
-    assert len(told("log")) == 3
-    assert len(told("log", "--all")) == 4
+    assert len(told("log")["runs"]) == 3
+    assert len(told("log", "--all")["runs"]) == 4
 
 
 @in_the_hood
@@ -594,7 +594,7 @@ def test_diff_shows_a_patch_for_all_or_for_some_paths(told: Any, cli: Cli, proje
     )
     assert cli("diff", "last", "b", cwd=project / "src").stdout.endswith("+++ b/src/b\n@@ -0,0 +1 @@\n+b\n")
     assert "not shown: binary" in cli("diff").stdout
-    found = told("diff", "last", "c", "z")
+    found = told("diff", "last", "c", "z")["differences"]
     fields = {"path", "root", "change", "kind", "text", "binary", "shown"}
     assert [(set(each), each["path"], each["binary"]) for each in found] == [(fields, "c", False), (fields, "z", True)]
     done = cli("diff", "last", "nowhere")
@@ -614,7 +614,7 @@ def test_held_changes_wait_until_they_are_applied(told: Any, cli: Cli, project: 
     assert "fumehood discard" in done.stderr
     assert told("apply", "last")["state"] == "applied"
     assert (project / "file").read_text() == "new\n"
-    told("undo", told("log")[0]["run"])
+    told("undo", told("log")["runs"][0]["run"])
     assert not (project / "file").exists()
     done = cli("apply", "last")
     assert done.returncode == 125
@@ -646,7 +646,7 @@ def test_undo_brings_back_what_was_there(told: Any, cli: Cli, project: Path) -> 
     assert (project / "file").read_text() == "old"
     assert "to have it back: fumehood redo" in done.stdout
     assert told("show", run)["state"] == "undone"
-    back = told("log")[0]
+    back = told("log")["runs"][0]
     assert (back["act"], back["of"]) == ("undo", run)
     cli("redo")
     assert (project / "file").read_text() == "new\n"
@@ -880,7 +880,7 @@ def test_ctrl_c_on_a_terminal_ends_the_command_and_keeps_its_changes(home: Path,
     assert terminal.close() in (130, 137)
     assert b"Traceback" not in seen
     assert b"1 change applied" in seen
-    assert told("log")[0]["state"] == "applied"
+    assert told("log")["runs"][0]["state"] == "applied"
 
 
 @in_the_hood
@@ -918,7 +918,7 @@ def test_json_on_a_terminal_is_only_the_object(home: Path, project: Path) -> Non
 @in_the_hood
 def test_the_log_for_programs_has_the_first_paths_and_their_number(told: Callable[..., Any]) -> None:
     run = told("run", "--", "mkdir many; cd many; seq 300 | xargs touch")
-    (logged,) = told("log")
+    (logged,) = told("log")["runs"]
     assert (logged["run"], logged["path_count"], logged["changes"]) == (run["run"], 301, {"added": 301})
     assert logged["paths"] == run["changes"][:20]
     assert len(told("show")["changes"]) == 301

@@ -63,7 +63,7 @@ def test_a_deleted_file_is_listed_and_restored_and_the_restore_undone(
 def test_programs_are_told_everything_about_a_file(run: Callable[..., Run], cli: Cli, project: Path) -> None:
     (project / "a").write_text("one")
     done = run("echo two > a; echo x > b")
-    found = told(cli("files", "--json"))
+    found = told(cli("files", "--json"))["files"]
     assert isinstance(found, list)
     known, made = found
     assert (made["path"], made["days"], made["runs"]) == ("b", [], [])
@@ -76,7 +76,7 @@ def test_programs_are_told_everything_about_a_file(run: Callable[..., Run], cli:
     assert isinstance(one, dict)
     assert {name: value for name, value in one.items() if name != "versions"} == known
     assert [version["from"] for version in one["versions"]] == [done.run, day]
-    everything = told(cli("files", "--json", "--all"))
+    everything = told(cli("files", "--json", "--all"))["files"]
     assert isinstance(everything, list)
     assert [each["path"] for each in everything] == ["a", "b"]
 
@@ -100,8 +100,7 @@ def test_the_versions_of_a_file_are_shown_with_what_brings_them_back(
 def test_a_directory_lists_what_lies_in_it(run: Callable[..., Run], cli: Cli, project: Path) -> None:
     run("mkdir d e; echo x > d/a; echo x > e/b")
     for path, expected in (("d", ["d/a"]), (".", ["d/a", "e/b"]), (str(project), ["d/a", "e/b"])):
-        found = told(cli("files", "--json", "--all", path))
-        assert isinstance(found, list)
+        found = told(cli("files", "--json", "--all", path))["files"]
         assert [each["path"] for each in found] == expected
 
 

@@ -354,7 +354,7 @@ def test_a_command_given_as_a_list_of_words_is_run_in_the_hood(answer: Any, proj
     (project / "bash").write_text("#!/bin/sh\n: >/proc/self/fd/1; touch escaped\n")
     (project / "bash").chmod(0o755)
     run(["./bash", "-c", "true"])
-    recorded = json.loads(cli("log", "--json").stdout)
+    recorded = json.loads(cli("log", "--json").stdout)["runs"]
     assert recorded[0]["command"] == "./bash -c true", "the project's own bash was run on the host"
     undone = run(["bash", "-c", "fumehood undo"])
     assert undone.returncode == 0, undone.stdout
@@ -521,7 +521,7 @@ def test_two_agents_in_two_projects_know_nothing_of_each_other(
         )
 
     def last_of(where: Path) -> str:
-        return json.loads(cli("log", "--project", str(where), "--json", "-n1").stdout)[0]["run"]
+        return json.loads(cli("log", "--project", str(where), "--json", "-n1").stdout)["runs"][0]["run"]
 
     own: dict[str, tuple[Path, str]] = {}
     for session, where in (("a", project), ("b", project), ("c", other)):
@@ -544,7 +544,7 @@ def test_two_agents_in_two_projects_know_nothing_of_each_other(
             assert (asked.returncode, asked.stdout) == (125, never[verb].stdout.replace("01NEVER", name))
         assert json.loads(agent(session, where, "fumehood show --json").stdout)["run"] == mine
         # Nor by going elsewhere: a session stays with its project.
-        logged = json.loads(agent(session, test_directory, "fumehood log --json").stdout)
+        logged = json.loads(agent(session, test_directory, "fumehood log --json").stdout)["runs"]
         assert [run["run"] for run in logged] == [mine]
         assert agent(session, other, f"fumehood output {mine[:24]}").stdout == f"printed by {session}\n"
     assert sorted(os.listdir(project)) == ["a", "b", "mine"]
@@ -558,7 +558,7 @@ def test_two_agents_in_two_projects_know_nothing_of_each_other(
     assert "is not taken back" in agent("b", project, f"fumehood redo {own['b'][1]}").stdout
     assert "undone already" in agent("b", project, "fumehood undo last~0").stdout
     assert sorted(os.listdir(project)) == ["a", "mine"]
-    assert agent("new", project, "fumehood log --json").stdout == "[]\n"
+    assert agent("new", project, "fumehood log --json").stdout == '{"runs": []}\n'
     assert "nothing is left to undo" in agent("new", project, "fumehood undo").stdout
     assert "there is no run last" in agent("new", project, "fumehood show").stdout
 

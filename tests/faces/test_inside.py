@@ -36,7 +36,8 @@ def tree(test_directory: Path) -> Path:
 def test_an_agent_sees_its_own_runs_in_pipes_and_scripts(agent: Any, cli: Cli, project: Path) -> None:
     agent("echo one > a")
     cli("run", "--", "echo mine > b")
-    script = "#!/bin/sh\nfumehood log --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)))'\n"
+    count = 'import json, sys; print(len(json.load(sys.stdin)["runs"]))'
+    script = f"#!/bin/sh\nfumehood log --json | python3 -c '{count}'\n"
     (project / "look.sh").write_text(script)
     done = agent("true && sh look.sh; fumehood diff | grep '^+one'; fumehood output last && echo done")
     assert done.stdout == "1\n+one\ndone\n", done.stderr
@@ -65,9 +66,9 @@ def test_what_the_command_and_its_undo_both_change_is_held(agent: Any, cli: Cli,
     (project / "a").write_text("before\n")
     agent("echo after > a")
     agent("echo mine > a; fumehood undo")
-    last = json.loads(cli("log", "--json", "-n", "1").stdout)[0]
+    last = json.loads(cli("log", "--json", "-n", "1").stdout)["runs"][0]
     assert (project / "a").read_text() == "before\n"
-    held = json.loads(cli("log", "--json").stdout)
+    held = json.loads(cli("log", "--json").stdout)["runs"]
     assert "held" in [run["state"] for run in held], last
 
 
@@ -187,7 +188,7 @@ def test_a_session_of_the_same_name_in_another_project_has_none_of_its_grants(
     sandbox, _ = session(True)
     sandbox.run("fumehood ask example.org")
     assert cli("projects", "forget", str(project), "--yes").returncode == 0
-    assert json.loads(cli("grants", "list", "--json").stdout) == []
+    assert json.loads(cli("grants", "list", "--json").stdout)["grants"] == []
 
 
 def test_a_no_is_told_and_one_for_the_session_is_not_asked_again(session: Any) -> None:
@@ -260,7 +261,7 @@ def test_without_a_session_there_is_no_such_command(cli: Cli) -> None:
 def test_a_run_that_asked_for_something_is_not_run_again(agent: Any, cli: Cli, project: Path) -> None:
     agent("echo 1 > a")
     agent("echo 2 > a; fumehood undo last >/dev/null; fumehood redo >/dev/null")
-    runs = json.loads(cli("log", "--json").stdout)
+    runs = json.loads(cli("log", "--json").stdout)["runs"]
     assert sum(run["act"] == "undo" for run in runs) == 2
 
 
@@ -297,7 +298,7 @@ def test_a_person_types_the_line_that_the_agent_was_told(home: Path, project: Pa
         terminal.type("s")
         assert terminal.end() == 0
     assert json.loads(agent("fumehood status --json").stdout)["hosts"] == ["example.org"]
-    (grant,) = json.loads(cli("grants", "list", "--json").stdout)
+    (grant,) = json.loads(cli("grants", "list", "--json").stdout)["grants"]
     assert cli("grants", "revoke", str(grant["id"])).returncode == 0
     assert json.loads(agent("fumehood status --json").stdout)["hosts"] == []
 

@@ -25,7 +25,7 @@ def started(begun: Callable[..., subprocess.Popen[str]]) -> Callable[..., subpro
 
 
 def shown(cli: Any, *words: str) -> list[dict[str, Any]]:
-    return json.loads(cli("ps", "--json", *words).stdout)
+    return json.loads(cli("ps", "--json", *words).stdout)["runs"]
 
 
 def test_what_runs_is_shown_with_its_session(cli: Any, started: Any, project: Path) -> None:
@@ -46,8 +46,8 @@ def test_another_projects_commands_are_shown_where_all_are_asked_for(
     started()
     other = test_directory / "other"
     other.mkdir()
-    assert json.loads(cli("ps", "--json", cwd=other).stdout) == []
-    assert len(json.loads(cli("ps", "--json", "--all", cwd=other).stdout)) == 1
+    assert json.loads(cli("ps", "--json", cwd=other).stdout)["runs"] == []
+    assert len(json.loads(cli("ps", "--json", "--all", cwd=other).stdout)["runs"]) == 1
 
 
 def test_a_command_that_is_stopped_ends_and_what_it_wrote_is_held(cli: Any, started: Any, project: Path) -> None:

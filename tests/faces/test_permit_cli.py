@@ -128,10 +128,10 @@ def test_grants_are_listed_and_revoked(cli, home):
     listed = cli("grants").stdout
     assert "allow unsandboxed: /usr/bin/git in /project" in listed
     assert "\x1b" not in listed
-    first, second = told(cli("grants", "list", "--json"))
+    first, second = told(cli("grants", "list", "--json"))["grants"]
     assert (first["answer"], second["answer"]) == ("allow", "deny")
     assert told(cli("grants", "revoke", str(first["id"]), "--json"))["target"] == "/usr/bin/git"
-    assert [grant["id"] for grant in told(cli("grants", "--json"))] == [second["id"]]
+    assert [grant["id"] for grant in told(cli("grants", "--json"))["grants"]] == [second["id"]]
     for wrong, named in (((), "needs a number"), (("99",), "no grant 99"), (("x",), "'x' is not a whole number")):
         done = cli("grants", "revoke", *wrong)
         assert done.returncode == 125

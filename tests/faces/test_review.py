@@ -50,7 +50,7 @@ def test_each_change_is_shown_and_decided_by_a_key(held, cli):
     assert not (held / "b").exists()
     assert not (held / "c").exists()
     assert (held / "d/1").exists()
-    (run,) = json.loads(cli("review", "--json").stdout)
+    (run,) = json.loads(cli("review", "--json").stdout)["runs"]
     assert [change["path"] for change in run["changes"]] == ["c"]
 
 

@@ -127,6 +127,6 @@ def test_a_command_that_changed_nothing_says_nothing(cli: Cli, project: Path) ->
     os.utime(project / "f")  # the index knows another time now, and git status writes it anew
     for command in ("git status", "ls", "cat f", "git status --short", "git diff", "true"):
         assert told_to_agent(cli, command) == [], command
-    assert {run["state"] for run in json.loads(cli("log", "--json").stdout)} == {"empty"}
+    assert {run["state"] for run in json.loads(cli("log", "--json").stdout)["runs"]} == {"empty"}
     (undo,) = told_to_agent(cli, "echo y > f")
     assert undo.startswith("undo: fumehood undo ")

@@ -132,7 +132,7 @@ def test_a_shell_is_one_run(screen, project, cli):
     assert (project / "first").read_text() == "one\n"
     assert (project / "second").read_text() == "two\n"
     assert b"2 changes applied" in one.shown
-    assert [each["command"] for each in json.loads(cli("log", "--json").stdout)] == ["fumehood shell"]
+    assert [each["command"] for each in json.loads(cli("log", "--json").stdout)["runs"]] == ["fumehood shell"]
 
 
 @pytest.mark.parametrize("root", ["host", "tree", "tree of another's"])

@@ -118,6 +118,6 @@ def test_asking_leaves_no_trace(cli: Cli, tree: Path, project: Path, home: Path)
     program(tree, "python3", "cd /workspace; echo x > left; echo Python 3.1; yes | head -c 100000")
     told(cli, "--root", tree)
     assert list(project.iterdir()) == []
-    assert json.loads(cli("log", "--json").stdout) in ([], {"runs": []})
+    assert json.loads(cli("log", "--json").stdout)["runs"] == []
     state = home / ".local/state/fumehood"
     assert [list((state / name).iterdir()) for name in ("runs", "outputs")] == [[], []]

@@ -31,8 +31,8 @@ def fumehood(*words, stdin=subprocess.DEVNULL, status=(0, 125)):
     return done
 
 def states():
-    listed = json.loads(fumehood("log", "--json", status=(0,)).stdout)
-    return [run["state"] for run in (listed["runs"] if isinstance(listed, dict) else listed)]
+    listed = json.loads(fumehood("log", "--json", status=(0,)).stdout)["runs"]
+    return [run["state"] for run in listed]
 
 def free():
     disk = os.statvfs(state)

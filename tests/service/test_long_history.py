@@ -137,7 +137,7 @@ def test_a_list_names_the_latest_runs_of_a_file_and_counts_them_all(
 ) -> None:
     (project / "a").write_text("zero\n")
     runs = [run("echo more >> a").run for _ in range(23)]
-    (listed,) = json.loads(cli("files", "--json").stdout)
+    (listed,) = json.loads(cli("files", "--json").stdout)["files"]
     assert (listed["runs"], listed["run_count"]) == (runs[:2:-1], 23)
     assert "and 21 more" in cli("files").stdout
     assert len(json.loads(cli("files", "--json", "a").stdout)["runs"]) == 23

@@ -106,7 +106,7 @@ def test_the_record_has_every_connection(box, web, other, cli):
     assert recorded.hosts == (here,)
     for arguments in (("show", run.id, "--json"), ("log", "--json")):
         told = json.loads(cli(*arguments).stdout)
-        told = told[0] if isinstance(told, list) else told
+        told = told["runs"][0] if "runs" in told else told
         reached, refused = told["connections"]
         assert (reached["host"], reached["port"], reached["allowed"]) == ("127.0.0.1", web.port, True)
         assert reached["received"] > 6
@@ -349,7 +349,7 @@ def test_the_command_line_asks_and_nobody_is_there(cli, project, web):
         setting = 'network = "full"' if options == ("--network",) else f'hosts = ["{options[1]}"]'
         assert f"nobody was there to ask; what the configuration names needs no question: {setting}" in done.stderr
     assert not (project / "made").exists()
-    assert json.loads(cli("log", "--json").stdout)[0]["state"] == "refused"
+    assert json.loads(cli("log", "--json").stdout)["runs"][0]["state"] == "refused"
 
 
 def test_the_command_line_uses_the_hosts_of_the_configuration(cli, home, project, web):

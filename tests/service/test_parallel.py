@@ -161,7 +161,7 @@ def test_a_command_whose_input_is_gone_is_not_run_again(cli: Any, project: Path)
             other.run("echo other > f")
         process.communicate("go on\n", timeout=LONG_S)
     assert (project / "f").read_text() == "other\n"
-    assert {run["state"] for run in json.loads(cli("log", "--json").stdout)} == {"held", "applied"}
+    assert {run["state"] for run in json.loads(cli("log", "--json").stdout)["runs"]} == {"held", "applied"}
 
 
 def test_a_session_goes_on_where_the_command_ended_and_began_where_the_last_had(home: Path, project: Path) -> None:

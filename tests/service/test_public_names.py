@@ -206,3 +206,36 @@ def test_the_tool_is_had_without_a_project_and_fits_its_interface(home, cli):
     for wrong in ({"format": "other"}, {"name": "other"}, {"format": "openai", "extra": "long " * 100}):
         with pytest.raises(BadRequest):
             fumehood.tool(**wrong)
+
+
+FORGETFUL = """
+import asyncio, gc, os, sys
+from fumehood import Sandbox
+
+async def work(sandbox):
+    return await sandbox.arun("echo two")
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+Sandbox(sys.argv[1]).run("true")  # the launcher is there now, until the end
+gc.collect()
+before = descriptors()
+sandbox = Sandbox(sys.argv[1])
+agent = sandbox.session("agent", own_tmp=True)
+print(agent.run("cat; echo one > a", stdin="in\\n", on_output=lambda *_: None, on_change=lambda *_: None).output, end="")
+print(asyncio.run(work(agent)).output, end="")
+del sandbox, agent
+gc.collect()
+assert descriptors() == before
+forgotten = Sandbox(sys.argv[1])
+print(forgotten.run("cat a").output, end="")
+"""
+
+
+@sandboxed
+def test_a_sandbox_that_is_never_closed_leaves_nothing_open_and_no_warning(home, project):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path)])}
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", FORGETFUL, str(project)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.stderr, done.returncode) == ("in\ntwo\none\n", "", 0)

@@ -328,7 +328,7 @@ def test_options_that_narrow_are_not_widened_by_others(
     known = [own] if is_only == "session" else [strange, own]
 
     def logged(*more: object) -> list[str]:
-        return [run["run"] for run in json.loads(cli("log", "--json", *only, *more).stdout)]
+        return [run["run"] for run in json.loads(cli("log", "--json", *only, *more).stdout)["runs"]]
 
     assert logged() == logged("--all") == known
     assert logged("--all", "--session", "far") == []
@@ -339,7 +339,8 @@ def test_options_that_narrow_are_not_widened_by_others(
         assert f"there is no session {session}" in cli("undo", "--session", session, *only).stderr
     assert cli("undo", "--session", "one", *only).returncode == 0
     assert (os.listdir(project), os.listdir(other)) == (["b"], ["c"])
-    assert json.loads(cli("log", "--json", "-n1").stdout)[0]["session"] == (only[1] if is_only == "session" else None)
+    (latest,) = json.loads(cli("log", "--json", "-n1").stdout)["runs"]
+    assert latest["session"] == (only[1] if is_only == "session" else None)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

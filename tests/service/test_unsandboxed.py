@@ -318,7 +318,7 @@ def test_the_command_line_refuses_with_126_and_says_so(no_sandbox, cli, project)
     log = cli("log").stdout
     assert "refused" in log
     assert "UNSANDBOXED" in log
-    assert "was refused: nothing ran" in cli("undo", json.loads(cli("log", "--json").stdout)[0]["run"]).stderr
+    assert "was refused: nothing ran" in cli("undo", json.loads(cli("log", "--json").stdout)["runs"][0]["run"]).stderr
     found = json.loads(cli("run", "--json", "--", "touch ran").stdout)
     assert (found["state"], found["sandboxed"], found["project"]) == ("refused", False, str(project))
 
@@ -340,7 +340,7 @@ def test_the_person_at_the_terminal_is_asked_and_may_keep_the_answer(no_sandbox,
     assert "UNSANDBOXED" in cli("show").stdout
     assert cli("run", "--", "touch ran | cat").returncode == 126
     assert "unsandboxed" in cli("grants").stdout
-    answered = [run["events"][0]["detail"] for run in json.loads(cli("log", "--json").stdout)]
+    answered = [run["events"][0]["detail"] for run in json.loads(cli("log", "--json").stdout)["runs"]]
     assert answered[1:] == ["answered before: allow: Run command without a sandbox: touch again?",
                             "allow always: Run command without a sandbox: touch ran?"]  # fmt: skip
 

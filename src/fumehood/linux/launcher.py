@@ -145,7 +145,11 @@ def shared() -> Launcher:
             _shared.close()
             _shared = None
         if _shared is None:
+            import atexit
+
             _shared = Launcher()
+            # It would end with us in any case; but then Python complains of what was left open.
+            atexit.register(_shared.close)
         return _shared
 
 

@@ -310,6 +310,12 @@ class Database:
         with self._lock:
             self._connection.close()
 
+    def __del__(self) -> None:
+        # A program may simply forget a sandbox: nothing is lost by that, so nobody is to complain of it.
+        connection = getattr(self, "_connection", None)
+        if connection is not None and self._process == os.getpid():
+            connection.close()
+
 
 def packed(variables: Iterable[tuple[str, str]]) -> bytes:
     """Write variables as they are stored: NAME=value, joined by NUL."""

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
         sys.stdout.write(HELP)
         return 0
     if not options.command:
-        return _show_all()
+        return _show_all(as_json="--json" in options.flags)
     if "--root" in options.values:
         raise BadRequest("an agent runs on the host's own system", hint="leave out --root")
     ours = list(arguments[: len(arguments) - len(options.command)])
@@ -131,10 +131,16 @@ def _found(program: str) -> str:
     return path
 
 
-def _show_all() -> int:
+def _show_all(*, as_json: bool) -> int:
     """Print every profile, as it would stand in the configuration."""
     store = OpenedStore(face=CLI)
     policy = store.policy_of(store.projects.open(store.projects.holding(here())))
+    if as_json:
+        import json
+
+        agents = [each.fields() for each in known_agents(policy.agents).values()]
+        sys.stdout.write(json.dumps({"agents": agents}) + "\n")
+        return 0
     for agent in known_agents(policy.agents).values():
         lines = ["[[agent]]"]
         for key, value in {**agent.fields(), **agent.settings}.items():

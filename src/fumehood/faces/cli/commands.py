@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fumehood import __version__
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.errors import BadRequest
 from fumehood.faces.cli.output import ModelText, Paint, here, meant, tell_notices
 from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.print_help()
         return 0
     session = getattr(options, "only_session", None)
-    narrowed = None
+    narrowed, whole = None, sys.stdout
     if session is not None or getattr(options, "only_project", False):
         # Only the hook limits a command to an agent's own runs: its model reads what is printed.
         from fumehood.store.places import session_mark, state_directory
@@ -147,16 +147,10 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout = narrowed = ModelText(sys.stdout, session_mark(state_directory(), session or ""))
     try:
         result: int = options.act(options)
-    except FumehoodError as error:
-        if not options.json:
-            raise
-        # Whoever asked for an object gets one.
-        failure = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        sys.stdout.write(json.dumps(failure) + "\n")
-        return error.exit_code
     finally:
         if narrowed is not None:
             narrowed.close()
+            sys.stdout = whole
     return result
 
 

@@ -81,7 +81,7 @@ def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -
             left_out = len(files) - len(listed)
             print(colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim"))
 
-    return context.say(lambda: [each.as_dict() for each in listed], show)
+    return context.say(lambda: {"files": [each.as_dict() for each in listed]}, show)
 
 
 def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str:

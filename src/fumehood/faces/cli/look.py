@@ -222,7 +222,7 @@ def _log(context: Context) -> int:
     runs = context.store.history.runs(context.reach, asked_for, limit=options.limit)
     counts = context.store.history.count_changes([run.run for run in runs])
     if context.as_json:
-        return context.say(_audit(context, runs, counts), lambda: None)
+        return context.say({"runs": _audit(context, runs, counts)}, lambda: None)
     cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
     colour = paint()
     if not runs:
@@ -342,7 +342,8 @@ def _diff(context: Context) -> int:
     run = context.run(context.options.run)
     wanted = context.store, run, context.options.paths
     if context.as_json:
-        return context.say([each.fields() for each in differences(*wanted, here=here())], lambda: None)
+        changed = [each.fields() for each in differences(*wanted, here=here())]
+        return context.say({"run": run.run, "differences": changed}, lambda: None)
     for each in each_difference(*wanted, here=here()):
         write_difference(each.text)
     return 0

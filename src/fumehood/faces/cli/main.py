@@ -58,15 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:
-            code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+            code = _dispatch(words)
         except SystemExit as end:  # the help was shown
             code = end.code if isinstance(end.code, int) else 0
         # Here and not when Python ends, where a closed pipe becomes a message and another exit code.
         sys.stdout.flush()
     except FumehoodError as error:
-        return _told(error)
+        return _told(error, words)
     except BrokenPipeError:
         # Whoever read our output has had enough; nothing more is to be said there.
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -81,18 +82,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exception(error)
-        return _told(plain_error(error))
+        return _told(plain_error(error), words)
     return code
 
 
-def _told(error: FumehoodError) -> int:
-    """Say what failed; returns the exit code, which tells as much where there is no place left to say it."""
-    try:
-        tell_error(error)
-        sys.stderr.flush()
-    except OSError:
-        return error.exit_code
+def _told(error: FumehoodError, words: list[str]) -> int:
+    """Say what failed; whoever asked for an object gets one, even where the options make no sense."""
+    as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
+    for tell in (_print_object, tell_error) if as_json else (tell_error,):
+        try:
+            tell(error)
+            sys.stderr.flush()
+            break
+        except OSError:
+            continue  # there is no place to say it so
     return error.exit_code
+
+
+def _print_object(error: FumehoodError) -> None:
+    import json
+
+    failure = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    sys.stdout.write(json.dumps(failure) + "\n")
+    sys.stdout.flush()
 
 
 def _open_standard_descriptors() -> None:

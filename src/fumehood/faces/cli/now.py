@@ -48,7 +48,7 @@ def _ps(context: Context) -> int:
         if not runs:
             print("nothing runs")
 
-    return context.say([_as_object(run) for run in runs], show)
+    return context.say({"runs": [_as_object(run) for run in runs]}, show)
 
 
 def _seconds(run: Run) -> int:

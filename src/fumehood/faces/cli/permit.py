@@ -94,7 +94,7 @@ def _grants(context: Context) -> int:
         for grant in kept:
             print(f"{grant.id:4}  {_grant_line(grant)}")
 
-    return context.say([grant.fields() for grant in kept], show)
+    return context.say({"grants": [grant.fields() for grant in kept]}, show)
 
 
 def _grant_line(grant: Grant) -> str:

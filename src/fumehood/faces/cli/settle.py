@@ -164,7 +164,7 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
         for back in backs:
             _tell_undo(back, context.store.history.name(back.of or ""))
 
-    return context.say(lambda: [back.as_dict() for back in backs], show)
+    return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, show)
 
 
 def _tell_undo(back: Run, name: str) -> None:
@@ -184,7 +184,7 @@ def _review(context: Context) -> int:
     """Without a terminal, tell what waits; with one, ask for each."""
     runs = _held(context)
     if context.as_json:
-        return context.say([_as_object(context, run) for run in runs], lambda: None)
+        return context.say({"runs": [_as_object(context, run) for run in runs]}, lambda: None)
     if not runs:
         print("nothing is held")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
