@@ -9,24 +9,19 @@ from fumehood import FumehoodError, Sandbox
 
 
 def work(project: str, task: str, model: str, client: OpenAI) -> str:
-    """Let the model call `run_command` until it has nothing more to do; return its last words."""
+    """Let the model call its tools until it has nothing more to do; return its last words."""
     messages = [{"role": "user", "content": task}]
     with Sandbox(project) as whole:
         sandbox = whole.session()
         while True:
-            answer = client.chat.completions.create(model=model, messages=messages, tools=[sandbox.tool("openai")])
+            answer = client.chat.completions.create(model=model, messages=messages, tools=sandbox.tools("openai"))
             message = answer.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
                 return message.content or ""
             for call in message.tool_calls:
-                asked = json.loads(call.function.arguments)
                 try:
-                    run = sandbox.run(
-                        asked["command"], cwd=asked.get("working_dir"), network=asked.get("network", False),
-                        timeout=asked.get("timeout"),
-                    )  # fmt: skip
-                    told = run.for_model()
+                    told = sandbox.run_tool(call.function.name, json.loads(call.function.arguments)).for_model()
                 except FumehoodError as error:
                     told = sandbox.refusal(error)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": told})

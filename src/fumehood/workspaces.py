@@ -66,7 +66,7 @@ def reset(name: str) -> bool:
 def clear(name: str) -> None:
     """Empty a workspace: its files, what waits for a person, what was installed; its settings and its history stay."""
     with closing(OpenedStore()) as store:
-        projects.clear(store, store.workspaces.find(name))
+        projects.clear(store, store.workspaces.find(name), sure=True)
 
 
 def remove(name: str) -> None:

@@ -238,7 +238,7 @@ def test_our_hook_lets_everything_go_on_in_there(agent, cli, home):
 
 def commands(cli):
     """What the log says of an agent's commands, the earliest first: the line, its status, what it changed."""
-    runs = json.loads(cli("log", "--json").stdout)[::-1]
+    runs = json.loads(cli("log", "--json").stdout)["runs"][::-1]
     return [
         (run["command"], run["exit_code"], {f"{change['change']} {change['path']}" for change in run["paths"]})
         for run in runs if run["act"] == "checkpoint"
@@ -262,7 +262,7 @@ def test_each_of_its_shell_commands_can_be_a_run_of_its_own(agent, cli, project)
         ("cat own", 0, set()),
     ]
     assert (project / "d/f").read_text() == "name word\n"
-    runs = {run["command"]: run for run in json.loads(cli("log", "--json").stdout)}
+    runs = {run["command"]: run for run in json.loads(cli("log", "--json").stdout)["runs"]}
     assert cli("undo", runs['mkdir d; echo "$0 $1" >d/f']["run"]).returncode == 0
     assert sorted(os.listdir(project)) == ["own"]
     assert cli("undo", "--session", runs["cat own"]["session"]).returncode == 0
@@ -332,7 +332,7 @@ def test_what_a_command_may_not_leave_waits_for_the_agents_end_and_is_told_once(
     done = agent("sh -c 'echo x >.envrc; echo x >fine'; sh -c 'echo x >more'", "--each-command", name="codex")
     assert done.stderr.count("held, not applied: added .envrc") == 1
     assert sorted(os.listdir(project)) == ["fine", "more"]
-    run = next(run for run in json.loads(cli("log", "--json").stdout) if run["act"] == "run")
+    run = next(run for run in json.loads(cli("log", "--json").stdout)["runs"] if run["act"] == "run")
     assert (run["state"], [change["path"] for change in run["paths"]]) == ("held", [".envrc"])
 
 
@@ -345,7 +345,7 @@ def test_a_forged_boundary_changes_nothing_but_names(agent, cli, project):
     )  # fmt: skip
     assert done.stderr.count("can't be understood") == 3
     assert sorted(os.listdir(project)) == ["a", "b", "c"], "held is held"
-    runs = json.loads(cli("log", "--json").stdout)
+    runs = json.loads(cli("log", "--json").stdout)["runs"]
     told = sorted((change["path"], change["verdict"]) for run in runs for change in run["paths"])
     assert told == [(".envrc", "held"), ("a", "applied"), ("b", "applied"), ("c", "applied")]
 

@@ -894,7 +894,7 @@ def test_what_ends_a_command_at_a_terminal_otherwise_holds_its_changes(
         os.write(terminal.master, b"\x1c")
         assert b"1 change held" in terminal.read()
     terminal.close()
-    (run,) = told("log")
+    (run,) = told("log")["runs"]
     assert run["state"] == "held"
     assert run["reason"].startswith("ended by a signal: ")
 

@@ -282,3 +282,11 @@ def test_a_workspace_may_run_in_the_hosts_root(way: str, cli: Cli, home: Path) -
     assert done.stdout.split() == [str(path), "here"], done.stderr
     assert (path / "x").read_text() == "x\n"
     assert not (path.parent / "y").exists()
+
+
+def test_a_workspace_is_emptied_only_with_a_yes_and_keeps_its_settings(cli: Cli, alpine: Path) -> None:
+    assert cli("workspace", "create", "w", "--root", "host", "--env", "COLOUR=blue").returncode == 0
+    assert cli("run", "--workspace", "w", "--", "echo x > a").returncode == 0
+    assert "is not empty (1 entry)\nhint: fumehood workspace clear w --yes" in cli("workspace", "clear", "w").stderr
+    assert told(cli("workspace", "clear", "w", "--yes", "--json")) == {"cleared": "w"}
+    assert cli("run", "--workspace", "w", "--", "ls; echo $COLOUR").stdout == "blue\n"

@@ -134,37 +134,37 @@ def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
     """Remove a workspace with everything in it; its runs stay in the history."""
     project = store.projects.open(workspace.path)
     with workspace_lock(store, workspace.name), store.alone(project.id):
-        _refuse_running(store, project, workspace)
-        with Closing(open_top(workspace.path)) as folder:
-            inside = entries(folder)
-        if inside and not sure:
-            count = "1 entry" if len(inside) == 1 else f"{len(inside)} entries"
-            raise BadRequest(
-                f"the workspace {workspace.name} is not empty ({count})",
-                hint=f"fumehood workspace remove {workspace.name} --yes",
-            )
+        _refuse_in_use(store, project, workspace, "remove", sure=sure)
         reset(store, project)
         with Closing(open_top(store.places.workspaces)) as above:
             remove_tree(above, workspace.name)
         store.workspaces.forget(workspace.name)
 
 
-def clear(store: Store, workspace: Workspace) -> None:
+def clear(store: Store, workspace: Workspace, *, sure: bool) -> None:
     """Empty a workspace: its files go, what it holds, and its layer over the root tree; its settings and runs stay."""
     project = store.projects.open(workspace.path)
+    _refuse_in_use(store, project, workspace, "clear", sure=sure)
     for run in store.history.held(project.id):
         discard_held(store, project, store.history.find(run), ())
     with store.alone(project.id):
-        _refuse_running(store, project, workspace)
+        _refuse_in_use(store, project, workspace, "clear", sure=sure)
         reset(store, project)
         with Closing(open_top(workspace.path)) as folder:
             for name in entries(folder):
                 remove_tree(folder, name)
 
 
-def _refuse_running(store: Store, project: Project, workspace: Workspace) -> None:
+def _refuse_in_use(store: Store, project: Project, workspace: Workspace, act: str, *, sure: bool) -> None:
     if store.runs_now(project.id):
         raise BadRequest(f"a command is running in the workspace {workspace.name}", hint="wait for it, or stop it")
+    with Closing(open_top(workspace.path)) as folder:
+        count = len(entries(folder))
+    if count and not sure:
+        raise BadRequest(
+            f"the workspace {workspace.name} is not empty ({'1 entry' if count == 1 else f'{count} entries'})",
+            hint=f"fumehood workspace {act} {workspace.name} --yes",
+        )
 
 
 def workspace_lock(store: Store, name: str) -> Alone:

@@ -26,6 +26,7 @@ _WORKSPACE_EXAMPLES = """  fumehood workspace create research --network ask --en
   fumehood run --workspace research -- 'pip install requests'
   fumehood workspace create builder --writable        # apk add works, for this workspace alone
   fumehood workspace reset builder                    # and is forgotten again
+  fumehood workspace clear builder --yes              # its files too
   cd "$(fumehood workspace path research)\""""
 
 
@@ -170,8 +171,9 @@ class Progress:
 
 def add_workspaces(add: Add) -> None:
     """Make this command known."""
-    workspace = add("workspace", "make, list, change, reset or remove workspaces", _workspace, _WORKSPACE_EXAMPLES)
-    add_act(workspace, "list", "create", "set", "path", "reset", "remove")
+    about = "make, list, change, reset, empty or remove workspaces"
+    workspace = add("workspace", about, _workspace, _WORKSPACE_EXAMPLES)
+    add_act(workspace, "list", "create", "set", "path", "reset", "clear", "remove")
     workspace.add_argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project")
     workspace.add_argument("--root", metavar="ROOT", help="the root its commands see (default: alpine)")
     workspace.add_argument("--network", metavar="RULE", help="none, ask or full (default: as configured)")
@@ -181,7 +183,7 @@ def add_workspaces(add: Add) -> None:
         "--writable", action="store_true", default=None, help="its commands may install into a root layer of its own"
     )
     writable.add_argument("--read-only", dest="writable", action="store_false", help="its commands may not")
-    workspace.add_argument("--yes", action="store_true", help="remove it although it is not empty")
+    workspace.add_argument("--yes", action="store_true", help="clear or remove it although it is not empty")
 
 
 def _workspace(context: Context) -> int:
@@ -193,7 +195,7 @@ def _workspace(context: Context) -> int:
         return context.say({"path": path}, lambda: print(path))
     acts = {
         "list": _list_workspaces, "create": _create_or_set, "set": _create_or_set, "reset": _reset,
-        "remove": _remove_workspace,
+        "clear": _clear_or_remove, "remove": _clear_or_remove,
     }  # fmt: skip
     return acts[options.what](context)
 
@@ -257,9 +259,11 @@ def _reset(context: Context) -> int:
     return context.say({"path": path, "dropped": dropped}, lambda: print(f"{printable(path)}: {said}"))
 
 
-def _remove_workspace(context: Context) -> int:
-    from fumehood.service.projects import remove
+def _clear_or_remove(context: Context) -> int:
+    from fumehood.service.projects import clear, remove
 
-    workspace = context.store.workspaces.find(context.options.name)
-    remove(context.store, workspace, sure=context.options.yes)
-    return context.say({"removed": workspace.name}, lambda: print(f"the workspace {workspace.name} is removed"))
+    workspace, is_clear = context.store.workspaces.find(context.options.name), context.options.what == "clear"
+    (clear if is_clear else remove)(context.store, workspace, sure=context.options.yes)
+    done = "empty" if is_clear else "removed"
+    answer = {"cleared" if is_clear else "removed": workspace.name}
+    return context.say(answer, lambda: print(f"the workspace {workspace.name} is {done}"))
