@@ -202,6 +202,7 @@ def test_nothing_is_left_open_by_started_commands(sandbox, project):
         with sandbox.start("cat", terminal=True) as started:
             started.stdin.write("x\n")
         sandbox.start("cat")
+        asyncio.run(sandbox.arun("echo x", on_output=print, on_change=print))
 
     def opened():
         gc.collect()
@@ -337,7 +338,7 @@ def test_the_functions_of_an_event_loop_are_called_in_it_in_order_and_the_comman
     assert [each for each in told if isinstance(each, tuple)] == [(change.change, change.path, change.root)]
 
 
-def test_a_function_of_an_event_loop_that_fails_ends_the_command_and_nothing_is_applied(sandbox, project):
+def test_a_function_of_an_event_loop_that_fails_ends_the_command_and_what_it_wrote_is_held(sandbox, project):
     async def on_output(_stream, _text):
         raise RuntimeError("the listener's own trouble")
 
@@ -346,7 +347,7 @@ def test_a_function_of_an_event_loop_that_fails_ends_the_command_and_nothing_is_
             asyncio.run(sandbox.arun(line, on_output=on_output))
     assert not left_over(f"{LONG}.33", patience_s=0.0)
     assert os.listdir(project) == []
-    assert [run.state for run in sandbox.history()] == ["failed", "failed"]
+    assert [(run.state, run.reason) for run in sandbox.history()] == [("held", "the listener's own trouble")] * 2
 
 
 def test_a_cancelled_run_waits_for_no_function_of_the_loop(sandbox, project):

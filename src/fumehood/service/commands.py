@@ -148,6 +148,9 @@ class Commands:
                 loop.call_soon_threadsafe(settle, None, error)
             else:
                 loop.call_soon_threadsafe(settle, run, None)
+            finally:
+                if listener is not None:
+                    listener.silence()
 
         threading.Thread(target=work, name="fumehood-run", daemon=True).start()
         try:
