@@ -77,6 +77,28 @@ def test_an_event_loop_talks_to_a_command_and_goes_on_meanwhile(sandbox, project
     assert not left_over(f"{LONG}.31", patience_s=0.0)
 
 
+def test_a_question_that_nobody_waits_for_any_more_is_closed_and_nothing_runs(home, project):
+    async def main():
+        asked = asyncio.Event()
+
+        async def ask(_question):
+            asked.set()
+            await asyncio.sleep(LONG_S)
+
+        with Sandbox(project, ask=ask) as sandbox:
+            starting = asyncio.create_task(sandbox.astart("echo x > f", network=True))
+            await asked.wait()
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            while not (runs := sandbox.history()):
+                await asyncio.sleep(0.01)
+            return runs[0].state
+
+    assert asyncio.run(main()) == "refused"
+    assert os.listdir(project) == []
+
+
 @pytest.mark.parametrize("how", ["stop", "kill", "leave", "forget", "close the sandbox", "from elsewhere"])
 def test_a_command_that_is_ended_is_gone_and_what_it_wrote_is_held(home, project, how):
     with Sandbox(project) as sandbox, Sandbox(project) as other:

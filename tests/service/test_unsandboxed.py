@@ -76,6 +76,16 @@ def test_it_is_marked_everywhere(bare, home):
     assert os.listdir(home / ".local/state/fumehood/runs") == []
 
 
+def test_without_a_project_it_begins_in_a_directory_that_is_thrown_away(no_sandbox, person):
+    with Sandbox(ask=person) as sandbox:
+        run = sandbox.run("echo x > f; ls; pwd")
+        assert (run.stdout, sandbox.run("cat f").stdout) == (f"f\n{run.cwd}\n", "x\n")
+        assert os.listdir(sandbox.project) == []
+        with pytest.raises(Unavailable):
+            sandbox.run("true", write=False)
+    assert not os.path.exists(run.cwd)
+
+
 def test_a_no_runs_nothing(no_sandbox, project):
     with Sandbox(project, ask=Person(False)) as sandbox, pytest.raises(Refused, match="Permission denied"):
         sandbox.run("touch ran")

@@ -255,9 +255,10 @@ class Attendance:
             if self._guard is None:
                 self._next_look = now + _AGAIN_S
                 return
-        self._limit = self._guard.look()
+        reached = self._guard.look()
         self._next_look = self._guard.due
-        if self._limit is not None:
+        if reached is not None:
+            self._limit = self._limit or reached  # whoever asked for its end did so before
             self._guarding = None
             self._running.kill()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from functools import partial
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,7 @@ class Commands:
             command, cwd, network, timeout, apply, root, env, background=background, write=write,
             output_limit=output_limit,
         )  # fmt: skip
-        return self._perform(request, _wishes(on_output, on_change, stdin, cancelled, channels(ask)))
+        return self._perform(request, _wishes(on_output, on_change, _fed(stdin), cancelled, channels(ask)))
 
     def questions(
         self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
@@ -131,9 +132,9 @@ class Commands:
         on_output, on_change, stdin = (options.pop(name, None) for name in ("on_output", "on_change", "stdin"))
         is_unwanted = options.pop("cancelled", None) or cancelled.is_set
         asks = channels(options.pop("ask", self._ask), loop)
-        request = self._request_with(command, options, "arun")
-        listener = None if on_output is None and on_change is None else LoopListener(loop)
-        wishes = _wishes(on_output, on_change, stdin, lambda: cancelled.is_set() or is_unwanted(), asks, listener)
+        request, fed = self._request_with(command, options, "arun"), _fed(stdin)
+        listener = LoopListener(loop)
+        wishes = _wishes(on_output, on_change, fed, lambda: cancelled.is_set() or is_unwanted(), asks, listener)
 
         def settle(run: Run | None, error: BaseException | None) -> None:
             if error is not None and not future.done():
@@ -149,22 +150,19 @@ class Commands:
             else:
                 loop.call_soon_threadsafe(settle, run, None)
             finally:
-                if listener is not None:
-                    listener.silence()
+                listener.silence()
 
         threading.Thread(target=work, name="fumehood-run", daemon=True).start()
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             cancelled.set()
-            if listener is not None:
-                await listener.end(at_once=True)
+            await listener.end(at_once=True)
             await asyncio.wait([future])
             future.exception()  # looked at, so that nobody complains that it never was
             raise
         finally:
-            if listener is not None:
-                await listener.end(at_once=False)
+            await listener.end(at_once=False)
 
     def start(
         self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True, **options: Any
@@ -182,7 +180,10 @@ class Commands:
     async def astart(
         self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True, **options: Any
     ) -> Started:
-        """Do as `start` does, without blocking the event loop while a person is asked."""
+        """Do as `start` does, without blocking the event loop while a person is asked.
+
+        `on_change` is a plain function, called in the loop's own thread.
+        """
         dialogue = self._converse(command, terminal, text, options, asyncio.get_running_loop())
         try:
             await dialogue.await_(lambda: has_begun(dialogue))
@@ -196,6 +197,8 @@ class Commands:
         loop: asyncio.AbstractEventLoop | None,
     ) -> Dialogue:  # fmt: skip
         on_change, cancelled = options.pop("on_change", None), options.pop("cancelled", None)
+        if loop is not None and on_change is not None:
+            on_change = partial(loop.call_soon_threadsafe, on_change)
         asks = channels(options.pop("ask", self._ask), loop)
         request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
         own = terminal_of(terminal)
@@ -260,7 +263,7 @@ def _writable(write: Writable) -> tuple[str, ...] | None:
 
 
 def _wishes(
-    on_output: OnOutput | None, on_change: OnChange | None, stdin: object, cancelled: Callable[[], bool] | None,
+    on_output: OnOutput | None, on_change: OnChange | None, fed: Wish, cancelled: Callable[[], bool] | None,
     asks: tuple[Ask, ...], listener: LoopListener | None = None,
 ) -> Wishes:  # fmt: skip
     def telling(stream: str) -> Callable[[bytes], None] | None:
@@ -275,7 +278,7 @@ def _wishes(
     if on_change is not None and listener is not None:
         on_change = listener.telling(CHANGES, on_change)
     return Wishes(
-        stdin=_fed(stdin), on_stdout=telling("stdout"), on_stderr=telling("stderr"),
+        stdin=fed, on_stdout=telling("stdout"), on_stderr=telling("stderr"),
         watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks, partner=listener,
     )  # fmt: skip
 

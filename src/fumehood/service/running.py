@@ -90,6 +90,12 @@ class Wishes(Value):
     asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
 
     @property
+    def given_up(self) -> Callable[[], bool] | None:
+        """What tells, while a person is asked before the command begins, that nobody waits for it any more."""
+        partner = self.partner
+        return self.cancelled if partner is None or self.cancelled is not None else lambda: bool(partner.asked)
+
+    @property
     def can_be_met_again(self) -> bool:
         """Return True if a command that is run twice is given the same."""
         return self.terminal is None and can_be_given_again(self.stdin)
@@ -117,7 +123,7 @@ class Workplace:
     def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
         """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
         try:
-            self.note_decision(run, question, self.asking(wishes).require(question, wishes.cancelled))
+            self.note_decision(run, question, self.asking(wishes).require(question, wishes.given_up))
         except Refused as error:
             note_refusal(run, error)
             self.store.history.refuse(self.project.id, run)

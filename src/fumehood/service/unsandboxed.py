@@ -96,7 +96,7 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
             raise BadRequest("there is no playground", hint="the configuration turned it off")
         cwd = made(place.store.places)
     else:
-        cwd = os.path.normpath(os.path.join(project.path, request.cwd))
+        cwd = os.path.normpath(os.path.join(request.thrown or project.path, request.cwd))
         if not os.path.isdir(cwd):
             raise BadRequest(f"Working directory does not exist: {cwd}", hint="make it first, or name another")
     environment, dropped = inherited(os.environ)
