@@ -91,9 +91,8 @@ def test_a_question_that_nobody_waits_for_any_more_is_closed_and_nothing_runs(ho
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
-            while not (runs := sandbox.history()):
-                await asyncio.sleep(0.01)
-            return runs[0].state
+            assert await asyncio.to_thread(eventually, sandbox.history)
+            return sandbox.history()[0].state
 
     assert asyncio.run(main()) == "refused"
     assert os.listdir(project) == []
