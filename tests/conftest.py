@@ -189,9 +189,10 @@ def home(test_directory: Path, probed: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name, place in places.items():
         place.mkdir(parents=True, mode=0o700)
         monkeypatch.setenv(name, str(place))
+    # Asked each time: the answer names all that it depends on, and another may have changed that.
+    host(str(probed / "fumehood"), str(test_directory))
     answer = probed / f"fumehood/probe-{os.geteuid()}"
     if answer.exists():
-        # It names all that it depends on: where a test changes that, the host is probed again.
         ours = home / ".cache/fumehood"
         ours.mkdir(mode=0o700)
         shutil.copy(answer, ours)

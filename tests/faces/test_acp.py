@@ -303,7 +303,7 @@ class Terminals:
         return {"result": {}}
 
 
-def test_a_terminal_of_the_editors_runs_in_the_hood(editor, cli, project):
+def test_a_terminal_of_the_editors_runs_in_the_hood(editor, cli, project, known_host):
     one = editor("--hooks")
     one.answer = Terminals()
     one.start(project)
@@ -322,7 +322,7 @@ def test_a_terminal_of_the_editors_runs_in_the_hood(editor, cli, project):
     assert one.close() == 0
 
 
-def test_a_terminal_that_is_killed_is_a_run_whose_changes_are_held(editor, cli, project):
+def test_a_terminal_that_is_killed_is_a_run_whose_changes_are_held(editor, cli, project, known_host):
     one = editor("--hooks")
     one.answer = Terminals()
     one.start(project)
