@@ -85,6 +85,12 @@ assert (project / "kept").read_text() == "again\\n"
 fumehood("doctor", status=(0,))
 """
 
+BEFORE_ANY_ROOM_IS_RESERVED = """
+subprocess.run(["mount", "-o", "remount,size=4m", state], check=True)
+assert "no command can begin" in fumehood("run", "--", WRITE, status=(125,)).stderr
+assert "MiB left" in fumehood("doctor").stdout
+"""
+
 WHILE_IT_RUNS = """
 (project / "kept").write_text("old")
 command = f"{WRITE}; seq 8000 > /dev/stderr; echo ready; read go"
@@ -147,6 +153,11 @@ def told(home, project, need):
         assert done.returncode == 0, done.stderr
 
     return tell
+
+
+@pytest.mark.namespaces
+def test_a_disk_that_was_too_small_from_the_start_is_told(told):
+    told(BEFORE_ANY_ROOM_IS_RESERVED)
 
 
 @pytest.mark.namespaces

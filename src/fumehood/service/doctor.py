@@ -51,7 +51,7 @@ class Examination(Value):
 def examined(store: Store, project: Project | None = None) -> Examination:
     """Look at this machine afresh, at what we keep, and at how a project's writes are captured."""
     state = store.places.state
-    lacking = database.shortage(state)
+    lacking = database.shortage_to_begin(state)
     if lacking:
         database.give_back_if_full(state)
     if database.shortage(state):

@@ -446,20 +446,29 @@ def keep(state: str) -> None:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        lacking = shortage(state) or f"the disk of {state} is full"
+        lacking = shortage_to_begin(state) or f"the disk of {state} is full"
         raise NoRoom(f"no command can begin: {lacking}", hint=hint(state)) from error
     lacking = shortage(state)
     if lacking:
         raise NoRoom(f"no command can begin: {lacking}", hint=hint(state))
 
 
-def shortage(state: str) -> str:
+def shortage_to_begin(state: str) -> str:
     """Say what the disk lacks for another run to begin; "" where it has room."""
+    try:
+        reserved = os.stat(_path(state)).st_size
+    except OSError:
+        reserved = 0
+    return shortage(state, besides=_SIZE - reserved)
+
+
+def shortage(state: str, *, besides: int = 0) -> str:
+    """Say what the disk lacks for the end of a run, where so much is taken `besides`; "" where it has room."""
     while not os.path.exists(state):
         state = os.path.dirname(state)
     disk = os.statvfs(state)
     free = disk.f_bavail * disk.f_frsize
-    if free < END_BYTES:
+    if free < END_BYTES + besides:
         return f"the disk of {state} has only {size_told(free)} left"
     # Some file systems have no fixed number of entries: they say 0.
     if disk.f_files and disk.f_favail < END_ENTRIES:
