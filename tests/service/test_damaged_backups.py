@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import UndoRefused
+from fumehood import FumehoodError, UndoRefused
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore
 from snapshots import snapshot
@@ -83,7 +83,7 @@ def test_the_daily_backup_is_offered_where_it_is_another_file(sandbox, store, kn
     with pytest.raises(UndoRefused) as refusal:
         sandbox.undo(run)
     day = time.strftime("%y-%m-%d")
-    assert f"fumehood restore a {day}" in refusal.value.hint
+    assert f"fumehood restore a --from {day}" in refusal.value.hint
     restore(store, known, "a", day)
     assert (project / "a").read_text() == "old\n"
 
@@ -102,6 +102,17 @@ def copied(state):
     subprocess.run(["cp", "-a", f"{state}/runs", f"{state}/copied"], check=True)
     shutil.rmtree(f"{state}/runs")
     os.rename(f"{state}/copied", f"{state}/runs")
+
+
+@pytest.mark.parametrize("script", [DAMAGES[which][1] for which in ("emptied", "altered with its size and time")])
+def test_a_damaged_backup_is_not_restored_either(sandbox, store, known, project, script):
+    run = sandbox.run("echo new > a")
+    catch_up(store, known.id)
+    subprocess.run(["sh", "-ec", script], cwd=layer_of(store, run), check=True, stderr=subprocess.DEVNULL)
+    for source in ("", run.run, time.strftime("%y-%m-%d")):  # the daily backup is another name of the same file
+        with pytest.raises(FumehoodError):
+            restore(store, known, "a", source)
+    assert (project / "a").read_text() == "new\n"
 
 
 def test_backups_that_were_copied_with_all_else_are_still_good(sandbox, store, project):

@@ -19,7 +19,7 @@ from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.files import LiveFiles, catch_up, record
 from fumehood.service.settle import meanings
-from fumehood.store.backups import Daily, Slots, parsed
+from fumehood.store.backups import Daily, Slots, digest_of, is_untouched, parsed, read_seals
 from fumehood.store.database import Days
 from fumehood.store.files import Files
 from fumehood.store.history import APPLYING, Reach
@@ -52,6 +52,7 @@ class Version(Value):
     modified_ns: int
     top: str
     path: str
+    is_sound: bool = True  # it is what was saved, as far as stamp and seal tell
 
     def as_dict(self) -> dict[str, Any]:
         """Return what programs are told."""
@@ -148,14 +149,28 @@ def versions(store: Store, project: Project, root: str, path: str) -> list[Versi
 
     What a run replaced is looked for in its layer, because an undo takes it out of there again.
     """
+    return [version for version in _kept(store, project, root, path) if version.is_sound]
+
+
+def _kept(store: Store, project: Project, root: str, path: str) -> list[Version]:
+    """Return every version of a path that is kept, the damaged ones too."""
     files = Files(store.database)
-    pasts = (_in_layer(store, past) for past in files.past(project.id, root, path))
-    kept = [version for version in pasts if version is not None]
+    pasts = files.past(project.id, root, path)
+    kept = [version for past in pasts if (version := _in_layer(store, past)) is not None]
     record = files.at(project.id, root, path)
     if record is not None:
         with Daily(store.places.state) as daily:
-            kept += _by_day(daily, record, Days(store.database))
+            kept += _by_day(store, daily, record, pasts)
     return sorted(kept, key=lambda version: version.order, reverse=True)
+
+
+def _is_as_saved(store: Store, past: Past, directory: int, name: str, status: os.stat_result) -> bool:
+    """Tell whether a file is what lay at a path before a run; its content tells where it has a seal and was touched."""
+    before = past.change.before
+    if before is None or (before.size, before.modified_ns) != (status.st_size, status.st_mtime_ns):
+        return False
+    seal = read_seals(store.places, past.layer, past.run).get((past.change.root, past.change.path))
+    return seal is None or is_untouched(seal, status) or digest_of(directory, name, status) in (seal[2], b"")
 
 
 def _in_layer(store: Store, past: Past) -> Version | None:
@@ -167,22 +182,27 @@ def _in_layer(store: Store, past: Past) -> Version | None:
     parent, _, name = past.change.path.rpartition("/")
     with Slots(upper) as slots:
         entry = slots.look(parent, name)
-    if entry is None or not (before.alike(now := stamp_of(entry)) or before.kind == now.kind == DIRECTORY):
-        return None
+        if entry is None or not (before.alike(now := stamp_of(entry)) or before.kind == now.kind == DIRECTORY):
+            return None
+        is_sound = now.kind == DIRECTORY or _is_as_saved(store, past, slots.directory(parent), name, entry)
     about = f"before: {past.command}" if past.act == "run" else f"before {past.command}"
     return Version(
         source=past.run, order=past.number, at=past.started_at, about=about, kind=before.kind, size=before.size,
-        modified_ns=before.modified_ns, top=upper, path=past.change.path,
+        modified_ns=before.modified_ns, top=upper, path=past.change.path, is_sound=is_sound,
     )  # fmt: skip
 
 
-def _by_day(daily: Daily, record: Record, recorded: Days) -> Iterator[Version]:
+def _by_day(store: Store, daily: Daily, record: Record, pasts: Sequence[Past]) -> Iterator[Version]:
+    """Yield the daily backups of a file; a sound one is what some run saved, as far as those are recorded."""
+    recorded = Days(store.database)
+    saving = [past for past in pasts if past.change.before is not None and past.change.before.kind == FILE]
     for name in daily.by_file().get(record.id, ()):
         entry, day = daily.look(name), _day(name)
         if entry is not None:
             stamp, at = stamp_of(entry), time.mktime(time.strptime(day, "%y-%m-%d"))
+            is_sound = not saving or any(_is_as_saved(store, past, daily.fd(), name, entry) for past in saving)
             yield Version(
-                source=day, order=recorded.first_run(day) - 0.5, at=at, about="daily backup",
+                source=day, order=recorded.first_run(day) - 0.5, at=at, about="daily backup", is_sound=is_sound,
                 kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns, top=daily.path, path=name,
             )  # fmt: skip
 
@@ -351,23 +371,34 @@ def _missing_below(live: int, above: str, name: str) -> os.stat_result | None:
 
 def _chosen(store: Store, project: Project, root: str, path: str, source: str) -> Version:
     """Return the version that a run or a day names, or the latest."""
-    kept = versions(store, project, root, path)
+    kept = _kept(store, project, root, path)
     shown, hint = printable(path), f"fumehood files {printable(path)} shows what it can be restored from"
     if not source:
         if not kept:
             raise BadRequest(f"there is no backup of {shown}", hint="fumehood files lists what can be restored")
-        return kept[0]
+        sound = [version for version in kept if version.is_sound]
+        return sound[0] if sound else _sound(kept[0], shown, "there is no other")
     day = _day_meant(source)
     if day:
         for version in kept:
             if version.source == day:
-                return version
+                return _sound(version, shown, hint)
         raise BadRequest(f"there is no backup of {shown} from {source}", hint=hint)
     run = store.history.find(source, Reach(project=project.id))
     for version in kept:
         if version.source == run.run:
-            return version
+            return _sound(version, shown, hint)
     raise BadRequest(_why_not(store, project, root, path, run), hint=hint)
+
+
+def _sound(version: Version, shown: str, hint: str) -> Version:
+    """Return a version that is what was saved; another is never put into the project."""
+    if version.is_sound:
+        return version
+    raise ApplyFailed(
+        f"the backup of {shown} from {version.source} is damaged: it is not what was saved",
+        hint=f"it lies in {version.top}; {hint}",
+    )
 
 
 def _day_meant(source: str) -> str:

@@ -544,7 +544,7 @@ def _refuse_damaged(
     shown = printable(path if number == 0 else f"{root}/{path}")
     others = [each for each in versions(store, project, root, path) if not _is_inode(each.top, each.path, inode)]
     sound = sorted((each.source for each in others), key=lambda source: "-" not in source)  # a day before a run
-    offer = f"fumehood restore {shown} {sound[0]} brings back another version" if sound else "there is no other backup"
+    offer = f"fumehood restore {shown} --from {sound[0]} brings another" if sound else "there is no other backup"
     raise UndoRefused(
         f"{named}{more}: nothing was undone",
         hint=f"it lies in {store.places.run(back.layer)}; {offer}; fumehood undo {back.of} with other paths takes those"
