@@ -104,7 +104,8 @@ def test_a_lost_database_is_told_once_and_how_to_have_it_back(cli, project):
     assert "is gone" in first.stderr
     assert "1 run lies" in first.stderr
     assert "fumehood doctor --mend" in first.stderr
-    assert cli("log").stderr == ""
+    again = cli("log")
+    assert (again.stderr, "fumehood doctor --mend" in again.stdout) == ("", True)
     assert "fumehood doctor --mend" in cli("doctor").stdout
     mended = json.loads(cli("doctor", "--mend", "--json").stdout)
     assert (mended["runs"], mended["set_aside"], mended["left"]) == (1, "", [])
@@ -112,11 +113,17 @@ def test_a_lost_database_is_told_once_and_how_to_have_it_back(cli, project):
     assert (project / "a").read_text() == "old"
 
 
+def replace_by_a_directory() -> None:
+    lose()
+    database().mkdir()
+
+
 @pytest.mark.namespaces
-def test_a_damaged_database_is_refused_with_the_line_that_mends_it(cli, project):
+@pytest.mark.parametrize("damage", [overwrite, replace_by_a_directory])
+def test_a_damaged_database_is_refused_with_the_line_that_mends_it(cli, project, damage):
     (project / "a").write_text("old")
     cli("run", "--", "echo new > a")
-    overwrite()
+    damage()
     for words in (("log",), ("run", "--", "true"), ("undo",), ("doctor",)):
         told = cli(*words)
         assert told.returncode == 125, words
@@ -146,6 +153,19 @@ def test_what_has_no_record_of_its_own_is_named_and_left(sandbox, project, store
     assert mended.left == (store.places.run(run.run),)
     assert mended.runs == 0
     assert Path(store.places.layer(run.run, 0, "upper"), "a").read_text() == "old"
+
+
+@pytest.mark.namespaces
+def test_a_damaged_record_beside_a_good_one_is_named(sandbox, project, store):
+    (project / "a").write_text("old")
+    run = sandbox.run("echo new > a")
+    sandbox.undo(run)
+    record = Path(store.places.run(run.run), f"0/{run.run}.record")
+    record.write_bytes(b"\xff damaged")
+    lose()
+    rebuilt, mended = rebuild(OpenedStore)
+    rebuilt.close()
+    assert (mended.runs, mended.left) == (1, (str(record),))
 
 
 @pytest.mark.namespaces

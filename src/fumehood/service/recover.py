@@ -391,7 +391,7 @@ class Mended(Value):
 
     set_aside: str = ""  # where the damaged database lies now
     runs: int = 0
-    left: tuple[str, ...] = ()  # directories without a record of their own
+    left: tuple[str, ...] = ()  # directories without a record of their own, and records that can't be read
 
 
 def notice(store: Store) -> None:
@@ -427,7 +427,9 @@ def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
         missing = sorted(_unrecorded(store), key=lambda run: run.run)
         for run in missing:
             _take_up(store, run)
-        return store, Mended(set_aside=aside, runs=len(missing), left=tuple(unknown(store)))
+        left = unknown(store)
+        left += [path for path in records.unreadable(store.places) if os.path.dirname(path)[:-2] not in left]
+        return store, Mended(set_aside=aside, runs=len(missing), left=tuple(left))
 
 
 def unknown(store: Store) -> list[str]:
@@ -456,7 +458,7 @@ def _set_aside(database: str) -> str:
     if os.path.exists(aside):
         raise BadRequest(f"{aside} is there already", hint="wait a second, and try again")
     for end in ("-wal", "-shm", ""):
-        if os.path.exists(f"{database}{end}"):
+        if os.path.lexists(f"{database}{end}"):
             os.rename(f"{database}{end}", f"{aside}{end}")
     return aside
 

@@ -8,7 +8,7 @@ import os
 import time
 
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
-from fumehood.errors import NoRoom, StoreDamaged
+from fumehood.errors import BadRequest, NoRoom, StoreDamaged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -330,8 +330,12 @@ def unpacked(stored: bytes) -> tuple[tuple[str, str], ...]:
 
 def damage(path: str) -> str:
     """Say what is wrong with the content of a database; "" where it is whole, or there is none."""
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         return ""
+    if not os.path.isfile(path) or os.path.islink(path):
+        return "it is not a file"
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise BadRequest(f"{path} may not be read and written by you", hint=f"chmod u+rw {path}")
     connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
     try:
         ((verdict,), *_) = connection.execute("PRAGMA quick_check(1)").fetchall()

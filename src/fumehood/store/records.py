@@ -148,16 +148,25 @@ def is_kept(places: Places, run: Run) -> bool:
 
 def read_records(places: Places, layer: str) -> Iterator[Run]:
     """Yield the runs that have versions in a layer, by their own records; what can't be read is left out."""
+    for path in _records_in(places, layer):
+        run = _read(path)
+        if run is not None and run.layer == layer:
+            yield run
+
+
+def unreadable(places: Places) -> Iterator[str]:
+    """Yield where the records lie that can't be read."""
+    for layer in os.listdir(f"{places.state}/runs"):
+        yield from (path for path in _records_in(places, layer) if _read(path) is None)
+
+
+def _records_in(places: Places, layer: str) -> list[str]:
     directory = f"{places.run(layer)}/0"
     try:
         names = sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in names:
-        if name.endswith(_END):
-            run = _read(f"{directory}/{name}")
-            if run is not None and run.layer == layer:
-                yield run
+        return []
+    return [f"{directory}/{name}" for name in names if name.endswith(_END)]
 
 
 def _path(places: Places, layer: str, run: str) -> str:

@@ -135,8 +135,10 @@ def _mend(options: argparse.Namespace) -> int:
     print(f"{mended.runs} run{'' if mended.runs == 1 else 's'} recovered: fumehood log")
     if mended.set_aside or mended.runs:
         print("kept answers, added roots and short outputs were only in the database, and are lost")
-    for directory in mended.left:
-        print(f"no run is known for this directory, which stays as it is: {printable(directory)}")
+    for place in mended.left:
+        is_record = place.endswith(".record")
+        what = "this record can't be read, and" if is_record else "no run is known for this directory, which"
+        print(f"{what} stays as it is: {printable(place)}")
     return 0
 
 

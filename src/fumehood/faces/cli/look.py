@@ -226,7 +226,11 @@ def _log(context: Context) -> int:
     cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
     colour = paint()
     if not runs:
-        print("nothing has run here yet; fumehood run -- COMMAND")
+        from fumehood.service.recover import MEND, unknown
+
+        lost = len(unknown(context.store))
+        yet = f"nothing is recorded, but {lost} of the runs' directories are there; {MEND}" if lost else ""
+        print(yet or "nothing has run here yet; fumehood run -- COMMAND")
     # The runs of one session are told together, where its latest stands.
     groups: dict[str, list[Run]] = {}
     for run in runs:
