@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import BadRequest, Sandbox
+from fumehood import BadRequest, FumehoodError, Sandbox
 from fumehood.linux import libc
 from fumehood.store import database
 from fumehood.store.database import MIGRATIONS, Database
@@ -42,9 +42,10 @@ def make_again(project: Path) -> None:
 # --- which directory it is ---
 
 
-def test_a_directory_is_another_by_its_birth_or_else_by_its_inode_on_the_same_device():
+def test_a_directory_is_another_by_its_birth_or_by_its_inode_on_the_same_device():
     born = Identity(device=1, inode=2, born=3)
     assert born.is_another(Identity(device=1, inode=2, born=4))
+    assert born.is_another(Identity(device=1, inode=5, born=3))  # made at the same tick of the clock
     assert not born.is_another(Identity(device=9, inode=8, born=3))
     unborn = Identity(device=1, inode=2, born=0)
     assert unborn.is_another(Identity(device=1, inode=3, born=0))
@@ -150,6 +151,20 @@ def test_a_project_that_was_moved_keeps_its_history_its_holds_and_undo(cli, proj
 
 
 @pytest.mark.namespaces
+@pytest.mark.namespaces
+def test_a_project_that_is_moved_while_a_command_runs_keeps_what_it_wrote(home, project, test_directory):
+    elsewhere = test_directory / "elsewhere"
+    with Sandbox(project) as sandbox, pytest.raises(FumehoodError, match="was moved or removed while it ran"):
+        sandbox.run("echo new > a; echo moved?; sleep 0.1", on_output=lambda *_: os.rename(project, elsewhere))
+    with Sandbox(elsewhere):
+        pass  # it is recognised
+    with Sandbox(elsewhere) as sandbox:
+        (run,) = sandbox.history()
+        assert run.state == "held"
+        sandbox.apply(run)
+    assert (elsewhere / "a").read_text() == "new\n"
+
+
 def test_a_moved_project_is_recognised_from_inside_and_before_anything_runs(cli, project, worked):
     new = project.with_name("moved")
     os.rename(project, new)

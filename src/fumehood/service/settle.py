@@ -322,6 +322,11 @@ class Looking:
             self._record(FAILED, error.message)
             directory = self._store.places.run(run.run)
             raise self._told(TooDeep(error.message, hint=f"what it wrote is kept in {directory}; {discard}")) from error
+        gone = [root for root in run.roots if not os.path.isdir(root)]
+        if isinstance(error, OSError) and gone:
+            self._record(run.state, f"{printable(gone[0])} was moved or removed while it ran")
+            hint = f"what it wrote is kept, and held by the next fumehood command in the project; {discard}"
+            raise self._told(Unfinished(f"{run.reason}: nothing was applied", hint=hint)) from error
         if isinstance(error, KeyboardInterrupt):
             self._record(run.state, INTERRUPTED)
             if self._signals is None:

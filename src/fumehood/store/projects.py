@@ -38,12 +38,12 @@ class Identity(Value):
     def is_another(self, now: Identity) -> bool:
         """Tell whether what is at the same path now is another directory.
 
-        Inode numbers are given again, and device numbers change between two boots: where there is a time of birth, it
-        alone counts. Where there is none, only another inode on the same device is another directory; with another
-        device, as at each mount of some file systems, nobody can tell.
+        Another time of birth tells, and another inode on the same device: several can be born at one tick of the
+        clock, and inode numbers are given again. With another device, as at each mount of some file systems, nobody
+        can tell by the inode.
         """
-        if self.born and now.born:
-            return self.born != now.born
+        if self.born and now.born and self.born != now.born:
+            return True
         return self.device == now.device and self.inode != now.inode
 
     def is_at(self, now: Identity) -> bool:
