@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import sys
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,10 @@ def main(arguments: Sequence[str]) -> int:
     wrong = options.flags & {"--json", "--tty", "--explain"}
     if wrong:
         raise BadRequest(f"acp does not take {wrong.pop()}", hint="standard output is the editor's")
+    for number, name in enumerate(("input", "output")):
+        mode = os.fstat(number).st_mode
+        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(number)):
+            raise BadRequest(f"standard {name} leads to no editor", hint="an editor starts this command, by pipes")
     editor = os.dup(0), os.dup(1)
     if _HOOKS in arguments[:end]:
 
