@@ -135,7 +135,7 @@ def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
 
     def show() -> None:
         for back in backs:
-            _tell_undo(back, context.store.history.name(back.of or ""))
+            _tell_undo(back, _meant(context, back))
 
     more = {"also": [back.as_dict() for back in others]} if others else {}
     code = context.say(lambda: {**first.as_dict(), **more}, show)
@@ -162,9 +162,17 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
 
     def show() -> None:
         for back in backs:
-            _tell_undo(back, context.store.history.name(back.of or ""))
+            _tell_undo(back, _meant(context, back))
 
     return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, show)
+
+
+def _meant(context: Context, back: Run) -> str:
+    """Return the name of the run that was taken back, or brought back: a redo undoes an undo."""
+    history, of = context.store.history, back.of or ""
+    if back.command.startswith(f"{REDO} "):
+        of = history.find(of).of or of
+    return history.name(of)
 
 
 def _tell_undo(back: Run, name: str) -> None:
