@@ -300,6 +300,13 @@ def test_a_listener_that_fails_ends_the_command_and_what_it_wrote_is_held(sandbo
     assert (project / "f").read_text() == "x\n"
 
 
+@pytest.mark.parametrize("wrong", [{"env": "A=b"}, {"cwd": b"d"}, {"root": 5}])
+def test_what_has_a_wrong_type_is_refused_by_its_name(sandbox, wrong):
+    (name,) = wrong
+    with pytest.raises(BadRequest, match=f"{name} can't be"):
+        sandbox.run("true", **wrong)
+
+
 @sandboxed
 def test_a_listener_that_fails_before_anything_was_written_leaves_nothing(sandbox, home):
     with pytest.raises(ZeroDivisionError):

@@ -231,7 +231,7 @@ class Commands:
         return Request(
             command=asked, cwd=_text(cwd, "cwd") or self._starting(), mode=mode, timeout=timeout,
             root=_text(root, "root"),
-            session=self._session, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
+            session=self._session, own_tmp=self._own_tmp, environment=_variables(env),
             network=FULL if network is True else NONE, hosts=hosts,
             background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
             output_limit=output_limit, thrown="" if self._thrown is None else self._thrown.path,
@@ -248,10 +248,19 @@ class Commands:
 
 
 def _text(path: str | os.PathLike[str] | None, name: str) -> str:
+    text: object = "" if path is None else path  # programs pass what they like
+    if isinstance(text, os.PathLike):
+        text = text.__fspath__()
+    if not isinstance(text, str):
+        raise BadRequest(f"{name} can't be {path!r}", hint="a path, as text")
+    return text
+
+
+def _variables(env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     try:
-        return "" if path is None else os.fspath(path)
-    except TypeError as error:
-        raise BadRequest(f"{name} can't be {path!r}", hint="a path") from error
+        return tuple((env or {}).items())
+    except AttributeError as error:
+        raise BadRequest(f"env can't be {env!r}", hint='names and values: {"CI": "1"}') from error
 
 
 def _writable(write: Writable) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core.changes import APPLIED, needs_layer
-from fumehood.core.report import Blocked, Run
+from fumehood.core.report import Blocked, Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
@@ -315,7 +315,7 @@ class History:
                 (*values, prefix, prefix + "~"),
             )
         if not rows:
-            raise BadRequest(f"there is no run {name}", hint="fumehood log lists them")
+            raise BadRequest(f"there is no run {printable(name)}", hint="fumehood log lists them")
         if len(rows) > 1:
             how = "begin with" if number is None else "have the number"
             raise BadRequest(
