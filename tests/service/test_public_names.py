@@ -223,7 +223,8 @@ gc.collect()
 before = descriptors()
 sandbox = Sandbox(sys.argv[1])
 agent = sandbox.session("agent", own_tmp=True)
-print(agent.run("cat; echo one > a", stdin="in\\n", on_output=lambda *_: None, on_change=lambda *_: None).output, end="")
+told = {"on_output": lambda *_: None, "on_change": lambda *_: None}
+print(agent.run("cat; echo one > a", stdin="in\\n", **told).output, end="")
 print(asyncio.run(work(agent)).output, end="")
 del sandbox, agent
 gc.collect()
