@@ -30,7 +30,8 @@ def enqueue(queue: Queue, tenant: str, command: str) -> str:
 def run(tenant: str, command: str) -> dict[str, object]:
     """Run a command in its tenant's workspace: the work of one job."""
     with fumehood.workspaces.open(tenant, root="host", variables=lambda: credentials(tenant)) as sandbox:
-        done = sandbox.run(command, timeout=240)
+        # A worker may be killed: what its command wrote so far is thrown away, and the job is run again.
+        done = sandbox.run(command, timeout=240, apply="whole")
         return {"state": done.state, "exit_code": done.exit_code, "text": done.for_model(), "number": done.number}
 
 

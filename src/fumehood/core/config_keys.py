@@ -284,7 +284,8 @@ def _key(name: str, kind: Kind, doc: str, field: str = "", *, global_only: bool 
 
 
 KEYS: tuple[Key, ...] = (
-    _key("apply", choice("apply", "hold", "discard"), "What becomes of a run's changes."),
+    _key("apply", choice("apply", "hold", "discard", "whole"), "What becomes of a run's changes. With \"whole\", those"
+         " of a command that was ended before its own end are thrown away, and not held: for jobs that are run again."),
     _key("on_conflict", choice("hold-path", "hold-all"),
          "When a path changed in the project during the run: hold that path, or everything."),
     _key("again.tries", COUNT,

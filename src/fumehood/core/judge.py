@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Concern
 
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"
+WHOLE = "whole"  # as apply; but where the command did not come to its own end, what it wrote is thrown away
 MOUNTED_AT = "another file system is mounted at "  # the reason begins so; once it is gone, the change can be applied
 
 

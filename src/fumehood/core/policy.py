@@ -7,7 +7,7 @@ table in `config_keys.py` says what it takes and means.
 from __future__ import annotations
 
 from fumehood.core.concern import Rules
-from fumehood.core.judge import APPLY, DISCARD, HOLD
+from fumehood.core.judge import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -223,8 +223,8 @@ class Policy(Value):
     def mode(self, asked: str | None) -> str:
         """Return what becomes of a run's changes."""
         mode = self.apply if asked is None else asked
-        if mode not in (APPLY, HOLD, DISCARD):
-            raise BadRequest(f"changes can't be handled by {mode!r}", hint="one of: apply, hold, discard")
+        if mode not in (APPLY, HOLD, DISCARD, WHOLE):
+            raise BadRequest(f"changes can't be handled by {mode!r}", hint="one of: apply, hold, discard, whole")
         return mode
 
     def variables_in(self, *names: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.judge import APPLY, HOLD
+from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
@@ -75,7 +75,7 @@ def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target]) 
     outside = [each.real for each in wanted if each.root < 0]
     reasons = [f"{printable(path)} lies outside of what commands may write" for path in outside]
     inside = [each for each in wanted if each.root >= 0]
-    if mode != APPLY and inside:
+    if mode in (HOLD, DISCARD) and inside:
         reasons.append(f"changes are to be {'held' if mode == HOLD else 'thrown away'}")
     changes: list[c.Change] = []
     contents: dict[tuple[int, str], bytes] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.judge import APPLY, HOLD_ALL
+from fumehood.core.judge import APPLY, HOLD_ALL, WHOLE
 from fumehood.core.report import NOT_YET, Blocked
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
@@ -67,7 +67,8 @@ def checkpoint(store: Store, run: Run) -> Run:
         way = LABELS.get(run.capture, "nothing")
         raise BadRequest(f"run {run.name} is captured by {way}, which has no checkpoints", hint="fumehood doctor")
     if run.mode != APPLY:
-        raise BadRequest(f"run {run.name} is to {run.mode} its changes: none are applied", hint="wait for its end")
+        meant = "apply its changes at its end, all or none" if run.mode == WHOLE else f"{run.mode} its changes"
+        raise BadRequest(f"run {run.name} is to {meant}: none are applied now", hint="wait for its end")
     mark, name = store.places.checkpoint_mark(run.run), new_id()
     patience = time.monotonic() + _PATIENCE_S
     beside = f"{mark}-{name}"

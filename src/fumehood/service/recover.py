@@ -13,7 +13,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import MKDIR, TAKE, WAITING, plan, staying
-from fumehood.core.judge import DISCARD, HOLD, judge
+from fumehood.core.judge import DISCARD, HOLD, WHOLE, judge
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, TooDeep
@@ -165,7 +165,7 @@ def _looked_at(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         run.found = layering.scanned(layers)
     except TooDeep as error:
         return f"{why}; {error.message}; what it wrote is in {store.places.run(run.run)}"
-    judge(run.found, DISCARD if run.mode == DISCARD else HOLD, _concerns(store, run, layers))
+    judge(run.found, DISCARD if run.mode in (DISCARD, WHOLE) else HOLD, _concerns(store, run, layers))
     for change in run.found:
         if change.verdict == c.HELD:
             # What the host would execute by itself says so, here too.

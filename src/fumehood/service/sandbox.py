@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core.changes import HELD
-from fumehood.core.judge import APPLY, HOLD, cut_short, judge
+from fumehood.core.judge import APPLY, DISCARD, HOLD, WHOLE, cut_short, judge
 from fumehood.core.limits import STOPPED
 from fumehood.core.network import NONE, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
@@ -114,7 +114,7 @@ class Hood(Workplace):
 
     def _run_until_settled(self, request: Request, wishes: Wishes) -> Run:
         """Run a command, and once more where it meets nothing but other runs; those then wait for each other."""
-        tries = self.policy.again.tries if request.mode == APPLY and wishes.can_be_met_again else 1
+        tries = self.policy.again.tries if request.mode in (APPLY, WHOLE) and wishes.can_be_met_again else 1
         turn, reason = None, ""
         try:
             while True:
@@ -370,6 +370,8 @@ class Hood(Workplace):
         mounted: list[tuple[int, str]] = []  # other file systems in the roots, perhaps since the command began
         for number, root in enumerate(run.roots):
             mounted += ((number, os.path.relpath(mount, root)) for mount in mounts_inside(root))
+        if cut_short and mode == WHOLE:
+            mode = DISCARD
         is_held = mode == APPLY and bool(cut_short)
         acted_on = concerns(run.found, run.roots, [layer.upper for layer in layers], self.policy.rules)
         judge(run.found, HOLD if is_held else mode, acted_on, mounted, waiting, run.roots)
