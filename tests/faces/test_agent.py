@@ -318,7 +318,7 @@ def test_what_commands_did_at_the_same_time_is_told_of_all_of_them(agent, cli, p
 
 def test_a_command_that_ends_without_a_word_is_told_from_what_follows(agent, cli):
     script = (
-        "sh -c 'echo x >one; kill -9 $$'; bash -c 'set -u; kill $$; sleep 9'\n"
+        "sh -c 'echo x >one; kill -9 $$'; sh -c 'set -u; kill $$; sleep 9'\n"
         "sh -c 'IFS=17; echo x >two; exit 117'; sh -c 'exec true'"
     )
     assert agent(script, "--each-command", name="codex").stderr.count("fumehood:") == 1

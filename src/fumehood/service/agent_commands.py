@@ -58,7 +58,7 @@ class ShellCommands:
     def hear(self, words: Sequence[str], cwd: str) -> str:
         """Take note of what a shell says; returns what the agent is told."""
         verb, *numbers = words
-        if len(numbers) not in (1, 2) or not all(
+        if len(numbers) != (1 if verb == BEGAN else 2) or not all(
             word.isascii() and word.isdigit() and len(word) < _LONGEST_NUMBER for word in numbers
         ):
             raise BadRequest(f"{verb} can't be understood", hint="only a shell says that")
@@ -71,7 +71,7 @@ class ShellCommands:
             if line:
                 self._open[shell] = _Begun(line=line, cwd=cwd, started_at=time.time(), began=time.monotonic())
         elif shell in self._open:
-            self._settle(self._open.pop(shell), int(numbers[1]) if len(numbers) > 1 else None)
+            self._settle(self._open.pop(shell), int(numbers[1]))
         return self._to_tell()
 
     def look(self) -> bool:

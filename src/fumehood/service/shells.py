@@ -52,13 +52,9 @@ done
 if [ "$next" = name ]; then set -- "$@" "$0" ${{line:+"$line"}}; fi
 exec "$shell" "$@"
 """
-# A signal has bash do what the trap says too, with the status of whatever came before: then there is none to tell. What
-# it was at then is no `exit` nor this `eval`; a login shell has its last files to read after these.
 _AROUND = (
     "FUMEHOOD_COMMAND=$$; export FUMEHOOD_COMMAND; {ask} {began} $$ </dev/null >&2;"
-    ' trap "set -- \\"\\$?\\"; case \\$1:\\${{BASH_COMMAND-exit}} in 0:exit* | 0:eval* | [!0]*) ;;'
-    " *) shopt -q login_shell || shift ;; esac;"
-    ' {ask} {ended} $$ \\${{1+\\"\\$1\\"}} </dev/null >&2" EXIT; eval "shift; $1"; exit $?'
+    ' trap "{ask} {ended} $$ \\"\\$?\\" </dev/null >&2" EXIT; eval "shift; $1"'
 )
 
 
