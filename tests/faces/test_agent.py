@@ -284,6 +284,11 @@ def test_a_command_is_called_as_the_model_typed_it(agent, cli, name, before, aft
     assert commands(cli) == [(f"checkpoint of {name}", None, {"added own"}), (line, 0, {"added f"})]
 
 
+def test_a_shell_line_of_the_agents_own_is_no_command(agent, cli):
+    agent("bash -c 'set -x; __codex_snapshot_a=1; echo x >a'; bash -c 'echo x >b'", "--each-command", name="codex")
+    assert commands(cli) == [("checkpoint of codex", None, {"added a"}), ("echo x >b", 0, {"added b"})]
+
+
 def test_shells_are_as_they_would_be_without_their_commands_being_told_apart(agent, cli):
     script = """
         echo 'echo fed $1' | sh -s a; printf 'echo "$#"' >script; sh ./script b c; sh <script; sh -c 'sh -c "echo \\$#"'

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-_OWN = ("programs", "state", "credentials", "arguments", "around")
+_OWN = ("programs", "state", "credentials", "arguments", "around", "own_lines")
 
 
 class Agent(Value):
@@ -22,7 +22,8 @@ class Agent(Value):
     `DIRECTORY` or `VARIABLE=DIRECTORY`, where the variable is what moves it. `credentials` are files of the person's
     that it gets a copy of, whenever theirs is the newer one; of `FILE#KEY,KEY` only these keys, and only once, because
     agents write such a file all the time. `arguments` come before the person's. `around` has pairs of texts that the
-    agent puts before and after a line of the model's for its shell. `settings` are laid over the policy.
+    agent puts before and after a line of the model's for its shell, `own_lines` patterns of lines that are its own.
+    `settings` are laid over the policy.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Agent(Value):
     credentials: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     around: tuple[str, ...] = ()
+    own_lines: tuple[str, ...] = ()
     settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
     def with_more(self, settings: Mapping[str, Any]) -> Agent:
@@ -46,6 +48,10 @@ class Agent(Value):
 
     def typed(self, line: str) -> str:
         """Return the model's own line in one that the agent gives to a shell; nothing where none is in there."""
+        from fnmatch import fnmatchcase
+
+        if any(fnmatchcase(line, pattern) for pattern in self.own_lines):
+            return ""
         if not self.around:
             return line
         for before, after in zip(self.around[::2], self.around[1::2], strict=False):
@@ -92,6 +98,7 @@ SHIPPED_AGENTS: tuple[Agent, ...] = (
         credentials=("~/.codex/auth.json",),
         # A sandbox of its own needs namespaces, which nobody can make in here.
         arguments=("-c", 'sandbox_mode="danger-full-access"', "-c", "check_for_update_on_startup=false"),
+        own_lines=("*__codex_snapshot_*", 'set -e; . "*/shell_snapshots/*.tmp-*"'),
         settings={
             "hosts": ("api.openai.com:443", "chatgpt.com:443", "auth.openai.com:443"),
             "environment.keep": ("OPENAI_API_KEY", "CODEX_API_KEY"),
@@ -117,6 +124,7 @@ SHIPPED_AGENTS: tuple[Agent, ...] = (
         name="copilot",
         state=("COPILOT_HOME=~/.copilot",),
         credentials=("~/.copilot/config.json#loggedInUsers,lastLoggedInUser,copilotTokens",),
+        own_lines=("*__copilot_login_env_snapshot_*",),
         settings={
             "hosts": ("*.githubcopilot.com:443", "api.github.com:443"),
             # Not GH_TOKEN nor GITHUB_TOKEN: these open all of a person's repositories.

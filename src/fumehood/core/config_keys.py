@@ -460,6 +460,8 @@ SECTIONS: tuple[Section, ...] = (
             _key("around", TEXTS, "Two texts that stand before and after a line of the model's in what the agent gives "
                  "to a shell: with `--each-command`, what is between them is the command, and a shell line without "
                  "them is none."),
+            _key("own_lines", TEXTS, "Shell lines that are the agent's own and no commands of the model's; `*` is any "
+                 "text."),
             *(key for key in KEYS if key.name.startswith(_IN_AGENTS)),
         ),
     ),
