@@ -119,6 +119,8 @@ def test_variables_from_a_function_reach_each_run_and_are_written_nowhere(home, 
         first = sandbox.run("echo begun; echo ${TOKEN#hunter2-}", on_output=look_around)
         assert first.stdout == "begun\nand-more-1\n"
         assert sandbox.session("s").run("echo ${TOKEN#hunter2-}").output == "and-more-2\n"
+        with sandbox.start("echo ${TOKEN#hunter2-}") as started:
+            assert started.wait().stdout == "and-more-3\n"
         assert sandbox.run("echo $TOKEN", env={"TOKEN": "mine"}).output == "mine\n"
         assert sandbox.run("exit 3", network=["example.org"], ask=lambda _question: True).exit_code == 3
     for top in (home, Path(sandbox.project)):
@@ -141,6 +143,12 @@ def test_a_machine_is_asked_whether_it_has_a_sandbox_and_answers_whatever_happen
     seen = sandbox.doctor()
     assert (seen["sandbox"], seen["capture"]) == (True, answer.way)
     assert {"records", "bubblewrap", "this project"} <= {each["name"] for each in seen["abilities"]}
+    with monkeypatch.context() as changed:
+        changed.setenv("FUMEHOOD_BWRAP", "/bin/false")
+        answer = fumehood.available()
+    assert (answer.ok, answer.way) == (False, "")
+    assert "/bin/false" in answer.reason
+    assert answer.hint
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     answer = fumehood.available()
     assert not answer

@@ -227,6 +227,13 @@ def test_the_working_directory_is_obeyed(bare, project, home, person):
     assert len(person.asked) == count
 
 
+def test_it_gets_the_variables_that_it_was_given_and_is_then_asked_for_each_time(no_sandbox, project, person):
+    with Sandbox(project, ask=person, variables=lambda: {"TOKEN": "t"}) as sandbox:
+        assert sandbox.run('echo "$TOKEN $COLOUR"', env={"COLOUR": "blue"}).stdout == "t blue\n"
+        sandbox.run(["true"], env={"LD_PRELOAD": ""})
+    assert all(asked.one_time_only for asked in person.asked)
+
+
 def test_secrets_in_the_environment_are_kept_from_it_too(bare, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "hush-hush")
     run = bare.run("env")

@@ -118,8 +118,9 @@ def _question(
     """Return what a person is asked, if they did not say already that a container is good enough."""
     if _is_good_enough(host, place.policy):
         return None
-    # What is sourced first may be anything, and network is asked for each time.
-    is_plain = not (request.source or request.session or request.network != NONE or request.hosts)
+    # What is sourced first may be anything, and so may what variables lead to; network is asked for each time.
+    around = request.source or request.session or request.environment
+    is_plain = not (around or request.network != NONE or request.hosts)
     # Commands of any project may have written there, or in the playground and the caches.
     writable = (*place.project.roots, *place.store.projects.paths(), *place.store.places.own())
     program = resolved(request.command, run.cwd, environment, writable) if is_plain else None
