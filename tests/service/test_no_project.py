@@ -28,7 +28,8 @@ def thrown(home):
 
 
 def test_commands_without_a_project_share_an_empty_directory_until_the_sandbox_is_closed(home, thrown):
-    with Sandbox() as sandbox, Sandbox() as other:
+    (home.parent / "elsewhere").mkdir()
+    with Sandbox() as sandbox, Sandbox(ask=lambda _question: True) as other:
         run = sandbox.run("ls -A; mkdir -p .git/hooks; echo x > .git/hooks/pre-commit; echo y > f; pwd")
         assert (run.stdout, run.state, run.changes) == (f"{run.cwd}\n", "empty", ())
         assert "thrown away" in run.reason
@@ -42,6 +43,8 @@ def test_commands_without_a_project_share_an_empty_directory_until_the_sandbox_i
             sandbox.undo()
         with pytest.raises(BadRequest, match="had no project: there is nothing to take back"):
             sandbox.undo(run)
+        with pytest.raises(BadRequest, match="no project that could have another root"):
+            other.add_root(home.parent / "elsewhere")
         assert os.listdir(sandbox.project) == []
         with sandbox.start("cat f; cat") as started:
             assert started.stdout.readline() == "y\n"

@@ -330,6 +330,8 @@ class Unread:
 
     def piece(self, size: int) -> str | bytes | None:
         """Return at most so many bytes, nothing at the end, None while there are none."""
+        if size < 1:
+            raise BadRequest(f"{size} bytes can't be read", hint="read() returns what has come; to the end: iterate")
         if self._pieces:
             return self._decoded(self._removed(min(size, len(self._pieces[0].data)))) or None
         return self._rest()

@@ -129,9 +129,12 @@ class Projects:
 
     def nowhere(self) -> Project:
         """Return what stands for the project of all commands that have none: an empty directory of ours."""
-        path = os.path.realpath(f"{self.places.data}/no-project")
+        path = self._nowhere()
         make_private(path)
         return self._in_place(path, identity_of(path)) or Project(id=self.remember(path), path=path)
+
+    def _nowhere(self) -> str:
+        return os.path.realpath(f"{self.places.data}/no-project")
 
     def _in_place(self, real: str, now: Identity | None) -> Project | None:
         """Return the project that is recorded at a path, unless another directory is there now."""
@@ -341,6 +344,8 @@ class Projects:
 
     def keep_root(self, project: Project, real: str) -> Project:
         """Record a root by its real path."""
+        if project.path == self._nowhere():
+            raise BadRequest("there is no project that could have another root", hint="write=[…], for one run")
         values = (project.id, os.fsencode(real), time.time())
         self.database.write("INSERT OR IGNORE INTO roots VALUES (?, ?, ?)", values)
         forget_seats(self.places)
