@@ -33,7 +33,7 @@ NO_TESTS_SELECTED = 5
 # Known to tests/conftest.py: some tests want the machine for themselves.
 TOGETHER, ALONE = "together", "alone"
 HALVES = ("first half", "second half")  # of those together
-WORKERS = 2 * max(2, len(os.sched_getaffinity(0)))  # much of a test is waiting
+WORKERS = 1 + max(2, len(os.sched_getaffinity(0)))  # besides, an ordinary user has two
 GRACE_S = 15
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 # Program to look for: the Debian package that has it, and what is not tried without it.
@@ -123,6 +123,8 @@ def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
     again = f"{wanted} and (namespaces and not once or ordinary)"
     here = Place("root", [sys.executable], CHECKOUT, None)
     with ExitStack() as stack:
+        # It loads the tests while the other user is made.
+        first = stack.enter_context(Running(here, TOGETHER, Selection(wanted, arguments)))
         account, copy = stack.enter_context(second_user())
         there = Place(f"an ordinary user (uid {account.uid})", ["sh", "tools/python"], copy, account)
         beside = []
@@ -132,9 +134,7 @@ def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
             mounts_of_our_own()
             selection = Selection(again, arguments, "namespaces|ordinary")
             beside.append(stack.enter_context(Running(there, half, selection, kept)))
-        with Running(here, TOGETHER, Selection(wanted, arguments)) as running:
-            passes = [running.ended()]
-        passes += [half.ended() for half in beside]
+        passes = [first.ended(), *(half.ended() for half in beside)]
         # These two want the machine for themselves, but there is room for both: much of each is waiting.
         kept = stack.enter_context(tempfile.TemporaryFile())
         last = stack.enter_context(Running(there, ALONE, Selection(again, arguments, ALONE), kept))

@@ -81,6 +81,7 @@ def test_what_only_a_person_may_do_is_refused_with_the_reason(agent: Any, projec
     assert not (project / ".git/hooks/pre-commit").exists()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "words",
     [
@@ -224,6 +225,7 @@ def test_a_directory_that_a_person_lets_be_written_is_a_root(session: Any, test_
     assert (library / "f").read_text() == "x\n"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("directory", ["/", "{home}", "{home}/..", "{home}/.local/state/fumehood", "/etc", "/nowhere"])
 def test_what_can_not_be_a_root_is_not_even_asked_for(session: Any, home: Path, directory: str) -> None:
     sandbox, person = session(True)
@@ -231,6 +233,7 @@ def test_what_can_not_be_a_root_is_not_even_asked_for(session: Any, home: Path, 
     assert person.asked == []
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("path", ["/", "{home}", "{home}/..", "{home}/.local/state/fumehood", "{home}/.local", "/etc"])
 def test_what_can_not_be_shown_is_not_even_asked_for(session: Any, home: Path, path: str) -> None:
     sandbox, person = session(True)

@@ -418,6 +418,7 @@ def test_one_file_that_may_not_be_touched_stops_the_whole_apply(sandbox: Sandbox
 # --- the report ---
 
 
+@pytest.mark.once
 def test_a_long_report_counts_every_deletion(
     cli: Callable[..., "subprocess.CompletedProcess[str]"], project: Path, on_host: Host
 ) -> None:
@@ -521,6 +522,7 @@ def opened(project: Path) -> int:
     return len(re.findall(r"[\"/][df]\d+\"", done.stderr))
 
 
+@pytest.mark.once
 def test_a_run_and_its_undo_look_at_no_more_of_a_big_tree_than_of_a_small_one(
     home: Path, test_directory: Path
 ) -> None:
