@@ -7,6 +7,9 @@ import subprocess
 import pytest
 
 from fumehood import ApplyFailed, BadRequest, Policy, Sandbox, UndoRefused
+from fumehood.errors import ChangedMeanwhile
+from fumehood.service import decide
+from fumehood.service.differences import contents
 from snapshots import snapshot
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -345,3 +348,48 @@ def test_paths_and_force_on_the_command_line(cli, project):
     assert (project / "a").read_text() == "a\nA\n"
     cli("undo", "last", "a")
     assert (project / "a").read_text() == "the person's\n"
+
+
+THREE = "sed -i -e '2s/.*/TWO/' -e '20s/.*/TWENTY/' -e '38s/.*/END/' f"
+
+
+def test_some_hunks_of_a_file_are_a_run_of_their_own_and_the_others_go(sandbox, project, store, known):
+    lines = [f"{number}\n" for number in range(1, 41)]
+    (project / "f").write_text("".join(lines))
+    (project / "f").chmod(0o640)
+    held = store.history.find(sandbox.run(THREE, apply="hold").id)
+    (change,) = held.found
+    shown = decide.versions_digest(held, change, *contents(store, held, change))
+    (project / "f").write_text("".join(lines) + "the person's\n")
+    with pytest.raises(ChangedMeanwhile):
+        decide.apply_hunks(store, known, held, "f", {1}, expected=shown)
+    (project / "f").write_text("".join(lines))
+    done = decide.apply_hunks(store, known, held, "f", {1})
+    assert (project / "f").read_text() == "".join([*lines[:19], "TWENTY\n", *lines[20:]])
+    assert (project / "f").stat().st_mode & 0o777 == 0o640
+    assert (done.state, done.of, shown_state(store, held)) == ("applied", held.run, "discarded")
+    sandbox.undo(done.run)
+    assert (project / "f").read_text() == "".join(lines)
+
+
+def shown_state(store, run):
+    return store.history.find(run.run).state
+
+
+def test_a_death_between_an_edit_and_its_end_leaves_the_runs_version_held(
+    sandbox, project, store, known, monkeypatch
+):
+    (project / "f").write_text("1\n")
+    held = store.history.find(sandbox.run("echo 2 > f", apply="hold").id)
+
+    def dies(*_arguments):
+        raise SystemExit
+
+    monkeypatch.setattr(decide, "_discard", dies)
+    with pytest.raises(SystemExit):
+        decide.apply_edited(store, known, held, "f", lambda old, new: old + new)
+    assert (project / "f").read_text() == "1\n2\n"
+    assert contents(store, held, held.found[0])[1] == b"2\n"
+    assert verdicts(sandbox.apply(held)) == {"f": "conflict"}
+    sandbox.apply(held, force=True)
+    assert (project / "f").read_text() == "2\n"

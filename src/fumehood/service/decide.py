@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import is_plain
 from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, is_mounted_on, keep_replacements_whole
 from fumehood.core.masks import is_in
-from fumehood.core.questions import held_digest
-from fumehood.core.report import printable
+from fumehood.core.questions import digest_of, held_digest
+from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
+from fumehood.linux.copying import copy_entry
 from fumehood.linux.gitindex import refreshed
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
-from fumehood.linux.nofollow import is_version, looks, open_top, stamp_of
+from fumehood.linux.nofollow import is_version, looks, open_below, open_top, split, stamp_of
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
+from fumehood.service.differences import contents, with_hunks
+from fumehood.service.restore import put
 from fumehood.service.settle import (
     DISCARDED,
     FAILED,
@@ -33,12 +37,12 @@ from fumehood.service.settle import (
 )
 from fumehood.store.audit import named
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
+from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from fumehood.core.report import Run
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
@@ -80,6 +84,73 @@ def apply_held(
     return run
 
 
+def apply_edited(
+    store: Store, project: Project, run: Run, path: str, edit: Callable[[bytes, bytes], bytes], *, here: str = "",
+    expected: str = "",
+) -> Run:  # fmt: skip
+    """Take over one file that a run holds as a person makes it of what the project has and what the run wrote.
+
+    That is a run of its own, which can be undone; what the run itself wrote is then thrown away. Should we die between
+    the two, it is still held. `expected` is the digest of the two versions that were shown (`versions_digest`).
+    """
+    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld() as interrupts:
+        run, waiting = _waiting(store, project, run, [path], here, forth=True)
+        change = _one_file(run, waiting)
+        old, new = contents(store, run, change)
+        if expected and versions_digest(run, change, old, new) != expected:
+            raise _another(run)
+        _refuse_before_others(store, run, waiting)
+        _refuse_built_upon(store, project, run, waiting)
+        content = edit(old, new)
+        edited = Run(
+            run=new_id(), project=project.path, command=f"merge {change.path} of run {run.number}", cwd=project.path,
+            state=APPLYING, act="merge", of=run.run, started_at=time.time(), roots=run.roots,
+        )  # fmt: skip
+
+        def write(target: int, name: str) -> None:
+            parent, held_name = split(change.path)
+            with (
+                Closing(open_top(store.places.layer(run.run, change.root, "held"))) as top,
+                Closing(open_below(top, parent)) as directory,
+            ):
+                copy_entry(directory, held_name, target, name)
+            mode = stat.S_IMODE(os.stat(name, dir_fd=target, follow_symlinks=False).st_mode)
+            os.chmod(name, 0o600, dir_fd=target)  # in a directory of ours, where nobody can have put a link
+            flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(name, flags, dir_fd=target), "wb") as file:
+                file.write(content)
+                os.fchmod(file.fileno(), mode)
+
+        put(store, project, edited, change.root, change.path, write, interrupts)
+        _discard(store, project, run, waiting, f"a person took it over as edited, by run {edited.number}")
+    return edited
+
+
+def apply_hunks(
+    store: Store, project: Project, run: Run, path: str, wanted: Collection[int], *, here: str = "", expected: str = ""
+) -> Run:
+    """Take over some hunks of a file that a run holds, counted from 0 as its difference shows them; the others go."""
+
+    def edit(old: bytes, new: bytes) -> bytes:
+        before, after = (each.decode(errors="surrogateescape") for each in (old, new))
+        return with_hunks(before, after, wanted).encode(errors="surrogateescape")
+
+    return apply_edited(store, project, run, path, edit, here=here, expected=expected)
+
+
+def versions_digest(run: Run, change: c.Change, old: bytes, new: bytes) -> str:
+    """Identify the two versions of one held file that a person was shown."""
+    return digest_of(held_digest(run, [change]), *(each.decode("latin-1") for each in (old, new)))
+
+
+def _one_file(run: Run, waiting: Sequence[c.Change]) -> c.Change:
+    if len(waiting) != 1 or waiting[0].kind != c.FILE or waiting[0].change == c.DELETED:
+        raise BadRequest(
+            "only one file at a time can be taken over in part, or as you edit it", hint=f"fumehood show {run.name}"
+        )
+    return waiting[0]
+
+
 def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: bool = True) -> str:
     """Identify what a word on these paths of a run is for, as the run is known to whoever shows it."""
     return held_digest(run, meant(run, paths, here=here, forth=forth))
@@ -87,10 +158,14 @@ def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: 
 
 def _refuse_another(run: Run, waiting: Sequence[c.Change], expected: str) -> None:
     if expected and held_digest(run, waiting) != expected:
-        raise ChangedMeanwhile(
-            f"what run {run.name} holds has changed since it was shown: nothing was done",
-            hint=f"fumehood show {run.name}, then decide again",
-        )
+        raise _another(run)
+
+
+def _another(run: Run) -> ChangedMeanwhile:
+    return ChangedMeanwhile(
+        f"what run {run.name} holds has changed since it was shown: nothing was done",
+        hint=f"fumehood show {run.name}, then decide again",
+    )
 
 
 def _waiting(
@@ -334,24 +409,32 @@ def discard_held(
             return _discard_unseen(store, run)
         run, waiting = _waiting(store, project, run, paths, here, forth=False)
         _refuse_another(run, waiting, expected)
-        later = held_runs.built_upon(store, project.id, run, waiting)
-        if later is not None:
-            raise BadRequest(
-                f"run {later[0]} builds on it: {printable(later[1])}",
-                hint=f"first: fumehood discard {later[0]}, or apply both",
-            )
-        others = store.runs_now(project.id)
-        held_runs.let_go(store, project.id, run.run, others=others)
-        for change in waiting:
-            change.verdict, change.reason = c.DISCARDED, "a person threw it away"
-        store.history.note(run, SETTLING)
-        held_runs.throw_away(store, run)
-        run.state, run.reason = state_of(run.found), ""
-        store.history.settle(run, rewrite=False, decided=f"discard {named(waiting)}", decided_at=time.time())
-        record_files(store, project.id, run)
-        if run.state != HELD and not others:
-            held_runs.drop_if_unneeded(store, run)
+        _refuse_built_upon(store, project, run, waiting)
+        _discard(store, project, run, waiting, "a person threw it away")
     return run
+
+
+def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]) -> None:
+    later = held_runs.built_upon(store, project.id, run, waiting)
+    if later is not None:
+        raise BadRequest(
+            f"run {later[0]} builds on it: {printable(later[1])}",
+            hint=f"first: fumehood discard {later[0]}, or apply both",
+        )
+
+
+def _discard(store: Store, project: Project, run: Run, waiting: Sequence[c.Change], why: str) -> None:
+    others = store.runs_now(project.id)
+    held_runs.let_go(store, project.id, run.run, others=others)
+    for change in waiting:
+        change.verdict, change.reason = c.DISCARDED, why
+    store.history.note(run, SETTLING)
+    held_runs.throw_away(store, run)
+    run.state, run.reason = state_of(run.found), ""
+    store.history.settle(run, rewrite=False, decided=f"discard {named(waiting)}", decided_at=time.time())
+    record_files(store, project.id, run)
+    if run.state != HELD and not others:
+        held_runs.drop_if_unneeded(store, run)
 
 
 def _is_kept_unseen(store: Store, run: Run) -> bool:

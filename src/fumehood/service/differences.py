@@ -18,7 +18,7 @@ from fumehood.service.settle import chosen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     Step = tuple[str, int, int, int, int]  # what happens, to these lines of the old, by these of the new
 
@@ -41,11 +41,7 @@ def hunks(old: str, new: str) -> Iterator[str]:
         yield f"@@ -{_range(0, len(before))} +{_range(0, len(after))} @@\n"
         yield from _signed("-" if before else "+", before or after)
         return
-    import difflib
-
-    matcher = difflib.SequenceMatcher[str]()
-    matcher.get_opcodes = lambda: list(_steps(before, after))  # type: ignore[method-assign, arg-type]
-    for group in matcher.get_grouped_opcodes(_CONTEXT):
+    for group in _groups(before, after):
         first, last = group[0], group[-1]
         yield f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@\n"
         for act, start, end, new_start, new_end in group:
@@ -54,6 +50,30 @@ def hunks(old: str, new: str) -> Iterator[str]:
             else:
                 yield from _signed("-", before[start:end])
                 yield from _signed("+", after[new_start:new_end])
+
+
+def with_hunks(old: str, new: str, wanted: Collection[int]) -> str:
+    """Return the first text with some of the hunks that turn it into the second, counted from 0."""
+    before, after = _lines(old), _lines(new)
+    if not before or not after:
+        return new if wanted else old
+    lines: list[str] = []
+    at = 0
+    for number, group in enumerate(_groups(before, after)):
+        for act, start, end, new_start, new_end in group:
+            is_taken = act != "equal" and number in wanted
+            lines += before[at:start] + (after[new_start:new_end] if is_taken else before[start:end])
+            at = end
+    return "".join(lines + before[at:])
+
+
+def _groups(before: list[str], after: list[str]) -> Iterable[list[Step]]:
+    """Return what is not equal, with a few lines around it."""
+    import difflib
+
+    matcher = difflib.SequenceMatcher[str]()
+    matcher.get_opcodes = lambda: list(_steps(before, after))  # type: ignore[method-assign, arg-type]
+    return matcher.get_grouped_opcodes(_CONTEXT)
 
 
 def quoted(name: str) -> str:
@@ -183,6 +203,76 @@ def each_difference(store: Store, run: Run, paths: Sequence[str] = (), *, here: 
         versions.close()
 
 
+def contents(store: Store, run: Run, change: c.Change) -> tuple[bytes, bytes]:
+    """Return what was at a path before a run, and what the run left, as bytes; empty where it is absent or gone."""
+    versions = _Versions(store, run, is_text=False)
+    try:
+        return versions.old(change).data or b"", versions.new(change).data or b""
+    finally:
+        versions.close()
+
+
+def three_versions(store: Store, run: Run, change: c.Change) -> tuple[bytes | None, bytes, bytes]:
+    """Return what a change that waits was made from, None if that is gone, what the project has, what the run wrote."""
+    versions = _Versions(store, run, is_text=False)
+    try:
+        base = versions.base(change).data
+        return base, versions.old(change).data or b"", versions.new(change).data or b""
+    finally:
+        versions.close()
+
+
+MARKS = ("<<<<<<< ", "=======", ">>>>>>> ")  # begin the lines around what two versions have in one place
+
+
+def merged(base: str | None, one: str, other: str, names: tuple[str, str]) -> tuple[str, int]:
+    """Bring two versions of a text together; returns it with the number of places where a person must choose.
+
+    Without what both were made from, each place where they differ is such a place.
+    """
+    ours, theirs = _lines(one), _lines(other)
+    if base is None:
+        pieces = [(act == "equal", ours[i:j], theirs[k:n]) for act, i, j, k, n in _steps(ours, theirs)]
+        blocks = [(a, a, b) if same else (None, a, b) for same, a, b in pieces]
+    else:
+        blocks = list(_aligned(_lines(base), ours, theirs))
+    lines: list[str] = []
+    open_places = 0
+    for before, left, right in blocks:
+        if right in (left, before):
+            lines += left
+        elif left == before:
+            lines += right
+        else:
+            open_places += 1
+            lines += [f"{MARKS[0]}{names[0]}\n", *_ended(left), f"{MARKS[1]}\n"]
+            lines += [*_ended(right), f"{MARKS[2]}{names[1]}\n"]
+    return "".join(lines), open_places
+
+
+def _ended(lines: list[str]) -> list[str]:
+    return [line if line.endswith("\n") else f"{line}\n" for line in lines]
+
+
+def _aligned(base: list[str], one: list[str], other: list[str]) -> Iterator[tuple[list[str], list[str], list[str]]]:
+    """Cut three texts where all of them agree, and yield the pieces between as well."""
+    places = []
+    for text in (one, other):
+        here: dict[int, int] = {}
+        for act, i, j, k, _ in _steps(base, text):
+            if act == "equal":
+                here.update(zip(range(i, j), range(k, k + j - i), strict=True))
+        places.append(here)
+    at = mine = theirs = 0
+    for number in sorted(places[0].keys() & places[1].keys()):
+        first, second = places[0][number], places[1][number]
+        if (at, mine, theirs) != (number, first, second):
+            yield base[at:number], one[mine:first], other[theirs:second]
+        yield base[number : number + 1], one[first : first + 1], other[second : second + 1]
+        at, mine, theirs = number + 1, first + 1, second + 1
+    yield base[at:], one[mine:], other[theirs:]
+
+
 def _difference(run: Run, change: c.Change, versions: _Versions) -> Difference:
     root = run.roots[change.root]
     # With its whole path, what is outside the project can't be taken for something in it.
@@ -225,9 +315,10 @@ _ABSENT = _Version(stamp=None)
 class _Versions:
     """Where the versions of a run's paths lie."""
 
-    def __init__(self, store: Store, run: Run) -> None:
+    def __init__(self, store: Store, run: Run, *, is_text: bool = True) -> None:
         self._store = store
         self._run = run
+        self._is_text = is_text
         self._slots = _slots(store, run)
         self._below = trees(store, run.below, run.roots)
         self._later: dict[str, _Later] = {}
@@ -242,11 +333,16 @@ class _Versions:
             return self._now(change, before) or (_ABSENT if before is None else _gone(before, what))
         return self._version(change, before, in_slot=self._stands(change), what=what)
 
+    def base(self, change: c.Change) -> _Version:
+        """Return what a change that waits was made from, wherever it still lies."""
+        what = "the version that the run began with"
+        return self._version(change, change.before, in_slot=True, what=what)
+
     def _held_below(self, change: c.Change, before: c.Stamp) -> _Version | None:
         """Return what an earlier run holds, where the change was built on that."""
         for top in self._below[change.root]:
             try:
-                version = _read(self._top(top), change.path, before)
+                version = _read(self._top(top), change.path, before, is_text=self._is_text)
             except OSError:
                 continue  # not there, or a symlink on the way
             if version is not None:
@@ -269,7 +365,7 @@ class _Versions:
         denied = False
         for top in self._places(change, stamp, in_slot=in_slot):
             try:
-                version = _read(self._top(top), change.path, stamp)
+                version = _read(self._top(top), change.path, stamp, is_text=self._is_text)
             except PermissionError:
                 denied = True
             except OSError:
@@ -309,7 +405,7 @@ class _Versions:
     def _now(self, change: c.Change, expected: c.Stamp | None) -> _Version | None:
         """Return what the project has at a path now, noting where that is not what the record says."""
         try:
-            version = _read(self._top(self._run.roots[change.root]), change.path, None)
+            version = _read(self._top(self._run.roots[change.root]), change.path, None, is_text=self._is_text)
         except OSError:
             return None
         if version is None or version.stamp is None or not version.has_content:
@@ -359,7 +455,7 @@ def _gone(stamp: c.Stamp, what: str) -> _Version:
     return _Version(stamp=stamp, data=None, why=f"{what} is no longer kept")
 
 
-def _read(top: int, path: str, wanted: c.Stamp | None) -> _Version | None:
+def _read(top: int, path: str, wanted: c.Stamp | None, *, is_text: bool) -> _Version | None:
     """Read what lies at a path, or None where it is not the wanted version; follows nothing, waits for nothing."""
     entry = open_below(top, path, _ENTRY)
     try:
@@ -373,14 +469,14 @@ def _read(top: int, path: str, wanted: c.Stamp | None) -> _Version | None:
         # The very file that was looked at, whatever has taken its place.
         file = os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _content(file, stamp)
+            return _content(file, stamp, is_text=is_text)
         finally:
             os.close(file)
     finally:
         os.close(entry)
 
 
-def _content(file: int, stamp: c.Stamp) -> _Version:
+def _content(file: int, stamp: c.Stamp, *, is_text: bool) -> _Version:
     is_long = stamp.size > LONGEST
     pieces: list[bytes] = []
     left = _BEGINNING if is_long else stamp.size
@@ -388,11 +484,11 @@ def _content(file: int, stamp: c.Stamp) -> _Version:
         pieces.append(piece)
         left -= len(piece)
     data = b"".join(pieces)
-    if b"\0" in data:
+    if is_text and b"\0" in data:
         return _Version(stamp=stamp, data=None, why="binary")
     if is_long:
         return _Version(stamp=stamp, data=None, why=f"longer than {LONGEST >> 20} MiB")
-    if data.count(b"\n") > MOST_LINES:
+    if is_text and data.count(b"\n") > MOST_LINES:
         return _Version(stamp=stamp, data=None, why=f"more than {MOST_LINES:,} lines")
     return _Version(stamp=stamp, data=data)
 

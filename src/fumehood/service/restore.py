@@ -27,7 +27,7 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from fumehood.service.store import Store
@@ -256,24 +256,40 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
             run=new_id(), project=project.path, command=f"restore {below} from {version.source}", cwd=project.path,
             state=APPLYING, act="restore", started_at=time.time(), roots=project.roots,
         )  # fmt: skip
-        number = project.roots.index(root)
-        store.history.begin(project.id, run, os.getpid())
-        try:
-            interrupts.let_in()  # a large tree takes long to copy, and nothing of the project is touched yet
-            run.found = _prepare(store, run, number, below, version)
-        except (FumehoodError, OSError, KeyboardInterrupt) as error:
-            interrupts.hold()
-            store.history.state(run.run, "failed", str(error) or "interrupted")
-            layering.drop(store.places, run.run)
-            if isinstance(error, OSError):
-                raise ApplyFailed(
-                    f"{printable(below)} was not restored: {error.strerror}",
-                    hint="nothing was changed; fumehood doctor",
-                ) from error
-            raise
-        interrupts.hold()
-        _perform(store, project, run)
+
+        def copy(target: int, name: str) -> None:
+            with Slots(version.top) as slots:
+                there, wanted = split(version.path)
+                copy_entry(slots.directory(there), wanted, target, name)
+
+        put(store, project, run, project.roots.index(root), below, copy, interrupts)
     return run
+
+
+def put(
+    store: Store, project: Project, run: Run, number: int, path: str, make: Callable[[int, str], None],
+    interrupts: InterruptsHeld,
+) -> None:  # fmt: skip
+    """Put something at a path of a root by a run of its own, whose project's lock is held.
+
+    It is made under a name in a directory of the run's layer first, as if a command had written it.
+    """
+    store.history.begin(project.id, run, os.getpid())
+    try:
+        interrupts.let_in()  # a large tree takes long to copy, and nothing of the project is touched yet
+        run.found = _prepare(store, run, number, path, make)
+    except (FumehoodError, OSError, KeyboardInterrupt) as error:
+        interrupts.hold()
+        store.history.state(run.run, "failed", str(error) or "interrupted")
+        layering.drop(store.places, run.run)
+        if isinstance(error, OSError):
+            done = "restored" if run.act == "restore" else "written"
+            raise ApplyFailed(
+                f"{printable(path)} was not {done}: {error.strerror}", hint="nothing was changed; fumehood doctor"
+            ) from error
+        raise
+    interrupts.hold()
+    _perform(store, project, run)
 
 
 def _perform(store: Store, project: Project, run: Run) -> None:
@@ -302,8 +318,8 @@ def _perform(store: Store, project: Project, run: Run) -> None:
     layering.drop_if_empty(store.places, run.run, run.found)
 
 
-def _prepare(store: Store, run: Run, number: int, path: str, version: Version) -> list[c.Change]:
-    """Copy a version into the run's layer, as if a command had written it, and tell what that changes."""
+def _prepare(store: Store, run: Run, number: int, path: str, make: Callable[[int, str], None]) -> list[c.Change]:
+    """Make something in the run's layer, as if a command had written it, and tell what that changes."""
     uppers = store.uppers(run)
     for upper in uppers:
         os.makedirs(upper, 0o700)
@@ -311,13 +327,11 @@ def _prepare(store: Store, run: Run, number: int, path: str, version: Version) -
     try:
         parent, name = split(path)
         _make_way(layer, live, parent)
-        with Slots(version.top) as slots:
-            there, wanted = split(version.path)
-            target = open_below(layer, parent)
-            try:
-                copy_entry(slots.directory(there), wanted, target, name)
-            finally:
-                os.close(target)
+        target = open_below(layer, parent)
+        try:
+            make(target, name)
+        finally:
+            os.close(target)
         changes = scan(number, layer, live)
     finally:
         os.close(layer)

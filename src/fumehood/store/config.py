@@ -206,6 +206,25 @@ def set_key(places: Places, name: str, value: str | list[str]) -> str:
     return path
 
 
+def write_checked(path: str, before: str, after: str) -> None:
+    """Write a configuration that a person edited, if it holds, and nobody else changed the file meanwhile."""
+    from fumehood.core.config import read
+
+    complaints = read(after.encode(), home()).complaints
+    if complaints:
+        raise BadConfiguration(f"nothing was written: {complaints[0].message}", hint="correct that line")
+    real = os.path.realpath(path)
+    now = ""
+    if os.path.exists(real):
+        with open(real, encoding="utf-8", newline="") as file:
+            now = file.read()
+    if now != before:
+        raise BadConfiguration(f"{path} was changed meanwhile: nothing was written", hint="load the page again")
+    if not os.path.isdir(os.path.dirname(path)):
+        make_private(os.path.dirname(path))
+    replace(real, before, after)
+
+
 def _refuse_complaints(path: str, name: str, text: str) -> None:
     from fumehood.core.config import read
 

@@ -1,0 +1,110 @@
+"""What the views of a person show: what runs now, what it uses and writes, and what waits."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from fumehood.core.value import Value
+from fumehood.linux.nofollow import is_whiteout
+from fumehood.linux.process import is_first_inside, number_in
+from fumehood.linux.usage import descendants, read
+from fumehood.service import now
+from fumehood.service.layers import INIT
+from fumehood.store.history import Reach
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fumehood.core.report import Run
+    from fumehood.service.store import Store
+
+_MOST_LOOKED_AT = 2000  # entries of a layer that are looked at for what was written last
+_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+
+
+# ---- What runs now.
+
+class RunningCommand(Value):
+    """A command that runs now, with what it uses."""
+
+    run: Run
+    memory: int  # bytes, of all its processes
+    processes: int
+
+
+def running(store: Store, *reaches: Reach) -> list[RunningCommand]:
+    """Return the commands that run now, the latest first, with what they use."""
+    return [RunningCommand(run=run, **_use(store, run)) for run in now.running(store, *reaches)]
+
+
+def _use(store: Store, run: Run) -> dict[str, int]:
+    init = number_in(read(None, store.places.layer(run.run, 0, INIT)), b'"child-pid": ')
+    if init is None or not is_first_inside(init):
+        return {"memory": 0, "processes": 0}  # it is being set up, or has just ended
+    processes = descendants(init)
+    return {"memory": sum(map(_resident, processes)), "processes": len(processes)}
+
+
+def _resident(process: int) -> int:
+    fields = read(None, f"/proc/{process}/statm").split()
+    return int(fields[1]) * _PAGE_SIZE if fields else 0  # it has ended
+
+
+class Written(Value):
+    """A path that a command which runs has written; `is_gone` tells that it deleted it."""
+
+    path: str
+    at: float
+    is_gone: bool = False
+
+
+def written(store: Store, run: Run, most: int) -> tuple[list[Written], bool]:
+    """Return what a command that runs wrote last, by its layer, and whether there is more than that."""
+    paths: list[Written] = []
+    for number, root in enumerate(run.roots):
+        for path, status in _entries(store.places.layer(run.layer, number, "upper")):
+            if len(paths) == _MOST_LOOKED_AT:
+                break
+            name = path if number == 0 else f"{root}/{path}"
+            paths.append(Written(path=name, at=status.st_mtime, is_gone=is_whiteout(status)))
+    paths.sort(key=lambda each: (-each.at, each.path))
+    return paths[:most], len(paths) > most
+
+
+def _entries(top: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what is in a layer but for directories; by descriptors, since the command moves what it likes."""
+    for directory, _, names, descriptor in os.fwalk(top):
+        below = os.path.relpath(directory, top)
+        for name in names:
+            try:
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # gone again
+            if not stat.S_ISDIR(status.st_mode):
+                yield name if below == "." else f"{below}/{name}", status
+
+
+# ---- What waits for a person.
+
+def count_waiting(store: Store) -> int:
+    """Return how many runs hold something, of all projects that are in their places."""
+    return sum(count for count in _held(store).values())
+
+
+def _held(store: Store) -> dict[int, int]:
+    rows = store.database.rows("SELECT project, count(*) FROM runs WHERE state = 'held' GROUP BY project")
+    return {project: count for project, count in rows if store.projects.is_in_place(project)}
+
+
+def waiting(store: Store, *, most: int, before: int = 0) -> tuple[list[Run], int]:
+    """Return runs that hold something, the latest first, and what to say as `before` for the next ones; 0: no more."""
+    projects = ", ".join(str(int(project)) for project in _held(store))
+    rows = store.database.rows(
+        f"SELECT id, number FROM runs WHERE state = 'held' AND project IN ({projects}) AND number < ?"
+        " ORDER BY number DESC LIMIT ?",
+        (before or 1 << 62, most + 1),
+    )
+    runs = store.history.runs(among=[name for name, _ in rows[:most]])
+    return runs, rows[most - 1][1] if len(rows) > most else 0
