@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from conftest import fresh_directory, need, remove_tree, scratch
 from fumehood.core import changes as c
 from fumehood.core.gitconfig import changed_keys, key_concern, may_name_program, parse
+from fumehood.core.hunks import hunks, quoted
 from fumehood.core.judge import APPLY, judge
 from fumehood.core.patterns import IgnoreRules
 from fumehood.core.report import Run, printable
@@ -30,7 +31,6 @@ from fumehood.errors import FumehoodError
 from fumehood.faces.cli.escapes import Filter
 from fumehood.linux.layer import scan
 from fumehood.rootfs.unpack import unpack
-from fumehood.service.differences import hunks, quoted
 
 EXAMPLES = int(os.environ.get("FUMEHOOD_FUZZ_EXAMPLES", "0"))
 

@@ -8,6 +8,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import is_plain
+from fumehood.core.hunks import with_hunks
 from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, is_mounted_on, keep_replacements_whole
 from fumehood.core.masks import is_in
 from fumehood.core.questions import digest_of, held_digest
@@ -21,7 +22,7 @@ from fumehood.linux.nofollow import is_version, looks, open_below, open_top, spl
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
-from fumehood.service.differences import contents, with_hunks
+from fumehood.service.differences import contents
 from fumehood.service.restore import put
 from fumehood.service.settle import (
     DISCARDED,

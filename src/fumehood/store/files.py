@@ -238,6 +238,15 @@ class Files:
             values += [os.fsencode(f"{path}/"), os.fsencode(f"{path}0")]
         return [_record(row) for row in self.database.rows(f"{_RECORD} WHERE {where} ORDER BY path", values)]
 
+    def page(self, project: int, words: str, after: str, *, most: int) -> tuple[list[Record], bool]:
+        """Return files of a project that runs changed or want to change, by path, and whether there are more."""
+        rows = self.database.rows(
+            f"{_RECORD} WHERE files.project = ? AND (last_run IS NOT NULL OR is_deleted OR needs_approval)"
+            " AND instr(path, ?) AND path > ? ORDER BY path LIMIT ?",
+            (project, os.fsencode(words), os.fsencode(after), most + 1),
+        )
+        return [_record(row) for row in rows[:most]], len(rows) > most
+
     def past(self, project: int, root: str, path: str) -> list[Past]:
         """Return the changes of one path that were applied, the latest first."""
         directory, _, name = path.rpartition("/")
