@@ -1,8 +1,8 @@
 """Make a checkout's virtual environments, and print where one is: environment.py CHECKOUT NAME.
 
-NAME is a lock in requirements/: `run` has what ./fumehood needs, `mcp` what its MCP server needs too, `test` the tools
-of `make test` besides. The environments lie outside the checkout, because a command in the hood may write the project
-and must not be able to replace what the host executes.
+NAME is a lock in requirements/: `run` has what ./fumehood needs, `mcp` what its MCP server needs too, `terminal` its
+views in the terminal, `test` all of that and the tools of `make test`. The environments lie outside the checkout,
+because a command in the hood may write the project and must not be able to replace what the host executes.
 """
 
 import fcntl
@@ -20,8 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# Each has what those before it have, and the checkout's sources. The environments of other locks are not a checkout's.
-OURS = ("run", "mcp", "test")
+# Each has what the first has, the last has all, and all have the checkout's sources. Those of other locks are not a
+# checkout's.
+OURS = ("run", "mcp", "terminal", "test")
 SUPERSEDED_KEPT_S = 30 * 24 * 3600
 LOCKED = ("--no-deps", "--require-hashes", "--only-binary=:all:")
 PACKAGE = re.compile(r"^[\w.-]+==(?!.*sys_platform == '(?!linux))", re.MULTILINE)
@@ -40,7 +41,7 @@ def main() -> int:
         target = environment_of(name)
         # What can't be written is looked at again the next time.
         with suppress(OSError):
-            for served in OURS[: OURS.index(name) + 1]:
+            for served in OURS if name == OURS[-1] else {"run", name}:
                 mark(target, served, checkout_as_named)
     except CannotMakeError as exc:
         print(f"fumehood: {exc}", file=sys.stderr)
