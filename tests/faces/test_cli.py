@@ -423,6 +423,7 @@ def bad_inputs() -> dict[str, tuple[tuple[str, ...], str]]:
         "nearly a command": (("lgo",), "hint: did you mean log?"),
         "a program": (("make", "test"), "hint: to run it in the hood: fumehood run -- make …"),
         "nearly an option": (("run", "--quite", "--", "true"), "hint: did you mean --quiet?"),
+        "nearly an option of a command": (("undo", "--forec"), "hint: did you mean --force?"),
         "nearly an act": (("grants", "revok", "3"), "there is no grants revok\nhint: did you mean revoke?"),
         "a word too many": (("log", "x"), "fumehood log does not take x\nhint: fumehood log --help"),
         "no run named": (("apply",), "ERROR: apply needs RUN\n"),

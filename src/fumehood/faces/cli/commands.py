@@ -18,7 +18,7 @@ from fumehood.store.audit import CLI
 from fumehood.store.history import Reach, is_by_project
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fumehood.core.report import Run
     from fumehood.store.projects import Project
@@ -127,19 +127,20 @@ class Context:
 def main(arguments: Sequence[str]) -> int:
     """Parse and run one command."""
     name = next((word for word in arguments if not word.startswith("-")), "")
-    parser, names = _parser(name)
-    if name and name not in names:
+    parser, commands = _parser(name)
+    if name and name not in commands:
         otherwise = f"to run it in the hood: fumehood run -- {name} …; fumehood --help lists the commands"
-        raise BadRequest(f"there is no command {name}", hint=meant(name, names) or otherwise)
+        raise BadRequest(f"there is no command {name}", hint=meant(name, commands) or otherwise)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        program = f"fumehood {name}".strip()
-        raise BadRequest(f"{program} does not take {unknown[0]}", hint=f"{program} --help")
+        raise _not_taken(f"fumehood {name}".strip(), unknown[0], commands.get(name, parser))
     if not hasattr(options, "act"):
         parser.print_help()
         return 0
     session = getattr(options, "only_session", None)
     narrowed, whole = None, sys.stdout
+    if getattr(options, "quiet", False) and not options.json:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until this process ends
     if session is not None or getattr(options, "only_project", False):
         # Only the hook limits a command to an agent's own runs: its model reads what is printed.
         from fumehood.store.places import session_mark, state_directory
@@ -150,8 +151,15 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         if narrowed is not None:
             narrowed.close()
-            sys.stdout = whole
+        sys.stdout = whole
     return result
+
+
+def _not_taken(program: str, word: str, parser: argparse.ArgumentParser) -> BadRequest:
+    """Say that a command does not take a word, and which option was meant."""
+    options = [each for action in parser._actions if action.help != argparse.SUPPRESS for each in action.option_strings]
+    near = meant(word.partition("=")[0], options) if word.startswith("-") else ""
+    return BadRequest(f"{program} does not take {word}", hint=near or f"{program} --help")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -166,17 +174,18 @@ class _Parser(argparse.ArgumentParser):
         raise BadRequest(said, hint=f"{self.prog} --help")
 
 
-def _parser(name: str) -> tuple[argparse.ArgumentParser, Iterable[str]]:
+def _parser(name: str) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Make the parser of one command; where there is no such command, of all, for whoever asks what there is."""
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = _Parser("fumehood", description=_DESCRIPTION, epilog=_EXAMPLES, **shape)
-    parser.add_argument("--version", action="version", version=f"fumehood {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"fumehood {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     run = commands.add_parser("run", help="run a command in the hood", add_help=False)
     run.set_defaults(act=lambda _options: 0)
     commands.add_parser("shell", help="open a shell in the hood, captured as one run", add_help=False)
     commands.add_parser("agent", help="run a whole agent in the hood, with its own login", add_help=False)
     commands.add_parser("acp", help="stand between an editor and an agent that speak ACP", add_help=False)
+    commands.add_parser("help", help="show how a command is used: fumehood help undo", add_help=False)
     commands.add_parser("hook", help="rewrite an agent's commands to run in the hood", add_help=False)
 
     def add(name: str, help_: str, act: Callable[[Context], int], example: str) -> argparse.ArgumentParser:
@@ -184,6 +193,7 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Iterable[str]]:
             name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.", epilog=f"examples:\n{example}", **shape
         )
         command.add_argument("--json", action="store_true", help="print one object instead of text")
+        command.add_argument("-q", "--quiet", action="store_true", help="say nothing where all goes well")
         where = "the project (default: the one that holds the current directory)"
         command.add_argument("--project", metavar="DIR", help=where)
         command.add_argument("--workspace", metavar="NAME", help="a workspace instead of a project")

@@ -119,9 +119,11 @@ def _open_standard_descriptors() -> None:
 
 def _dispatch(words: list[str]) -> int:
     """Run a command. Some run before everything an agent does: they load as little as they can."""
+    if words[:1] == ["help"]:
+        words = [words[1], "--help"] if words[1:] else ["--help"]
     name, rest = (words[0], words[1:]) if words else ("", [])
     act: Callable[[list[str]], int]
-    if name == "--version":
+    if name in ("-V", "--version"):
         from fumehood import __version__
 
         sys.stdout.write(f"fumehood {__version__}\n")

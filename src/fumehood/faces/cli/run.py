@@ -71,7 +71,7 @@ options:
   --explain          show what the command would see and could do, and run nothing
   --tty              give the command a terminal of its own, for programs that draw or ask on it
   --json             print one JSON object with everything, and nothing else
-  --quiet            say nothing about changes
+  -q, --quiet        say nothing about changes
   -h, --help         show this help
 
 exit code: the command's own; 124 time limit; 125 Fumehood failed; 126 refused
@@ -155,6 +155,7 @@ def parse(
             break
         if word in ("-h", "--help"):
             return None
+        word = "--quiet" if word == "-q" else word
         if word in _FLAGS or word in flags:
             options.flags.add(word)
         elif name in _VALUES or name in more:
@@ -162,7 +163,7 @@ def parse(
                 raise BadRequest(f"{name} needs a value", hint="fumehood run --help")
             options.values.setdefault(name, []).append(value if equals else waiting.pop(0))
         elif word.startswith("-"):
-            near = meant(name, (_FLAGS | _VALUES) - _OF_THE_HOOK)
+            near = meant(name, (_FLAGS | _VALUES | more | flags) - _OF_THE_HOOK)
             hint = near or "fumehood run --help; the command goes after --"
             raise BadRequest(f"there is no option {name}", hint=hint)
         else:
