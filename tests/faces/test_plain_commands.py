@@ -1,15 +1,12 @@
 """Plain commands read well: help by name, quiet where asked, lists that fit, progress only where somebody looks."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from at_terminal import Terminal
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 

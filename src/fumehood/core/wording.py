@@ -107,7 +107,7 @@ def wrapped(line: str, width: int = WIDTH) -> list[str]:
     """Break a line that is already safe: a terminal that did it would let a part of it look like a line of its own."""
     lines, room, used = [""], max(width, 20), 0
     for letter in line:
-        wide = _columns(letter)
+        wide = columns(letter)
         if used + wide > room:
             lines.append(CONTINUED)
             used = len(CONTINUED)
@@ -116,7 +116,19 @@ def wrapped(line: str, width: int = WIDTH) -> list[str]:
     return lines
 
 
-def _columns(letter: str) -> int:
+def fitted(text: str, room: int) -> str:
+    """Cut a text that is already safe to so many columns, with a sign where something is left out."""
+    used = end = 0
+    for place, letter in enumerate(text, start=1):
+        used += columns(letter)
+        end = place if used < room else end
+        if used > room:
+            return f"{text[:end]}…"
+    return text
+
+
+def columns(letter: str) -> int:
+    """Return how many columns of a terminal a letter takes."""
     if letter.isascii():
         return 1
     from unicodedata import category, east_asian_width

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 # What makes commands known, in the order of the help: only the module of the command that is asked for is loaded.
 _WHERE = {
-    "look.add_commands": "log show diff output",
+    "log.add_commands": "log",
+    "look.add_commands": "show diff output",
     "now.add_commands": "ps stop checkpoint",
     "forward.add_commands": "forward",
     "access.add_commands": "status ask",

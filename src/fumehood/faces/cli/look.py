@@ -1,4 +1,4 @@
-"""Commands that look (log, show, diff, output), and what a person or an agent is told about a run."""
+"""Commands that look (show, diff, output), and what a person or an agent is told about a run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fumehood.core import changes as c
 from fumehood.core.report import named, printable, summary
 from fumehood.core.report import short as brief
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
-from fumehood.faces.cli.output import ModelText, Paint, here, sink_to, whole_number
+from fumehood.faces.cli.output import ModelText, Paint, here, sink_to
 from fumehood.service.differences import differences, each_difference
-from fumehood.store.history import UNFINISHED, Reach
+from fumehood.store.history import UNFINISHED
 from fumehood.store.records import pieces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, TextIO
+    from typing import TextIO
 
     from fumehood.core.network import Connection
     from fumehood.core.report import Blocked, Run
@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 _MOST = 12  # lines about changes; what is alike is then told by directory
 _SAME_LINE = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common
 _LARGE = 4  # entries of a tree that comes or goes whole that get lines of their own
-_SIGNS = {
+SIGNS = {
     c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
     c.TYPE: ("t", "cyan"),
 }  # fmt: skip
 _DIFF_COLOURS = {"+++": "bold", "---": "bold", "diff ": "bold", "+": "green", "-": "red", "@@": "cyan"}
-_STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
 _FOLLOWS_S = 0.2
-_PATHS = 20  # of each run in the log for programs; `show --json` has them all
-_WIDEST = 60  # characters of a command in the log
 _VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
 _NEXT = {
     "applied": "undo: fumehood undo {run}",
@@ -181,7 +178,7 @@ def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
 
 def line(run: Run, change: c.Change, paint: Paint, path: str = "") -> str:
     """Write one change, or several that are alike in the directory at a path."""
-    sign, colour = _SIGNS[change.change]
+    sign, colour = SIGNS[change.change]
     where = "" if change.root == 0 else f"{run.roots[change.root]}/"
     place = printable(where + (path or change.path)) + ("/" if change.kind == c.DIRECTORY and not path else "")
     modes = ""
@@ -194,12 +191,6 @@ def line(run: Run, change: c.Change, paint: Paint, path: str = "") -> str:
 
 def add_commands(add: Add) -> None:
     """Make these commands known."""
-    log = add("log", "list what ran, the latest first", _log, "  fumehood log\n  fumehood log -n 5 --json")
-    log.add_argument(
-        "-n", "--limit", type=whole_number(), default=20, metavar="N", help="how many (default: 20; 0 means all)"
-    )
-    log.add_argument("--all", action="store_true", help="show the runs of every project")
-    log.add_argument("--session", metavar="NAME", help="show the runs of this session only")
     show = add("show", "show everything about a run", _show, "  fumehood show last")
     add_run(show, default="last")
     diff = add("diff", "show what a run changed, line by line", _diff, "  fumehood diff\n  fumehood diff last src/a.py")
@@ -211,73 +202,8 @@ def add_commands(add: Add) -> None:
     output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
     add_run(output, default="last")
     output.add_argument("--follow", action="store_true", help="go on while the command runs")
-    for command in (log, show, diff, output):
+    for command in (show, diff, output):
         add_reach(command)
-
-
-def _log(context: Context) -> int:
-    options = context.options
-    project = None if options.all else context.project.id
-    asked_for = Reach(project=project, sessions=() if options.session is None else (options.session,))
-    runs = context.store.history.runs(context.reach, asked_for, limit=options.limit)
-    counts = context.store.history.count_changes([run.run for run in runs])
-    if context.as_json:
-        return context.say({"runs": _audit(context, runs, counts)}, lambda: None)
-    cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
-    colour = paint()
-    if not runs:
-        from fumehood.service.recover import MEND, unknown
-
-        lost = len(unknown(context.store))
-        yet = f"nothing is recorded, but {lost} of the runs' directories are there; {MEND}" if lost else ""
-        print(yet or "nothing has run here yet; fumehood run -- COMMAND")
-    # The runs of one session are told together, where its latest stands.
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.run if run.session is None else f"session {run.session}", []).append(run)
-    for group in groups.values():
-        session = group[0].session
-        if session is not None:
-            print(f"session {colour(printable(session), 'bold')}")
-        for run in group:
-            indent = "  " if session is not None else ""
-            for event in reversed(cleanings.get(run.run, ())):
-                print(f"{indent}{_event(event, colour)}")
-            print(f"{indent}{_log_line(run, counts[run.run], colour)}")
-    return 0
-
-
-def _audit(context: Context, runs: Sequence[Run], counts: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
-    """Tell of runs: who asked, what ran, what was decided and by whom, how much changed and the first of it."""
-    events = context.store.audit.of([run.run for run in runs])
-    history = context.store.history
-    return [
-        {
-            "run": run.run, "number": run.number, "project": run.project, "command": run.command, "cwd": run.cwd,
-            "state": run.state,
-            "reason": run.reason, "act": run.act, "of": run.of, "exit_code": run.exit_code, "session": run.session,
-            "timed_out": run.timed_out, "started_at": run.started_at, "duration_s": run.duration_s,
-            "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
-            "path_count": sum(counts[run.run].values()),
-            "paths": run.fields_of(history.first_changes(run.run, _PATHS)),
-            "blocked": [blocked.fields() for blocked in run.blocked],
-            "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
-            "events": [event.fields() for event in events[run.run]],
-        }
-        for run in runs
-    ]  # fmt: skip
-
-
-def _log_line(run: Run, counts: dict[str, int], colour: Callable[[str, str], str]) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
-    state = colour(f"{run.outcome:12}", _STATES.get(run.state, "dim"))
-    code = "" if not run.exit_code else colour(f" exit {run.exit_code}", "red")
-    command = printable(run.command)
-    command = command if len(command) <= _WIDEST else command[: _WIDEST - 1] + "…"
-    bare = "" if run.sandboxed else colour(" UNSANDBOXED", "red")
-    gone = "" if run.layer or run.state != "applied" else colour(" backups cleaned away", "dim")
-    changes = " ".join(f"{sign}{counts[kind]}" for kind, (sign, _) in _SIGNS.items() if counts.get(kind))
-    return f"{numbered(run):5}  {colour(when, 'dim')}  {state} {changes:14} {command}{code}{bare}{gone}"
 
 
 def _show(context: Context) -> int:
@@ -316,10 +242,10 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         for line in lines(run, colour, most=len(run.found)):
             print(f"  {line}")
     for event in events:
-        print(_event(event, colour))
+        print(event_line(event, colour))
 
 
-def _event(event: Event, colour: Callable[[str, str], str]) -> str:
+def event_line(event: Event, colour: Callable[[str, str], str]) -> str:
     """Write one event in a line: when, what, by whom."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
     by = f"{event.user or event.uid}, {event.face}" + (f", {event.agent}" if event.agent else "")

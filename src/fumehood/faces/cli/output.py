@@ -81,6 +81,16 @@ def confirmed(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
+def width() -> int:
+    """Return how many columns a line on standard output may have; 0 where it goes to no terminal."""
+    if not os.isatty(1):
+        return 0
+    try:
+        return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(1).columns
+    except (OSError, ValueError):
+        return 0
+
+
 class Paint:
     """Colours text, or leaves it alone."""
 
