@@ -87,7 +87,8 @@ class Commands:
         `apply` is "apply", "hold", "discard" or "whole", which throws away what a command wrote that was ended before
         its own end; True and False mean the first two. `root` is "host", "alpine", the name of an installed root tree,
         or a directory that holds one. `env` adds to the environment. `network` asks for the whole network, or for
-        hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in place of the sandbox's own; once `cancelled` says True, the command is ended and what it wrote is held.
+        hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in place of the sandbox's own; once
+        `cancelled` says True, the command is ended and what it wrote is held.
         `stdin` is a text, bytes, an open file, or "inherit": what this program reads.
         `write` limits what it may write: False is nothing, else some directories, of the project or others; one that
         is not in the project's roots is a root for this run, once `ask` says so. All else is read-only. `output_limit`
