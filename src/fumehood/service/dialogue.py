@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 PIECE = 1 << 16
+_MOMENT_S = 1.0  # for a thread that is about to read
 _END_OF_INPUT = b"\x04"  # what Ctrl-D types
 
 
@@ -94,7 +95,8 @@ class Dialogue(Bell):
     def is_full(self, name: str) -> bool:
         """Tell whether the command has to wait for its output to be read.
 
-        It must not where all who could read it wait for something else, or for the command: that would be for ever.
+        It must not where all who could read it wait for its end, or for the other output: that would be for ever. One
+        who is about to begin reading has a moment to do so.
         """
         output = self.outputs.get(name)
         if output is None or not output.is_much:
@@ -103,7 +105,15 @@ class Dialogue(Bell):
             # Who waits for this output goes on with what is there by now.
             elsewhere = [each.who for each in self._who_wait if output not in each.outputs]
             readers = [each for each in output.readers if _is_alive(each)]
-            return not self._who_wait or any(each not in elsewhere for each in readers)
+            if not self._who_wait or any(each not in elsewhere for each in readers):
+                output.stuck_since = None
+                return True
+            if output.stuck_since is None:
+                output.stuck_since = monotonic()
+                timer = threading.Timer(_MOMENT_S, self.ring)
+                timer.daemon = True
+                timer.start()
+            return monotonic() < output.stuck_since + _MOMENT_S
 
     @property
     def waits_for(self) -> tuple[int, int]:
@@ -165,7 +175,7 @@ class Dialogue(Bell):
                 continue  # that loop is closed
 
     def wait(
-        self, take: Callable[[], Result | None], *outputs: Unread, timeout: float | None = None
+        self, take: Callable[[], Result | None], *outputs: Unread, timeout: float | None = None, is_idle: bool = True
     ) -> Result:
         """Return what `take` returns, which reads these outputs, once that is not None; the lock is held for it."""
         self._check_owner()
@@ -174,13 +184,13 @@ class Dialogue(Bell):
             result = take()
             if result is not None:
                 return result
-            with self.waiting(threading.current_thread(), outputs):
+            with self.waiting(threading.current_thread(), outputs, is_idle=is_idle):
                 while (result := take()) is None:
                     if not self.lock.wait(None if until is None else max(0.0, until - monotonic())):
                         raise TimeoutError("the command has not ended yet")
                 return result
 
-    async def await_(self, take: Callable[[], Result | None], *outputs: Unread) -> Result:
+    async def await_(self, take: Callable[[], Result | None], *outputs: Unread, is_idle: bool = True) -> Result:
         """Do the same in an event loop, which goes on meanwhile."""
         self._check_owner()
         loop = asyncio.get_running_loop()
@@ -191,7 +201,7 @@ class Dialogue(Bell):
                     return result
                 future: asyncio.Future[None] = loop.create_future()
                 self._tasks.append((loop, future))
-                waits = self.waiting(asyncio.current_task(), outputs)
+                waits = self.waiting(asyncio.current_task(), outputs, is_idle=is_idle)
                 waits.__enter__()
             try:
                 await future
@@ -200,11 +210,14 @@ class Dialogue(Bell):
                     waits.__exit__()
                     self._tasks = [each for each in self._tasks if each[1] is not future]
 
-    def waiting(self, who: object, outputs: tuple[Unread, ...]) -> _Waits:
-        """Return what notes for a `with` block that somebody waits, for some outputs or for something else."""
+    def waiting(self, who: object, outputs: tuple[Unread, ...], *, is_idle: bool) -> _Waits:
+        """Return what notes for a `with` block that somebody waits, for some outputs or for something else.
+
+        Who is not idle goes on before the command has ended, and may then read.
+        """
         if any(output.is_much for output in self.outputs.values()):
             self.ring()
-        return _Waits(who, outputs, self._who_wait)
+        return _Waits(who, outputs, self._who_wait if is_idle else [])
 
     def write(self, data: bytes) -> Callable[[], bool | None]:
         """Have something written; returns what tells that it is, and raises where it can't be."""
@@ -295,6 +308,7 @@ class Unread:
     def __init__(self, name: str, numbers: Iterator[int], *, as_text: bool) -> None:
         self.name = name
         self.is_ended = False
+        self.stuck_since: float | None = None  # when nobody was left who would read it
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._numbers = numbers
         self._pieces: deque[_Piece] = deque()
@@ -361,6 +375,7 @@ class Unread:
 
     def _removed(self, size: int) -> bytes:
         self._size -= size
+        self.stuck_since = None
         taken = bytearray()
         while len(taken) < size:
             data = self._pieces[0].data

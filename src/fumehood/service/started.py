@@ -98,17 +98,17 @@ class Input:
     def write(self, data: str | bytes) -> int:
         """Write a text or bytes; returns when the command's pipe has taken all of it.
 
-        Raises BrokenPipeError where the command reads no more. One that prints much for what it reads wants another
-        thread, or task, to read that meanwhile.
+        Raises BrokenPipeError where the command reads no more. One that prints much for what it reads must be read
+        by another thread, or task, meanwhile: else both wait for ever.
         """
         dialogue = self._started._dialogue
-        dialogue.wait(dialogue.write(_encoded(data)))
+        dialogue.wait(dialogue.write(_encoded(data)), is_idle=False)
         return len(data)
 
     async def awrite(self, data: str | bytes) -> int:
         """Do as `write` does, in an event loop."""
         dialogue = self._started._dialogue
-        await dialogue.await_(dialogue.write(_encoded(data)))
+        await dialogue.await_(dialogue.write(_encoded(data)), is_idle=False)
         return len(data)
 
     def close(self) -> None:
