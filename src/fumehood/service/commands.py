@@ -212,6 +212,10 @@ class Commands:
         attend_in_thread(dialogue, lambda: self._perform(request, wishes))
         return dialogue
 
+    def _unpack(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
+        request = self._request(command, self._project.path, False, None, HOLD, "host", None).replace(title=title)
+        return self._perform(request, _wishes(None, None, _fed(source), None, ()))
+
     def _request_with(self, command: Command, options: dict[str, Any], name: str) -> Request:
         unknown = options.keys() - _REQUEST_OPTIONS.keys()
         if unknown:

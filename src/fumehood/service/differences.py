@@ -12,17 +12,21 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.core.hunks import hunks, quoted
+from fumehood.core.report import printable
 from fumehood.core.value import Value
+from fumehood.errors import BadRequest
 from fumehood.linux.nofollow import open_below, open_top, stamp_of
 from fumehood.service.held import trees
 from fumehood.service.settle import chosen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.core.report import Run
     from fumehood.service.store import Store
+
+    Reader = Callable[[int, c.Stamp], "_Version"]
 
 
 LONGEST = 1 << 20  # bytes of a file that is still shown
@@ -81,9 +85,33 @@ def difference_of(store: Store, run: Run, change: c.Change) -> Difference:
         versions.close()
 
 
+def opened_versions(
+    store: Store, run: Run, changes: Sequence[c.Change], *, before: bool = False
+) -> Iterator[tuple[c.Change, bytes | int | None]]:
+    """Yield changes with what the run left, or what was there before it.
+
+    That is a file that is open until the next one, what a link says, or nothing.
+    """
+    versions = _Versions(store, run, _opened)
+    try:
+        for change in changes:
+            version = versions.old(change) if before else versions.new(change)
+            if version.has_content and version.file < 0 and version.data is None:
+                raise BadRequest(f"{printable(change.path)}: {version.why}", hint=f"fumehood show {run.name}")
+            if version.file < 0:
+                yield change, version.data if version.kind == c.SYMLINK else None
+                continue
+            try:
+                yield change, version.file
+            finally:
+                os.close(version.file)
+    finally:
+        versions.close()
+
+
 def contents(store: Store, run: Run, change: c.Change) -> tuple[bytes, bytes]:
     """Return what was at a path before a run, and what the run left, as bytes; empty where it is absent or gone."""
-    versions = _Versions(store, run, is_text=False)
+    versions = _Versions(store, run, _bytes_of)
     try:
         return versions.old(change).data or b"", versions.new(change).data or b""
     finally:
@@ -92,7 +120,7 @@ def contents(store: Store, run: Run, change: c.Change) -> tuple[bytes, bytes]:
 
 def three_versions(store: Store, run: Run, change: c.Change) -> tuple[bytes | None, bytes, bytes]:
     """Return what a change that waits was made from, None if that is gone, what the project has, what the run wrote."""
-    versions = _Versions(store, run, is_text=False)
+    versions = _Versions(store, run, _bytes_of)
     try:
         base = versions.base(change).data
         return base, versions.old(change).data or b"", versions.new(change).data or b""
@@ -126,6 +154,7 @@ class _Version(Value):
     data: bytes | None = b""
     why: str = ""
     note: str = ""
+    file: int = -1  # where it is opened instead of read
 
     @property
     def kind(self) -> str:
@@ -142,10 +171,10 @@ _ABSENT = _Version(stamp=None)
 class _Versions:
     """Where the versions of a run's paths lie."""
 
-    def __init__(self, store: Store, run: Run, *, is_text: bool = True) -> None:
+    def __init__(self, store: Store, run: Run, read: Reader | None = None) -> None:
         self._store = store
         self._run = run
-        self._is_text = is_text
+        self._read = read or _text_of
         self._slots = _slots(store, run)
         self._below = trees(store, run.below, run.roots)
         self._later: dict[str, _Later] = {}
@@ -169,7 +198,7 @@ class _Versions:
         """Return what an earlier run holds, where the change was built on that."""
         for top in self._below[change.root]:
             try:
-                version = _read(self._top(top), change.path, before, is_text=self._is_text)
+                version = _read(self._top(top), change.path, before, self._read)
             except OSError:
                 continue  # not there, or a symlink on the way
             if version is not None:
@@ -192,7 +221,7 @@ class _Versions:
         denied = False
         for top in self._places(change, stamp, in_slot=in_slot):
             try:
-                version = _read(self._top(top), change.path, stamp, is_text=self._is_text)
+                version = _read(self._top(top), change.path, stamp, self._read)
             except PermissionError:
                 denied = True
             except OSError:
@@ -232,7 +261,7 @@ class _Versions:
     def _now(self, change: c.Change, expected: c.Stamp | None) -> _Version | None:
         """Return what the project has at a path now, noting where that is not what the record says."""
         try:
-            version = _read(self._top(self._run.roots[change.root]), change.path, None, is_text=self._is_text)
+            version = _read(self._top(self._run.roots[change.root]), change.path, None, self._read)
         except OSError:
             return None
         if version is None or version.stamp is None or not version.has_content:
@@ -282,7 +311,7 @@ def _gone(stamp: c.Stamp, what: str) -> _Version:
     return _Version(stamp=stamp, data=None, why=f"{what} is no longer kept")
 
 
-def _read(top: int, path: str, wanted: c.Stamp | None, *, is_text: bool) -> _Version | None:
+def _read(top: int, path: str, wanted: c.Stamp | None, read: Reader) -> _Version | None:
     """Read what lies at a path, or None where it is not the wanted version; follows nothing, waits for nothing."""
     entry = open_below(top, path, _ENTRY)
     try:
@@ -296,28 +325,37 @@ def _read(top: int, path: str, wanted: c.Stamp | None, *, is_text: bool) -> _Ver
         # The very file that was looked at, whatever has taken its place.
         file = os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _content(file, stamp, is_text=is_text)
+            return read(file, stamp)
         finally:
             os.close(file)
     finally:
         os.close(entry)
 
 
-def _content(file: int, stamp: c.Stamp, *, is_text: bool) -> _Version:
-    is_long = stamp.size > LONGEST
+def _text_of(file: int, stamp: c.Stamp) -> _Version:
+    """Read a version to be compared line by line."""
+    version = _bytes_of(file, stamp)
+    data = version.data or b""
+    if b"\0" in (data or os.pread(file, _BEGINNING, 0)):
+        return _Version(stamp=stamp, data=None, why="binary")
+    if data.count(b"\n") > MOST_LINES:
+        return _Version(stamp=stamp, data=None, why=f"more than {MOST_LINES:,} lines")
+    return version
+
+
+def _bytes_of(file: int, stamp: c.Stamp) -> _Version:
+    if stamp.size > LONGEST:
+        return _Version(stamp=stamp, data=None, why=f"longer than {LONGEST >> 20} MiB")
     pieces: list[bytes] = []
-    left = _BEGINNING if is_long else stamp.size
+    left = stamp.size
     while left and (piece := os.read(file, left)):
         pieces.append(piece)
         left -= len(piece)
-    data = b"".join(pieces)
-    if is_text and b"\0" in data:
-        return _Version(stamp=stamp, data=None, why="binary")
-    if is_long:
-        return _Version(stamp=stamp, data=None, why=f"longer than {LONGEST >> 20} MiB")
-    if is_text and data.count(b"\n") > MOST_LINES:
-        return _Version(stamp=stamp, data=None, why=f"more than {MOST_LINES:,} lines")
-    return _Version(stamp=stamp, data=data)
+    return _Version(stamp=stamp, data=b"".join(pieces))
+
+
+def _opened(file: int, stamp: c.Stamp) -> _Version:
+    return _Version(stamp=stamp, data=None, file=os.dup(file))
 
 
 class _Part(Value):

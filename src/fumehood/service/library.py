@@ -33,7 +33,7 @@ from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any, Self
+    from typing import IO, Any, Self
 
     from fumehood.core.inside import Widening
     from fumehood.core.policy import Policy
@@ -303,6 +303,43 @@ class Sandbox(Commands):
         one = known_file(self._store, self._project, root, below)
         inside = known_files(self._store, self._project, root, below)
         return [each.as_dict() for each in ([] if one is None else [one]) + inside]
+
+    def export(self, run: Run | str, path: str | os.PathLike[str]) -> int:
+        """Write a run's changes to a file that travels, an OCI image of one layer; returns how many there are."""
+        from fumehood.service.bundles import export
+
+        return export(self._store, self._chosen(run), os.fspath(path))
+
+    def import_bundle(self, path: str | os.PathLike[str]) -> Run:
+        """Take up what `export` wrote, here or elsewhere, as a run that is held; it was judged as any command's.
+
+        What differs here from what the bundle was made on is a conflict.
+        """
+        from fumehood.service import bundles
+
+        bundle = bundles.read(os.fspath(path), self._store.places.state)
+        with bundle.layer:
+            run = self._taken_in(bundles.UNPACK, bundle.layer, f"import {os.path.basename(path)}: {bundle.command}")
+        return self._marked(bundles.compare(self._store, self._project, run, bundle))
+
+    def import_patch(self, path: str | os.PathLike[str]) -> Run:
+        """Take up a patch as git writes them, binary too, as a run that is held."""
+        from fumehood.service.bundles import TAKE_PATCH
+
+        try:
+            with open(path, "rb") as patch:
+                return self._taken_in(TAKE_PATCH, patch, f"import {os.path.basename(path)}")
+        except OSError as error:
+            raise BadRequest(f"{os.fspath(path)} can't be read: {error.strerror}", hint="check the path") from error
+
+    def _taken_in(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
+        """Have a command in the hood lay out what came from elsewhere: that is held, or nothing is kept."""
+        run = self._unpack(command, source, title)
+        if run.exit_code:
+            if run.state == "held":
+                self.discard(run)
+            raise BadRequest(f"it can't be laid out here: {run.stderr.strip()[-300:]}", hint="nothing was kept")
+        return run
 
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:
         """Bring back what lay at a path before a run, on a day (YYYY-MM-DD), or before it last changed.

@@ -1,0 +1,52 @@
+"""Commands about changes that travel: export, import."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fumehood.core.report import printable
+from fumehood.faces.cli.commands import Context, add_run
+from fumehood.faces.cli.look import tell_run
+from fumehood.service import bundles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.faces.cli.commands import Add
+
+
+def add_commands(add: Add) -> None:
+    """Make `export` and `import` known."""
+    out = add(
+        "export", "write a run's changes to a file that travels (an OCI image of one layer)", _export,
+        "  fumehood export last -o fix.tar\n  fumehood export 214 -o fix.patch --patch",
+    )  # fmt: skip
+    add_run(out)
+    out.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write")
+    out.add_argument("--patch", action="store_true", help="write a patch that git applies instead")
+    into = add(
+        "import", "take up what export wrote, as a run that is held", _import,
+        "  fumehood import fix.tar\n  fumehood import --patch fix.patch",
+    )  # fmt: skip
+    into.add_argument("file", metavar="FILE")
+    into.add_argument("--patch", action="store_true", help="it is a patch, as git writes them")
+
+
+def _export(context: Context) -> int:
+    run = context.run(context.options.run)
+    path = context.options.output
+    write = bundles.export_patch if context.options.patch else bundles.export
+    count = write(context.store, run, os.path.abspath(path))
+    answer = {"run": run.run, "number": run.number, "file": os.path.abspath(path), "changes": count}
+    told = f"{count} change{'' if count == 1 else 's'} of run {run.name} written to {printable(path)}"
+    return context.say(answer, lambda: print(told))
+
+
+def _import(context: Context) -> int:
+    from fumehood.service.library import Sandbox
+    from fumehood.store.audit import CLI
+
+    with Sandbox(context.project.path, face=CLI) as sandbox:
+        take = sandbox.import_patch if context.options.patch else sandbox.import_bundle
+        run = take(context.options.file)
+    return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))

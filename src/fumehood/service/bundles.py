@@ -1,0 +1,441 @@
+"""A run's changes as a file that travels: an image by OCI's rules whose one layer is the changes, with the report.
+
+Other tools can read it: unpacked onto the same base it gives the same tree. Here it becomes a held run: its layer is
+laid out by a command in the hood, so what a hostile one contains can do no more than any command, and is captured and
+judged. What it was made on is compared by content with what is in this project.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import platform
+import stat
+import tarfile
+import tempfile
+import zlib
+from typing import IO, TYPE_CHECKING, Any
+
+from fumehood.core import changes as c
+from fumehood.core.hunks import quoted
+from fumehood.core.report import printable
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import open_below, open_top
+from fumehood.service.differences import each_difference, opened_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.core.report import Run
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
+
+REPORT = "dev.fumehood.report"  # the label that holds what is told of the run
+FORMAT = 1
+_LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
+_GONE = ".wh."
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_TRAVELS = (c.APPLIED, c.HELD, c.CONFLICT)
+_MOST_TEXT = 16 << 20  # bytes of a manifest, or of all that is told of a run
+_MOST_UNPACKED = 4 << 30
+_MOST_MEMBERS = 20
+_MOST_IN_PATCH = 64 << 20  # bytes of one binary file
+_PIECE = 1 << 20
+
+# Runs in the hood, on what it reads. It makes nothing but files, directories and links below where it stands; that
+# nothing else is reached is the hood's doing, not its own.
+_UNPACK = r"""
+import os, shutil, sys, tarfile
+def gone(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as layer:
+    for entry in layer:
+        parts = entry.name.split("/")
+        if entry.name.startswith("/") or ".." in parts or "" in parts or "\0" in entry.name:
+            sys.exit(f"a path leads out of it: {entry.name!r}")
+        above, name = os.path.split(entry.name)
+        if any(os.path.islink("/".join(parts[: n + 1])) for n in range(len(parts) - 1)):
+            sys.exit(f"a path leads through a link: {entry.name!r}")
+        if above and not os.path.isdir(above):
+            gone(above)
+            os.makedirs(above)
+        if name == ".wh..wh..opq":
+            for each in os.listdir(above or "."):
+                gone(os.path.join(above, each))
+        elif name.startswith(".wh."):
+            if name == ".wh.":
+                sys.exit("a deletion names nothing")
+            gone(os.path.join(above, name[4:]))
+        elif entry.isdir():
+            if os.path.islink(entry.name) or not os.path.isdir(entry.name):
+                gone(entry.name)
+                os.mkdir(entry.name)
+            os.chmod(entry.name, entry.mode & 0o1777)
+        elif entry.issym():
+            gone(entry.name)
+            os.symlink(entry.linkname, entry.name)
+        elif entry.isreg():
+            gone(entry.name)
+            with open(entry.name, "xb") as file:
+                shutil.copyfileobj(layer.extractfile(entry), file)
+                os.fchmod(file.fileno(), entry.mode & 0o1777)
+            os.utime(entry.name, (entry.mtime, entry.mtime))
+        else:
+            sys.exit(f"neither a file, a directory nor a link: {entry.name!r}")
+"""
+
+
+# ---- Out.
+
+def export(store: Store, run: Run, path: str) -> int:
+    """Write a run's changes to a file; returns how many there are."""
+    changes = [change for change in run.found if change.verdict in _TRAVELS]
+    _refuse_what_stays(run, changes)
+    base = {change.path: _digest(content) for change, content in opened_versions(store, run, changes, before=True)}
+    for change in changes:
+        if change.before is not None and change.before.kind == c.DIRECTORY:
+            base[change.path] = c.DIRECTORY
+    report = {
+        "format": FORMAT, "run": run.run, "command": run.command, "exit_code": run.exit_code,
+        "started_at": run.started_at, "base": base,
+    }  # fmt: skip
+    spare = f"{path}.new"
+    try:
+        with open(spare, "xb") as file, tempfile.TemporaryFile(dir=store.places.state) as layer:
+            unpacked = _write_layer(store, run, changes, layer)
+            _write_image(file, layer, unpacked, report)
+        os.rename(spare, path)
+    except FileExistsError as error:
+        raise BadRequest(f"{spare} is there already", hint="remove it, or choose another name") from error
+    except OSError as error:
+        raise BadRequest(f"{path} can't be written: {error.strerror}", hint="choose another place") from error
+    return len(changes)
+
+
+def _refuse_what_stays(run: Run, changes: Sequence[c.Change]) -> None:
+    if not changes:
+        raise BadRequest(f"run {run.name} has changed nothing that could travel", hint=f"fumehood show {run.name}")
+    for change in changes:
+        if change.root:
+            raise BadRequest(
+                f"run {run.name} changed {printable(run.roots[change.root])} too, which is not the project's",
+                hint="a bundle holds the changes of a project alone",
+            )
+        if any(part.startswith(_GONE) for part in change.path.split("/")):
+            raise BadRequest(
+                f"{printable(change.path)} can't travel: in an OCI layer, such a name means a deletion",
+                hint="rename it",
+            )
+
+
+def _digest(content: bytes | int | None) -> str | None:
+    if content is None:
+        return None
+    if isinstance(content, bytes):
+        return f"link {content.decode('utf-8', 'surrogateescape')}"
+    return f"sha256:{_sum_of(content)}"
+
+
+def _sum_of(file: int) -> str:
+    digest = hashlib.sha256()
+    at = 0
+    while piece := os.pread(file, _PIECE, at):
+        digest.update(piece)
+        at += len(piece)
+    return digest.hexdigest()
+
+
+class _Summed:
+    """Writes on, and sums up what was written."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self._digest.update(data)
+        self.size += len(data)
+        self._file.write(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def name(self) -> str:
+        return f"sha256:{self._digest.hexdigest()}"
+
+
+def _write_layer(store: Store, run: Run, changes: Sequence[c.Change], file: IO[bytes]) -> str:
+    """Write the changes as a compressed layer; returns the digest that it has when it is not compressed."""
+    gone = {change.path for change in changes if change.change == c.DELETED}
+    with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, compresslevel=6, filename="") as packed:
+        summed = _Summed(packed)
+        with tarfile.open(fileobj=summed, mode="w|", format=tarfile.PAX_FORMAT) as layer:  # type: ignore[call-overload]
+            for change, content in opened_versions(store, run, changes):
+                above, _, name = change.path.rpartition("/")
+                where = f"{above}/" if above else ""
+                if change.path in gone:
+                    if above not in gone:
+                        layer.addfile(tarfile.TarInfo(f"{where}{_GONE}{name}"))
+                    continue
+                if change.change == c.TYPE:
+                    layer.addfile(tarfile.TarInfo(f"{where}{_GONE}{name}"))
+                _add(layer, change, content)
+    return summed.name
+
+
+def _add(layer: tarfile.TarFile, change: c.Change, content: bytes | int | None) -> None:
+    assert change.after is not None, "only what is deleted leaves nothing"
+    entry = tarfile.TarInfo(change.path)
+    entry.mode, entry.mtime = change.after.mode, change.after.modified_ns // 1_000_000_000
+    if change.kind == c.DIRECTORY:
+        entry.type = tarfile.DIRTYPE
+        layer.addfile(entry)
+    elif isinstance(content, bytes):
+        entry.type, entry.linkname = tarfile.SYMTYPE, os.fsdecode(content)
+        layer.addfile(entry)
+    elif isinstance(content, int):
+        entry.size = os.fstat(content).st_size
+        with open(os.dup(content), "rb") as file:
+            layer.addfile(entry, file)
+
+
+def _write_image(file: IO[bytes], layer: IO[bytes], unpacked: str, report: dict[str, Any]) -> None:
+    """Write an image layout as one archive."""
+    size = layer.seek(0, os.SEEK_END)
+    digest = f"sha256:{_sum_of(layer.fileno())}"
+    config = _json({
+        "architecture": _MACHINES.get(platform.machine(), platform.machine()), "os": "linux",
+        "config": {"Labels": {REPORT: json.dumps(report)}}, "rootfs": {"type": "layers", "diff_ids": [unpacked]},
+    })  # fmt: skip
+    manifest = _json({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": _named(config, "application/vnd.oci.image.config.v1+json"),
+        "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": digest, "size": size}],
+    })  # fmt: skip
+    named = _named(manifest, "application/vnd.oci.image.manifest.v1+json")
+    named["annotations"] = {"org.opencontainers.image.ref.name": "changes"}
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as image:
+        for name, data in (
+            ("oci-layout", _LAYOUT), ("index.json", _json({"schemaVersion": 2, "manifests": [named]})),
+            (_blob(named["digest"]), manifest), (_blob(_named(config, "")["digest"]), config),
+        ):  # fmt: skip
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            image.addfile(entry, io.BytesIO(data))
+        entry = tarfile.TarInfo(_blob(digest))
+        entry.size = layer.seek(0, os.SEEK_END)
+        layer.seek(0)
+        image.addfile(entry, layer)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _named(data: bytes, kind: str) -> dict[str, Any]:
+    return {"mediaType": kind, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+# ---- As a patch, for git.
+
+def export_patch(store: Store, run: Run, path: str) -> int:
+    """Write a run's changes as a patch that `git apply` takes, binary files too; returns how many there are."""
+    changes = [change for change in run.found if change.verdict in _TRAVELS and change.kind != c.DIRECTORY]
+    _refuse_what_stays(run, changes)
+    shown = {each.path: each for each in each_difference(store, run, [], here=run.project) if each.root == run.project}
+    whole = [change for change in changes if not shown[change.path].shown]
+    sides: dict[str, list[bytes]] = {change.path: [] for change in whole}
+    for before in (True, False):
+        for change, content in opened_versions(store, run, whole, before=before):
+            sides[change.path].append(_all_of(content, change.path))
+    texts = [
+        _binary_patch(change, *sides[change.path]) if change.path in sides
+        else shown[change.path].text.encode("utf-8", "surrogateescape")
+        for change in changes
+    ]  # fmt: skip
+    try:
+        with open(path, "xb") as file:
+            file.writelines(texts)
+    except OSError as error:
+        raise BadRequest(f"{path} can't be written: {error.strerror}", hint="choose another place") from error
+    return len(changes)
+
+
+def _all_of(content: bytes | int | None, path: str) -> bytes:
+    if not isinstance(content, int):
+        return content or b""
+    if os.fstat(content).st_size > _MOST_IN_PATCH:
+        raise BadRequest(f"{printable(path)} is too large for a patch", hint="without --patch it can travel")
+    with open(os.dup(content), "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def _binary_patch(change: c.Change, old: bytes, new: bytes) -> bytes:
+    """Write a change as git's own binary patch: both versions whole, so that it can be taken back."""
+    sides = [
+        (stamp, hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False).hexdigest())
+        for stamp, data in ((change.before, old), (change.after, new))
+    ]
+    name = change.path
+    lines = [f"diff --git {quoted(f'a/{name}')} {quoted(f'b/{name}')}\n"]
+    modes = [None if stamp is None else "100755" if stamp.mode & 0o100 else "100644" for stamp, _ in sides]
+    if modes[0] is None or modes[1] is None:
+        lines.append(f"new file mode {modes[1]}\n" if modes[0] is None else f"deleted file mode {modes[0]}\n")
+    elif modes[0] != modes[1]:
+        lines += [f"old mode {modes[0]}\n", f"new mode {modes[1]}\n"]
+    digests = ["0" * 40 if stamp is None else digest for stamp, digest in sides]
+    mode = f" {modes[0]}" if modes[0] == modes[1] else ""
+    lines.append(f"index {digests[0]}..{digests[1]}{mode}\nGIT binary patch\n")
+    return "".join(lines).encode("utf-8", "surrogateescape") + _literal(new) + _literal(old)
+
+
+def _literal(data: bytes) -> bytes:
+    packed = zlib.compress(data)
+    lines = [b"literal %d\n" % len(data)]
+    for start in range(0, len(packed), 52):
+        piece = packed[start : start + 52]
+        length = chr(ord("A") + len(piece) - 1) if len(piece) <= 26 else chr(ord("a") + len(piece) - 27)
+        lines.append(length.encode() + base64.b85encode(piece, pad=True) + b"\n")
+    return b"".join([*lines, b"\n"])
+
+
+# ---- In.
+
+class ChangeBundle(Value):
+    """A bundle that was read and is whole: its layer, unpacked, and what is told of the run that made it."""
+
+    layer: Any  # an open file, removed when it is closed
+    command: str
+    base: dict[str, str | None]
+
+
+def read(path: str, directory: str) -> ChangeBundle:
+    """Check a bundle, and unpack its layer into a file without a name in a directory of ours."""
+    try:
+        with tarfile.open(path, "r:") as image:
+            return _read(image, directory)
+    except (tarfile.TarError, ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        message = f"{printable(path)} is not a bundle: {printable(str(error))}"
+        raise BadRequest(message, hint="fumehood export makes one") from error
+    except OSError as error:
+        message = f"{printable(path)} can't be read: {error.strerror or error}"
+        raise BadRequest(message, hint="check the path") from error
+
+
+def _read(image: tarfile.TarFile, directory: str) -> ChangeBundle:
+    members: dict[str, tarfile.TarInfo] = {}
+    for member in image:
+        if len(members) == _MOST_MEMBERS or not member.isreg():
+            raise ValueError("it holds more than a bundle does")
+        members[member.name.removeprefix("./")] = member
+
+    def text(name: str) -> Any:
+        member = members[name]
+        if member.size > _MOST_TEXT:
+            raise ValueError(f"{name} is too long")
+        file = image.extractfile(member)
+        assert file is not None
+        data = file.read()
+        if name.startswith("blobs/") and hashlib.sha256(data).hexdigest() != os.path.basename(name):
+            raise ValueError(f"{name} is damaged")
+        return json.loads(data)
+
+    (named,) = text("index.json")["manifests"]
+    manifest = text(_blob(str(named["digest"])))
+    config = text(_blob(str(manifest["config"]["digest"])))
+    (packed,) = manifest["layers"]
+    (unpacked,) = config["rootfs"]["diff_ids"]
+    report = json.loads(config["config"]["Labels"][REPORT])
+    if report["format"] != FORMAT or not isinstance(report["base"], dict):
+        raise ValueError("it was made by another version of Fumehood")
+    name = _blob(str(packed["digest"]))
+    source = image.extractfile(members[name])
+    assert source is not None
+    layer = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - handed on
+    try:
+        _unpack(source, str(packed["mediaType"]), os.path.basename(name), str(unpacked), layer)
+    except BaseException:
+        layer.close()
+        raise
+    return ChangeBundle(layer=layer, command=str(report["command"]), base=report["base"])
+
+
+def _unpack(source: IO[bytes], kind: str, digest: str, unpacked: str, layer: IO[bytes]) -> None:
+    summed = hashlib.sha256()
+    while piece := source.read(_PIECE):
+        summed.update(piece)
+    if summed.hexdigest() != digest:
+        raise ValueError("its layer is damaged")
+    source.seek(0)
+    if not kind.endswith("tar+gzip"):
+        raise ValueError(f"its layer is packed in a way that is not read here: {kind}")
+    plain = hashlib.sha256()
+    size = 0
+    with gzip.GzipFile(fileobj=source) as stream:
+        while piece := stream.read(_PIECE):
+            size += len(piece)
+            if size > _MOST_UNPACKED:
+                raise ValueError("its layer is too large")
+            plain.update(piece)
+            layer.write(piece)
+    if f"sha256:{plain.hexdigest()}" != unpacked:
+        raise ValueError("its layer is not the one that it names")
+    layer.seek(0)
+
+
+TAKE_PATCH = ("git", "-c", "core.hooksPath=/dev/null", "apply", "--binary", "--whitespace=nowarn", "-")
+UNPACK = ("python3", "-I", "-S", "-c", _UNPACK)
+
+
+def compare(store: Store, project: Project, run: Run, bundle: ChangeBundle) -> Run:
+    """Compare what a bundle was made on with what is in the project: what differs is a conflict."""
+    with store.alone(project.id), Closing(open_top(project.path)) as top:
+        run = store.history.find(run.run)
+        differing = [
+            change for change in run.found
+            if change.verdict == c.HELD and change.path in bundle.base
+            and _here(top, change.path) != bundle.base[change.path]
+        ]  # fmt: skip
+        for change in differing:
+            change.verdict, change.reason = c.CONFLICT, "the bundle was made on another version of it"
+        if differing:
+            store.history.settle(run, rewrite=True)
+    return run
+
+
+def _here(top: int, path: str) -> str | None:
+    """Tell what is at a path of the project, as a bundle tells of its base."""
+    try:
+        entry = open_below(top, path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return None  # not there, or behind a link
+    with Closing(entry):
+        kind = stat.S_IFMT(os.fstat(entry).st_mode)
+        if kind == stat.S_IFDIR:
+            return c.DIRECTORY
+        if kind == stat.S_IFLNK:
+            return _digest(os.fsencode(os.readlink("", dir_fd=entry)))
+        if kind != stat.S_IFREG:
+            return None
+        with Closing(os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC)) as file:
+            return _digest(file)
