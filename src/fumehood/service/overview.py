@@ -26,7 +26,7 @@ _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 # ---- What runs now.
 
-class RunningCommand(Value):
+class LiveCommand(Value):
     """A command that runs now, with what it uses."""
 
     run: Run
@@ -34,9 +34,9 @@ class RunningCommand(Value):
     processes: int
 
 
-def running(store: Store, *reaches: Reach) -> list[RunningCommand]:
+def running(store: Store, *reaches: Reach) -> list[LiveCommand]:
     """Return the commands that run now, the latest first, with what they use."""
-    return [RunningCommand(run=run, **_use(store, run)) for run in now.running(store, *reaches)]
+    return [LiveCommand(run=run, **_use(store, run)) for run in now.running(store, *reaches)]
 
 
 def _use(store: Store, run: Run) -> dict[str, int]:
