@@ -217,7 +217,7 @@ def test_the_tool_is_had_without_a_project_and_fits_its_interface(home, cli):
 
 
 FORGETFUL = """
-import asyncio, gc, os, sys
+import asyncio, gc, os, sys, threading, time
 from fumehood import Sandbox
 
 async def work(sandbox):
@@ -227,6 +227,8 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 Sandbox(sys.argv[1]).run("true")  # the launcher is there now, until the end
+while threading.active_count() > 1:  # cleaning, perhaps
+    time.sleep(0.01)
 gc.collect()
 before = descriptors()
 sandbox = Sandbox(sys.argv[1])
@@ -235,8 +237,9 @@ told = {"on_output": lambda *_: None, "on_change": lambda *_: None}
 print(agent.run("cat; echo one > a", stdin="in\\n", **told).output, end="")
 print(asyncio.run(work(agent)).output, end="")
 del sandbox, agent
-gc.collect()
-assert descriptors() == before
+while descriptors() > before:  # a thread that cleans up may still be at it
+    gc.collect()
+    time.sleep(0.01)
 forgotten = Sandbox(sys.argv[1])
 print(forgotten.run("cat a").output, end="")
 """
@@ -246,5 +249,5 @@ print(forgotten.run("cat a").output, end="")
 def test_a_sandbox_that_is_never_closed_leaves_nothing_open_and_no_warning(home, project):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path)])}
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", FORGETFUL, str(project)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=LONG_S)
     assert (done.stdout, done.stderr, done.returncode) == ("in\ntwo\none\n", "", 0)
