@@ -73,6 +73,9 @@ class Dialogue(Bell):
 
     def launched(self) -> None:
         """The command was started."""
+        # At the program's end what was registered last comes first: commands end before their launcher is closed.
+        atexit.unregister(end_all)
+        atexit.register(end_all)
         with self.lock:
             self.has_begun = True
             self.tell()
@@ -432,5 +435,4 @@ def _forget_all() -> None:
     _alive.clear()
 
 
-atexit.register(end_all)
 os.register_at_fork(after_in_child=_forget_all)
