@@ -19,7 +19,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -50,9 +50,8 @@ SYSTEM_TOOLS = {
     "pgrep": ("procps", "that no process is left"),
     "strace": ("strace", "being killed at any system call"),
 }
-# Where test directories go, unless the variable names another place.
-SCRATCH, WHERE = "/var/tmp", "FUMEHOOD_TESTS_DIR"
-DISK_BYTES = 4 << 30
+SCRATCH = "/var/tmp"
+DISK_BYTES = 2 << 30
 TEMPORARY = "fumehood-second-pass-"
 # Where an ordinary user's tests find directories with files of root's in them; each is used once.
 MIXED, MIXED_PROJECTS = "FUMEHOOD_TESTS_MIXED", 40
@@ -84,11 +83,12 @@ def main(arguments: Sequence[str]) -> int:
     obstacle = why_no_second_user() if is_root else None
     if obstacle is not None:
         print(f"root only, not again as an ordinary user: {obstacle}", flush=True)
-    with disk_in_memory() if is_root and wanted == "not installs" else nullcontext():
-        if is_root and obstacle is None:
-            passes = as_two_users(wanted, arguments)
-        else:
-            passes = as_one_user("root" if is_root else "this user", wanted, arguments)
+    if is_root and wanted == "not installs":
+        put_scratch_in_memory()
+    if is_root and obstacle is None:
+        passes = as_two_users(wanted, arguments)
+    else:
+        passes = as_one_user("root" if is_root else "this user", wanted, arguments)
     if obstacle is not None and must_run:
         passes.append(Pass("an ordinary user", 1, f"every test must run here, but {obstacle}"))
     return summed_up(passes, selected=bool(arguments) or wanted == "installs")
@@ -148,39 +148,30 @@ def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
     return passes
 
 
-@contextmanager
-def disk_in_memory() -> Iterator[None]:
-    """Keep the tests' files in memory, in a file system like the one they would have: half their time was the disk's.
+def put_scratch_in_memory() -> None:
+    """Mount an ext4 in memory where the tests' files go, if the disk's is one: half their time was the disk's.
 
     Nobody else sees it, and it goes with us. Where it can't be had, the tests use the disk.
     """
     kind = subprocess.run(["stat", "-f", "-c", "%T", SCRATCH], check=False, capture_output=True, text=True).stdout
-    if WHERE in os.environ or kind != "ext2/ext3\n" or available_memory() < 2 * DISK_BYTES:
-        yield
+    needed = (str(CHECKOUT), sys.prefix, sys.base_prefix, os.path.expanduser("~"), tempfile.gettempdir())
+    is_in_use = any(path.startswith(f"{SCRATCH}/") for path in needed)
+    if kind != "ext2/ext3\n" or is_in_use or available_memory() < 2 * DISK_BYTES:
         return
     mounts_of_our_own()
-    with temporary_directory() as place:
-        image = place / "image"
-        steps = (
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tests", place],
-            ["truncate", "-s", str(DISK_BYTES), image],
-            ["mkfs.ext4", "-q", "-F", image],
-            ["mount", "-o", "loop,noinit_itable", image, place],
-            ["chmod", "1777", place],
-        )
-        for step in steps:
-            done = subprocess.run(step, check=False, capture_output=True, text=True)
-            if done.returncode:
-                print(f"the tests use the disk: {done.stderr.strip()}", flush=True)
-                break
-        else:
-            os.environ[WHERE] = str(place)
-        try:
-            yield
-        finally:
-            os.environ.pop(WHERE, None)
-            for _ in range(2):
-                subprocess.run(["umount", "--lazy", place], check=False, capture_output=True)
+    image = f"{SCRATCH}/image"
+    for step in (
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tests", SCRATCH],
+        ["truncate", "-s", str(DISK_BYTES), image],
+        ["mkfs.ext4", "-q", "-F", image],
+        ["mount", "-o", "loop,noinit_itable", image, SCRATCH],
+        ["chmod", "1777", SCRATCH],
+    ):
+        done = subprocess.run(step, check=False, capture_output=True, text=True)
+        if done.returncode:
+            print(f"the tests use the disk: {done.stderr.strip()}", flush=True)
+            subprocess.run(["umount", SCRATCH], check=False, capture_output=True)
+            return
 
 
 def available_memory() -> int:
