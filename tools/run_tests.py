@@ -52,6 +52,7 @@ SYSTEM_TOOLS = {
 }
 SCRATCH = "/var/tmp"
 DISK_BYTES = 2 << 30
+SEED = "00000000-0000-4000-8000-000000000003"  # decides the order of names in a directory: the same in every run
 TEMPORARY = "fumehood-second-pass-"
 # Where an ordinary user's tests find directories with files of root's in them; each is used once.
 MIXED, MIXED_PROJECTS = "FUMEHOOD_TESTS_MIXED", 40
@@ -163,7 +164,7 @@ def put_scratch_in_memory() -> None:
     for step in (
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tests", SCRATCH],
         ["truncate", "-s", str(DISK_BYTES), image],
-        ["mkfs.ext4", "-q", "-F", image],
+        ["mkfs.ext4", "-q", "-F", "-E", f"hash_seed={SEED}", image],
         ["mount", "-o", "loop,noinit_itable", image, SCRATCH],
         ["chmod", "1777", SCRATCH],
     ):
