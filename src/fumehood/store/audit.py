@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ASKED, DECIDED, RECOVERED, CLEANED = "asked", "decided", "recovered", "cleaned"
 REFUSED = "refused"
-PYTHON, CLI, HOOK, MCP = "python", "cli", "hook", "mcp"
+PYTHON, CLI, HOOK, MCP, WEB = "python", "cli", "hook", "mcp", "web"
 
 _COLUMNS = ("at", "run", "project", "act", "uid", "user", "face", "agent", "detail")
 _INSERT = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"

@@ -38,6 +38,7 @@ _WHERE = {
     "files.add_commands": "files restore scan",
     "doctor.add_commands": "doctor clean",
     "main.add_mcp": "mcp",
+    "main.add_web": "web",
     "permit.add_commands": "roots grants playground",
     "files.add_projects": "projects",
     "rootfs.add_commands": "rootfs",

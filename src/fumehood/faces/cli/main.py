@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.commands import Add
 
 _MCP_EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
+_WEB_EXAMPLES = "  fumehood web\n  fumehood web --port 8017 --no-open"
+_WEB_EXTRA = ("starlette", "uvicorn", "jinja2", "markupsafe", "pygments", "anyio", "python_multipart")
 _MCP_EXTRA = ("mcp", "mcp_types", "pydantic", "anyio")  # packages that the extra `mcp` brings
 
 
@@ -144,6 +146,8 @@ def _dispatch(words: list[str]) -> int:
         from fumehood.faces.acp import command
 
         act = command.main
+    elif name == "web" and not set(rest) & {"-h", "--help"}:
+        act = _web
     elif name == "mcp" and not set(rest) & {"-h", "--help"}:
         act = _mcp
     else:
@@ -170,25 +174,66 @@ def _add_mcp_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--own-tmp", action="store_true", help=shared)
 
 
+def add_web(add: Add) -> None:
+    """Make the command `web` known to the help."""
+    about = "show what runs, what is asked and what waits in a browser"
+    _add_web_options(add("web", about, lambda _context: 0, _WEB_EXAMPLES))
+
+
+def _add_web_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help="default: a free one")
+    parser.add_argument("--no-open", action="store_true", help="don't start a browser")
+    where = "listen here instead of on this machine alone"
+    parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help=where)
+    parser.add_argument(
+        "--host", action="append", default=[], metavar="NAME", help="a name by which your own tunnel is reached"
+    )
+
+
+def _web(arguments: Sequence[str]) -> int:
+    import argparse
+
+    parser = argparse.ArgumentParser("fumehood web", exit_on_error=False)
+    _add_web_options(parser)
+    options = _parsed(parser, arguments, "web")
+    try:
+        from fumehood.faces.web.command import serve
+    except ModuleNotFoundError as error:
+        raise _lacking(error, "the page", "web", _WEB_EXTRA) from error
+    return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str], name: str) -> argparse.Namespace:
+    import argparse
+
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise BadRequest(str(error).removeprefix("argument "), hint=f"fumehood {name} --help") from error
+    if unknown:
+        raise BadRequest(f"there is no option {unknown[0]}", hint=f"fumehood {name} --help")
+    return options
+
+
+def _lacking(error: ModuleNotFoundError, what: str, extra: str, packages: Sequence[str]) -> Exception:
+    """Say how to get a package that an extra brings; anything else that is missing is a fault of ours."""
+    if error.name is None or error.name.partition(".")[0] not in packages:
+        return error
+    return Unavailable(
+        f"{what} needs a package that is not here: {error.name}",
+        hint=f"in a checkout of Fumehood: pip install '.[{extra}]'",
+    )
+
+
 def _mcp(arguments: Sequence[str]) -> int:
     import argparse
 
     parser = argparse.ArgumentParser("fumehood mcp", exit_on_error=False)
     parser.add_argument("--project", metavar="DIR")
     _add_mcp_options(parser)
-    try:
-        options, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise BadRequest(str(error).removeprefix("argument "), hint="fumehood mcp --help") from error
-    if unknown:
-        raise BadRequest(f"there is no option {unknown[0]}", hint="fumehood mcp --help")
+    options = _parsed(parser, arguments, "mcp")
     try:
         from fumehood.faces.mcp.server import serve
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _MCP_EXTRA:
-            raise
-        raise Unavailable(
-            f"the MCP server needs a package that is not here: {error.name}",
-            hint="in a checkout of Fumehood: pip install '.[mcp]'",
-        ) from error
+        raise _lacking(error, "the MCP server", "mcp", _MCP_EXTRA) from error
     return serve(options.project, options.session, options.http, own_tmp=options.own_tmp)

@@ -1,0 +1,283 @@
+"""The same for programs: JSON under /api, with a token of its own, described by /api/openapi.json."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from fumehood import __version__
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.web import acts
+from fumehood.faces.web.house import asked_number
+from fumehood.linux.doctor import examine
+from fumehood.service import overview, scratch
+from fumehood.service.differences import differences
+from fumehood.service.files import catch_up
+from fumehood.service.restore import restore, versions
+from fumehood.store.config import file_of, write_checked
+from fumehood.store.files import Files
+from fumehood.store.search import Search, count_waiting, page_of_changes, search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from starlette.requests import Request
+
+    from fumehood.core.report import Run
+    from fumehood.faces.web.house import House
+
+_MOST = 200  # in one answer
+_SEARCH = ("words", "path", "text", "session", "state", "project")
+
+
+class Call(Value):
+    """One address of the interface: what it is for, what it takes, and what answers."""
+
+    path: str
+    about: str
+    answer: Callable[[House, Request, dict[str, Any]], dict[str, Any]]
+    query: tuple[str, ...] = ()
+    body: dict[str, str] | None = None  # the fields of what is sent, with their kinds; None: it only reads
+
+
+class AsciiJSONResponse(JSONResponse):
+    """An answer that names whatever its bytes are: what is not UTF-8 is escaped, as in every `--json`."""
+
+    def render(self, content: object) -> bytes:
+        """Write the answer."""
+        return json.dumps(content).encode("ascii")
+
+
+def refusal(error: FumehoodError, status: int) -> JSONResponse:
+    """Say what failed, as every `--json` of the command line does."""
+    return AsciiJSONResponse({"error": error.message, "hint": error.hint}, status)
+
+
+def routes(house: House) -> list[Route]:
+    """Return the addresses of the interface."""
+    described = Route("/api/openapi.json", lambda _request: AsciiJSONResponse(description()))
+    return [described, *(Route(each.path, _answered(house, each), methods=[_method(each)]) for each in CALLS)]
+
+
+def _method(call: Call) -> str:
+    return "GET" if call.body is None else "POST"
+
+
+def _answered(house: House, call: Call) -> Callable[..., Any]:
+    async def answer(request: Request) -> JSONResponse:
+        body = {} if call.body is None else _fitting(call, await request.body())
+        return AsciiJSONResponse(await house.in_thread(lambda: call.answer(house, request, body)))
+
+    return answer
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "string": str, "boolean": bool, "strings": list, "numbers": list, "answer": (str, bool),
+}  # fmt: skip
+
+
+def _fitting(call: Call, sent: bytes) -> dict[str, Any]:
+    """Read what was sent; what is not described is refused, for it would do nothing."""
+    try:
+        body = json.loads(sent or b"{}")
+    except ValueError as error:
+        raise BadRequest(f"the request is not JSON: {error}", hint="an object") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the request is not an object", hint='{"answer": "allow_once"}')
+    fields = call.body or {}
+    for name, value in body.items():
+        if name not in fields or not isinstance(value, _KINDS[fields[name]]):
+            raise BadRequest(f"{name!r} is not known here, or of another kind", hint=f"one of: {', '.join(fields)}")
+    return body
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """Return a run without its changes and its output, which may be much."""
+    return {
+        "run": run.run, "number": run.number, "project": run.project, "command": run.command, "cwd": run.cwd,
+        "state": run.state, "reason": run.reason, "exit_code": run.exit_code, "session": run.session, "act": run.act,
+        "of": run.of, "below": list(run.below), "started_at": run.started_at, "duration_s": run.duration_s,
+    }  # fmt: skip
+
+
+def _limit(request: Request) -> int:
+    return min(asked_number(request, "limit") or 50, _MOST)
+
+
+def _place(rest: tuple[int, int] | None) -> str | None:
+    return None if rest is None else f"{rest[0]}-{rest[1]}"
+
+
+def _after(request: Request) -> tuple[int, int]:
+    row, _, entry = request.query_params.get("after", "").partition("-")
+    return (int(row), int(entry)) if row.isdecimal() and entry.isdecimal() else (0, 0)
+
+
+def _runs(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    asked = request.query_params
+    fields = {name: asked.get(name, "") for name in _SEARCH if name != "project"}
+    project = house.number_of(asked["project"]) if asked.get("project") else None
+    what = Search(**fields, project=project)
+    names, before = search(house.store.history, what, most=_limit(request), before=asked_number(request, "before"))
+    return {"runs": [_summary(run) for run in house.store.history.runs(among=names)], "before": before or None}
+
+
+def _changes(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    run = house.run(request)
+    is_held = request.query_params.get("verdict") == "held"
+    shown, rest = page_of_changes(
+        house.store.database, run.run, _after(request), most=_limit(request), waiting=is_held
+    )
+    return {"changes": run.fields_of(shown), "after": _place(rest)}
+
+
+def _diff(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    run = house.run(request)
+    paths = request.query_params.getlist("path")
+    return {"differences": [each.fields() for each in differences(house.store, run, paths, here=run.project)]}
+
+
+def _running(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    running = overview.running(house.store)
+    return {
+        "running": [
+            {
+                **_summary(each.run), "memory": each.memory, "processes": each.processes,
+                "written": [path.fields() for path in overview.written(house.store, each.run, _MOST)[0]],
+            }
+            for each in running
+        ]
+    }  # fmt: skip
+
+
+def _waiting(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    runs, before = overview.waiting(house.store, most=_limit(request), before=asked_number(request, "before"))
+    held = [
+        {**_summary(run), "waiting": count_waiting(house.store.database, run.run), "digest": house.digest(run)}
+        for run in runs
+    ]
+    return {"waiting": held, "before": before or None}
+
+
+def _questions(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    missed = [each.fields() for each in house.store.grants.missed()]
+    return {"questions": [each.as_dict() for each in house.desk.waiting()], "missed": missed}
+
+
+def _files(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    number = house.number_of(request.query_params.get("project", ""))
+    catch_up(house.store, number, wait=False)
+    words, after = (request.query_params.get(name, "") for name in ("words", "after"))
+    listed, is_more = Files(house.store.database).page(number, words, after, most=_limit(request))
+    return {"files": [each.fields() for each in listed], "after": listed[-1].path if is_more else None}
+
+
+def _versions(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    project = house.project(request.query_params.get("project", ""))
+    root = request.query_params.get("root") or project.path
+    kept = versions(house.store, project, root, request.query_params.get("path", ""))
+    return {"versions": [each.as_dict() for each in kept]}
+
+
+def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    chosen = acts.Chosen(
+        act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), force=body.get("force", False),
+        expected=body.get("digest", ""), hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),
+        content=body.get("content", ""),
+    )  # fmt: skip
+    return acts.perform(house.store, house.run(request), chosen).as_dict()
+
+
+def _restore(house: House, _request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    project = house.project(body.get("project", ""))
+    done = restore(house.store, project, body.get("path", ""), body.get("from", ""), here=project.path)
+    return done.as_dict()
+
+
+def _configuration(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    path = file_of(house.store.places)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return {"path": path, "text": file.read()}
+    except FileNotFoundError:
+        return {"path": path, "text": ""}
+
+
+def _configure(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    write_checked(file_of(house.store.places), body.get("before", ""), body.get("text", ""))
+    return _configuration(house, request, body)
+
+
+CALLS = (
+    Call(path="/api/runs", about="Runs, the latest first; `before` goes on", answer=_runs,
+         query=(*_SEARCH, "limit", "before")),
+    Call(path="/api/runs/{run}", about="A run, as `fumehood show --json` tells it",
+         answer=lambda house, request, _body: house.run(request).as_dict()),
+    Call(path="/api/runs/{run}/changes", answer=_changes, query=("verdict", "limit", "after"),
+         about="What a run changed, some at a time; `verdict=held`: what waits"),
+    Call(path="/api/runs/{run}/diff", about="What a run changed, line by line", answer=_diff, query=("path",)),
+    Call(path="/api/runs/{run}/{act}", answer=_act, about=f"Do something to a run: {', '.join(acts.ACTS)}",
+         body={"paths": "strings", "force": "boolean", "digest": "string", "hunks": "numbers", "content": "string"}),
+    Call(path="/api/running", about="What runs now, with memory, processes and what it writes", answer=_running),
+    Call(path="/api/waiting", about="Runs that hold something", answer=_waiting, query=("limit", "before")),
+    Call(path="/api/questions", about="Questions that wait, and those that found nobody", answer=_questions),
+    Call(path="/api/questions/{question}", about="Answer a question by one of its options, or true or false",
+         body={"answer": "answer"}, answer=lambda house, request, body: {
+             "counted": house.desk.answer(request.path_params["question"], body.get("answer"))}),
+    Call(path="/api/projects", about="Every project", answer=lambda house, _request, _body: {
+        "projects": [each.fields() for each in house.store.projects.known()]}),
+    Call(path="/api/sessions", about="Every session, with its number of runs", answer=lambda house, _request, _body: {
+        "sessions": [{"name": each.name, "started_at": each.started_at, "runs": count}
+                     for each, count in house.store.sessions.counts()]}),
+    Call(path="/api/files", about="The files of a project that runs changed", answer=_files,
+         query=("project", "words", "limit", "after")),
+    Call(path="/api/versions", about="What a file can be restored from", answer=_versions,
+         query=("project", "root", "path")),
+    Call(path="/api/restore", about="Bring a version of a file back", answer=_restore,
+         body={"project": "string", "path": "string", "from": "string"}),
+    Call(path="/api/doctor", about="What this machine can do", answer=lambda house, _request, _body: {
+        "abilities": [each.fields() for each in examine(house.store.places.state)]}),
+    Call(path="/api/playground", about="The playground, and how large it is", answer=lambda house, _request, _body: {
+        "path": scratch.made(house.store.places), "bytes": scratch.size(house.store.places)}),
+    Call(path="/api/playground/clean", about="Empty the playground", body={},
+         answer=lambda house, _request, _body: {"bytes": scratch.emptied(house.store.places)}),
+    Call(path="/api/configuration", about="The configuration", answer=_configuration),
+    Call(path="/api/configuration/write", about="Check a configuration and write it; `before` is the one it replaces",
+         answer=_configure, body={"before": "string", "text": "string"}),
+)  # fmt: skip
+
+
+def description() -> dict[str, Any]:
+    """Describe the interface, by OpenAPI's rules."""
+    kinds: dict[str, Any] = {
+        "string": {"type": "string"}, "boolean": {"type": "boolean"}, "answer": {"type": ["string", "boolean"]},
+        "strings": {"type": "array", "items": {"type": "string"}},
+        "numbers": {"type": "array", "items": {"type": "integer"}},
+    }  # fmt: skip
+    paths: dict[str, Any] = {}
+    for call in CALLS:
+        named = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
+        parameters = [
+            *({"name": name, "in": "path", "required": True, "schema": kinds["string"]} for name in named),
+            *({"name": name, "in": "query", "schema": kinds["string"]} for name in call.query),
+        ]
+        failed = {"description": "an object with `error` and `hint`"}
+        answers = {"200": {"description": "an object"}, "401": {"description": "the token is missing"}}
+        described: dict[str, Any] = {
+            "summary": call.about, "parameters": parameters, "responses": answers | {"4XX": failed},
+        }  # fmt: skip
+        if call.body:
+            fields = {name: kinds[kind] for name, kind in call.body.items()}
+            schema = {"type": "object", "properties": fields, "additionalProperties": False}
+            described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+        paths.setdefault(call.path, {})[_method(call).lower()] = described
+    return {
+        "openapi": "3.1.0", "info": {"title": "Fumehood", "version": __version__}, "paths": paths,
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}],
+    }  # fmt: skip

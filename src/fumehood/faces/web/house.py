@@ -1,0 +1,169 @@
+"""What every view of the page has: the records, the desk, what is new, and how a template is filled."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlencode
+
+import anyio.to_thread
+import jinja2
+
+from fumehood.core import changes as c
+from fumehood.core.limits import size_told
+from fumehood.core.report import printable
+from fumehood.errors import BadRequest
+from fumehood.faces.web.text import coloured
+from fumehood.service import decide, overview
+from fumehood.service.desk import Desk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from starlette.requests import Request
+
+    from fumehood.core.report import Run
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
+
+    Done = TypeVar("Done")
+
+    View = tuple[str, dict[str, object]]
+
+_SIGNS = {c.ADDED: "+", c.MODIFIED: "~", c.DELETED: "-", c.MODE: "m", c.TYPE: "t"}
+_MOST_DIGESTS = 100
+_TAIL = 4  # lines of what a command printed last that are shown beside it
+_LATEST_WRITTEN = 5
+
+
+class House:
+    """What every view has."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.desk = Desk(store.places)
+        self.watchers = 0  # pages that are told what is new
+        self.news: dict[str, str] = {}  # what they are told: pieces of the page by name
+        self._digests: dict[tuple[str, int], str] = {}
+        loader = jinja2.FileSystemLoader(f"{os.path.dirname(__file__)}/templates")
+        self._templates = jinja2.Environment(autoescape=True, loader=loader, undefined=jinja2.StrictUndefined)
+        self._templates.filters.update(
+            printable=printable, size=size_told, ago=_ago, clock=_clock, sign=_SIGNS.get, coloured=coloured,
+            sent=_sent,
+        )  # fmt: skip
+        self._templates.globals.update(link=_link)
+
+    def render(self, template: str, request: Request, **context: object) -> str:
+        """Fill a template; what is asked and what waits is on every page."""
+        questions = self.desk.waiting()
+        counts = {"questions": len(questions), "waiting": overview.count_waiting(self.store)}
+        shown = self._templates.get_template(template)
+        return shown.render(path=request.url.path, counts=counts, open_questions=questions, **context)
+
+    def fragment(self, template: str, **context: object) -> str:
+        """Fill a piece of a page, which is sent by itself."""
+        return self._templates.get_template(template).render(**context)
+
+    def look(self) -> None:
+        """Find out what is new for every page that is open."""
+        self.store.recover()
+        questions = self.desk.waiting()
+        waiting = overview.count_waiting(self.store)
+        self.news = {
+            "questions": self.fragment("questions_open.html", questions=questions),
+            "running": self.fragment("running.html", running=self.running(), now=time.time()),
+            "count-questions": str(len(questions) or ""), "count-waiting": str(waiting or ""),
+        }  # fmt: skip
+
+    def running(self) -> list[dict[str, object]]:
+        """What runs now, each with what it uses, printed last and wrote last."""
+        return [
+            {
+                "run": each.run, "memory": each.memory, "processes": each.processes,
+                "tail": self.tail(each.run), "written": overview.written(self.store, each.run, _LATEST_WRITTEN),
+            }
+            for each in overview.running(self.store)
+        ]  # fmt: skip
+
+    def tail(self, run: Run) -> str:
+        """Return the last lines that a running command printed."""
+        for stream in ("stdout", "stderr"):
+            try:
+                with open(self.store.places.output(run.run, stream), "rb") as file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - 1000))
+                    text = file.read().decode("utf-8", "replace")
+            except FileNotFoundError:
+                continue  # it has not printed anything there
+            if text:
+                return "\n".join(text.rstrip("\n").split("\n")[-_TAIL:])
+        return ""
+
+    def digest(self, run: Run) -> str:
+        """Identify what a run holds; it is the same until something happens to the run."""
+        ((last,),) = self.store.database.rows("SELECT coalesce(max(n), 0) FROM events WHERE run = ?", (run.run,))
+        key = (run.run, last)
+        if key not in self._digests:
+            if len(self._digests) >= _MOST_DIGESTS:
+                self._digests.clear()
+            self._digests[key] = decide.shown_digest(self.store.history.find(run.run))
+        return self._digests[key]
+
+    def project(self, path: str) -> Project:
+        """Return a project that is recorded; a page registers none."""
+        self.number_of(path)
+        return self.store.projects.open(path, register=False)
+
+    def number_of(self, path: str) -> int:
+        """Return the number of a project that is recorded, though its directory may be gone."""
+        number = self.store.projects.number_at(path)
+        if number is None:
+            raise BadRequest(f"there is no project {printable(path)}", hint="choose one of the list")
+        return number
+
+    def run(self, request: Request) -> Run:
+        """Return the run that an address names."""
+        return self.store.history.find(request.path_params["run"])
+
+    async def in_thread(self, act: Callable[[], Done]) -> Done:
+        """Do something that waits for files or locks, beside everything else."""
+        return await anyio.to_thread.run_sync(act)
+
+
+def asked_path(request: Request, name: str = "path") -> str:
+    """Return a path as an address gives it."""
+    return received(request.query_params.get(name, ""))
+
+
+def _sent(path: str) -> str:
+    """Write a path for a form or an address: whatever its bytes are, it comes back as it was."""
+    return quote(path, errors="surrogateescape")
+
+
+def received(text: str) -> str:
+    """Read a path that was written for a form or an address."""
+    return unquote(text, errors="surrogateescape")
+
+
+def asked_number(request: Request, name: str) -> int:
+    """Return a number as an address gives it; 0 where it gives none."""
+    text = request.query_params.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 18 else 0
+
+
+def _ago(at: float) -> str:
+    seconds = max(0, int(time.time() - at))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _link(path: str, /, **query: object) -> str:
+    asked = {key: value for key, value in query.items() if value not in ("", None)}
+    return f"{path}?{urlencode(asked)}" if asked else path

@@ -1,0 +1,262 @@
+"""What the views of the past show: the history, one run, one difference, and files over time."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fumehood.core import changes as c
+from fumehood.core.hunks import hunks, merged
+from fumehood.core.report import printable
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.faces.web.house import asked_number, asked_path
+from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
+from fumehood.faces.web.views import title_of
+from fumehood.service import blame, decide, overview
+from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
+from fumehood.service.files import catch_up
+from fumehood.service.restore import versions
+from fumehood.store.files import Files
+from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request
+
+    from fumehood.core.report import Run
+    from fumehood.faces.web.house import House, View
+    from fumehood.store.files import Record
+    from fumehood.store.projects import Project
+
+_RUNS = 50  # on one page of the history
+_CHANGES = 200  # on one page of a run
+_FILES = 200
+_MOST_PRINTED = 200_000  # characters of an output that the page shows; all of it can be saved
+_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_ENDED = ("applied", "held", "undone", "discarded", "empty", "failed", "refused", "running")
+
+
+# ---- The history, and its graph.
+
+def history(house: House, request: Request) -> View:
+    """What ran, found by search."""
+    asked = request.query_params
+    projects = house.store.projects.known()
+    chosen = next((each for each in projects if each.path == asked_path(request, "project")), None)
+    what = Search(
+        words=asked.get("words", ""), path=asked.get("path", ""), session=asked.get("session", ""),
+        text=asked.get("text", ""), state=asked.get("state", ""), project=None if chosen is None else chosen.id,
+    )  # fmt: skip
+    before = asked_number(request, "before")
+    names, later = search(house.store.history, what, most=_RUNS, before=before)
+    runs = house.store.history.runs(among=names)
+    others = _others(house, runs)
+    is_more = bool(request.headers.get("hx-request") and before)
+    return "history_rows.html" if is_more else "history.html", {
+        "title": "History", "rows": list(zip(runs, graph(runs), strict=True)), "projects": projects, "others": others,
+        "counts_of": house.store.history.count_changes(names), "later": later, "states": _ENDED,
+        "taken_back": _taken_back(house, runs),
+        "asked": what.fields() | {"project": "" if chosen is None else chosen.path},
+    }  # fmt: skip
+
+
+def _others(house: House, runs: Sequence[Run]) -> dict[str, int]:
+    """Return the numbers of the runs that these take back or are built on."""
+    names = {name for run in runs for name in (run.of, *run.below) if name}
+    query = "SELECT id, project_number FROM runs WHERE id IN (?)"
+    return dict(house.store.database.rows_for(query, sorted(names)))
+
+
+def _taken_back(house: House, runs: Sequence[Run]) -> dict[str, tuple[str, int]]:
+    """Return by which run each of these was taken back, with its number."""
+    query = "SELECT of, id, project_number FROM runs WHERE act = 'undo' AND state = 'applied' AND of IN (?)"
+    rows = house.store.database.rows_for(query, [run.run for run in runs])
+    return {of: (name, number) for of, name, number in rows}
+
+
+class GraphCell(Value):
+    """One cell of the graph beside a run: which lines lead out of it, and whether the run itself is there."""
+
+    up: bool = False
+    down: bool = False
+    left: bool = False
+    right: bool = False
+    is_run: bool = False
+
+
+def graph(runs: Sequence[Run]) -> list[list[GraphCell]]:
+    """Draw lines from each run to those that it takes back or is built on, which are further down.
+
+    The first column has the runs; each line has a column to the right of it until its end.
+    """
+    lanes: list[str | None] = []  # what each column leads to
+    rows = []
+    for run in runs:
+        ending = [at for at, target in enumerate(lanes) if target == run.run]
+        through = [at for at, target in enumerate(lanes) if target is not None and at not in ending]
+        for at in ending:
+            lanes[at] = None
+        joining, opening = [], []
+        for target in dict.fromkeys(name for name in (run.of, *run.below) if name):
+            if target in lanes:
+                joining.append(lanes.index(target))
+                continue
+            free = [at for at, taken in enumerate(lanes) if taken is None and at not in ending]
+            if not free:
+                lanes.append(None)
+                free = [len(lanes) - 1]
+            lanes[free[0]] = target
+            opening.append(free[0])
+        reached = max((*ending, *joining, *opening), default=-1)
+        cells = [GraphCell(is_run=True, right=reached >= 0)]
+        for at in range(len(lanes)):
+            touches = at in ending or at in joining or at in opening
+            cells.append(GraphCell(
+                up=at in through or at in ending, down=at in through or at in opening,
+                left=at <= reached and (touches or at < reached), right=at < reached,
+            ))  # fmt: skip
+        rows.append(cells)
+        while lanes and lanes[-1] is None:
+            lanes.pop()
+    return rows
+
+
+# ---- One run.
+
+def run(house: House, request: Request) -> View:
+    """All of one run."""
+    chosen = house.run(request)
+    store = house.store
+    changes, rest = page_of_changes(store.database, chosen.run, most=_CHANGES)
+    held = count_waiting(store.database, chosen.run) if chosen.state == "held" else 0
+    written, is_more = overview.written(store, chosen, _CHANGES) if chosen.state == "running" else ([], False)
+    users = [name for name in store.history.users_of(chosen.layer or chosen.run) if name != chosen.run]
+    about = [name for (name,) in store.database.rows("SELECT id FROM runs WHERE of = ?", (chosen.run,))]
+    others = store.history.runs(among=sorted({*users, *about, *([chosen.of] if chosen.of else ()), *chosen.below}))
+    kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
+    return "run.html", {
+        "title": title_of(chosen), "run": chosen, "held": held, "digest": house.digest(chosen) if held else "",
+        "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
+        "others": others, "shown": changes, "rest": rest, "kinds": kinds,
+        "can_undo": chosen.state in ("applied", "held") and any(each.verdict == c.APPLIED for each in changes),
+        "is_back": chosen.act == "undo" and chosen.state == "applied",
+        "stdout": chosen.stdout[-_MOST_PRINTED:], "stderr": chosen.stderr[-_MOST_PRINTED:],
+        "limits": [each for each in chosen.blocked if each.what in ("memory", "processes", "time", "output", "disk")],
+    }  # fmt: skip
+
+
+def changes(house: House, request: Request) -> View:
+    """Some more of what a run changed."""
+    chosen = house.run(request)
+    after = asked_number(request, "row"), asked_number(request, "entry")
+    shown, rest = page_of_changes(house.store.database, chosen.run, after, most=_CHANGES)
+    return "changes.html", {"run": chosen, "shown": shown, "rest": rest, "title": title_of(chosen)}
+
+
+def change_of(house: House, run: Run, request: Request) -> c.Change:
+    """Return the change of a run that an address names."""
+    path = asked_path(request)
+    change = change_at(house.store.database, run.run, asked_number(request, "root"), path)
+    if change is None:
+        raise BadRequest(f"run {run.number} did not change {printable(path)}", hint="choose one of its changes")
+    return change
+
+
+def difference(house: House, request: Request) -> View:
+    """What a run did to one path: words, a picture, a notebook's cells, or a few bytes."""
+    chosen = house.run(request)
+    change = change_of(house, chosen, request)
+    place = change.path if change.root == 0 else f"{chosen.roots[change.root]}/{change.path}"
+    shown = difference_of(house.store, chosen, change)
+    old, new = contents(house.store, chosen, change)
+    text = shown.text
+    is_notebook = change.path.endswith(".ipynb") and shown.shown
+    if is_notebook:
+        text = "".join(hunks(readable(change.path, old), readable(change.path, new)))
+    head, pieces = hunks_of(text, change.path)
+    is_held = change.verdict in c.WAITING and chosen.state == "held"
+    is_text = is_held and change.kind == c.FILE and not shown.binary and shown.shown
+    is_alone = bool(request.headers.get("hx-request"))
+    return "diff.html" if is_alone else "diff_page.html", {
+        "title": change.path, "run": chosen, "change": change, "head": head, "hunks": pieces, "place": place,
+        "is_side": request.query_params.get("view") == "side", "old": old, "new": new,
+        "is_picture": shown.binary and change.path.lower().endswith(_PICTURES),
+        "bytes": hex_lines(old, new) if shown.binary else [],
+        "can_choose": is_text and change.change == c.MODIFIED and not is_notebook and len(pieces) > 0,
+        "digest": decide.versions_digest(chosen, change, old, new) if is_text else "",
+        "conflict": _three(house, chosen, change) if is_text and change.verdict == c.CONFLICT else None,
+    }  # fmt: skip
+
+
+def _three(house: House, run: Run, change: c.Change) -> dict[str, object]:
+    """Return what a conflict is between, and a merge to go on with; what can't be edited here says why."""
+    base, live, wrote = three_versions(house.store, run, change)
+    try:
+        texts = [None if each is None else each.decode() for each in (base, live, wrote)]
+    except UnicodeDecodeError:
+        return {"why": "it is not UTF-8, so it can't be edited here"}
+    ends = {each.count("\r\n") == each.count("\n") for each in texts[1:] if each and "\n" in each}
+    if len(ends) > 1 or any(each and "\r" in each.replace("\r\n", "") for each in texts):
+        return {"why": "its lines end in several ways, so it can't be edited here"}
+    before, now, after = texts
+    merge, places = merged(before, now or "", after or "", ("in the project", f"run {run.number}"))
+    return {
+        "why": "", "base": before, "now": now, "run": after, "merge": merge, "places": places,
+        "is_dos": "\r\n" in (now or ""),
+    }  # fmt: skip
+
+
+# ---- Files over time.
+
+def files(house: House, request: Request) -> View:
+    """The files that runs changed, of one project."""
+    projects = house.store.projects.known()
+    path = asked_path(request, "project") or (max(projects, key=lambda each: each.runs).path if projects else "")
+    words, after = request.query_params.get("words", ""), asked_path(request, "after")
+    listed: list[Record] = []
+    is_more = False
+    if path:
+        number = house.number_of(path)
+        catch_up(house.store, number, wait=False)
+        listed, is_more = Files(house.store.database).page(number, words, after, most=_FILES)
+    return "files.html", {
+        "title": "Files", "projects": projects, "project": path, "files": listed, "is_more": is_more, "words": words,
+    }  # fmt: skip
+
+
+def _place(house: House, request: Request) -> tuple[Project, str, str]:
+    project = house.project(asked_path(request, "project"))
+    return project, asked_path(request, "root") or project.path, asked_path(request)
+
+
+def file(house: House, request: Request) -> View:
+    """One file over time: its versions, who made each line, and what brings one back."""
+    project, root, path = _place(house, request)
+    return "file.html", {
+        "title": path, "project": project, "root": root, "file": path,
+        "versions": versions(house.store, project, root, path),
+        "runs": blame.changes_of(house.store, project, root, path),
+    }  # fmt: skip
+
+
+def version(house: House, request: Request) -> View:
+    """What one version of a file holds."""
+    project, root, path = _place(house, request)
+    source = request.query_params.get("source", "")
+    data = blame.content_of(house.store, project, root, path, source)
+    shown: object = None
+    if data is not None and b"\0" not in data and len(data) <= LONGEST:
+        shown = numbered(data.decode("utf-8", "replace"), path)
+    return "version.html", {"title": path, "lines": shown, "size": None if data is None else len(data)}
+
+
+def lines(house: House, request: Request) -> View:
+    """Which run wrote each line of a file."""
+    project, root, path = _place(house, request)
+    blamed = blame.blamed(house.store, project, root, path)
+    shown = None if blamed is None else numbered("".join(line for line, _ in blamed), path)
+    return "blame.html", {
+        "title": os.path.basename(path), "lines": shown, "blamed": blamed,
+    }  # fmt: skip

@@ -1,0 +1,254 @@
+"""Text of commands as HTML: terminal colours as spans, differences with the words that changed, source in colours."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+from pygments.lexers import get_lexer_for_filename
+from pygments.token import STANDARD_TYPES
+from pygments.util import ClassNotFound
+
+from fumehood.core.report import printable
+from fumehood.core.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pygments.lexer import Lexer
+    from pygments.token import _TokenType
+
+_SEQUENCE = re.compile(r"\x1b\[([0-9;]*)m|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
+_CLASSES = {1: "bold", 2: "dim", 3: "italic", 4: "underline", 7: "inverse"}
+_LONGEST_LINE = 2000  # characters that are compared word by word, or coloured
+_WORDS = re.compile(r"\w+|\s+|.")
+
+
+def coloured(text: str) -> Markup:
+    """Write what a command printed: colours become classes, every other sequence goes, what is left is escaped."""
+    pieces: list[Markup] = []
+    classes: tuple[str, ...] = ()
+    end = 0
+    for match in _SEQUENCE.finditer(text):
+        pieces.append(_span(text[end : match.start()], classes))
+        end = match.end()
+        if match[1] is not None:
+            classes = _after(classes, match[1])
+    pieces.append(_span(text[end:], classes))
+    return Markup("").join(pieces)
+
+
+def _span(text: str, classes: Sequence[str]) -> Markup:
+    if not text:
+        return Markup("")
+    shown = escape("".join(each if each in "\n\t" else printable(each) for each in text.replace("\r\n", "\n")))
+    return Markup('<span class="{}">{}</span>').format(" ".join(classes), shown) if classes else shown
+
+
+def _after(classes: tuple[str, ...], codes: str) -> tuple[str, ...]:
+    """Return what holds after some codes of a terminal; colours beyond the sixteen are left out."""
+    kept = {each.partition("-")[0]: each for each in classes}
+    numbers = [int(code or 0) for code in codes.split(";")]
+    while numbers:
+        number = numbers.pop(0)
+        if number in (38, 48):
+            del numbers[: 2 if numbers[:1] == [5] else 4]
+        elif number == 0:
+            kept = {}
+        elif number in _CLASSES:
+            kept[_CLASSES[number]] = _CLASSES[number]
+        elif number in (22, 23, 24, 27):
+            for name in {22: ("bold", "dim"), 23: ("italic",), 24: ("underline",), 27: ("inverse",)}[number]:
+                kept.pop(name, None)
+        elif 30 <= number <= 37 or 90 <= number <= 97:
+            kept["ink"] = f"ink-{number % 10 + (8 if number >= 90 else 0)}"
+        elif 40 <= number <= 47 or 100 <= number <= 107:
+            kept["back"] = f"back-{number % 10 + (8 if number >= 100 else 0)}"
+        elif number in (39, 49):
+            kept.pop("ink" if number == 39 else "back", None)
+    return tuple(kept.values())
+
+
+# ---- Differences.
+
+class DiffLine(Value):
+    """One line of a difference: its sign, its numbers before and after, and its text as HTML."""
+
+    sign: str
+    old: int | None
+    new: int | None
+    html: Markup
+
+
+class Hunk(Value):
+    """A piece of a difference: its heading, its lines, and the same side by side."""
+
+    heading: str
+    lines: tuple[DiffLine, ...]
+
+    @property
+    def pairs(self) -> list[tuple[DiffLine | None, DiffLine | None]]:
+        """The lines side by side: what goes beside what comes in its place."""
+        pairs: list[tuple[DiffLine | None, DiffLine | None]] = []
+        gone: list[DiffLine] = []
+        come: list[DiffLine] = []
+
+        def flush() -> None:
+            for number in range(max(len(gone), len(come))):
+                left = gone[number] if number < len(gone) else None
+                pairs.append((left, come[number] if number < len(come) else None))
+            gone.clear()
+            come.clear()
+
+        for line in self.lines:
+            if line.sign == "-":
+                gone.append(line)
+            elif line.sign == "+":
+                come.append(line)
+            else:
+                flush()
+                pairs.append((line, line))
+        flush()
+        return pairs
+
+
+_AT = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@(.*)")
+
+
+def hunks_of(text: str, path: str) -> tuple[list[str], list[Hunk]]:
+    """Take a difference apart: the lines before its first piece, and its pieces, ready to be shown."""
+    lexer = _lexer(path)
+    head: list[str] = []
+    hunks: list[Hunk] = []
+    lines: list[tuple[str, int | None, int | None, str]] = []
+    heading, old, new = "", 0, 0
+    for line in text.split("\n")[:-1]:
+        at = _AT.match(line)
+        if at is not None:
+            if lines:
+                hunks.append(Hunk(heading=heading, lines=_marked(lines, lexer)))
+            heading, old, new, lines = line, int(at[1]), int(at[2]), []
+        elif not heading:
+            head.append(line)
+        elif line.startswith("-"):
+            lines.append(("-", old, None, line[1:]))
+            old += 1
+        elif line.startswith("+"):
+            lines.append(("+", None, new, line[1:]))
+            new += 1
+        elif line.startswith("\\"):
+            lines.append(("\\", None, None, line[1:]))
+        else:
+            lines.append((" ", old, new, line[1:]))
+            old, new = old + 1, new + 1
+    if lines:
+        hunks.append(Hunk(heading=heading, lines=_marked(lines, lexer)))
+    return head, hunks
+
+
+def _marked(lines: Sequence[tuple[str, int | None, int | None, str]], lexer: Lexer | None) -> tuple[DiffLine, ...]:
+    """Colour the lines of a piece, and mark the words that differ between a line and the one in its place."""
+    changed = [[False] * len(text) for _, _, _, text in lines]
+    for gone, come in _replaced([sign for sign, _, _, _ in lines]):
+        _mark_words(lines[gone][3], lines[come][3], changed[gone], changed[come])
+    return tuple(
+        DiffLine(sign=sign, old=old, new=new, html=_html(text, marks, lexer))
+        for (sign, old, new, text), marks in zip(lines, changed, strict=True)
+    )
+
+
+def _replaced(signs: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of lines that stand for each other: as many that come right after as many that go."""
+    number = 0
+    while number < len(signs):
+        first = number
+        while number < len(signs) and signs[number] == "-":
+            number += 1
+        middle = number
+        while number < len(signs) and signs[number] == "+":
+            number += 1
+        if middle - first == number - middle:
+            yield from zip(range(first, middle), range(middle, number), strict=True)
+        number += number == first
+
+
+def _mark_words(old: str, new: str, in_old: list[bool], in_new: list[bool]) -> None:
+    if max(len(old), len(new)) > _LONGEST_LINE:
+        return
+    olds, news = _WORDS.findall(old), _WORDS.findall(new)
+    matcher = difflib.SequenceMatcher(None, olds, news, autojunk=False)
+    if matcher.ratio() < 0.4:
+        return
+    for act, i1, i2, j1, j2 in matcher.get_opcodes():
+        if act != "equal":
+            for marks, words, start, end in ((in_old, olds, i1, i2), (in_new, news, j1, j2)):
+                begin = sum(map(len, words[:start]))
+                length = sum(map(len, words[start:end]))
+                marks[begin : begin + length] = [True] * length
+
+
+def _html(text: str, changed: Sequence[bool], lexer: Lexer | None) -> Markup:
+    """Write a line: each letter has a class by its token, and a mark if its word changed."""
+    classes = [""] * len(text)
+    if lexer is not None and len(text) <= _LONGEST_LINE:
+        at = 0
+        for kind, value in lexer.get_tokens(text):
+            classes[at : at + len(value)] = [_class_of(kind)] * len(classes[at : at + len(value)])
+            at += len(value)
+    pieces: list[Markup] = []
+    start = 0
+    for end in range(1, len(text) + 1):
+        if end == len(text) or (classes[end], changed[end]) != (classes[start], changed[start]):
+            shown = escape("".join(each if each == "\t" else printable(each) for each in text[start:end]))
+            name = f"{classes[start]}{' word' if changed[start] else ''}".strip()
+            pieces.append(Markup('<span class="{}">{}</span>').format(name, shown) if name else shown)
+            start = end
+    return Markup("").join(pieces)
+
+
+def _class_of(kind: _TokenType) -> str:
+    while kind not in STANDARD_TYPES:
+        kind = kind.parent
+    short = STANDARD_TYPES[kind]
+    return f"t-{short}" if short else ""
+
+
+def _lexer(path: str) -> Lexer | None:
+    try:
+        return get_lexer_for_filename(path, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return None
+
+
+def readable(path: str, data: bytes) -> str:
+    """Return the text of a version as people read it: of a notebook, its cells."""
+    text = data.decode("utf-8", "replace")
+    if not path.endswith(".ipynb"):
+        return text
+    try:
+        cells = json.loads(text)["cells"]
+        parts = [f"# [{cell['cell_type']}]\n{''.join(cell['source'])}\n" for cell in cells]
+    except (ValueError, KeyError, TypeError):
+        return text  # it only looks like one
+    return "\n".join(parts)
+
+
+def numbered(text: str, path: str) -> list[Markup]:
+    """Write the lines of a file in the colours of its language."""
+    lexer = _lexer(path)
+    return [_html(line, [False] * len(line), lexer) for line in text.removesuffix("\n").split("\n")]
+
+
+_BYTES = 16  # in a line
+_BYTE_LINES = 8
+
+
+def hex_lines(old: bytes, new: bytes) -> list[tuple[int, str, str]]:
+    """Show the bytes of two versions from where they first differ: the place, and a line of each."""
+    most = min(len(old), len(new))
+    first = next((at for at in range(most) if old[at] != new[at]), most) // _BYTES * _BYTES if old and new else 0
+    places = range(first, min(first + _BYTE_LINES * _BYTES, max(len(old), len(new))), _BYTES)
+    return [(at, old[at : at + _BYTES].hex(" "), new[at : at + _BYTES].hex(" ")) for at in places]

@@ -1,0 +1,296 @@
+"""The page of `fumehood web`: who gets in, what it shows of whatever commands wrote, and what its forms do."""
+
+import html
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import command_line
+from fumehood import Sandbox
+from patience import LONG_S, eventually
+from web_page import WebPage, fields_of
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
+
+HOSTILE = "a<img src=x onerror=alert(1)>"
+VIEWS = ("/", "/questions", "/waiting", "/history", "/files", "/settings", "/settings/doctor")
+
+
+@pytest.fixture
+def page(home: Path) -> Iterator[WebPage]:
+    with WebPage() as page:
+        page.enter()
+        yield page
+
+
+def test_only_the_link_lets_in_and_only_once_and_no_other_site(home: Path) -> None:
+    with WebPage() as page:
+        assert page.ask("GET", "/").status == 403
+        assert page.ask("GET", "/?token=x").status == 403
+        entered = page.enter()
+        assert (entered.status, entered.where) == (303, "/")
+        assert "httponly" in entered.headers["set-cookie"].lower()
+        assert "samesite=strict" in entered.headers["set-cookie"].lower()
+        assert page.ask("GET", "/").status == 200
+        again = page.ask("GET", f"/?token={page.token}", Cookie="")
+        assert again.status == 403
+        assert "fumehood web" in again.text
+        for path in ("/", "/static/app.js", "/api/runs", f"/?token={page.token}"):
+            assert page.ask("GET", path, Host="evil.example:80").status == 400
+        for origin in ("http://evil.example", "null", f"http://localhost.evil:{page.host}"):
+            assert page.ask("POST", "/playground/clean", "", Origin=origin).status == 403
+        assert page.ask("POST", "/playground/clean", "").status == 403
+        policy = page.ask("GET", "/").headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        # The interface for programs has a token of its own: a browser's cookie is none.
+        assert page.ask("GET", "/api/runs").status == 401
+        assert page.ask("GET", "/api/runs", Authorization="Bearer x").status == 401
+        assert page.call("GET", "/api/runs") == {"runs": [], "before": None}
+        token = Path(os.environ["XDG_STATE_HOME"], "fumehood/api-token")
+        assert token.stat().st_mode & 0o077 == 0
+        foreign = page.ask("GET", "/api/runs", Authorization=f"Bearer {token.read_text()}", Origin="http://evil")
+        assert foreign.status == 401
+
+
+def test_whatever_commands_wrote_stays_text(cli: Any, project: Path, page: WebPage) -> None:
+    (project / "page.py").write_text("x = 1\n")
+    line = "printf '\\033[31mred\\033[0m<script>alert(2)</script>\\033]0;title\\007\\n'; echo '</td><script>' > page.py"
+    cli("run", "--hold", "--", f"{line}; touch '{HOSTILE}'; printf x > \"$(printf 'n\\377')\"; echo '<b>' > '<b>.txt'")
+    for view in VIEWS:
+        text = page.get(view)
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+    held = page.get("/waiting")
+    assert html.escape(HOSTILE) in held
+    (run,) = page.call("GET", "/api/waiting")["waiting"]
+    shown = page.get(f"/runs/{run['run']}")
+    assert '<span class="ink-1">red</span>&lt;script&gt;' in shown
+    assert "title" not in shown.partition("Standard output")[2].partition("</pre>")[0]
+    difference = page.get(f"/runs/{run['run']}/diff?root=0&path=page.py")
+    assert "&lt;" in difference
+    assert "<script>" not in difference.partition('class="diff"')[2].replace("</script>", "")
+    # A name that is no text is shown as one, and what a form sends is the name itself.
+    assert "n%FF" in held
+    done = page.send(f"/runs/{run['run']}/apply", path="n%FF", back="waiting")
+    assert done.status == 303
+    assert os.path.exists(os.fsencode(project) + b"/n\xff")
+    assert "n\udcff" in json.dumps(page.call("GET", f"/api/runs/{run['run']}"), ensure_ascii=False)
+
+
+def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(cli: Any, project: Path, page: WebPage) -> None:
+    lines = [f"line {number}\n" for number in range(1, 61)]
+    (project / "f.txt").write_text("".join(lines))
+    cli("run", "--hold", "--", "sed -i -e 2s/line/LINE/ -e 30s/line/LINE/ -e 58s/line/LINE/ f.txt; echo x > .envrc")
+    (run,) = page.call("GET", "/api/waiting")["waiting"]
+    address = f"/runs/{run['run']}"
+    difference = page.get(f"{address}/diff?root=0&path=f.txt", HX_Request="true")
+    assert difference.count('name="hunk"') == 3
+    assert '<span class="word">LINE</span>' in difference
+    fields = fields_of(difference, "/hunks")
+    assert "no piece was chosen" in page.send(f"{address}/hunks", **fields).text
+    (project / "f.txt").write_text("".join(lines) + "mine\n")
+    stale = page.send(f"{address}/hunks", hunk=["1"], **fields)
+    assert stale.status == 409
+    assert "changed since it was shown: nothing was done" in stale.text
+    (project / "f.txt").write_text("".join(lines))
+    fields = fields_of(page.get(f"{address}/diff?root=0&path=f.txt"), "/hunks")
+    done = page.send(f"{address}/hunks", hunk=["1"], **fields)
+    assert done.status == 303
+    assert (project / "f.txt").read_text() == "".join([*lines[:29], "LINE 30\n", *lines[30:]])
+    # What is left is refused by the form that shows it; one from before that has nothing to say any more.
+    held = page.get("/waiting")
+    assert "f.txt" not in held.partition("directory")[2]
+    fields = fields_of(held, f"{address}/apply")
+    page.send(f"{address}/discard", **fields)
+    assert not (project / ".envrc").exists()
+    assert page.send(f"{address}/apply", **fields).status == 409
+    assert "Nothing waits" in page.get("/waiting")
+
+
+def test_a_conflict_is_shown_with_three_versions_and_merged(cli: Any, project: Path, page: WebPage) -> None:
+    (project / "f").write_text("1\n2\n3\n4\n5\n")
+    cli("run", "--hold", "--", "sed -i 5s/5/five/ f")
+    cli("run", "--", "true")
+    (project / "f").write_text("one\n2\n3\n4\n5\n")
+    (run,) = page.call("GET", "/api/waiting")["waiting"]
+    address = f"/runs/{run['run']}"
+    assert page.send(f"{address}/apply", path="f", back="waiting").status == 303
+    difference = page.get(f"{address}/diff?root=0&path=f")
+    assert "In the project now" in difference
+    assert "no longer kept" in difference  # nobody has kept what the person wrote over
+    fields = fields_of(difference, "/merge")
+    left = page.send(f"{address}/merge", content="<<<<<<< in the project\r\none\r\n", **fields)
+    assert left.status == 409
+    assert "both versions are still there" in left.text
+    page.send(f"{address}/merge", content="one\r\n2\r\n3\r\n4\r\nfive\r\n", **fields)
+    assert (project / "f").read_text() == "one\n2\n3\n4\nfive\n"
+    cli("undo")
+    assert (project / "f").read_text() == "one\n2\n3\n4\n5\n"
+
+
+@pytest.fixture
+def asking(cli: Any, project: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
+    processes = []
+
+    def start() -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [*command_line(), "run", "--allow-host", "example.org", "--", "echo granted"], cwd=project, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_question_is_answered_once_whoever_is_faster(page: WebPage, asking: Any, project: Path) -> None:
+    import socket
+
+    # Somebody looks: the page is told what is new for as long as this is open.
+    name, _, port = page.host.partition(":")
+    with socket.create_connection((name, int(port)), timeout=LONG_S) as watching:
+        watching.sendall(f"GET /events HTTP/1.1\r\nHost: {page.host}\r\nCookie: {page.cookie}\r\n\r\n".encode())
+        news = b""
+        while b"event: questions" not in news:
+            news += watching.recv(1 << 16)
+        present = Path(os.environ["XDG_STATE_HOME"], "fumehood/desk")
+        eventually(lambda: list(present.glob("*.present")))
+        process = asking()
+        eventually(lambda: page.call("GET", "/api/questions")["questions"])
+        (question,) = page.call("GET", "/api/questions")["questions"]
+        while b"example.org" not in news:
+            news += watching.recv(1 << 16)
+        shown = page.get("/questions")
+        for option in question["options"]:
+            assert f'value="{option}"' in shown
+        assert page.ask(
+            "POST", f"/questions/{question['id']}", "answer=allow_once", Origin=f"http://{page.host}",
+            HX_Request="true", Content_Type="application/x-www-form-urlencoded",
+        ).text.strip() == "Answered."  # fmt: skip
+        assert page.call("POST", f"/api/questions/{question['id']}", {"answer": False}) == {"counted": False}
+        assert "granted" in process.communicate(timeout=LONG_S)[0]
+
+
+def test_a_running_command_is_shown_with_what_it_prints_writes_and_uses_and_is_stopped(
+    page: WebPage, begun: Any, project: Path
+) -> None:
+    begun("echo ready; mkdir d; echo x > d/new; echo '<i>' >&2; sleep 1000")
+    eventually(lambda: "d/new" in page.get("/"))
+    (run,) = page.call("GET", "/api/running")["running"]
+    assert run["memory"] > 0
+    assert run["processes"] > 1
+    assert "Stop" in page.get(f"/runs/{run['run']}")
+    assert page.send(f"/runs/{run['run']}/stop").status == 303
+    assert page.call("GET", f"/api/runs/{run['run']}")["state"] == "held"
+
+
+def test_the_history_is_found_by_command_path_session_and_what_was_printed(
+    cli: Any, page: WebPage, project: Path
+) -> None:
+    cli("run", "--session", "agent", "--", "mkdir -p src; echo 1 > src/a.py; echo needle")
+    cli("run", "--", "echo 2 > b.py; seq 100000; echo needle")
+    cli("run", "--", "echo three")
+    cli("undo", "2")
+    for asked, numbers in (
+        ("words=THREE", [3]), ("path=src", [1]), ("path=src/a.py", [1]), ("path=b.py", [4, 2]), ("path=c", []),
+        ("session=agent", [1]), ("text=needle", [2, 1]), ("state=undone", [2]), ("text=needle&path=b.py", [2]),
+    ):  # fmt: skip
+        runs = page.call("GET", f"/api/runs?{asked}")["runs"]
+        assert [run["number"] for run in runs] == numbers, asked
+        text = page.get(f"/history?{asked}")
+        assert [number for number in (1, 2, 3, 4) if f'"number">#{number}<' in text] == sorted(numbers), asked
+    shown = page.get("/history")
+    assert "taken back by" in shown
+    assert "takes back" in shown
+    runs = page.call("GET", "/api/runs?limit=2")
+    rest = page.call("GET", f"/api/runs?limit=2&before={runs['before']}")
+    assert [run["number"] for each in (runs, rest) for run in each["runs"]] == [4, 3, 2, 1]
+    (run,) = page.call("GET", "/api/runs?words=undo")["runs"]
+    page.send(f"/runs/{run['run']}/redo")
+    assert (project / "b.py").exists()
+
+
+def test_a_files_versions_its_lines_and_a_restore(cli: Any, page: WebPage, project: Path) -> None:
+    (project / "f.py").write_text("a = 1\n")
+    cli("run", "--", "echo 'b = 2' >> f.py")
+    cli("run", "--", "sed -i s/1/3/ f.py")
+    where = f"project={project}&root={project}&path=f.py"
+    assert "f.py" in page.get("/files")
+    assert page.get(f"/file?{where}").count('name="source"') >= 2
+    lines = page.get(f"/file/lines?{where}", HX_Request="true")
+    assert [lines.count(f">#{number}</a>") for number in (1, 2)] == [1, 1]
+    version = page.call("GET", f"/api/versions?{where}")["versions"][0]
+    assert "class=\"lines\"" in page.get(f"/file/version?{where}&source={version['from']}")
+    done = page.send("/restore", project=str(project), path=f"{project}/f.py", source=version["from"])
+    assert done.status == 303
+    assert (project / "f.py").read_text() == "a = 1\nb = 2\n"
+
+
+def test_settings_are_checked_before_they_are_written(page: WebPage, home: Path) -> None:
+    file = home / ".config/fumehood/config.toml"
+    assert page.send("/configuration", before="", text="network = 3\n").status == 409
+    assert not file.exists()
+    assert page.send("/configuration", before="", text='# mine\r\nnetwork = "ask"\r\n').status == 303
+    assert file.read_text() == '# mine\nnetwork = "ask"\n'
+    refused = page.send("/configuration", before="", text="")
+    assert "changed meanwhile" in refused.text
+    assert "# mine" in page.get("/settings")
+
+
+def test_every_address_of_the_interface_is_described_and_answers(cli: Any, page: WebPage, project: Path) -> None:
+    cli("run", "--", "echo a > a")
+    described = page.call("GET", "/api/openapi.json")
+    assert described["openapi"].startswith("3.1")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    for path, methods in described["paths"].items():
+        if "get" in methods:
+            answer = page.call("GET", f"{path.replace('{run}', run['run'])}?project={project}&path=a")
+            assert "error" not in answer, path
+    assert page.call("POST", f"/api/runs/{run['run']}/undo", {"paths": ["a"]})["state"] == "applied"
+    assert not (project / "a").exists()
+    assert "hint" in page.call("POST", f"/api/runs/{run['run']}/undo", {"pats": ["a"]})
+    assert "error" in page.call("GET", "/api/runs/nothing")
+    assert "error" in page.call("GET", "/api/nothing")
+
+
+def test_a_run_of_many_changes_is_shown_a_page_at_a_time(sandbox: Sandbox, page: WebPage, project: Path) -> None:
+    run = sandbox.run("mkdir d e; cd d; seq 500 | xargs touch; cd ../e; seq 30 | xargs touch", apply="hold")
+    seen, where = [], ""
+    while where is not None:
+        some = page.call("GET", f"/api/runs/{run.id}/changes?limit=200&after={where}")
+        seen += [change["path"] for change in some["changes"]]
+        where = some["after"]
+    assert sorted(seen) == sorted(change.path for change in run.changes)
+    assert len(seen) == len(set(seen)) == 532
+    assert page.get(f"/runs/{run.id}").count('name="path"') == 200
+    held = page.get("/waiting")
+    assert "532 changes" in held
+    assert held.count('name="path"') < 80
+    # By directory, whatever is on the page.
+    fields = fields_of(held, f"/runs/{run.id}/apply")
+    assert page.send(f"/runs/{run.id}/apply", path="e", part="1", **fields).status == 303
+    assert len(list((project / "e").iterdir())) == 30
+    assert not (project / "d").exists()
+
+
+def test_what_is_gone_or_wrong_is_said_in_a_line(page: WebPage, cli: Any, project: Path, test_directory: Path) -> None:
+    cli("run", "--hold", "--", "echo a > a")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    for path in ("/runs/nothing", "/nothing", f"/runs/{run['run']}/diff?path=b", "/files?project=/nowhere", "/file"):
+        answer = page.ask("GET", path)
+        assert answer.status == 404
+        assert "<h1>That did not work</h1>" in answer.text
+        assert "Traceback" not in answer.text
+    project.rename(test_directory / "moved")
+    for view in (*VIEWS[:-1], f"/runs/{run['run']}"):
+        page.get(view)
+    assert page.send(f"/runs/{run['run']}/apply").status == 409
