@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from at_terminal import Terminal
+
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -31,3 +33,22 @@ def test_help_names_a_command_and_quiet_says_nothing(cli: Cli, project: Path) ->
     assert not (project / "a").exists()
     assert json.loads(cli("redo", "-q", "--json").stdout)["state"] == "applied"
     assert "ERROR" in cli("undo", "99", "-q").stderr
+
+
+def test_log_and_status_tell_what_built_on_what_and_fit_the_terminal(cli: Cli, project: Path) -> None:
+    for command in ("echo 1 > a", "echo 2 > b", "cat a b > c; echo x >> a; echo y >> b"):
+        cli("run", "-q", "--", command)
+    cli("undo")
+    cli("run", "-q", "--hold", "--", "echo " + "漢字 " * 60 + "> held")
+    graph = [line.split() for line in cli("log", "--graph").stdout.splitlines()]
+    assert [line[0] for line in graph] == ["●", "↶", "✗─╮", "│", "●"]
+    assert graph[1][-3:] == ["←", "of", "#3"]
+    assert graph[2][-4:] == ["←", "on", "#1,", "#2"]
+    assert [line[line.index("←") :] for line in graph if "←" in line] == [graph[1][-3:], graph[2][-4:]]
+    assert [line[-5:] for line in cli("log", "--all").stdout.splitlines()[:1]] == [project.name[-5:]]
+    status = cli("status").stdout
+    assert [line.split()[:2] for line in status.splitlines() if "#" in line] == [["waiting", "#5"], ["undone", "#3"]]
+    with Terminal([*COMMAND, "log"], project, env=PATHS | {"NO_COLOR": "1"}, columns=60) as terminal:
+        assert terminal.end() == 0
+        wide = [len(line) + sum(letter in "漢字" for letter in line) for line in terminal.seen.splitlines()]
+        assert max(wide) == 60

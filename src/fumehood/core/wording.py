@@ -127,6 +127,16 @@ def fitted(text: str, room: int) -> str:
     return text
 
 
+def elapsed(seconds: float) -> str:
+    """Write how long something has taken so far: 7 s, 3:07, 2:03:07."""
+    whole = max(0, int(seconds))
+    minutes, left = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{left:02}"
+    return f"{minutes}:{left:02}" if minutes else f"{left} s"
+
+
 def columns(letter: str) -> int:
     """Return how many columns of a terminal a letter takes."""
     if letter.isascii():

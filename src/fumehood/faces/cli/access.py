@@ -8,19 +8,22 @@ import time
 from fumehood.core.inside import widenings
 from fumehood.core.report import printable
 from fumehood.core.report import short as brief
+from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, add_reach
+from fumehood.faces.cli.commands import Context, add_reach, paint
 from fumehood.faces.cli.look import numbered
-from fumehood.faces.cli.output import here
+from fumehood.faces.cli.output import here, width
 from fumehood.faces.cli.prompt import terminal
 from fumehood.service import access, now
+from fumehood.service.desk import Desk
 from fumehood.service.permission import Permissions
 from fumehood.store.history import Reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fumehood.core.report import Run
     from fumehood.faces.cli.commands import Add
-
+    from fumehood.service.desk import OpenQuestion
 
 _MISSED = 5  # questions that found nobody that are shown
 
@@ -28,7 +31,7 @@ _MISSED = 5  # questions that found nobody that are shown
 def add_commands(add: Add) -> None:
     """Make `status` and `ask` known."""
     status = add(
-        "status", "show what commands may do here, what is held and what runs", _status,
+        "status", "show what runs, what waits, what was taken back last, and what commands may do here", _status,
         "  fumehood status\n  fumehood status --session claude-1",
     )  # fmt: skip
     ask = add(
@@ -70,27 +73,47 @@ def _status(context: Context) -> int:
     held = store.history.runs(context.reach, reach, among=set(store.history.held(project.id)))
     running = now.running(store, context.reach, reach)
     network = policy.network if policy.network != "none" or not policy.hosts else "hosts"
-    missed = [] if options.only_session else store.grants.missed(project.path)
+    is_agent = bool(options.only_session)
+    missed = [] if is_agent else store.grants.missed(project.path)
+    questions = [] if is_agent else [each for each in Desk(store.places).waiting() if _is_about(each, project.path)]
+    undo = next(store.history.undos(context.reach, reach), None)
+    undone = store.history.find(undo.of) if undo is not None and undo.of is not None else None
     answer = {
         "project": project.path, "session": session or None, "roots": list(project.roots), "network": network,
         "hosts": list(policy.hosts), "show": list(policy.show),
-        "held": [{"run": run.run, "number": run.number, "command": run.command} for run in held],
-        "running": [{"run": run.run, "number": run.number, "command": run.command} for run in running],
-        "missed": [each.fields() for each in missed],
+        "held": [_named(run) for run in held], "running": [_named(run) for run in running],
+        "taken_back": None if undone is None else _named(undone),
+        "questions": [each.as_dict() for each in questions], "missed": [each.fields() for each in missed],
     }  # fmt: skip
 
     def show() -> None:
-        for name in ("project", "session"):
-            print(f"{name:9} {printable(str(answer[name] or 'none'))}")
-        for name, values in (("write", project.roots), ("hosts", policy.hosts), ("shown", policy.show)):
-            for value in values:
-                print(f"{name:9} {printable(value)}")
-        print(f"{'network':9} {network}")
-        for name, runs in (("held", held), ("running", running)):
-            for run in runs:
-                print(f"{name:9} {numbered(run)}  {brief(run.command)}")
+        rows: list[tuple[str, str]] = [("project", project.path)]
+        rows += [("session", session)] if session else []
+        for run in running:
+            rows += [("running", f"{numbered(run)}  {elapsed(time.time() - run.started_at)}  {run.command}")]
+        rows += [("waiting", f"{numbered(run)}  {run.command}") for run in held]
+        rows += [("", "fumehood review")] if held and not is_agent else []
+        if undone is not None and undo is not None:
+            rows += [("undone", f"{numbered(undone)}  {undone.command}"), ("", "fumehood redo")]
+        rows += [("question", f"{each.question.lines[0]}  (fumehood watch)") for each in questions]
         for each in missed[:_MISSED]:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.at))
-            print(f"{'missed':9} {when}  {brief(each.text)}{f'; {brief(each.ahead)}' if each.ahead else ''}")
+            rows += [("missed", f"{when}  {each.text}"), *([("", each.ahead)] if each.ahead else [])]
+        rows += [] if running or held or undone or questions or missed else [("", "nothing runs, nothing waits")]
+        for name, values in (("write", project.roots), ("hosts", policy.hosts), ("shown", policy.show)):
+            rows += [(name, value) for value in values]
+        rows += [("network", network)]
+        colour, room = paint(), width()
+        for name, text in rows:
+            said = fitted(printable(text), room - 10) if room else brief(text)
+            print(f"{colour(f'{name:9}', 'dim')} {said if name else colour(said, 'dim')}")
 
     return context.say(answer, show)
+
+
+def _named(run: Run) -> dict[str, object]:
+    return {"run": run.run, "number": run.number, "command": run.command}
+
+
+def _is_about(question: OpenQuestion, project: str) -> bool:
+    return question.question.project in ("", project)

@@ -7,6 +7,7 @@ import time
 
 from fumehood.core.report import printable
 from fumehood.core.report import short as brief
+from fumehood.core.wording import elapsed
 from fumehood.faces.cli.commands import Context, add_reach, add_run
 from fumehood.faces.cli.look import numbered, tell_run
 from fumehood.service import now
@@ -44,15 +45,12 @@ def _ps(context: Context) -> int:
         for run in runs:
             session = f"  session {printable(run.session)}" if run.session else ""
             where = f"  {printable(run.project)}" if context.options.all else ""
-            print(f"{numbered(run):5}  {_seconds(run):>6}s  {brief(run.command)}{session}{where}")
+            since = elapsed(time.time() - run.started_at)
+            print(f"{numbered(run):5}  {since:>8}  {brief(run.command)}{session}{where}")
         if not runs:
             print("nothing runs")
 
     return context.say({"runs": [_as_object(run) for run in runs]}, show)
-
-
-def _seconds(run: Run) -> int:
-    return max(0, int(time.time() - run.started_at))
 
 
 def _as_object(run: Run) -> dict[str, Any]:

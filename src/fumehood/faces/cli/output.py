@@ -83,11 +83,9 @@ def confirmed(question: str) -> bool:
 
 def width() -> int:
     """Return how many columns a line on standard output may have; 0 where it goes to no terminal."""
-    if not os.isatty(1):
-        return 0
     try:
-        return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(1).columns
-    except (OSError, ValueError):
+        return os.get_terminal_size(1).columns
+    except OSError:
         return 0
 
 
