@@ -52,3 +52,26 @@ def test_log_and_status_tell_what_built_on_what_and_fit_the_terminal(cli: Cli, p
         assert terminal.end() == 0
         wide = [len(line) + sum(letter in "漢字" for letter in line) for line in terminal.seen.splitlines()]
         assert max(wide) == 60
+
+
+def test_a_difference_is_counted_and_read_through_the_pager(cli: Cli, project: Path) -> None:
+    (project / "a").write_text("1\n2\n3\n")
+    lines = "printf '1\n--- x\n+++ y\n3\n' > a; mkdir d; cd d; touch $(seq 20); printf '\\033[2Jx\n' > 1"
+    cli("run", "-q", "--", lines)
+    counted = cli("diff", "--stat").stdout.splitlines()
+    assert counted[0].split() == ["~", "a", "|", "3", "++-"]
+    assert counted[-1] == "22 paths, 3 lines added, 1 removed"
+    shown = cli("show").stdout.splitlines()
+    assert shown[shown.index("  d/  20 of them") + 1] == "    + 1"
+    # The pager gets text alone: it starts elsewhere, and less opens no other program.
+    pager = "pwd; echo secure=$LESSSECURE open=$LESSOPEN; cat"
+    environment = PATHS | {"PAGER": pager, "LESSOPEN": "|touch opened %s", "NO_COLOR": "1"}
+    with Terminal([*COMMAND, "diff"], project, env=environment) as terminal:
+        assert terminal.end() == 0
+        lines = terminal.seen.splitlines()
+    assert lines[:2] == ["/", "secure=1 open="]
+    assert "+--- x" in lines
+    assert "\033[2J" not in terminal.seen
+    with Terminal([*COMMAND, "diff"], project, env=PATHS | {"PAGER": "head -n 1"}) as terminal:
+        assert terminal.end() == 0
+        assert "diff --git" in terminal.seen

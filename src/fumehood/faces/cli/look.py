@@ -9,8 +9,9 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.report import named, printable, summary
 from fumehood.core.report import short as brief
+from fumehood.core.value import Value
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
-from fumehood.faces.cli.output import ModelText, Paint, here, sink_to
+from fumehood.faces.cli.output import ModelText, Paint, here, sink_to, width
 from fumehood.service.differences import differences, each_difference
 from fumehood.store.history import UNFINISHED
 from fumehood.store.records import pieces
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fumehood.core.network import Connection
     from fumehood.core.report import Blocked, Run
     from fumehood.faces.cli.commands import Add
+    from fumehood.service.differences import Difference
     from fumehood.store.audit import Event
 
 _MOST = 12  # lines about changes; what is alike is then told by directory
@@ -176,11 +178,12 @@ def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
     return {top: count for top, count in counts.items() if count > _LARGE and top not in mixed}
 
 
-def line(run: Run, change: c.Change, paint: Paint, path: str = "") -> str:
-    """Write one change, or several that are alike in the directory at a path."""
+def line(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:
+    """Write one change, or several that are alike in the directory at a path; `below` a directory, without that."""
     sign, colour = SIGNS[change.change]
     where = "" if change.root == 0 else f"{run.roots[change.root]}/"
-    place = printable(where + (path or change.path)) + ("/" if change.kind == c.DIRECTORY and not path else "")
+    name = where + (path or change.path) if below is None else change.path.removeprefix(f"{below}/")
+    place = printable(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
     modes = ""
     if not path and change.change == c.MODE and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
@@ -193,12 +196,16 @@ def add_commands(add: Add) -> None:
     """Make these commands known."""
     show = add("show", "show everything about a run", _show, "  fumehood show last")
     add_run(show, default="last")
-    diff = add("diff", "show what a run changed, line by line", _diff, "  fumehood diff\n  fumehood diff last src/a.py")
+    diff = add(
+        "diff", "show what a run changed, line by line", _diff, "  fumehood diff --stat\n  fumehood diff last src/a.py"
+    )
     add_run(diff, default="last")
     diff.add_argument(
         "paths", nargs="*", default=(), metavar="PATH",
         help="only these, and what is in them: absolute, from here, or as the report shows them",
     )  # fmt: skip
+    diff.add_argument("--stat", action="store_true", help="only how many lines of each path")
+    diff.add_argument("--no-pager", action="store_true", help="print it here, not through $PAGER (default: less)")
     output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
     add_run(output, default="last")
     output.add_argument("--follow", action="store_true", help="go on while the command runs")
@@ -239,10 +246,25 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         print(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}")
     if run.found:
         print(headline(run))
-        for line in lines(run, colour, most=len(run.found)):
-            print(f"  {line}")
+        for text in _by_directory(run, colour):
+            print(f"  {text}")
     for event in events:
         print(event_line(event, colour))
+
+
+def _by_directory(run: Run, paint: Paint) -> Iterator[str]:
+    """Write every change in a line; where they are many, below the directory that they are in."""
+    groups: dict[tuple[int, str], list[c.Change]] = {}
+    for change in run.found:
+        groups.setdefault((change.root, change.path.rpartition("/")[0]), []).append(change)
+    is_long = len(run.found) > _MOST and len(groups) < len(run.found)
+    for (root, directory), group in groups.items():
+        where = "" if root == 0 else f"{run.roots[root]}/"
+        if not is_long or len(group) == 1:
+            yield from (line(run, change, paint) for change in group)
+            continue
+        yield f"{printable(where + (directory or '.'))}/  {paint(f'{len(group)} of them', 'dim')}"
+        yield from (f"  {line(run, change, paint, below=directory)}" for change in group)
 
 
 def event_line(event: Event, colour: Callable[[str, str], str]) -> str:
@@ -269,14 +291,70 @@ def _connection(connection: Connection, colour: Callable[[str, str], str]) -> st
 
 
 def _diff(context: Context) -> int:
-    run = context.run(context.options.run)
-    wanted = context.store, run, context.options.paths
+    options, run = context.options, context.run(context.options.run)
+    wanted = context.store, run, options.paths
+    if options.stat:
+        return _stat(context, run, [_counted(each) for each in each_difference(*wanted, here=here())])
     if context.as_json:
         changed = [each.fields() for each in differences(*wanted, here=here())]
         return context.say({"run": run.run, "differences": changed}, lambda: None)
-    for each in each_difference(*wanted, here=here()):
-        write_difference(each.text)
+    from fumehood.faces.cli.pager import Paged  # here, because `run` loads this module at its end
+
+    with Paged(wanted=not options.no_pager):
+        for each in each_difference(*wanted, here=here()):
+            write_difference(each.text)
     return 0
+
+
+class _LineCount(Value):
+    """How many lines of one path a run added and removed; none are counted where its text is not shown."""
+
+    path: str
+    root: str
+    change: str
+    kind: str
+    binary: bool
+    added: int
+    removed: int
+
+
+def _counted(each: Difference) -> _LineCount:
+    counts, is_in_hunk = {"+": 0, "-": 0}, False
+    for text in each.text.split("\n"):
+        if text.startswith(("@@", "diff ")):
+            is_in_hunk = text.startswith("@@")
+        elif is_in_hunk and text[:1] in counts:
+            counts[text[0]] += 1
+    return _LineCount(
+        path=each.path, root=each.root, change=each.change, kind=each.kind, binary=each.binary,
+        added=counts["+"], removed=counts["-"],
+    )  # fmt: skip
+
+
+def _stat(context: Context, run: Run, counts: Sequence[_LineCount]) -> int:
+    """Tell how many lines of each path were added and removed, with a bar where the terminal has room for one."""
+    added, removed = sum(each.added for each in counts), sum(each.removed for each in counts)
+
+    def show() -> None:
+        from math import ceil
+
+        colour, room = paint(), width() or 80
+        names = [printable(each.path if each.root == run.roots[0] else f"{each.root}/{each.path}") for each in counts]
+        longest = min(max(map(len, names), default=0), room - 24)
+        most = max((each.added + each.removed for each in counts), default=0)
+        share = min(1.0, (room - longest - 12) / most) if most else 0.0
+        for each, name in zip(counts, names, strict=True):
+            sign, shade = SIGNS[each.change]
+            lines = each.added + each.removed
+            bar = colour("+" * ceil(each.added * share), "green") + colour("-" * ceil(each.removed * share), "red")
+            what = "binary" if each.binary else each.kind if not lines and each.kind != c.FILE else f"{lines:5} {bar}"
+            shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
+            print(f"{colour(sign, shade)} {shown:{longest}} | {what}".rstrip())
+        files = "1 path" if len(counts) == 1 else f"{len(counts)} paths"
+        print(f"{files}, {added} {'line' if added == 1 else 'lines'} added, {removed} removed")
+
+    return context.say({"run": run.run, "paths": [each.fields() for each in counts],
+                        "added": added, "removed": removed}, show)  # fmt: skip
 
 
 def write_difference(text: str) -> None:
