@@ -1,9 +1,6 @@
 """The commands files, restore and scan, as people and programs meet them."""
 
 import json
-import os
-import pty
-import select
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import command_line
 from fumehood import Run, Sandbox
 from fumehood.service.files import record
 from fumehood.service.opened import OpenedStore
-from patience import LONG_S
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -171,24 +166,3 @@ def test_no_control_character_reaches_the_terminal(run: Callable[..., Run], cli:
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout + done.stderr
     assert (project / "a\x1b[31m\n").exists()
-
-
-def test_progress_is_shown_on_a_terminal_only(cli: Cli, project: Path) -> None:
-    for number in range(3000):
-        (project / str(number)).write_text("")
-    outside, inside = pty.openpty()
-    done = subprocess.run(
-        [*command_line(), "scan"], cwd=project, stdout=subprocess.PIPE, stderr=inside, check=False,
-        env=os.environ | {"TERM": "xterm"},
-    )  # fmt: skip
-    shown = ""
-    # The kernel hands over what was written piece by piece, the last perhaps after the end of the program.
-    while not shown.endswith("\x1b[K") and select.select([outside], [], [], LONG_S)[0]:
-        shown += os.read(outside, 10_000).decode()
-    os.close(inside)
-    os.close(outside)
-    assert done.returncode == 0, shown
-    assert "reading the project: 2000 files" in shown
-    assert shown.endswith("\x1b[K")
-    assert done.stdout.startswith(b"3000 files: 3000 new")
-    assert cli("scan").stderr == ""

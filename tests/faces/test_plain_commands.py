@@ -1,6 +1,7 @@
 """Plain commands read well: help by name, quiet where asked, lists that fit, progress only where somebody looks."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from at_terminal import Terminal
+from fumehood.service.opened import OpenedStore
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -75,3 +77,17 @@ def test_a_difference_is_counted_and_read_through_the_pager(cli: Cli, project: P
     with Terminal([*COMMAND, "diff"], project, env=PATHS | {"PAGER": "head -n 1"}) as terminal:
         assert terminal.end() == 0
         assert "diff --git" in terminal.seen
+
+
+def test_what_takes_long_says_for_how_long_at_a_terminal_only(cli: Cli, project: Path) -> None:
+    cli("run", "-q", "--hold", "--", "echo x > a")
+    store = OpenedStore()
+    command = [*COMMAND, "apply", "last"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with Terminal(command, project, env=PATHS) as terminal:
+        with store.alone(store.projects.number_at(str(project)) or 0):
+            piped = subprocess.Popen(command, cwd=project, env=os.environ | PATHS, text=True, **pipes)
+            terminal.wait_for("applying  1 s")
+        assert {terminal.end(), piped.wait()} == {0, 125}  # whoever is second finds nothing held
+    assert "applying" not in piped.communicate()[0]
+    assert (project / "a").read_text() == "x\n"

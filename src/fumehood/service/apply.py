@@ -15,6 +15,7 @@ from fumehood.linux.gitindex import refreshed
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
+from fumehood.service import under_way
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
@@ -183,6 +184,7 @@ def _perform(
     note: Callable[[str], None], *, or_nothing: bool, asks: bool,
 ) -> None:  # fmt: skip
     at = waits = 0
+    under_way.note(done, len(steps))
     while at < len(steps):
         step = steps[at]
         sides = between.sides[step.change.root]

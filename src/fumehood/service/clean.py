@@ -17,6 +17,7 @@ from fumehood.linux import confine, hostview
 from fumehood.linux.cache import forget
 from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import layers as layering
+from fumehood.service import under_way
 from fumehood.service.files import LiveFiles, catch_up_all, forget_file
 from fumehood.service.layers import entries_in, space_of
 from fumehood.service.scratch import sweep
@@ -296,9 +297,12 @@ class _Cleaning:
             finally:
                 os.close(claim)
 
-    def _remove_gone(self, names: Iterable[str], runs: int) -> None:
+    def _remove_gone(self, names: Sequence[str], runs: int) -> None:
         """Remove what was set aside."""
+        done: list[str] = []
+        under_way.note(done, len(names))
         for name in names:
+            done.append(name)
             size = space_of(runs, name, freed=True)
             try:
                 layering.drop(self._store.places, name)

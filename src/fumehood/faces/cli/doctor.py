@@ -10,6 +10,7 @@ from fumehood.core.report import printable
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli.commands import Context, paint
 from fumehood.faces.cli.output import Paint, confirmed, whole_number
+from fumehood.faces.cli.progress import Ticking
 from fumehood.linux import doctor
 from fumehood.service import recover
 from fumehood.service.clean import DAYS, Freed, clean
@@ -151,9 +152,10 @@ def _clean(context: Context) -> int:
     project = None if options.all else context.project
 
     def cleaned(*, dry: bool) -> Freed:
-        return clean(
-            context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget, project=project, dry=dry
-        )
+        with Ticking("looking what may go" if dry else "removing", options):
+            return clean(
+                context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget, project=project, dry=dry
+            )
 
     if not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1):
         going = cleaned(dry=True)

@@ -12,6 +12,7 @@ from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.faces.cli.look import tell_run
 from fumehood.faces.cli.output import confirmed, here
+from fumehood.faces.cli.progress import Ticking
 from fumehood.service.files import scan_project
 from fumehood.service.projects import forget, loss
 from fumehood.service.restore import EMPTY, known_file, known_files, made_by, place_of, restore, versions
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from fumehood.store.projects import KnownProject, Project
 
 _NAMED = 3  # days and runs named in a line
-_OFTEN_S = 0.1  # between two words of progress
 
 
 def add_commands(add: Add) -> None:
@@ -142,22 +142,13 @@ def _restore(context: Context) -> int:
 
 
 def _scan(context: Context) -> int:
-    shows_progress = os.isatty(2) and os.environ.get("TERM") != "dumb"
-    last = 0.0
+    seen = [0]
 
     def progress(count: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _OFTEN_S:
-            last = time.monotonic()
-            sys.stderr.write(f"\rreading the project: {count} files ")
-            sys.stderr.flush()
+        seen[0] = count
 
-    try:
-        scan = scan_project(context.store, context.project, progress if shows_progress else None)
-    finally:
-        if last:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+    with Ticking("reading the project", context.options, lambda: f"{seen[0]} files"):
+        scan = scan_project(context.store, context.project, progress)
 
     def show() -> None:
         files = "1 file" if scan.files == 1 else f"{scan.files} files"

@@ -6,6 +6,7 @@ import os
 import time
 
 from fumehood.core.report import printable
+from fumehood.core.wording import elapsed
 from fumehood.linux.monitor import watcher
 
 TYPE_CHECKING = False
@@ -31,6 +32,7 @@ class LiveLine:
         self._count = 0
         self._at_line_start = True
         self._next = 0.0
+        self._began = time.monotonic()
 
     def watch(self, layers: Sequence[Layer]) -> Watched:
         """Start telling."""
@@ -63,13 +65,14 @@ class LiveLine:
             return
         self._next = now + _PAUSE_S
         try:
-            width = max((os.get_terminal_size(2).columns or 80) - 16, 8)
+            width = max((os.get_terminal_size(2).columns or 80) - 25, 8)
         except OSError:
             return  # the terminal is gone, and the command with it
         name = printable(path)
         name = name if len(name) <= width else "…" + name[1 - width :]
         spin = _SPINNER[self._count % len(_SPINNER)]
-        self._write(f"\r\033[K{spin} {self._count} {_SIGNS[what]} {name}".encode(errors="replace"))
+        since = f" {elapsed(now - self._began)}" if now - self._began >= 1 else ""
+        self._write(f"\r\033[K{spin}{since} {self._count} {_SIGNS[what]} {name}".encode(errors="replace"))
         self._is_shown = True
 
     def _clear(self) -> None:

@@ -14,6 +14,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import apply_line, headline, numbered, tell_run, write_difference
 from fumehood.faces.cli.output import here
+from fumehood.faces.cli.progress import Ticking
 from fumehood.faces.cli.prompt import Keys, columns, turn
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
@@ -76,7 +77,8 @@ def _apply(context: Context) -> int:
     options = context.options
     run = context.run(options.run)
     project = context.project_of(run)
-    done = decide.apply_held(context.store, project, run, options.paths, here=here(), force=options.force)
+    with Ticking("applying", options):
+        done = decide.apply_held(context.store, project, run, options.paths, here=here(), force=options.force)
     _say(context, done, lambda: _tell_decided(done))
     # As those do who merge: what was asked for is not all done.
     return int(any(change.verdict in c.WAITING for change in chosen(done, options.paths, here=here())))
@@ -90,7 +92,8 @@ def _tell_decided(done: Run) -> None:
 
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
-    done = decide.discard_held(context.store, context.project_of(run), run, context.options.paths, here=here())
+    with Ticking("throwing away", context.options):
+        done = decide.discard_held(context.store, context.project_of(run), run, context.options.paths, here=here())
     return _say(context, done, lambda: _tell_decided(done))
 
 
@@ -101,12 +104,14 @@ def _undo(context: Context) -> int:
     by = options.only_session or ""
     if options.run != LAST and not options.paths:
         run = context.run(options.run)
-        backs = undo_command(context.store, context.project_of(run), run, by=by, force=options.force)
+        with Ticking("taking back", options):
+            backs = undo_command(context.store, context.project_of(run), run, by=by, force=options.force)
         return _say_taken_back(context, backs)
     run = last_to_undo(context.store, *context.reaches(LAST)) if options.run == LAST else context.run(options.run)
-    back = undo(
-        context.store, context.project_of(run), run, options.paths, here=here(), force=options.force, by=by
-    )  # fmt: skip
+    with Ticking("taking back", options):
+        back = undo(
+            context.store, context.project_of(run), run, options.paths, here=here(), force=options.force, by=by
+        )  # fmt: skip
 
     def show() -> None:
         _tell_undo(back, run.name)
@@ -126,7 +131,9 @@ def _redo(context: Context) -> int:
     reaches, by = context.reaches(options.run), options.only_session or ""
     run = to_redo(context.store, options.run, *reaches) if options.run == LAST else context.run(options.run)
     project, force = context.project_of(run), options.force
-    return _say_taken_back(context, redo_command(context.store, project, options.run, *reaches, by=by, force=force))
+    with Ticking("bringing back", options):
+        backs = redo_command(context.store, project, options.run, *reaches, by=by, force=force)
+    return _say_taken_back(context, backs)
 
 
 def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
@@ -158,7 +165,8 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
     if path is None or not is_in_reach:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
     project, by = context.store.projects.open(path), context.options.only_session or ""
-    backs = act(context.store, project, name, by=by, force=context.options.force)
+    with Ticking("going through the session", context.options):
+        backs = act(context.store, project, name, by=by, force=context.options.force)
 
     def show() -> None:
         for back in backs:
