@@ -223,9 +223,9 @@ def test_ctrl_c_ends_a_loop_of_commands(screen):
 
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
-def test_whatever_the_shell_its_exit_code_is_told(screen, shell):
+def test_whatever_the_shell_its_prompt_names_the_hood_and_its_exit_code_is_told(screen, shell):
     one = screen("shell", env={"SHELL": shell, "PS1": "% "})
-    one.wait_for("# " if shell == "/bin/bash" and os.geteuid() == 0 else "% " if shell == "/bin/sh" else "$ ")
+    one.wait_for("(hood) ")
     one.type("exit 9\n")
     assert one.end() == 9, one.shown
     assert b"process group" not in one.shown

@@ -477,9 +477,26 @@ def shell(arguments: Sequence[str]) -> int:
         sys.stderr.write("fumehood: this shell is in the hood; what it writes is judged when you leave it\n")
         sys.stderr.flush()
     # The person's own shell, or where the command's system lacks it, any.
-    own = quoted(os.environ.get("SHELL") or "sh")
-    line = f"command -v {own} >/dev/null && exec {own} -i; exec sh -i"
+    own = os.environ.get("SHELL") or "sh"
+    prompt, more = _PROMPTS.get(os.path.basename(own), ("", ""))
+    line = f"command -v {quoted(own)} >/dev/null && {prompt} exec {quoted(own)} -i {more}; "
+    line += f"{_PROMPTS['sh'][0]} exec sh -i"
     return main(["--tty", *limit, *words, "--", line], Special(title="fumehood shell"))
+
+
+# What has a shell say in its prompt that it is in the hood: variables before it, arguments after it. What the system's
+# own settings make of a prompt stays, where the shell lets us add to it.
+_PROMPTS = {
+    "sh": ("PS1='(hood) $ '", ""),
+    "bash": (
+        r"""PS1='(hood) \w\$ ' PROMPT_COMMAND='case $PS1 in "(hood)"*) ;; *) PS1="(hood) $PS1" ;; esac'""", "",
+    ),
+    "zsh": ("PS1='(hood) %~ %# '", ""),
+    "fish": (
+        "", "-C 'functions -c fish_prompt its_own; function fish_prompt; echo -n \"(hood) \"; its_own; end'"
+    ),
+}  # fmt: skip
+_PROMPTS |= dict.fromkeys(("dash", "ash", "ksh", "mksh"), _PROMPTS["sh"])
 
 
 class Brief:
