@@ -31,7 +31,8 @@ class Store:
         self.audit.face = face
         self.history = History(self.database, self.places, self.audit)
         self.notices: list[str] = []  # what a person should know once
-        self.projects = Projects(self.database, self.places, self.notices)
+        # A command that ran while its project was moved can be brought to its end once that is where it is looked for.
+        self.projects = Projects(self.database, self.places, self.notices, when_moved=lambda: self.recover())
         self.sessions = Sessions(self.database)
         self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
         nofollow.notes_directory = self.places.modes

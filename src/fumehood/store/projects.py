@@ -15,7 +15,7 @@ from fumehood.store.places import home, make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from fumehood.store.database import Database
@@ -110,10 +110,14 @@ class KnownProject(Value):
 class Projects:
     """The registered projects: each a directory, known by what it is and not by its path alone."""
 
-    def __init__(self, database: Database, places: Places, notices: list[str] | None = None) -> None:
+    def __init__(
+        self, database: Database, places: Places, notices: list[str] | None = None,
+        when_moved: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self.database = database
         self.places = places
         self._notices = [] if notices is None else notices
+        self._when_moved = when_moved
 
     def open(self, path: str, *, register: bool = True) -> Project:
         """Return the project at a path, registering it the first time; else an unknown one has number 0.
@@ -215,6 +219,8 @@ class Projects:
             connection.execute("UPDATE OR REPLACE grants SET project = ? WHERE project = ?", (after, before))
             connection.execute("UPDATE sessions SET cwd = x'' WHERE project = ?", (number,))
         forget_seats(self.places)
+        if self._when_moved is not None:
+            self._when_moved()
 
     def move(self, which: KnownProject, path: str) -> Project:
         """Let a project be the directory at a path, a person having said so; another's record is set aside."""
