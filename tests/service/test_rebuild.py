@@ -3,6 +3,7 @@
 import json
 import marshal
 import os
+import time
 from binascii import crc32
 from pathlib import Path
 
@@ -111,6 +112,40 @@ def test_a_lost_database_is_told_once_and_how_to_have_it_back(cli, project):
     assert (mended["runs"], mended["set_aside"], mended["left"]) == (1, "", [])
     assert cli("undo").returncode == 0
     assert (project / "a").read_text() == "old"
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("loss", ["whole", "back to an older copy"])
+def test_what_ran_before_the_loss_comes_before_what_ran_since(cli, project, loss, monkeypatch):
+    def ran(*names):
+        with Sandbox(project) as sandbox:
+            for name in names:
+                sandbox.run(f"echo {name} >> a")
+                sandbox.run("true")
+
+    (project / "a").write_text("")
+    with monkeypatch.context() as patch:
+        if loss == "whole":  # the clock, which was wrong then, has no say in it
+            ahead = time.time() + 40 * 86_400
+            patch.setattr(time, "time", lambda: ahead)
+        ran("one")
+        copy = database().read_bytes()
+        ran("two", "three")
+    lose()
+    if loss != "whole":
+        database().write_bytes(copy)
+    ran("four", "five")
+    numbers = {run["run"]: run["number"] for run in json.loads(cli("log", "--json").stdout)["runs"]}
+    assert cli("doctor", "--mend").returncode == 0
+    runs = [run for run in json.loads(cli("log", "--json").stdout)["runs"] if run["changes"]]
+    assert [run["command"].split()[1] for run in runs] == ["five", "four", "three", "two", "one"]
+    assert {run["run"]: run["number"] for run in runs if run["run"] in numbers}.items() <= numbers.items()
+    if loss == "whole":  # so what was noted before means the same
+        assert [run["number"] for run in runs] == [8, 6, 5, 3, 1]
+    assert len(json.loads(cli("files", "a", "--json").stdout)["versions"]) >= 5
+    for left in ("four", "three", "two", "one", ""):
+        assert cli("undo").returncode == 0
+        assert (project / "a").read_text().split()[-1:] == left.split()
 
 
 def replace_by_a_directory() -> None:

@@ -397,6 +397,7 @@ class Mended(Value):
 def notice(store: Store) -> None:
     """Say, where the database was made just now, that there had been another: its runs' directories are still there."""
     _number_after_backups(store)
+    _number_after_lost(store)
     count = sum(not name.endswith(layering.GONE) for name in os.listdir(f"{store.places.state}/runs"))
     if count:
         many = f"{count} runs lie" if count > 1 else "1 run lies"
@@ -417,6 +418,16 @@ def _number_after_backups(store: Store) -> None:
         connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'files'", (highest,))
 
 
+def _number_after_lost(store: Store) -> None:
+    """Give runs numbers that no earlier run of their project has, so that these can be taken up again before them."""
+    last: dict[bytes, int] = {}
+    for layer in os.listdir(f"{store.places.state}/runs"):
+        for run in records.read_records(store.places, layer):
+            path = os.fsencode(run.project)
+            last[path] = max(last.get(path, 0), run.number)
+    store.database.write_many("INSERT OR REPLACE INTO lost_numbers VALUES (?, ?)", last.items())
+
+
 def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
     """Set a damaged database aside, and take up every run that has a record beside its layer alone."""
     aside = _set_aside(places().database)
@@ -424,9 +435,11 @@ def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
     store.notices.clear()
     # No cleaning meanwhile: it removes what no record names.
     with Alone(store.places.lock("clean")):
-        missing = sorted(_unrecorded(store), key=lambda run: run.run)
+        missing = sorted(_unrecorded(store), key=lambda run: (run.number, run.run))
+        numbers = {run.run: run.number for run in missing}
         for run in missing:
             _take_up(store, run)
+        records.put_in_order(store.database, numbers)
         left = unknown(store)
         left += [path for path in records.unreadable(store.places) if os.path.dirname(path)[:-2] not in left]
         return store, Mended(set_aside=aside, runs=len(missing), left=tuple(left))

@@ -32,7 +32,7 @@ class Store:
         self.history = History(self.database, self.places, self.audit)
         self.notices: list[str] = []  # what a person should know once
         # A command that ran while its project was moved can be brought to its end once that is where it is looked for.
-        self.projects = Projects(self.database, self.places, self.notices, when_moved=lambda: self.recover())
+        self.projects = Projects(self.database, self.places, self.notices, when_moved=self.recover)
         self.sessions = Sessions(self.database)
         self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
         nofollow.notes_directory = self.places.modes

@@ -197,9 +197,13 @@ CREATE TABLE missed (               -- questions that found nobody: store/audit.
     ahead TEXT NOT NULL             -- how the person can allow it for the next time
     );
 """
+_LOST_NUMBERS = """
+CREATE TABLE lost_numbers (         -- the last that a project's runs had, by records that another database knew
+    path BLOB PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+"""
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
-    _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY, _NUMBERS, _MISSED,
+    _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY, _NUMBERS, _MISSED, _LOST_NUMBERS,
 )  # fmt: skip
 
 

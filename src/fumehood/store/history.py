@@ -82,8 +82,9 @@ class History:
         # One that is recorded again keeps its number, if nobody else has it by now.
         taken = "SELECT 1 FROM runs WHERE project = ? AND project_number = ?"
         if not run.number or connection.execute(taken, (project, run.number)).fetchone():
-            following = "SELECT coalesce(max(project_number), 0) + 1 FROM runs WHERE project = ?"
-            ((run.number,),) = connection.execute(following, (project,))
+            lost = "coalesce((SELECT number FROM lost_numbers WHERE path = ?), 0)"
+            following = f"SELECT max(coalesce(max(project_number), 0), {lost}) + 1 FROM runs WHERE project = ?"
+            ((run.number,),) = connection.execute(following, (os.fsencode(run.project), project))
         run.name = self._name(project, run.run, run.number)
         connection.execute(
             "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
