@@ -50,7 +50,9 @@ def test_only_the_command_is_needed():
     assert all(each["description"] and each["type"] for each in schema()["properties"].values())
 
 
-@pytest.mark.parametrize("word", ["project", "~/playground", "read-only", "network", "Exit code: N", "ERROR:", "undo", "plainly"])
+@pytest.mark.parametrize(
+    "word", ["project", "~/playground", "read-only", "network", "Exit code: N", "ERROR:", "undo", "plainly"]
+)
 def test_the_description_says_what_a_model_must_know(word):
     assert word in DESCRIPTION
 
