@@ -11,10 +11,9 @@ from starlette.routing import Route
 from fumehood import __version__
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.web import acts
 from fumehood.faces.web.house import asked_number
 from fumehood.linux.doctor import examine
-from fumehood.service import overview, scratch
+from fumehood.service import acts, overview, scratch
 from fumehood.service.differences import differences
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions

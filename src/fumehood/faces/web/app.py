@@ -12,10 +12,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
-from fumehood.faces.web import acts, api, live, past, views
+from fumehood.faces.web import api, live, past, views
 from fumehood.faces.web.gate import Gate
 from fumehood.faces.web.house import received
-from fumehood.service import scratch
+from fumehood.service import acts, scratch
 from fumehood.service.differences import contents
 from fumehood.service.restore import restore
 from fumehood.store.config import file_of, write_checked

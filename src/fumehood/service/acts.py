@@ -1,4 +1,4 @@
-"""What a person does to a run, whether by a form of the page or through the interface for programs."""
+"""What a person does to a run, whichever view they are at, or a program does for them."""
 
 from __future__ import annotations
 
