@@ -11,16 +11,19 @@ from fumehood.linux.process import is_first_inside, number_in
 from fumehood.linux.usage import descendants, read
 from fumehood.service import now
 from fumehood.service.layers import INIT
+from fumehood.store.config import file_of, text_of
 from fumehood.store.history import Reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from fumehood.core.changes import Change
     from fumehood.core.report import Run
     from fumehood.service.store import Store
 
 _MOST_LOOKED_AT = 2000  # entries of a layer that are looked at for what was written last
+_OWN_RULE = "a rule of yours "  # begins the reason of what a line of the configuration holds
 _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -108,3 +111,16 @@ def waiting(store: Store, *, most: int, before: int = 0) -> tuple[list[Run], int
     )
     runs = store.history.runs(among=[name for name, _ in rows[:most]])
     return runs, rows[most - 1][1] if len(rows) > most else 0
+
+
+def lines_of_rules(store: Store, changes: Iterable[Change]) -> dict[str, str]:
+    """Return for each rule of the person's that holds something the line of the configuration where it stands."""
+    reasons = {change.reason for change in changes if change.reason.startswith(_OWN_RULE)}
+    lines = text_of(store.places).split("\n") if reasons else []
+    places = {}
+    for reason in reasons:
+        glob = reason.partition(": ")[2]
+        number = next((at for at, line in enumerate(lines, 1) if glob in line and not line.startswith("#")), 0)
+        if number:
+            places[reason] = f"{os.path.basename(file_of(store.places))}:{number}: {lines[number - 1].strip()}"
+    return places

@@ -39,6 +39,15 @@ def file_of(places: Places) -> str:
     return f"{places.config}/config.toml"
 
 
+def text_of(places: Places) -> str:
+    """Return what stands in the configuration; nothing where there is none."""
+    try:
+        with open(file_of(places), encoding="utf-8", newline="") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
 def policy_for(places: Places, roots: Sequence[str]) -> Policy:
     """Return what holds for a project, named by its roots, the project itself first."""
     settings = load(places, roots)

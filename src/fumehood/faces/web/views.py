@@ -10,11 +10,11 @@ from fumehood.core.report import printable
 from fumehood.faces.web.house import asked_number, asked_path
 from fumehood.linux.doctor import examine
 from fumehood.service import overview, scratch
-from fumehood.store.config import file_of
+from fumehood.store.config import file_of, text_of
 from fumehood.store.search import Search, count_waiting, page_of_changes, search
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from starlette.requests import Request
 
@@ -26,7 +26,6 @@ _LATEST = 8
 _HELD_RUNS = 10  # on one page of what waits
 _HELD = 60  # changes of each
 _MOST_IN_PLAYGROUND = 200
-_OWN_RULE = "a rule of yours "  # begins the reason of what a line of the configuration holds
 
 
 def now(house: House, _request: Request) -> View:
@@ -66,7 +65,7 @@ def _held(house: House, run: Run, after: tuple[int, int]) -> dict[str, object]:
     changes, rest = page_of_changes(house.store.database, run.run, after, most=_HELD, waiting=True)
     return {
         "run": run, "directories": by_directory(run, changes), "rest": rest, "digest": house.digest(run),
-        "total": count_waiting(house.store.database, run.run), "lines": _lines_of_rules(house, changes),
+        "total": count_waiting(house.store.database, run.run), "lines": overview.lines_of_rules(house.store, changes),
     }  # fmt: skip
 
 
@@ -81,34 +80,13 @@ def by_directory(run: Run, changes: Iterable[Change]) -> dict[str, list[Change]]
     return groups
 
 
-def _lines_of_rules(house: House, changes: Sequence[Change]) -> dict[str, str]:
-    """Return for each rule of the person's that holds something the line of the configuration where it stands."""
-    reasons = {change.reason for change in changes if change.reason.startswith(_OWN_RULE)}
-    lines = _configuration(house).split("\n") if reasons else []
-    places = {}
-    for reason in reasons:
-        glob = reason.partition(": ")[2]
-        number = next((at for at, line in enumerate(lines, 1) if glob in line and not line.startswith("#")), 0)
-        if number:
-            places[reason] = f"{os.path.basename(file_of(house.store.places))}:{number}: {lines[number - 1].strip()}"
-    return places
-
-
-def _configuration(house: House) -> str:
-    try:
-        with open(file_of(house.store.places), encoding="utf-8", newline="") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
-
-
 def settings(house: House, request: Request) -> View:
     """The configuration, kept answers, projects and the playground."""
     place = scratch.made(house.store.places)
     below = os.path.normpath(f"/{asked_path(request, 'below')}").strip("/")
     entries, is_more = _listed(place, below)
     return "settings.html", {
-        "title": "Settings", "file": file_of(house.store.places), "configuration": _configuration(house),
+        "title": "Settings", "file": file_of(house.store.places), "configuration": text_of(house.store.places),
         "playground": place, "size": scratch.size(house.store.places), "below": below, "entries": entries,
         "is_more": is_more, "grants": house.store.grants.all(), "projects": house.store.projects.known(),
     }  # fmt: skip
