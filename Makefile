@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test installs mutate lint bench fuzz escape programs stories guard lock clean clients conformance suites
+.PHONY: test installs mutate lint bench fuzz escape programs stories guard lock clean clients conformance suites site
 
 # On all cores, as root and as an ordinary user at once; make test ARGS='-k undo', or ARGS='-n0 --pdb' to look closer
 test:
@@ -55,6 +55,10 @@ suites:
 # The official MCP conformance runner and the Inspector; needs npm
 conformance:
 	@$(PYTHON) tools/conformance.py $(ARGS)
+
+# The manual as a site, in build/site; a broken link is an error
+site:
+	@$(PYTHON) tools/manual.py
 
 lock:
 	@sh tools/lock
