@@ -16,7 +16,7 @@ from patience import LONG_S
 from snapshots import Snapshot, snapshot
 
 DRIVER = Path(__file__).parent / "faults/driver.py"
-ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover", "begin", "edit")
+ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover", "begin", "edit", "merge")
 EDITS = ("begin", "edit")  # before a client's own edit, and after it: neither touches the project
 PART = ("plain", "tree", "gone", "locked", "shutnew", "shutgone")  # the rest is still held after that
 ERRORS = ("ENOSPC", "EACCES", "EIO")
@@ -130,6 +130,13 @@ class Scene:
             self.edit()
         self.run = "" if act in ("run", *EDITS) else self._hold()
 
+    def look(self) -> Snapshot:
+        """What the project is now; when a person wrote an edited file does not matter."""
+        now = snapshot(self.project)
+        if self.act == "merge" and now["plain/two"] != self.original["plain/two"]:
+            now["plain/two"][3] = None
+        return now
+
     def edit(self) -> None:
         """Do what the patch says that the client asks about."""
         subprocess.run(["sh", "-ec", CLIENTS_EDIT], cwd=self.project, check=True)
@@ -190,7 +197,7 @@ def points(act: str, *, staged: bool, cache: Path) -> tuple[list[Point], Snapsho
             counts[call] += 1
             if effect_in(line):
                 found.append(Point(act, staged, call, counts[call]))
-        return found, snapshot(scene.project)
+        return found, scene.look()
     finally:
         scene.close()
 
@@ -211,7 +218,7 @@ def tried(point: Point, after: Snapshot, cache: Path) -> Outcome:
 
 
 def _checked(scene: Scene, after: Snapshot) -> str:
-    now = snapshot(scene.project)
+    now = scene.look()
     assert now in (scene.before, after), _difference(now, scene.before, after)
     left = [name for name in os.listdir(scene.project) if name.startswith(".fumehood")]
     assert not left, left
@@ -237,6 +244,9 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
     assert not states & {"running", "applying", "settling"}, states
     if scene.act in EDITS:
         _edit_goes_on(scene, sandbox)
+        return
+    if scene.act == "merge":
+        _merge_goes_on(scene, sandbox, became, after)
         return
     if scene.act in ("part", "force", "discard"):
         _decision_goes_on(scene, sandbox, became, after)
@@ -273,6 +283,24 @@ def _edit_goes_on(scene: Scene, sandbox: Sandbox) -> None:
     _must_be(scene, scene.original)
 
 
+def _merge_goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> None:
+    """What a person made of a file is a run of its own; until what the command wrote is thrown away, it is held."""
+    held = sandbox.history()[-1]
+    assert held.state == "held"
+    verdict = next(change.verdict for change in held.changes if change.path == "plain/two")
+    if became == "before":
+        assert verdict == "held"
+        assert scene.play("merge", scene.told()) == 0, scene.said
+        _must_be(scene, after)
+    assert verdict in ("held", "discarded")
+    merge = next(run for run in sandbox.history() if run.command.startswith("merge") and run.state == "applied")
+    sandbox.undo(merge)
+    _must_be(scene, scene.before)
+    # Between file systems an undo brings a copy back, which is the person's as far as the held run can know.
+    rest = sandbox.apply(held, force=True)
+    assert {change.verdict for change in rest.changes} <= {"applied", "unsupported", "discarded"}
+
+
 def _decision_goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> None:
     """What a person decided can be decided once more, or the rest of it; all that waits is still there."""
     (run,) = sandbox.history()
@@ -305,7 +333,7 @@ def _must_be(scene: Scene, wanted: Snapshot) -> None:
 
 def _is(scene: Scene, wanted: Snapshot) -> None:
     """A backup shares no inode with the project, so an undo does not bring back a link to what was not changed."""
-    now, wanted = ({path: told[:-1] for path, told in each.items()} for each in (snapshot(scene.project), wanted))
+    now, wanted = ({path: told[:-1] for path, told in each.items()} for each in (scene.look(), wanted))
     assert now == wanted, _difference(now, wanted)
 
 

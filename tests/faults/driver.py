@@ -1,4 +1,4 @@
-"""One act on a project, for a tracer to interrupt: apply, discard, undo, run, a client's edit, or only start."""
+"""One act on a project, for a tracer to interrupt: apply, discard, undo, run, merge, a client's edit, or only start."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from fumehood import Policy, Sandbox
 from fumehood.core.request import Request
 from fumehood.faces.cli import hook
 from fumehood.linux.launch import start
+from fumehood.service.decide import apply_edited
 from fumehood.service.opened import OpenedStore
 from fumehood.service.running import CLOSED, Wishes
 from fumehood.service.sandbox import Hood
@@ -32,6 +33,10 @@ def main(act: str, project: str, told: str = "", *paths: str) -> None:
             sys.exit("the edit was refused")
         if act == "edit":
             OpenedStore().close()
+    elif act == "merge":
+        store = OpenedStore()
+        run = store.history.find(told)
+        apply_edited(store, store.projects.open(project), run, "plain/two", lambda old, new: old + b"edited\n" + new)
     elif act == "force":
         with Sandbox(project) as sandbox:
             sandbox.apply(told, force=True)
