@@ -203,7 +203,7 @@ def test_when_somebody_else_answers_the_prompt_closes(home, project):
     path = f"import sys; sys.path[:0] = {[entry for entry in sys.path if entry]!r}\n"
     with Terminal([sys.executable, "-I", "-c", path + ANOTHER_ANSWERS], project) as terminal:
         assert terminal.end() == 0
-        assert "no answer: deny" in terminal.seen
+        assert "> answered elsewhere: allow once" in terminal.seen
         assert "allow_once\r\nTrue" in terminal.seen
 
 

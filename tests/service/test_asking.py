@@ -184,8 +184,12 @@ def test_with_nobody_to_ask_it_is_refused_at_once_and_told(home, project, web):
     assert (project / "made").read_text() == "offline\n"
     assert list(refusals(run)) == [at(web), f"localhost:{web.port}"]
     for name, hint in refusals(run).items():
-        assert "after the start: this host was not granted" in hint
+        assert "after the start: nobody was there to ask" in hint
         assert f"--allow-host {name}" in hint
+    missed = [each.ahead for each in OpenedStore().grants.missed(str(project))]
+    assert [name for name in reversed(missed) if "hosts = [" in name] == [
+        f'what the configuration names needs no question: hosts = ["{name}"]' for name in refusals(run)
+    ]
 
 
 def test_an_answer_that_does_not_come_in_time_is_a_no_for_every_other_host_too(home, project, web, other):

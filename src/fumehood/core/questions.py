@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fumehood.core import changes as c
 from fumehood.core.network import EVERY_HOST, FULL
+from fumehood.core.request import quoted as word
 from fumehood.core.value import Value
 from fumehood.core.wording import MOST_ITEMS, MOST_OF_A_NAME, WIDTH, Item, listed, quoted, wrapped
 from fumehood.errors import BadRequest
@@ -186,6 +187,7 @@ def root_question(path: str, project: str, link: str | None = None) -> Question:
     return Question(
         what=what, text=text, command="", directory=project, project=project, target=path, one_time_only=True,
         details=("it stays a root of this project until: fumehood roots remove",),
+        ahead=_typed("roots add", project, path),
     )  # fmt: skip
 
 
@@ -198,6 +200,11 @@ def write_question(path: str, command: str, directory: str, project: str, run: s
     )  # fmt: skip
 
 
+def _typed(words: str, project: str, what: str) -> str:
+    """Return the line by which a person allows something themselves, wherever they type it."""
+    return f"to allow it: fumehood {words} --project {word(project)} {word(what)}"
+
+
 def reason_told(reason: str) -> tuple[str, ...]:
     """Return an agent's own words for why it asks, as a line of a question."""
     return (f"the agent says: {reason}",) if reason.strip() else ()
@@ -208,6 +215,7 @@ def host_question(host: str, project: str, reason: str = "") -> Question:
     return Question(
         what=HOST, text=f"Let an agent's commands reach a host: {host}?", command="", directory=project,
         project=project, target=host, items=(_host(host),), details=reason_told(reason), is_lasting=True,
+        ahead=_typed("ask", project, host),
     )  # fmt: skip
 
 
@@ -216,6 +224,7 @@ def show_question(path: str, project: str, reason: str = "") -> Question:
     return Question(
         what=SHOW, text=f"Let an agent's commands read a path of your home: {path}?", command="", directory=project,
         project=project, target=path, details=reason_told(reason), is_lasting=True,
+        ahead=_typed("ask --show", project, path),
     )  # fmt: skip
 
 
@@ -314,6 +323,7 @@ def apply_question(run: Run) -> Question:
         what=APPLY_HELD, text=f"Apply the changes that run {run.name} holds?", command=run.command,
         directory=run.project, project=run.project, target=run.run, run=run.run, one_time_only=True,
         items=tuple(held_item(run, change) for change in held), about=held_digest(run, waiting(run)),
+        ahead=f"to look and choose: fumehood review {run.name}",
         details=(
             f"line by line: fumehood diff {run.name}",
             *([f"{conflicts} in conflict with your own edits {stay}"] if conflicts else []),

@@ -27,8 +27,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Awaitable, Callable, Sequence
+    from typing import TypeVar
 
     Answering = Callable[[Question], object | Awaitable[object]]
+    Result = TypeVar("Result")
 
 _TURN_S = 0.05  # how often a caller that may lose interest is asked whether it has
 
@@ -57,6 +59,7 @@ class Asked:
         self._race = race
         self._closings: list[Callable[[], object]] | None = []
         self._replied = False
+        self.is_away = False  # nobody is there, now or for good
 
     def answer(self, answer: object) -> bool:
         """Answer with one of the question's options, True or False; returns True if this is the one that counts.
@@ -68,8 +71,17 @@ class Asked:
             if self._replied or self._race.is_over:
                 return False
             self._replied = True
-            self._race.take(option)
-        return option is not None
+            if option is not None:
+                return self._race.settle(Reply(answer=option))
+            self.is_away = True
+            self._race.look_around()
+        return False
+
+    def attended(self, *, is_here: bool) -> None:
+        """Say whether somebody is there now: as long as all are away, there is nobody to wait for."""
+        with self._race.changed:
+            self.is_away = not is_here
+            self._race.look_around()
 
     def fail(self, error: BaseException) -> None:
         """Say that asking went wrong: whoever waits for the answer gets the error."""
@@ -77,6 +89,18 @@ class Asked:
             if not self._replied and not self._race.is_over:
                 self._replied = True
                 self._race.break_off(error)
+
+    def share(self, show: Callable[[], Result], earlier: Callable[[], str | None]) -> Result | None:
+        """Show the question to other processes too, unless it is settled; returns what `show` does.
+
+        From then on, before an answer counts here, `earlier` closes it there, and returns the answer that came first.
+        """
+        with self._race.changed:
+            if self._race.is_over:
+                return None
+            shown = show()
+            self._race.earlier = earlier
+            return shown
 
     def on_close(self, closing: Callable[[], object]) -> None:
         """Have something called once the question is settled: by the thread that waited, or at once if it is."""
@@ -91,6 +115,11 @@ class Asked:
         """True if an answer would come too late."""
         return self._race.is_over
 
+    @property
+    def reply(self) -> Reply | None:
+        """What came of it, once it is settled; None too where asking went wrong."""
+        return self._race.reply
+
     def close(self) -> None:
         """The question is settled: tell who shows it."""
         with self._race.changed:
@@ -102,9 +131,10 @@ class Asked:
 class _Race:
     """Several who may answer, of whom the first counts."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, question: Question, size: int, seconds: float) -> None:
         self.changed = threading.Condition()
-        self._waiting = size
+        self.asked = [Asked(question, self, seconds) for _ in range(size)]
+        self.earlier: Callable[[], str | None] = lambda: None
         self._error: BaseException | None = None
         self.reply: Reply | None = None
 
@@ -112,14 +142,17 @@ class _Race:
     def is_over(self) -> bool:
         return self.reply is not None or self._error is not None
 
-    def take(self, answer: str | None) -> None:
-        """Count one reply (the lock is held)."""
-        self._waiting -= 1
-        if answer is not None:
-            self.reply = Reply(answer=answer)
-        elif not self._waiting:
-            self.reply = Reply(answer=DENY_ONCE, reason=NOBODY)
+    def settle(self, reply: Reply) -> bool:
+        """End it by a reply, unless another came first where other processes answer (the lock is held)."""
+        earlier = self.earlier()
+        self.reply = reply if earlier is None else Reply(answer=earlier)
         self.changed.notify_all()
+        return earlier is None
+
+    def look_around(self) -> None:
+        """End it where everybody is away (the lock is held)."""
+        if not self.is_over and all(each.is_away for each in self.asked):
+            self.settle(Reply(answer=DENY_ONCE, reason=NOBODY))
 
     def break_off(self, error: BaseException) -> None:
         """End it by an error (the lock is held)."""
@@ -133,7 +166,7 @@ class _Race:
             while not self.is_over:
                 left = deadline - time.monotonic()
                 if left <= 0 or (cancelled is not None and cancelled()):
-                    self.reply = Reply(answer=DENY_ONCE, reason=TOO_LATE if left <= 0 else CANCELLED)
+                    self.settle(Reply(answer=DENY_ONCE, reason=TOO_LATE if left <= 0 else CANCELLED))
                     break
                 self.changed.wait(left if cancelled is None else min(left, _TURN_S))
             if self._error is not None:
@@ -148,20 +181,18 @@ def ask_all(
     """Put a question to all of them at once and return the first answer; without one, a no."""
     if not asks:
         return Reply(answer=DENY_ONCE, reason=NOBODY)
-    race = _Race(len(asks))
-    put: list[Asked] = []
+    race = _Race(question, len(asks), seconds)
     try:
-        for ask in asks:
+        for ask, asked in zip(asks, race.asked, strict=True):
             if race.is_over:
                 break
-            put.append(Asked(question, race, seconds))
-            ask.put(put[-1])
+            ask.put(asked)
         return race.wait(seconds, cancelled)
     finally:
         with race.changed:
             if not race.is_over:  # an error: what comes now is too late
-                race.reply = Reply(answer=DENY_ONCE, reason=CANCELLED)
-        for asked in put:
+                race.settle(Reply(answer=DENY_ONCE, reason=CANCELLED))
+        for asked in race.asked:
             asked.close()
 
 

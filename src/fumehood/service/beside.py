@@ -37,14 +37,12 @@ def offer(hood: Workplace, request: Request, wishes: Wishes) -> Request:
         if not _is_used(request, path, real) or not _is_first(store.places.session(request.session), real):
             continue
         question = root_question(real, hood.project.path, None if real == path else path)
-        permissions = hood.asking(wishes)
-        if permissions.are_answered:
-            decision = permissions.decide(question, wishes.cancelled)
-            store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=hood.project.id)
-            if decision.allowed:
-                hood.project = store.projects.keep_root(hood.project, real)
-                continue
-        read_only.append(real)
+        decision = hood.asking(wishes).decide(question, wishes.cancelled)
+        store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=hood.project.id)
+        if decision.allowed:
+            hood.project = store.projects.keep_root(hood.project, real)
+        else:
+            read_only.append(real)
     return request.replace(beside=tuple(read_only))
 
 

@@ -1,9 +1,10 @@
 """The desk: where a question is put for whoever is present, in whatever process, and answered once.
 
-It is a directory of our own state, which no command sees. A question is a file there, locked by the process that waits
-for its answer; an answer is a file beside it, which can be made only once. Whoever watches the desk holds a lock on a
-file of their own: so it is known whether anybody is present, and nothing is left to be asked where nobody is. There is
-no server: a page or program that starts anew reads the same directory.
+It is a directory of our own state, closed to other users, which no command sees. A question is a file there, locked by
+the process that waits for its answer. To answer it is to rename it, which only the first can; to close it is to remove
+it. Whoever watches the desk holds a lock on a file of their own: so it is known whether anybody is present, and nothing
+is left to be asked where nobody is. There is no server: a page or program that starts anew reads the same directory,
+and what a process left that was killed is known by its lock, which is gone.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import json
 import os
 import threading
 import time
+import weakref
 
-from fumehood.core.questions import Question, understood
-from fumehood.core.value import Value
+from fumehood.core.questions import ALLOW, DENY, Question, understood
 from fumehood.core.wording import Item
 from fumehood.errors import BadRequest
-from fumehood.store.places import make_private, new_id
+from fumehood.store.places import LENGTH, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from typing import Any, Self
 
     from fumehood.service.ask import Asked
@@ -31,15 +32,33 @@ if TYPE_CHECKING:
 _QUESTION, _ANSWER, _PRESENT, _NEW = ".question", ".answer", ".present", ".new"
 _LOOKS_EVERY_S = 0.1
 _AWAY_S = 10.0  # how long somebody may be away, to load a page anew, before they count as gone
+_MOMENT_S = 3600.0  # what somebody is about to put down, and what somebody left who was killed just then
 
 
-class OpenQuestion(Value):
-    """A question that lies on the desk; it waits until a moment of the clock."""
+class OpenQuestion:
+    """A question that waits for an answer: `question` is what is asked, `id` tells it from all others.
 
-    id: str
-    question: Question
-    asked_at: float
-    until: float
+    It was asked at `asked_at` and waits until `until`, in seconds since 1970, as far as the clock is not set meanwhile.
+    """
+
+    def __init__(self, desk: Desk, key: str, question: Question, asked_at: float, until: float) -> None:
+        self._desk = desk
+        self.id = key
+        self.question = question
+        self.asked_at = asked_at
+        self.until = until
+
+    def answer(self, answer: object) -> bool:
+        """Answer with one of the question's `options`, True or False; returns True if this is the one that counts.
+
+        False: somebody was faster, it is too late, or nobody waits for it any more.
+        """
+        return self._desk.answer(self.id, answer)
+
+    @property
+    def is_open(self) -> bool:
+        """True if an answer would still count."""
+        return self._desk.holds(self.id)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as programs get it: ready to be shown, with the answers that it allows."""
@@ -59,55 +78,58 @@ class Desk:
 
     @property
     def is_attended(self) -> bool:
-        """True if somebody is present who would see a question."""
-        return any(self._is_locked(name) for name in self._names(_PRESENT))
+        """True if somebody is present, for whatever project."""
+        return any(whose is not None for whose in map(self._locked, self._names(_PRESENT)))
 
-    def attend(self) -> Presence:
-        """Be present, for a `with` block: questions are put here from now on, and wait for an answer."""
-        return Presence(self._made())
+    def is_attended_for(self, project: str) -> bool:
+        """Return True if somebody is present who would see a question of a project."""
+        wanted = (b"", os.fsencode(project))
+        return any(whose in wanted for whose in map(self._locked, self._names(_PRESENT)))
 
-    def waiting(self) -> list[OpenQuestion]:
-        """Return the questions that wait for an answer, the oldest first; what a dead process left goes."""
-        questions = []
-        for name in sorted(self._names(_QUESTION)):
-            key = name.removesuffix(_QUESTION)
-            if not self._is_locked(name):
-                self._clear(key)
-            elif not os.path.lexists(self._path(key, _ANSWER)):
-                question = self._read(key)
-                questions += [] if question is None else [question]
-        return questions
+    def attend(self, project: str = "") -> Presence:
+        """Be present, for a `with` block: questions, or those of one project, wait for an answer from now on."""
+        return Presence(self._made(), project)
+
+    def waiting(self, project: str = "") -> list[OpenQuestion]:
+        """Return the questions, or those of one project, that wait for an answer, the oldest first."""
+        for name in self._names(_ANSWER):
+            if self._locked(name) is None:  # whoever asked died before they heard
+                _remove(f"{self._directory}/{name}")
+        opened = (self._opened(name.removesuffix(_QUESTION)) for name in sorted(self._names(_QUESTION)))
+        return [each for each in opened if each is not None and project in ("", each.question.project)]
+
+    def holds(self, key: str) -> bool:
+        """Return True if a question waits for an answer."""
+        return self._opened(key) is not None
 
     def answer(self, key: str, answer: object) -> bool:
         """Answer a question with one of its options, True or False; returns True if this is the one that counts.
 
         False: somebody was faster, it is too late, or nobody waits for it any more.
         """
-        question = next((each for each in self.waiting() if each.id == key), None)
-        if question is None:
+        opened = self._opened(key)
+        if opened is None:
             return False
-        option = understood(question.question, answer)
-        spare = self._path(f"{key}-{new_id()}", _NEW)
-        _write(spare, {"answer": option, "digest": question.question.digest})
+        options = opened.question.options
+        if isinstance(answer, str) and answer not in (ALLOW, DENY, *options):
+            raise BadRequest(f"{answer!r} does not answer this question", hint=f"one of: {', '.join(options)}")
+        option = understood(opened.question, answer)
         try:
-            os.link(spare, self._path(key, _ANSWER))  # only the first can
-        except FileExistsError:
+            os.rename(self._path(key, _QUESTION), self._path(key, f".{option}{_ANSWER}"))  # only the first can
+        except FileNotFoundError:
             return False
-        finally:
-            os.unlink(spare)
         return True
 
     def put(self, asked: Asked) -> None:
         """Lay a question on the desk, and wait for its answer in a thread."""
-        self._made()
-        key = new_id().lower()
-        now = time.time()
-        spare = self._path(key, _NEW)
-        fields = {**asked.question.fields(), "items": [item.fields() for item in asked.question.items]}
-        _write(spare, {"question": fields, "asked_at": now, "until": now + asked.seconds})
-        file = os.open(spare, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.rename(spare, self._path(key, _QUESTION))
+        key, options = new_id().lower(), asked.question.options
+        try:
+            file = asked.share(lambda: self._laid(key, asked), lambda: self._taken_off(key, options))
+        except OSError:
+            asked.answer(None)  # there is no room: the others are asked
+            return
+        if file is None:
+            return
         settled = threading.Event()
         thread = threading.Thread(target=self._await, args=(key, asked, settled), name="fumehood-desk", daemon=True)
 
@@ -115,50 +137,53 @@ class Desk:
             settled.set()
             # A sandbox is forked next, and only a process of one thread may do that.
             thread.join()
-            self._clear(key)
+            for ending in (_QUESTION, *(f".{option}{_ANSWER}" for option in options)):
+                _remove(self._path(key, ending))
             os.close(file)
 
         asked.on_close(close)
         thread.start()
 
+    def _laid(self, key: str, asked: Asked) -> int:
+        """Make a question's file; returns the descriptor that keeps it locked."""
+        fields = {**asked.question.fields(), "items": [item.fields() for item in asked.question.items]}
+        contents = {"question": fields, "asked_at": time.time(), "deadline": time.monotonic() + asked.seconds}
+        path = f"{self._made()}/{key}"
+        return _put_down(path + _NEW, path + _QUESTION, json.dumps(contents).encode("ascii"))
+
+    def _taken_off(self, key: str, options: tuple[str, ...]) -> str | None:
+        """Take a question off the desk; returns the answer that was given here before, if one was."""
+        return None if _remove(self._path(key, _QUESTION)) else self._answer_to(key, options)
+
     def _await(self, key: str, asked: Asked, settled: threading.Event) -> None:
+        """Wait for an answer, and know whether anybody is there; who comes later may give it too."""
+        project, options = asked.question.project, asked.question.options
         seen = time.monotonic()
         while not settled.wait(_LOOKS_EVERY_S):
-            answer = self._answer_to(key)
-            if answer is not None and answer["digest"] == asked.question.digest:
-                asked.answer(answer["answer"])
+            answer = self._answer_to(key, options)
+            if answer is not None:
+                asked.answer(answer)
                 return
-            if self.is_attended:
+            if self.is_attended_for(project):
                 seen = time.monotonic()
-            elif time.monotonic() - seen > _AWAY_S:
-                asked.answer(None)
-                return
+            asked.attended(is_here=time.monotonic() - seen <= _AWAY_S)
 
-    def _answer_to(self, key: str) -> dict[str, str] | None:
-        try:
-            with open(self._path(key, _ANSWER), "rb") as file:
-                answer: dict[str, str] = json.load(file)
-        except FileNotFoundError:
+    def _answer_to(self, key: str, options: tuple[str, ...]) -> str | None:
+        return next((each for each in options if os.path.lexists(self._path(key, f".{each}{_ANSWER}"))), None)
+
+    def _opened(self, key: str) -> OpenQuestion | None:
+        """Read a question that waits; what a dead process left goes."""
+        path = self._path(key, _QUESTION)
+        data = self._locked(key + _QUESTION)
+        if data is None:
+            _remove(path)
             return None
-        return answer
-
-    def _read(self, key: str) -> OpenQuestion | None:
-        try:
-            with open(self._path(key, _QUESTION), "rb") as file:
-                contents = json.load(file)
-        except FileNotFoundError:
-            return None  # settled this moment
-        fields = contents.pop("question")
+        contents = json.loads(data)
+        fields = contents["question"]
         fields["items"] = tuple(Item(**{**item, "kind": tuple(item["kind"])}) for item in fields["items"])
         fields["details"] = tuple(fields["details"])
-        return OpenQuestion(id=key, question=Question(**fields), **contents)
-
-    def _clear(self, key: str) -> None:
-        for ending in (_QUESTION, _ANSWER):
-            try:
-                os.unlink(self._path(key, ending))
-            except FileNotFoundError:
-                continue
+        until = round(time.time() + contents["deadline"] - time.monotonic())
+        return OpenQuestion(self, key, Question(**fields), contents["asked_at"], until)
 
     def _names(self, ending: str) -> Iterator[str]:
         try:
@@ -168,23 +193,13 @@ class Desk:
         return (name for name in names if name.endswith(ending))
 
     def _path(self, key: str, ending: str) -> str:
-        if not key.replace("-", "").isalnum():
+        if not (key.isascii() and key.isalnum() and len(key) <= LENGTH):
             raise BadRequest(f"{key!r} does not name a question", hint="fumehood status lists those that wait")
         return f"{self._directory}/{key}{ending}"
 
-    def _is_locked(self, name: str) -> bool:
-        """Tell whether the process that made a file lives; what nobody holds any more is of no use."""
-        try:
-            file = os.open(f"{self._directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(file)
-        return False
+    def _locked(self, name: str) -> bytes | None:
+        """Return what is in a file whose maker lives; what nobody holds any more is of no use."""
+        return _read_locked(f"{self._directory}/{name}")
 
     def _made(self) -> str:
         if not os.path.isdir(self._directory):
@@ -195,30 +210,119 @@ class Desk:
 class Presence:
     """Somebody is at the desk for a `with` block."""
 
-    def __init__(self, directory: str) -> None:
-        self._path = f"{directory}/{os.getpid()}-{new_id().lower()}{_PRESENT}"
+    def __init__(self, directory: str, project: str = "") -> None:
+        self._directory = directory
+        self._project = project
 
     def __enter__(self) -> Self:
-        for name in os.listdir(os.path.dirname(self._path)):
-            self._forget_dead(f"{os.path.dirname(self._path)}/{name}")
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._forget_dead()
+        path = f"{self._directory}/{new_id().lower()}"
+        file = _put_down(path + _NEW, path + _PRESENT, os.fsencode(self._project))
+        # Where nobody leaves, the end of this object is the end of the presence.
+        self._leave = weakref.finalize(self, _let_go, path + _PRESENT, file)
+        self._leave.atexit = False  # then the lock goes, and with it the presence; a forked process ends nobody's
         return self
 
     def __exit__(self, *_error: object) -> None:
-        os.unlink(self._path)
-        os.close(self._file)
+        self._leave()
 
-    def _forget_dead(self, path: str) -> None:
+    def _forget_dead(self) -> None:
         """Remove what those left who died here."""
-        pid = os.path.basename(path).partition("-")[0]
-        if path.endswith(_PRESENT) and not os.path.exists(f"/proc/{pid}"):
-            try:
-                os.unlink(path)
-            except FileNotFoundError:
-                return  # another one who came was faster
+        for name in os.listdir(self._directory):
+            path = f"{self._directory}/{name}"
+            if name.endswith(_PRESENT) and _read_locked(path) is None:
+                _remove(path)
+            elif name.endswith(_NEW):
+                try:
+                    is_left = time.time() - os.lstat(path).st_mtime > _MOMENT_S
+                except FileNotFoundError:
+                    continue
+                if is_left:
+                    _remove(path)
 
 
-def _write(path: str, contents: object) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="ascii") as file:
-        json.dump(contents, file)
+class Questions:
+    """Questions as they come, each once, for `for` or `async for`; whoever has this is present, until it is closed.
+
+    Use it in a `with` block, or call `close`, from any thread or task: the loop over it then ends.
+    """
+
+    def __init__(self, desk: Desk, project: str = "") -> None:
+        self._desk = desk
+        self._project = project
+        self._closed = threading.Event()
+        self._seen: set[str] = set()
+        self._presence = desk.attend(project).__enter__()
+
+    def close(self) -> None:
+        """Be present no longer."""
+        self._closed.set()
+        self._presence.__exit__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[OpenQuestion]:
+        while not self._closed.is_set():
+            yield from self._new()
+            self._closed.wait(_LOOKS_EVERY_S)
+
+    async def __aiter__(self) -> AsyncIterator[OpenQuestion]:
+        import asyncio
+
+        while not self._closed.is_set():
+            for question in self._new():
+                yield question
+            await asyncio.sleep(_LOOKS_EVERY_S)
+
+    def _new(self) -> Iterator[OpenQuestion]:
+        """Return those that were not seen before, if they are still open when their turn comes."""
+        waiting = self._desk.waiting(self._project)
+        news = [each for each in waiting if each.id not in self._seen]
+        self._seen = {each.id for each in waiting}
+        return (each for each in news if not self._closed.is_set() and each.is_open)
+
+
+def _put_down(spare: str, path: str, contents: bytes) -> int:
+    """Make a file that is whole and locked once it has its name; returns the descriptor that holds the lock."""
+    file = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        view = memoryview(contents)
+        while view:
+            view = view[os.write(file, view) :]
+        os.rename(spare, path)
+    except BaseException:
+        _let_go(spare, file)
+        raise
+    return file
+
+
+def _let_go(path: str, file: int) -> None:
+    _remove(path)
+    os.close(file)
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False  # somebody else was faster
+    return True
+
+
+def _read_locked(path: str) -> bytes | None:
+    """Return what is in a file that somebody has locked, else None."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(file, "rb") as stream:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return stream.read()
+    return None

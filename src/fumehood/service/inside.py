@@ -28,6 +28,7 @@ TOOL = f"{BIN}/fumehood"
 _MOST_REQUESTS, _MOST_ASKED = 200, 10  # of one run
 _MOST_BYTES = 1 << 20  # of an answer
 _PATIENCE_S = 60.0  # for what is asked, and for the script to take the answer
+_PERSON_S = 3600.0  # for who is asked by a process of its own, which knows how long to wait for each answer
 _LOOK_S = 0.01
 
 SCRIPT = f"""#!/bin/sh
@@ -166,7 +167,7 @@ class Door:
             raise Refused(f"a command may ask for {_MOST_ASKED} things at most", hint="ask in another one")
         if self.ask is not None:
             return 0, self.ask(asked).encode(errors="backslashreplace")
-        # Nobody can be asked by us; it is recorded, and the line for a person is told.
+        # Nobody was there when the command began: whoever has come is asked, else the line for a person is told.
         options = [f"--{each.what}={each.target}" for each in asked]
         return self._by_command_line([ASK, f"--reason={asked[0].reason}", *options])
 
@@ -182,7 +183,7 @@ class Door:
         try:
             if self._is_stopped:  # just now
                 child.kill()
-            text, is_all = _read(child)
+            text, is_all = _read(child, _PERSON_S if words[0] == ASK else _PATIENCE_S)
         finally:
             child.kill()
             code = child.wait()
@@ -215,13 +216,13 @@ class Door:
             os.close(pipe)
 
 
-def _read(child: Popen[bytes]) -> tuple[bytes, bool]:
+def _read(child: Popen[bytes], patience_s: float) -> tuple[bytes, bool]:
     """Return what a process prints, within bounds of size and time, and whether that is all."""
     import select
     import time
 
     assert child.stdout is not None
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + patience_s
     text = b""
     with child.stdout as stream:
         poll = select.poll()

@@ -98,7 +98,7 @@ class Asking:
             if self._silence:
                 return Decision(allowed=False, reason=self._silence)
         decision = self._decide(place, lambda: bool(self._silence))
-        if decision.reason in (NOBODY, TOO_LATE):
+        if decision.reason == TOO_LATE:  # nobody is there: the next one would wait as long
             self._fall_silent(decision.reason)
         with self._changed:
             self._unrecorded.append((place, decision))

@@ -51,25 +51,21 @@ class Permissions:
         self._patience_s = patience_s
 
     @property
-    def _asks(self) -> tuple[Ask, ...]:
-        """Who can be asked: looked for only when it matters."""
+    def _others(self) -> tuple[Ask, ...]:
+        """Who can be asked beside those at the desk: looked for only when it matters."""
         if callable(self._askable):
             self._askable = self._askable()
-        return (*self._askable, *self._desk)
+        return tuple(self._askable)
 
-    @property
-    def _desk(self) -> tuple[Ask, ...]:
+    def are_answered(self, project: str) -> bool:
+        """Return True if there is somebody to ask about a project."""
+        if self._others:
+            return True
         if not has_entries(self._store.places.desk):
-            return ()
+            return False
         from fumehood.service.desk import Desk
 
-        desk = Desk(self._store.places)
-        return (desk,) if desk.is_attended else ()
-
-    @property
-    def are_answered(self) -> bool:
-        """True if there is somebody to ask."""
-        return bool(self._asks)
+        return Desk(self._store.places).is_attended_for(project)
 
     def among(self, asks: Sequence[Ask]) -> Permissions:
         """Return the same grants and session with others to ask."""
@@ -84,13 +80,14 @@ class Permissions:
             return Decision(allowed=before == questions.ALLOW, reason=f"answered before: {before}")
         if question.unaskable:
             return Decision(allowed=False, answer=questions.DENY_ONCE, reason=question.unaskable)
-        asks = self._asks
-        if not asks:
+        if not self.are_answered(question.project):
             self._store.grants.miss(question)
             return Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
         from fumehood.service.ask import ask_all
+        from fumehood.service.desk import Desk
 
-        reply = ask_all(asks, question, self._patience_s, cancelled)
+        # At the desk too where nobody is there yet: who comes while the others are asked may answer.
+        reply = ask_all((*self._others, Desk(self._store.places)), question, self._patience_s, cancelled)
         if reply.reason in (questions.NOBODY, questions.TOO_LATE):
             self._store.grants.miss(question)
         verdict, scope = questions.verdict(reply.answer), questions.scope(reply.answer)

@@ -84,7 +84,7 @@ class Hood(Workplace):
         if request.thrown:  # nothing is kept for another one without a project
             hood = hood._under(hood.policy.replace(rootfs=hood.policy.rootfs.replace(writable=False)))
         hood, request = hood.profiled(request)
-        if hood._withheld and hood.asking(wishes).are_answered:
+        if hood._withheld and hood.asking(wishes).are_answered(self.project.path):
             request = hood._asking(request)
         # Before anything is tried out there: on a full disk, nothing would seem to work.
         database.keep(self.store.places.state)
@@ -160,7 +160,7 @@ class Hood(Workplace):
             return run_bare(self, host, claim, request, wishes)
         world = self.world(request, claim.run, seat)
         network = decided(request.network, request.hosts, self.policy)
-        if network.to_ask and request.if_granted and not self.asking(wishes).are_answered:
+        if network.to_ask and request.if_granted and not self.asking(wishes).are_answered(self.project.path):
             # Every command of the agent would be refused. One that needs the hosts is told when it tries.
             network = decided(NONE, (), self.policy)
         run = Run(
@@ -309,8 +309,8 @@ class Hood(Workplace):
         assert door is not None
         door.outside = world.outside
         permissions = self.asking(wishes)
-        if not permissions.are_answered:
-            return None
+        if not permissions.are_answered(self.project.path):
+            return None  # then a process of its own asks whoever has come meanwhile
         from fumehood.service.access import settle as settle_access
         from fumehood.service.network import Asking
 
@@ -345,7 +345,7 @@ class Hood(Workplace):
             return permissions.decide(question, lambda: is_closed() or (cancelled is not None and cancelled()))
 
         asking = None
-        if network.asks and permissions.are_answered:
+        if network.asks:
             asking = Asking(decide, lambda place, answer: self.note_decision(run, _question(run, (place,)), answer))
         is_ours = self.host().makes_namespaces
         return Access(

@@ -244,8 +244,8 @@ class Grants:
         with self.database.transaction() as connection:
             connection.execute(
                 "DELETE FROM missed"
-                " WHERE what = ? AND project = ? AND text = ? OR id <= (SELECT max(id) FROM missed) - ?",
-                (question.what, os.fsencode(question.project), values[0], _MOST_MISSED),
+                " WHERE what = ? AND project = ? AND text = ? AND ahead = ? OR id <= (SELECT max(id) FROM missed) - ?",
+                (question.what, os.fsencode(question.project), values[0], ahead, _MOST_MISSED),
             )
             connection.execute(
                 "INSERT INTO missed (at, what, project, target, text, command, directory, ahead)"

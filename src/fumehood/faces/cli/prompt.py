@@ -98,11 +98,19 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                     left = max(0.0, deadline - time.monotonic())
                     _write(tty, _BELL + prompt_text(asked.question, left, columns(tty)))
                     answer = _answer(tty, closed, resumed, asked.question)
+            is_ours = bool(answer) and asked.answer(answer)
             # Whoever reads this has the terminal back as it was.
-            _write(tty, f" {_KEYS[answer][1] if answer else 'no answer: deny'}\n")
-        asked.answer(answer or questions.DENY_ONCE)
+            _write(tty, f" {_KEYS[answer][1] if is_ours else _outcome(asked)}\n")
     except (OSError, termios.error):
         asked.answer(None)  # the terminal is gone, and with it whoever was there
+
+
+def _outcome(asked: Asked) -> str:
+    """Say what came of a question that was not settled here."""
+    reply = asked.reply
+    if reply is None or reply.reason:
+        return "no answer: deny"
+    return f"answered elsewhere: {_KEYS[reply.answer][1]}"
 
 
 def turn(tty: int) -> TerminalTurn:
