@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from fumehood.errors import Unforeseen as Unforeseen
     from fumehood.service.available import Availability as Availability
     from fumehood.service.available import available as available
+    from fumehood.service.desk import OpenQuestion as OpenQuestion
+    from fumehood.service.desk import Questions as Questions
     from fumehood.service.library import Sandbox as Sandbox
     from fumehood.service.started import Started as Started
     from fumehood.service.tools import tool as tool
@@ -47,6 +49,8 @@ _PUBLIC = {
     "Availability": ("fumehood.service.available", "Availability"),
     "Policy": ("fumehood.core.policy", "Policy"),
     "Question": ("fumehood.core.questions", "Question"),
+    "Questions": ("fumehood.service.desk", "Questions"),
+    "OpenQuestion": ("fumehood.service.desk", "OpenQuestion"),
     "Run": ("fumehood.core.report", "Run"),
     "Change": ("fumehood.core.report", "ReportedChange"),
     "Blocked": ("fumehood.core.report", "Blocked"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question
+from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question, network_question
 from fumehood.core.wording import Item
 from fumehood.service.ask import ask_all
 from fumehood.service.desk import Desk
@@ -122,3 +124,85 @@ def test_somebody_who_leaves_is_no_longer_present(desk: Desk) -> None:
     with desk.attend():
         assert desk.is_attended
     assert not desk.is_attended
+
+
+# ---- A program that answers.
+
+
+def asking_in_a_thread(project: Path, hosts: list[str], outcomes: list[object]) -> threading.Thread:
+    """Have the commands of another sandbox ask for hosts, one after the other."""
+
+    def ask() -> None:
+        with fumehood.Sandbox(project, fumehood.Policy()) as sandbox:
+            for host in hosts:
+                try:
+                    sandbox.require(network_question(host, str(project), str(project), "r", (host,)))
+                    outcomes.append(True)
+                except fumehood.Refused:
+                    outcomes.append(False)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_a_program_answers_what_others_ask_each_once_and_is_present_meanwhile(project: Path, desk: Desk) -> None:
+    outcomes: list[object] = []
+    with fumehood.Sandbox(project) as sandbox, sandbox.open_questions() as questions:
+        assert desk.is_attended_for(str(project))
+        assert not desk.is_attended_for("/another")
+        asking = asking_in_a_thread(project, ["a.example", "b.example"], outcomes)
+        for number, each in enumerate(questions):
+            assert (each.question.details, each.is_open) == ((f"{'ab'[number]}.example",), True)
+            assert each.answer(number == 0)
+            assert not each.answer(True)
+            assert not each.is_open
+            if number:
+                questions.close()
+        asking.join()
+    assert outcomes == [True, False]
+    assert not desk.is_attended
+
+
+def test_a_program_with_an_event_loop_answers_its_own_commands_too(project: Path, desk: Desk) -> None:
+    async def main() -> fumehood.Run:
+        with fumehood.Sandbox(project) as sandbox:
+            questions = sandbox.open_questions()
+
+            async def answer() -> None:
+                async for each in questions:
+                    assert each.question.options == (ALLOW_ONCE, DENY_ONCE)
+                    with pytest.raises(fumehood.BadRequest, match=r"does not answer this question"):
+                        each.answer("allow_always")
+                    each.answer(ALLOW_ONCE)
+                    return
+
+            run, _ = await asyncio.gather(sandbox.arun("echo ran", network=["example.org"]), answer())
+            return run
+
+    run = asyncio.run(main())
+    assert (run.output, run.hosts) == ("ran\n", ("example.org",))
+    assert not desk.is_attended
+
+
+def test_who_answers_for_one_project_is_nobody_for_another(project: Path, desk: Desk, test_directory: Path) -> None:
+    (test_directory / "another").mkdir()
+    outcomes: list[object] = []
+    with fumehood.Sandbox(test_directory / "another") as sandbox:
+        with sandbox.open_questions():
+            asking_in_a_thread(project, ["a.example"], outcomes).join()
+        assert outcomes == [False]
+        with sandbox.open_questions(every_project=True) as questions:
+            asking = asking_in_a_thread(project, ["a.example"], outcomes)
+            next(iter(questions)).answer(True)
+            asking.join()
+    assert outcomes == [False, True]
+
+
+def test_who_lets_go_of_the_questions_is_no_longer_present(project: Path, desk: Desk) -> None:
+    with fumehood.Sandbox(project) as sandbox:
+        questions = sandbox.open_questions()
+        assert desk.is_attended
+        del questions
+        gc.collect()
+        assert not desk.is_attended

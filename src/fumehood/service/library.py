@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
+    from fumehood.service.desk import Questions
     from fumehood.service.sandbox import Variables
 
 
@@ -185,6 +186,16 @@ class Sandbox(Commands):
 
         where = os.path.join(self._project.path, os.fspath(path))
         return add_root(self._store, self._project, where, self._hood.permissions).roots
+
+    def open_questions(self, *, every_project: bool = False) -> Questions:
+        """Answer what is asked about this project, or any, by whichever process: `for` and `async for` go through it.
+
+        Whoever has this is present: commands that need an answer wait for it, until it is closed. Somebody at a page or
+        a terminal may be faster, and the first answer wins.
+        """
+        from fumehood.service.desk import Desk, Questions
+
+        return Questions(Desk(self._store.places), "" if every_project else self._project.path)
 
     def access_question(self, *, host: str = "", show: str = "", write: str = "", reason: str = "") -> Question | None:
         """Return what a person would be asked by `request_access`; None where they have answered it."""
