@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fumehood.errors import BadConfiguration as BadConfiguration
     from fumehood.errors import BadRequest as BadRequest
     from fumehood.errors import ChangedMeanwhile as ChangedMeanwhile
+    from fumehood.errors import DraftConflict as DraftConflict
     from fumehood.errors import FumehoodError as FumehoodError
     from fumehood.errors import LaunchFailed as LaunchFailed
     from fumehood.errors import NoRoom as NoRoom
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fumehood.service.available import available as available
     from fumehood.service.desk import OpenQuestion as OpenQuestion
     from fumehood.service.desk import Questions as Questions
+    from fumehood.service.drafting import Draft as Draft
     from fumehood.service.library import Sandbox as Sandbox
     from fumehood.service.started import Started as Started
     from fumehood.service.tools import tool as tool
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 # Where each public name lives (a module: without a name): importing the package itself must cost nothing.
 _PUBLIC = {
     "Sandbox": ("fumehood.service.library", "Sandbox"),
+    "Draft": ("fumehood.service.drafting", "Draft"),
     "Started": ("fumehood.service.started", "Started"),
     "available": ("fumehood.service.available", "available"),
     "tool": ("fumehood.service.tools", "tool"),
@@ -59,6 +62,7 @@ _PUBLIC = {
     "BadConfiguration": ("fumehood.errors", "BadConfiguration"),
     "BadRequest": ("fumehood.errors", "BadRequest"),
     "ChangedMeanwhile": ("fumehood.errors", "ChangedMeanwhile"),
+    "DraftConflict": ("fumehood.errors", "DraftConflict"),
     "LaunchFailed": ("fumehood.errors", "LaunchFailed"),
     "NoRoom": ("fumehood.errors", "NoRoom"),
     "OverlayUnavailable": ("fumehood.errors", "OverlayUnavailable"),

@@ -53,6 +53,13 @@ class ApplyFailed(FumehoodError):
     """Changes could not be taken over; the project is as it was before."""
 
 
+class DraftConflict(ApplyFailed):
+    """A draft and the project have both changed the same; `conflicts` tell where, and nothing was applied."""
+
+    exit_code = 1
+    conflicts: tuple[object, ...] = ()
+
+
 class TooDeep(FumehoodError):
     """Directories are nested deeper than anything that is taken over; what is there is left as it is."""
 

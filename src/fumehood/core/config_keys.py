@@ -303,6 +303,9 @@ KEYS: tuple[Key, ...] = (
     _key("root", ROOT, "The system that a command sees: `host`, `alpine`, or another root tree's name or path."),
     _key("tmp", choice("session", "fresh", "project"),
          "`/tmp`: one for the commands of a session, empty for any other; empty for each; or kept for the project."),
+    _key("drafts", choice("", "session"),
+         "`session`: what the commands of a session write stays in a draft of its own until that is applied; "
+         "empty: in a draft only where one is named."),
     _key("playground", FLAG, "Show commands a writable directory of their own at `~/playground`."),
     _key("ownership", choice(PRETEND, REFUSE),
          "When a command that runs as root gives a file to anybody else: `pretend` does nothing and reports success, "

@@ -199,6 +199,7 @@ class Policy(Value):
     sandbox: str = "bwrap"
     root: str = "host"
     tmp: str = "session"
+    drafts: str = ""  # "session": the commands of each session are in a draft of its own
     playground: bool = True
     ownership: str = PRETEND
     ask_timeout: float = 120.0

@@ -104,6 +104,8 @@ class Run:
         self.dropped: tuple[str, ...] = fields.pop("dropped", ())
         self.roots: tuple[str, ...] = fields.pop("roots", ())
         self.session: str | None = fields.pop("session", None)
+        self.draft: int | None = fields.pop("draft", None)  # the number of the draft that it belongs to
+        self.draft_name: str | None = fields.pop("draft_name", None)
         self.ended_in = ""  # the directory where a command of a session left its shell
         self.below: tuple[str, ...] = fields.pop("below", ())  # held runs that the command saw, the latest first
         self.mark = ""  # what sets our words apart from the command's, known to whoever reads `for_model`
@@ -184,7 +186,7 @@ class Run:
             "changes": self.fields_of(self.found),
             "blocked": [blocked.fields() for blocked in self.blocked],
             "started_at": self.started_at, "capture": self.capture, "act": self.act, "of": self.of,
-            "session": self.session,
+            "session": self.session, "draft": self.draft_name,
         }  # fmt: skip
 
     def for_model(self, mark: str = "") -> str:

@@ -42,14 +42,19 @@ class Session(Value):
         return dict(self.environment)
 
 
-def checked_name(name: str) -> str:
-    """Return a session's name if it can be one: it is also that of a directory."""
+def checked_name(name: str, what: str = "session") -> str:
+    """Return the name of a session, or a draft, if it can be one: it is also that of a directory."""
     if not name or len(name) > _LONGEST_NAME or not _IN_NAMES.issuperset(name) or name[0] not in _LETTERS | _DIGITS:
         raise BadRequest(
-            f"{name!r} can't be the name of a session",
+            f"{name!r} can't be the name of a {what}",
             hint=f"letters, digits and . _ : @ - only, at most {_LONGEST_NAME}, beginning with a letter or digit",
         )
     return name
+
+
+def loopback_of(draft: int) -> str:
+    """Return the session of a draft's commands that are in no other; all of them have its loopback."""
+    return f"draft-{draft}"
 
 
 def is_variable(name: str) -> bool:
@@ -121,6 +126,9 @@ class Request(Value):
     shell: str = ""  # a shell of the host's that reads the command
     source: str = ""  # a file that this shell reads first
     session: str = ""
+    draft: str = ""  # the draft that it is a run of
+    draft_number: int | None = None
+    frozen: str = ""  # where copies of the roots lie that it sees in their place
     beside: tuple[str, ...] = ()  # directories that a person gave the client of the session
     own_tmp: bool = False
     write: tuple[str, ...] | None = None  # all that it may write; None is what the project has
@@ -132,6 +140,11 @@ class Request(Value):
     root: str = ""  # what the command sees as `/`: host, alpine, the name of a tree, or its directory
     agent: Agent | None = None  # whose profile it runs with: a person asked for that
     each_command: bool = False  # whether the shell commands that it starts are runs of their own
+
+    @property
+    def loopback(self) -> str:
+        """Whose commands it shares a loopback with: those of its draft, or of its session."""
+        return self.session if self.draft_number is None else loopback_of(self.draft_number)
 
     @property
     def remark(self) -> str:

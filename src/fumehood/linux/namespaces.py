@@ -221,11 +221,12 @@ class Layer(Value):
     merged: str
     below: tuple[str, ...] = ()
     mode: int = 0  # that of what lies below, when the command began; 0 where that is not known any more
+    frozen: str = ""  # a copy of the root that is seen in its place
 
     @property
     def lowers(self) -> tuple[str, ...]:
         """All that lies under the upper directory, topmost first."""
-        return (*self.below, self.root)
+        return (*self.below, self.frozen or self.root)
 
 
 # A network namespace with nothing in it but a way out that we hold the other end of.

@@ -18,6 +18,7 @@ from fumehood.linux.process import CHANGES, KILL
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
+from fumehood.service.decide import discard_held
 from fumehood.service.dialogue import Dialogue, attend_in_thread, has_begun
 from fumehood.service.partner import LoopListener
 from fumehood.service.running import Wishes
@@ -62,6 +63,7 @@ class Commands:
     _thrown: Thrown | None
     _cwd: str
     _mark: str
+    _draft: str
 
     def run(
         self,
@@ -212,9 +214,37 @@ class Commands:
         attend_in_thread(dialogue, lambda: self._perform(request, wishes))
         return dialogue
 
-    def _unpack(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
+    def import_bundle(self, path: str | os.PathLike[str]) -> Run:
+        """Take up what `export` wrote, here or elsewhere, as a run that is held; it was judged as any command's.
+
+        What differs here from what the bundle was made on is a conflict.
+        """
+        from fumehood.service import bundles
+
+        bundle = bundles.read(os.fspath(path), self._store.places.state)
+        with bundle.layer:
+            run = self._taken_in(bundles.UNPACK, bundle.layer, f"import {os.path.basename(path)}: {bundle.command}")
+        return self._marked(bundles.compare(self._store, self._project, run, bundle))
+
+    def import_patch(self, path: str | os.PathLike[str]) -> Run:
+        """Take up a patch as git writes them, binary too, as a run that is held."""
+        from fumehood.service.bundles import TAKE_PATCH
+
+        try:
+            with open(path, "rb") as patch:
+                return self._taken_in(TAKE_PATCH, patch, f"import {os.path.basename(path)}")
+        except OSError as error:
+            raise BadRequest(f"{os.fspath(path)} can't be read: {error.strerror}", hint="check the path") from error
+
+    def _taken_in(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
+        """Have a command in the hood lay out what came from elsewhere: that is held, or nothing is kept."""
         request = self._request(command, self._project.path, False, None, HOLD, "host", None).replace(title=title)
-        return self._perform(request, _wishes(None, None, _fed(source), None, ()))
+        run = self._perform(request, _wishes(None, None, _fed(source), None, ()))
+        if run.exit_code:
+            if run.state == "held":
+                discard_held(self._store, self._project, run)
+            raise BadRequest(f"it can't be laid out here: {run.stderr.strip()[-300:]}", hint="nothing was kept")
+        return run
 
     def _request_with(self, command: Command, options: dict[str, Any], name: str) -> Request:
         unknown = options.keys() - _REQUEST_OPTIONS.keys()
@@ -236,7 +266,7 @@ class Commands:
         return Request(
             command=asked, cwd=_text(cwd, "cwd") or self._starting(), mode=mode, timeout=timeout,
             root=_text(root, "root"),
-            session=self._session, own_tmp=self._own_tmp, environment=_variables(env),
+            session=self._session, draft=self._draft, own_tmp=self._own_tmp, environment=_variables(env),
             network=FULL if network is True else NONE, hosts=hosts,
             background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
             output_limit=output_limit, thrown="" if self._thrown is None else self._thrown.path,

@@ -65,6 +65,7 @@ def apply_held(
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
         unmounted = _unmounted(store, recorded(store, project, run), paths, here)
         run, waiting = _waiting(store, project, run, paths, here, forth=True)
+        _refuse_in_draft(run)
         _refuse_another(run, waiting, expected)
         if not force:
             waiting = _without_conflicts(run, waiting)
@@ -96,6 +97,7 @@ def apply_edited(
     """
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld() as interrupts:
         run, waiting = _waiting(store, project, run, [path], here, forth=True)
+        _refuse_in_draft(run)
         change = _one_file(run, waiting)
         old, new = contents(store, run, change)
         if expected and versions_digest(run, change, old, new) != expected:
@@ -155,6 +157,14 @@ def _one_file(run: Run, waiting: Sequence[c.Change]) -> c.Change:
 def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: bool = True) -> str:
     """Identify what a word on these paths of a run is for, as the run is known to whoever shows it."""
     return held_digest(run, meant(run, paths, here=here, forth=forth))
+
+
+def _refuse_in_draft(run: Run) -> None:
+    if run.draft is not None:
+        raise BadRequest(
+            f"run {run.name} is in draft {run.draft_name}, which is applied as a whole",
+            hint=f"fumehood draft apply {run.draft_name}",
+        )
 
 
 def _refuse_another(run: Run, waiting: Sequence[c.Change], expected: str) -> None:

@@ -47,7 +47,7 @@ def seen(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
     if len(run.below) <= most(store.places.state):
         return trees(store, run.below, run.roots)
     with store.stack(project, settling=True):
-        held = set(store.history.held(project))
+        held = set(store.history.held(project, run.draft))
         try:
             items = folded(store, project, [name for name in run.below if name in held])
         except OSError as error:
@@ -58,10 +58,10 @@ def seen(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
     return [tuple(tree for item in items if (tree := item.tree(root))) for root in run.roots]
 
 
-def clear_away(store: Store, project: int, names: Sequence[str]) -> None:
+def clear_away(store: Store, project: int, run: Run) -> None:
     """Remove what runs needed no longer when they were settled, and what a command kept that has ended since."""
-    held = set(store.history.held(project))
-    settled = [name for name in names if name not in held and os.path.isdir(store.places.run(name))]
+    held = set(store.history.held(project, run.draft))
+    settled = [name for name in run.below if name not in held and os.path.isdir(store.places.run(name))]
     if not settled and not unused(store, project):
         return
     with store.alone(project), store.stack(project, settling=True):
@@ -98,7 +98,7 @@ def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
 def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
     """Return what a held run is called that builds on some of a run's changes, and the path of one of them."""
     built = Waiting(((run.run, change.root, change) for change in chosen), run.roots)
-    for name in store.history.held(project):
+    for name in store.history.held(project, run.draft):
         later = store.history.find(name)
         if run.run not in later.below:
             continue
@@ -259,10 +259,18 @@ def most(state: str) -> int:
     return max(2, min(_MOST, _MOST_BYTES // (len(os.fsencode(state)) + _REST_OF_PATH)))
 
 
-def folded(store: Store, project: int, runs: Sequence[str]) -> list[StackedTree]:
+def fold_ahead(store: Store, project: int, run: Run) -> None:
+    """Make the folds that the next command of a run's draft will need, so that it does not wait for them."""
+    limit = most(store.places.state)
+    if len(run.below) + 1 >= limit:
+        with store.stack(project, settling=True):
+            folded(store, project, store.history.held(project, run.draft), limit - 1)
+
+
+def folded(store: Store, project: int, runs: Sequence[str], limit: int = 0) -> list[StackedTree]:
     """Return trees that show together what runs hold, the topmost first; makes folds where they are too many."""
     items = _standing_for(store, project, runs)
-    limit = most(store.places.state)
+    limit = limit or most(store.places.state)
     while len(items) > limit:
         size = max(2, limit // 2)
         # Of several that are as small, the oldest: its runs have waited for longest, and wait on.
@@ -318,8 +326,8 @@ def _standing_for(store: Store, project: int, runs: Sequence[str]) -> list[Stack
         if tuple(runs[start : span.stop]) == item.runs and taken.isdisjoint(span):
             items[start] = item
             taken.update(span)
-        else:
-            _retire(item)  # another run came between
+        elif not places.keys().isdisjoint(item.runs):
+            _retire(item)  # another run came between; those of another draft are none of ours
     for at, run in enumerate(runs):
         if at not in taken:
             items[at] = _single(store, run)
@@ -362,7 +370,7 @@ def _folded(store: Store, project: int, items: Sequence[StackedTree]) -> Stacked
     runs = tuple(run for item in items for run in item.runs)
     roots = tuple(dict.fromkeys(root for item in items for root in item.roots))
     for number, root in enumerate(roots):
-        _fold_root(f"{begun}/{number}", [tree for item in items if (tree := item.tree(root))])
+        fold_root(f"{begun}/{number}", [tree for item in items if (tree := item.tree(root))])
     with open(f"{begun}/{_MEMBERS}", "wb") as file:
         marshal.dump((_boot(), runs, roots), file)
     os.rename(begun, f"{where}/{name}")
@@ -372,7 +380,8 @@ def _folded(store: Store, project: int, items: Sequence[StackedTree]) -> Stacked
     return StackedTree(runs=runs, roots=roots, trees=trees, name=name)
 
 
-def _fold_root(target: str, trees: Sequence[str]) -> None:
+def fold_root(target: str, trees: Sequence[str]) -> None:
+    """Fold trees of one root into a new one."""
     if not trees:
         return
     os.mkdir(target, 0o700)

@@ -32,19 +32,19 @@ GONE = ".gone"  # ends the name of a run's directory that only waits to be remov
 
 
 def make(
-    places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = ()
+    places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = (), frozen: str = ""
 ) -> tuple[Layer, ...]:
     """Make the directories of a run's layers; the upper one looks like the root it stands for."""
     parts = _PARTS if way in (FUSE, COPY) else _PARTS[:2]
     layers = []
     try:
-        for number, layer in enumerate(layers_of(places, run, roots, below)):
+        for number, layer in enumerate(layers_of(places, run, roots, below, frozen)):
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
             for part in parts:
                 os.mkdir(places.layer(run, number, part), 0o700)
             layers.append(layer.replace(mode=resemble(layer.upper, layer.lowers[0])))
-        if any(below):
-            _note_below(places, run, below)
+        if any(below) or frozen:
+            _note_below(places, run, below, frozen)
     except OSError as error:
         drop(places, run)
         raise _cannot_make(places, error) from error
@@ -52,30 +52,31 @@ def make(
 
 
 def layers_of(
-    places: Places, run: str, roots: Sequence[str], below: Sequence[tuple[str, ...]] = ()
+    places: Places, run: str, roots: Sequence[str], below: Sequence[tuple[str, ...]] = (), frozen: str = ""
 ) -> tuple[Layer, ...]:
-    """Return where a run's layers lie, over what was held `below` each root."""
+    """Return where a run's layers lie, over what was held `below` each root, or a `frozen` copy of each."""
     layers = []
     for number, root in enumerate(roots):
         upper, work, merged = (places.layer(run, number, part) for part in _PARTS)
         held = below[number] if below else ()
-        layers.append(Layer(root=root, upper=upper, work=work, merged=merged, below=held))
+        copy = f"{frozen}/{number}" if frozen else ""
+        layers.append(Layer(root=root, upper=upper, work=work, merged=merged, below=held, frozen=copy))
     return tuple(layers)
 
 
-def _note_below(places: Places, run: str, below: Sequence[tuple[str, ...]]) -> None:
+def _note_below(places: Places, run: str, below: Sequence[tuple[str, ...]], frozen: str) -> None:
     """Keep which trees a command sees for whoever goes on should this process die: they may be folds."""
     with open(f"{places.run(run)}/0/{_BELOW}", "wb") as file:
-        marshal.dump(list(below), file)
+        marshal.dump((list(below), frozen), file)
 
 
-def below_of(places: Places, run: str) -> list[tuple[str, ...]]:
-    """Return which trees a command that did not end saw below its layers; none where it had not begun."""
+def below_of(places: Places, run: str) -> tuple[list[tuple[str, ...]], str]:
+    """Return which trees a command that did not end saw below its layers, and which frozen copies, if any."""
     try:
         with open(f"{places.run(run)}/0/{_BELOW}", "rb") as file:
-            below: list[tuple[str, ...]] = marshal.load(file)  # noqa: S302  (nobody else can write in our state)
+            below: tuple[list[tuple[str, ...]], str] = marshal.load(file)  # noqa: S302  (nobody else can write there)
     except (FileNotFoundError, EOFError):
-        return []
+        return [], ""
     return below
 
 
@@ -205,7 +206,7 @@ def settled_of(layers: Sequence[Layer]) -> Settled | None:
 
 def _left_of(layer: Layer) -> list[str]:
     """Return what lies below a layer; what was held may have been applied or thrown away while the command ran."""
-    return [*(each for each in layer.below if os.path.isdir(each)), layer.root]
+    return [*(each for each in layer.below if os.path.isdir(each)), layer.frozen or layer.root]
 
 
 def drop_scratch(layers: Sequence[Layer]) -> None:
@@ -213,7 +214,7 @@ def drop_scratch(layers: Sequence[Layer]) -> None:
     above = os.path.dirname(layers[0].upper)
     _remove_note(f"{above}/{INIT}")
     _remove_note(f"{above}/{SETTLED}")
-    if any(layer.below for layer in layers):
+    if any(layer.below or layer.frozen for layer in layers):
         _remove_note(f"{above}/{_BELOW}")
     for layer in layers:
         if _drop_usual_work(layer):

@@ -33,7 +33,7 @@ from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import IO, Any, Self
+    from typing import Any, Self
 
     from fumehood.core.inside import Widening
     from fumehood.core.policy import Policy
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
     from fumehood.service.desk import Questions
+    from fumehood.service.drafting import Draft
     from fumehood.service.sandbox import Variables
 
 
@@ -93,6 +94,7 @@ class Sandbox(Commands):
         self._session = "" if session is None else session_of(self._store, self._project, session).name
         self._own_tmp = own_tmp
         self._mark = mark or new_mark()
+        self._draft = ""
 
     def _new_hood(self, policy: Policy, asks: tuple[Ask, ...]) -> Hood:
         permissions = Permissions(self._store, asks, session={}, patience_s=policy.ask_timeout)
@@ -321,37 +323,6 @@ class Sandbox(Commands):
 
         return export(self._store, self._chosen(run), os.fspath(path))
 
-    def import_bundle(self, path: str | os.PathLike[str]) -> Run:
-        """Take up what `export` wrote, here or elsewhere, as a run that is held; it was judged as any command's.
-
-        What differs here from what the bundle was made on is a conflict.
-        """
-        from fumehood.service import bundles
-
-        bundle = bundles.read(os.fspath(path), self._store.places.state)
-        with bundle.layer:
-            run = self._taken_in(bundles.UNPACK, bundle.layer, f"import {os.path.basename(path)}: {bundle.command}")
-        return self._marked(bundles.compare(self._store, self._project, run, bundle))
-
-    def import_patch(self, path: str | os.PathLike[str]) -> Run:
-        """Take up a patch as git writes them, binary too, as a run that is held."""
-        from fumehood.service.bundles import TAKE_PATCH
-
-        try:
-            with open(path, "rb") as patch:
-                return self._taken_in(TAKE_PATCH, patch, f"import {os.path.basename(path)}")
-        except OSError as error:
-            raise BadRequest(f"{os.fspath(path)} can't be read: {error.strerror}", hint="check the path") from error
-
-    def _taken_in(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
-        """Have a command in the hood lay out what came from elsewhere: that is held, or nothing is kept."""
-        run = self._unpack(command, source, title)
-        if run.exit_code:
-            if run.state == "held":
-                self.discard(run)
-            raise BadRequest(f"it can't be laid out here: {run.stderr.strip()[-300:]}", hint="nothing was kept")
-        return run
-
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:
         """Bring back what lay at a path before a run, on a day (YYYY-MM-DD), or before it last changed.
 
@@ -375,6 +346,22 @@ class Sandbox(Commands):
         shared._session = session_of(self._store, self._project, name or new_id().lower()).name
         shared._own_tmp = own_tmp
         return shared
+
+    def draft(self, name: str, *, new: bool = False, frozen: bool = False) -> Draft:
+        """Return a draft of this project: what its commands write, they alone see, until all of it is applied.
+
+        It begins where there is none yet; with `new`, there must be none. One that is `frozen` from its beginning shows
+        the project as it is now, whatever a person changes meanwhile.
+        """
+        from fumehood.service.drafting import Draft, begun
+
+        return Draft(self, begun(self._store, self._project, name, new=new, frozen=frozen))
+
+    def drafts(self) -> list[Draft]:
+        """Return the drafts of this project that are not applied or thrown away yet, the earliest first."""
+        from fumehood.service.drafting import Draft
+
+        return [Draft(self, record) for record in self._store.drafts.open_ones(self._project.id)]
 
     @property
     def session_name(self) -> str | None:

@@ -97,7 +97,8 @@ def count_waiting(store: Store) -> int:
 
 
 def _held(store: Store) -> dict[int, int]:
-    rows = store.database.rows("SELECT project, count(*) FROM runs WHERE state = 'held' GROUP BY project")
+    counted = "SELECT project, count(*) FROM runs WHERE state = 'held' AND draft IS NULL GROUP BY project"
+    rows = store.database.rows(counted)
     return {project: count for project, count in rows if store.projects.is_in_place(project)}
 
 
@@ -105,7 +106,7 @@ def waiting(store: Store, *, most: int, before: int = 0) -> tuple[list[Run], int
     """Return runs that hold something, the latest first, and what to say as `before` for the next ones; 0: no more."""
     projects = ", ".join(str(int(project)) for project in _held(store))
     rows = store.database.rows(
-        f"SELECT id, number FROM runs WHERE state = 'held' AND project IN ({projects}) AND number < ?"
+        f"SELECT id, number FROM runs WHERE state = 'held' AND draft IS NULL AND project IN ({projects}) AND number < ?"
         " ORDER BY number DESC LIMIT ?",
         (before or 1 << 62, most + 1),
     )

@@ -45,7 +45,7 @@ from fumehood.store import records
 from fumehood.store.audit import RECOVERED
 from fumehood.store.backups import DIRECTORY, parsed
 from fumehood.store.database import damage
-from fumehood.store.history import APPLYING, CHECKPOINT, RUNNING, SETTLING, UNFINISHED
+from fumehood.store.history import APPLYING, CHECKPOINT, DRAFT, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import Alone, places
 
 TYPE_CHECKING = False
@@ -124,10 +124,13 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
         if claim < 0:
             store.history.state(name, FAILED, STOPPED_RUNNING, event=RECOVERED)
             return
+        if run.mode == DRAFT:
+            _forget(store, run)  # the draft holds it all still
+            return
         if not is_gone(f"{store.places.run(name)}/0/{layering.INIT}", _DYING_S):
             raise BlockingIOError  # its command goes on without us
         with Alone(store.places.lock(f"project-{project}"), wait=False):
-            layers = layering.layers_of(store.places, name, run.roots, layering.below_of(store.places, name))
+            layers = layering.layers_of(store.places, name, run.roots, *layering.below_of(store.places, name))
             _hold(store, run, layers, interrupts)
     finally:
         if claim >= 0:
@@ -335,6 +338,9 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
         if run.act == CHECKPOINT and not left:
             layering.drop(store.places, run.run)  # its command's own layer has all of it
         return
+    if not left and run.mode == DRAFT and store.drafts.applied_by(run.run) is not None:
+        _forget(store, run)
+        return
     stayed = [(step.change.root, step.change.path) for step in left]
     for change in run.found:
         if change.verdict == DONE:
@@ -346,6 +352,12 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
     throw_away(store, run)
     set_apart(store, run)
     store.history.settle(run, rewrite=True, event=RECOVERED)
+
+
+def _forget(store: Store, run: Run) -> None:
+    """Forget a run that was to apply a draft: nothing of it is in the project, and the draft is as it was."""
+    store.history.withdraw(run, STOPPED_APPLYING)
+    layering.drop(store.places, run.run)
 
 
 def _lies_in(change: c.Change, places: Sequence[tuple[int, str]]) -> bool:
@@ -373,12 +385,18 @@ def _finish(store: Store, run: Run) -> None:
         throw_away(store, run)
         set_apart(store, run)
     others: list[tuple[Run, bool]] = []
+    draft = store.drafts.applied_by(run.run) if run.mode == DRAFT else None
     run.state, run.reason = (state_of(run.found) if run.act == "run" else "applied"), ""
     if run.act == "undo" and run.of is not None:
         from fumehood.service.undo import consequences
 
         others = consequences(store, store.history.find(run.of), run)
+    members = [] if draft is None else store.history.held(draft.project, draft.id)
     store.history.settle(run, rewrite=True, others=others, event=RECOVERED)
+    if draft is not None:
+        from fumehood.service.drafts import drop_layers
+
+        drop_layers(store, draft, members)
 
 
 # ---- The records are gone or damaged: say so, set the damaged ones aside, and rebuild what the runs' directories tell.
@@ -491,6 +509,8 @@ def _take_up(store: Store, run: Run) -> None:
     project = store.projects.remember(run.project)
     if run.session is not None:
         store.sessions.open(project, run.session)
+    if run.draft is not None:
+        store.drafts.remember(project, run.draft, run.draft_name or f"draft-{run.draft}")
     store.history.rebuild(project, run)
 
 

@@ -78,6 +78,7 @@ class Hood(Workplace):
         if self.variables is not None:
             request = request.replace(environment=(*self.variables().items(), *request.environment))
         check(request)
+        request = self._in_draft(request)
         hood = self._with_grants(request)
         if request.output_limit is not None:
             hood = hood._under(hood.policy.replace(output_limit=request.output_limit))
@@ -109,8 +110,16 @@ class Hood(Workplace):
         if run.below:
             from fumehood.service.held import clear_away
 
-            clear_away(self.store, self.project.id, run.below)
+            clear_away(self.store, self.project.id, run)
         return run
+
+    def _in_draft(self, request: Request) -> Request:
+        """Return a request as one of a draft, where it is to be; mostly as it is."""
+        if not request.draft and not (self.policy.drafts and request.session):
+            return request
+        from fumehood.service.drafts import in_draft
+
+        return in_draft(self.store, self.project, request)
 
     def _run_until_settled(self, request: Request, wishes: Wishes) -> Run:
         """Run a command, and once more where it meets nothing but other runs; those then wait for each other."""
@@ -144,7 +153,7 @@ class Hood(Workplace):
             tmp = request.own_tmp or self.policy.tmp == "session"
             with Seat(
                 self.store, self.project, request.session, claim.run, tmp=tmp, must=request.own_tmp,
-                each_command=request.each_command,
+                each_command=request.each_command, loopback=request.loopback,
             ) as seat:  # fmt: skip
                 request = request.replace(cwd=request.cwd or seat.cwd)
                 return self._run(claim, request, wishes, seat, reason, may_run_again=may_run_again)
@@ -168,6 +177,7 @@ class Hood(Workplace):
             cwd=world.starting(request.cwd, self.project.path), state="running", network=network.mode,
             started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
             session=request.session or None, hosts=network.hosts, reason=reason or request.remark,
+            draft=request.draft_number, draft_name=request.draft or None,
         )  # fmt: skip
         if network.to_ask:  # a plain sandboxed run needs nobody's word
             self.permit(run, _question(run, network.to_ask), wishes)
@@ -203,6 +213,10 @@ class Hood(Workplace):
                 from fumehood.service.owners import forget_what_was_moved
 
                 forget_what_was_moved(self.store.places, self.project, run)
+            if run.draft is not None and run.state == HELD:
+                from fumehood.service.drafts import after_run
+
+                after_run(self.store, self.project, run)
         return run
 
     def _give_up(self, run: Run, layers: Sequence[Layer], error: BaseException) -> None:
@@ -235,14 +249,14 @@ class Hood(Workplace):
         self.store.recover()
         claim.take()
         with self.store.stack(self.project.id, settling=False):
-            run.below = tuple(self.store.history.held(self.project.id))
+            run.below = tuple(self.store.history.held(self.project.id, run.draft))
             self.store.history.begin(self.project.id, run, os.getpid())
         held: list[tuple[str, ...]] = []
         if run.below:
             from fumehood.service.held import seen
 
             held = seen(self.store, self.project.id, run)
-        layers = layering.make(places, run.run, run.roots, run.capture, held)
+        layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen)
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups, world.write)
         parts = self, run, layers, claim.indexes, [target for _, target in capture.targets], self.give_verdicts
         commands = None
@@ -363,7 +377,7 @@ class Hood(Workplace):
         from fumehood.service.owners import hold_what_is_not_ours
 
         waiting: Waiting | None = None
-        if run.below:
+        if run.below and run.draft is None:
             from fumehood.service import held
 
             waiting = held.waiting(self.store, run)
@@ -376,8 +390,8 @@ class Hood(Workplace):
         acted_on = concerns(run.found, run.roots, [layer.upper for layer in layers], self.policy.rules)
         judge(run.found, HOLD if is_held else mode, acted_on, mounted, waiting, run.roots)
         for change in run.found:
-            if is_held and change.verdict == HELD:
-                change.reason = cut_short
+            if change.verdict == HELD and (is_held or run.draft is not None):
+                change.reason = cut_short or f"it is in draft {run.draft_name}"
         hold_what_is_not_ours(run.found, layers)
 
     def _with_grants(self, request: Request) -> Hood:

@@ -64,7 +64,7 @@ class Seat:
 
     def __init__(
         self, store: Store, project: Project, name: str, run: str, *, tmp: bool = False, must: bool = False,
-        each_command: bool = False,
+        each_command: bool = False, loopback: str = "",
     ) -> None:  # fmt: skip
         self._store = store
         self.session = session_of(store, project, name)
@@ -73,7 +73,7 @@ class Seat:
         # Our own state is closed to another user.
         self._told = f"{self._room}/{run}" if self._owner is None else f"/run/fumehood-{run}"
         self._pipes: dict[str, int] = {}
-        self.loopback = Loopback(store.places, name, run)
+        self.loopback = Loopback(store.places, loopback or name, run)
         self.door: Door | None = None
         self._reach = "--project", project.path, "--only-session", name, "--asked-by", run
         self.tmp = ""
@@ -323,6 +323,10 @@ def undo_command(store: Store, project: Project, run: Run, *, by: str = "", forc
     """Take back a command, with all that checkpoints of it settled while it ran: all of it, or nothing."""
     from fumehood.service.undo import undo
 
+    if run.draft is not None and run.state == "held":
+        from fumehood.service.decide import discard_held
+
+        return [discard_held(store, project, run)]  # nothing of it is in the project
     settled = store.history.checkpoints_of(run) if run.act == "run" else []
     runs = [each for each in (run, *settled) if each.state in ("applied", "held")]
     # By itself, it also says why there is nothing to undo.

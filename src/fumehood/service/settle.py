@@ -170,6 +170,8 @@ def _set_apart(store: Store, run: Run) -> None:
 
 def record_files(store: Store, project: int, run: Run) -> None:
     """Bring the records of files up to date with what was just settled; the project's lock is held."""
+    if run.draft is not None:
+        return  # nobody waits for what is in a draft
     # Here, so that it costs nothing where nothing was applied.
     from fumehood.service.files import record
 

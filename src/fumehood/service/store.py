@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
+    from fumehood.store.drafts import Drafts
     from fumehood.store.projects import Project, Workspaces
 
 
@@ -43,6 +44,13 @@ class Store:
         from fumehood.store.projects import Workspaces
 
         return Workspaces(self.database, self.places)
+
+    @property
+    def drafts(self) -> Drafts:
+        """The drafts; most runs are in none."""
+        from fumehood.store.drafts import Drafts
+
+        return Drafts(self.database)
 
     def policy_of(self, project: Project, chosen: Policy | None = None) -> Policy:
         """Return what holds for a project; a workspace's own settings lie over that."""

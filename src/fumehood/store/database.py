@@ -201,9 +201,23 @@ _LOST_NUMBERS = """
 CREATE TABLE lost_numbers (         -- the last that a project's runs had, by records that another database knew
     path BLOB PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 """
+_DRAFTS = """
+CREATE TABLE drafts (               -- store/drafts.py
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- it is in the names of directories, so it is never given twice
+    project INTEGER NOT NULL REFERENCES projects(id), name TEXT NOT NULL, created_at REAL NOT NULL,
+    state TEXT NOT NULL DEFAULT 'open',  -- then 'applied' or 'discarded'
+    base INTEGER,                   -- the draft whose frozen copy of the project it lies on; NULL: the project itself
+    run TEXT                        -- the run that applies it
+    );
+CREATE UNIQUE INDEX drafts_open ON drafts (project, name) WHERE state = 'open';
+-- the draft that a run belongs to
+ALTER TABLE runs ADD COLUMN draft INTEGER REFERENCES drafts(id);
+CREATE INDEX runs_of_draft ON runs (draft, number) WHERE draft IS NOT NULL;
+"""
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
     _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY, _NUMBERS, _MISSED, _LOST_NUMBERS,
+    _DRAFTS,
 )  # fmt: skip
 
 

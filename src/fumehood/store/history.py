@@ -37,16 +37,17 @@ _LATEST = 50  # runs that are asked who made a version
 _ANY_NUMBER = 1 << 62  # above that of any run
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 UNFINISHED = (RUNNING, APPLYING, SETTLING)
+DRAFT = "draft"  # the mode of a run that applies a draft
 CHECKPOINT = "checkpoint"  # the act of a run that settles what another, which still runs, has written so far
 
 _COLUMNS = (
     "id", "act", "of", "layer", "command", "cwd", "roots", "state", "reason", "mode", "capture", "sandboxed", "network",
     "started_at", "duration_s", "exit_code", "timed_out", "stdout", "stderr", "stdout_size", "stderr_size",
-    "blocked", "dropped", "session", "hosts", "below", "project_number",
+    "blocked", "dropped", "session", "hosts", "below", "project_number", "draft",
 )  # fmt: skip
 _SELECT = (
-    f"SELECT projects.id, projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)}"
-    " FROM runs JOIN projects ON projects.id = project"
+    f"SELECT projects.id, projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)},"
+    " (SELECT name FROM drafts WHERE drafts.id = runs.draft) FROM runs JOIN projects ON projects.id = project"
 )
 _CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
 _INSERT = f"INSERT INTO changes (run, n, {', '.join(records.COLUMNS)}) VALUES (?, ?{', ?' * len(records.COLUMNS)})"
@@ -60,6 +61,7 @@ class Reach(Value):
 
     project: int | None = None
     sessions: tuple[str, ...] = ()
+    draft: int | None = None
     asked_by: str = ""  # a run that asks about others: not that one, nor those that did nothing but ask
 
 
@@ -88,13 +90,13 @@ class History:
         run.name = self._name(project, run.run, run.number)
         connection.execute(
             "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
-            " network, started_at, process, dropped, session, below, project_number, day)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT max(n) FROM days))",
+            " network, started_at, process, dropped, session, below, project_number, draft, day)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT max(n) FROM days))",
             (
                 run.run, project, run.act, run.of, run.layer, trail.storable(run.command), os.fsencode(run.cwd),
                 b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
                 run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
-                run.session, " ".join(run.below), run.number,
+                run.session, " ".join(run.below), run.number, run.draft,
             ),
         )  # fmt: skip
         self.audit.add(connection, run.run, trail.ASKED, f"to {run.mode}" if run.act == "run" else run.act)
@@ -217,7 +219,12 @@ class History:
                 if is_rewritten:
                     self._rewrite_changes(connection, other)
                 self.audit.add(connection, other.run, other.state, f"by run {run.run}")
-            self._make_due(connection, run.run)
+            if run.mode == DRAFT:
+                from fumehood.store.drafts import close_applied
+
+                close_applied(connection, run)
+            if run.draft is None:
+                self._make_due(connection, run.run)
         self._write_record(run, *(other for other, _ in others))
 
     def _write_record(self, run: Run, *others: Run) -> None:
@@ -260,10 +267,10 @@ class History:
             if run.state in (APPLIED, HELD):
                 self._make_due(connection, run.run)
 
-    def held(self, project: int) -> list[str]:
-        """Return the runs of a project that hold something, the latest first."""
-        query = "SELECT id FROM runs WHERE project = ? AND state = 'held' ORDER BY number DESC"
-        return [name for (name,) in self.database.rows(query, (project,))]
+    def held(self, project: int, draft: int | None = None) -> list[str]:
+        """Return the runs of a project that hold something, or those of one of its drafts, the latest first."""
+        query = "SELECT id FROM runs WHERE project = ? AND state = 'held' AND draft IS ? ORDER BY number DESC"
+        return [name for (name,) in self.database.rows(query, (project, draft))]
 
     def roots(self, run: str) -> tuple[str, ...]:
         """Return the roots of a run."""
@@ -479,7 +486,7 @@ class History:
                     yield name, change
 
     def _run(self, row: tuple[Any, ...]) -> Run:
-        project, fields = os.fsdecode(row[1]), dict(zip(_COLUMNS, row[2:], strict=True))
+        project, fields = os.fsdecode(row[1]), dict(zip((*_COLUMNS, "draft_name"), row[2:], strict=True))
         has_ended = fields["exit_code"] is not None
         fields["one_stream"] = has_ended and fields["stderr"] is None and not fields["stderr_size"]
         (stdout, cut_out), (stderr, cut_err) = (self._printed(fields, name) for name in ("stdout", "stderr"))
@@ -547,6 +554,9 @@ def _within(reaches: Sequence[Reach]) -> tuple[str, tuple[str | int, ...]]:
         if reach.sessions:
             conditions.append(f"runs.session IN ({', '.join('?' * len(reach.sessions))})")
             values.extend(reach.sessions)
+        if reach.draft is not None:
+            conditions.append("runs.draft = ?")
+            values.append(reach.draft)
         if reach.asked_by:
             conditions.append("runs.id != ? AND NOT (runs.state = 'empty' AND runs.command LIKE 'fumehood %')")
             values.append(reach.asked_by)

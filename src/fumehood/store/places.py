@@ -82,6 +82,10 @@ class Places(Value):
         """Where the layers lie that projects have over shared root trees."""
         return f"{self.data}/layers"
 
+    def draft(self, number: int) -> str:
+        """The directory of a draft, for a frozen copy of its project."""
+        return f"{self.state}/drafts/{number}"
+
     @property
     def workspaces(self) -> str:
         """Where workspaces lie, each a project by itself."""

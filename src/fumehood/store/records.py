@@ -124,7 +124,7 @@ _END = ".record"
 _FIELDS = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network", "hosts",
     "duration_s", "started_at", "act", "of", "layer", "capture", "mode", "dropped", "roots", "session", "below",
-    "number",
+    "number", "draft", "draft_name",
 )  # fmt: skip
 
 
@@ -188,7 +188,8 @@ def _read(path: str) -> Run | None:
             format_, fields, rows = marshal.loads(body)  # noqa: S302 - ours
         else:
             return None
-        fields.setdefault("number", 0)  # what an older version wrote has none
+        for name, value in (("number", 0), ("draft", None), ("draft_name", None)):
+            fields.setdefault(name, value)  # what an older version wrote has none
         if format_ not in (1, _FORMAT) or set(fields) != set(_FIELDS):
             return None
         if format_ == 1:

@@ -34,6 +34,7 @@ _WHERE = {
     "access.add_commands": "status ask",
     "settle.add_commands": "apply discard undo redo",
     "settle.add_review": "review",
+    "drafts.add_commands": "draft",
     "bundles.add_commands": "export import",
     "files.add_commands": "files restore scan",
     "doctor.add_commands": "doctor clean",

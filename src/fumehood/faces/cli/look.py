@@ -41,6 +41,7 @@ _NEXT = {
     "applied": "undo: fumehood undo {run}",
     "held": "look: fumehood diff {run}   then: {apply}  or  fumehood discard {run}   or: fumehood review",
 }
+_IN_DRAFT = "look: fumehood draft diff {draft}   then: fumehood draft apply {draft}   or: fumehood undo {run}"
 _FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
 
 
@@ -64,7 +65,9 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
         text += [f"  {line}" for line in lines(run, paint, most)]
     for blocked in run.blocked:
         text.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
-    if run.found and run.state in _NEXT and run.act == "run":
+    if run.found and run.draft is not None:
+        text.append(f"  {paint(_IN_DRAFT.format(run=run.name, draft=run.draft_name), 'dim')}")
+    elif run.found and run.state in _NEXT and run.act == "run":
         text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_line(run)), 'dim')}")
         conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
         if conflict is not None:
@@ -89,7 +92,8 @@ def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
         said.append("the time limit was reached; the command was ended")
     if not run.sandboxed:
         said.append(f"UNSANDBOXED: {brief(run.reason)}")
-    kept_back = [change for change in run.found if change.verdict not in (c.APPLIED, c.DISCARDED)]
+    settled = (c.APPLIED, c.DISCARDED) if run.draft is None else (c.APPLIED, c.DISCARDED, *c.WAITING)
+    kept_back = [change for change in run.found if change.verdict not in settled]
     listed, left_out = summary(kept_back, _MOST)
     for each in listed:
         change = each.change
@@ -234,6 +238,8 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         "sandbox": "nothing ran" if run.state == "refused" else sandbox,
         "state": f"{run.state}: {run.reason}" if run.reason else run.state,
     }
+    if run.draft_name is not None:
+        facts["draft"] = run.draft_name
     if run.session is not None:
         facts["session"] = run.session
     if run.dropped:

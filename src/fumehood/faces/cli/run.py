@@ -65,6 +65,7 @@ options:
   --timeout SECONDS  end the command, and everything it started, after this time; what it wrote is held
   --session NAME     make this a run of a session, whose runs share a working directory, the variables that
                      they write to "$FUMEHOOD_ENV", and undo
+  --draft NAME       make this a run of a draft: what it writes stays there until the draft is applied
   --own-tmp          in a session: run only where its commands can share a /tmp
   --shell PATH       the shell that runs a shell line (default: /bin/sh)
   --source FILE      a file that this shell reads first; with * at its end, the newest file that begins so
@@ -100,7 +101,7 @@ examples:
 # which the agent goes on without the command; --if-granted, go without a network that nobody is there to allow.
 _FLAGS = {"--hold", "--discard", "--network", "--json", "--quiet", "--own-tmp", "--brief", "--tty", "--explain"}
 _FLAGS |= {"--if-granted", "--read-only", "--no-project"}
-_VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout"}
+_VALUES = {"--project", "--workspace", "--cwd", "--allow-host", "--root", "--timeout", "--draft"}
 _VALUES |= {"--write", "--session", "--shell", "--source", "--keep-cwd", "--begun-in", "--background-after", "--beside"}
 _OF_THE_HOOK = {"--brief", "--keep-cwd", "--begun-in", "--beside", "--background-after", "--if-granted"}
 _EITHER = (
@@ -324,8 +325,8 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
     request = Request(
         command=options.asked, title=options.special.title, cwd=_directory(options, project), mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
-        session=options.last("--session") or "", own_tmp="--own-tmp" in options.flags,
-        beside=tuple(options.values.get("--beside", ())),
+        session=options.last("--session") or "", draft=options.last("--draft") or "",
+        own_tmp="--own-tmp" in options.flags, beside=tuple(options.values.get("--beside", ())),
         shell=shell, source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
         background_after=_seconds(options.last("--background-after")), if_granted="--if-granted" in options.flags,

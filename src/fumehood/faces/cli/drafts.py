@@ -1,0 +1,214 @@
+"""The command `draft`: copies of a project that cost nothing, know what they changed, and can be merged or dropped."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from fumehood.core.report import printable
+from fumehood.core.wording import fitted
+from fumehood.errors import BadRequest, DraftConflict
+from fumehood.faces.cli.commands import Context, add_act, paint
+from fumehood.faces.cli.look import SIGNS, tell_run, write_difference
+from fumehood.faces.cli.output import here
+from fumehood.faces.cli.progress import Ticking
+from fumehood.service import drafts
+from fumehood.service.differences import differences, each_difference
+from fumehood.store.history import Reach
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from fumehood.faces.cli.commands import Add
+    from fumehood.service.drafts import Conflict
+    from fumehood.store.drafts import DraftRecord
+
+_ACTS = ("list", "new", "show", "diff", "log", "apply", "discard", "rename", "rebase")
+_EXAMPLES = """  fumehood draft new idea
+  fumehood run --draft idea -- 'make fix'
+  fumehood draft diff idea
+  fumehood draft apply idea"""
+_WIDEST = 60
+
+
+def add_commands(add: Add) -> None:
+    """Make `draft` known."""
+    command = add(
+        "draft", "keep runs beside the project, where only they see each other, and apply them together", _draft,
+        _EXAMPLES,
+    )  # fmt: skip
+    add_act(command, *_ACTS)
+    command.add_argument("name", nargs="?", metavar="NAME", help="the draft")
+    command.add_argument("rest", nargs="*", metavar="ARG", help="rename: the new name; diff: only these paths")
+    command.add_argument("--force", action="store_true", help="apply: take the draft's version where both have changed")
+    command.add_argument("--frozen", action="store_true", help="new: see the project as it is now, whatever is edited")
+
+
+def _draft(context: Context) -> int:
+    options = context.options
+    if options.what == "list":
+        return _list(context)
+    if options.name is None:
+        raise BadRequest(f"draft {options.what} needs a name", hint="fumehood draft list")
+    if options.rest and options.what not in ("rename", "diff"):
+        raise BadRequest(f"draft {options.what} does not take {options.rest[0]}", hint="fumehood draft --help")
+    if options.what == "new":
+        return _new(context)
+    context.store.recover()
+    draft = context.store.drafts.find(context.project.id, options.name)
+    acts = {
+        "show": _show, "diff": _diff, "log": _log, "apply": _apply, "discard": _discard, "rename": _rename,
+        "rebase": _rebase,
+    }  # fmt: skip
+    return acts[options.what](context, draft)
+
+
+def _new(context: Context) -> int:
+    options = context.options
+    with Ticking("copying the project", options):
+        project = context.store.projects.open(context.project.path)
+        draft = drafts.new_draft(context.store, project, options.name, frozen=options.frozen)
+    told = f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
+    return context.say(_fields(context, draft), lambda: print(told))
+
+
+def _fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
+    runs = context.store.history.held(draft.project, draft.id)
+    return {
+        "name": draft.name, "project": context.project.path, "created_at": draft.created_at,
+        "frozen": draft.base is not None, "runs": len(runs), "running": context.store.drafts.runs_now(draft),
+    }  # fmt: skip
+
+
+def _list(context: Context) -> int:
+    open_ones = context.store.drafts.open_ones(context.project.id)
+    rows = [_fields(context, draft) for draft in open_ones]
+
+    def show() -> None:
+        if not rows:
+            print("there is no draft here; fumehood draft new NAME")
+        wide = max((len(row["name"]) for row in rows), default=0)
+        for row in rows:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_at"]))
+            notes = [f"{row['runs']} run{'' if row['runs'] == 1 else 's'} with changes"]
+            notes += ["frozen"] if row["frozen"] else []
+            notes += ["a command runs in it"] if row["running"] else []
+            print(f"{row['name']:{wide}}  {paint()(when, 'dim')}  {', '.join(notes)}")
+
+    return context.say({"drafts": rows}, show)
+
+
+def _show(context: Context, draft: DraftRecord) -> int:
+    with drafts.Preview(context.store, context.project, draft) as whole:
+        run = whole.run
+        shown = run.fields_of(run.found)
+        merges, conflicts = drafts.compared(context.store, draft, whole)
+    merged = [merge.change.path for merge in merges if not merge.places]
+    answer = {
+        **_fields(context, draft), "changes": shown, "merged": merged,
+        "conflicts": [conflict.as_dict() for conflict in conflicts],
+    }  # fmt: skip
+
+    def show() -> None:
+        colour = paint()
+        print(f"draft {colour(printable(draft.name), 'bold')}: {len(shown)} change{'' if len(shown) == 1 else 's'}")
+        for each in shown:
+            sign, style = SIGNS[each["change"]]
+            root = "" if each["root"] == context.project.path else f"{each['root']}/"
+            note = "  merged with the project's" if each["path"] in merged else ""
+            print(f"  {colour(sign, style)} {printable(root + each['path'])}{note}")
+        _tell_conflicts(conflicts)
+
+    return context.say(answer, show)
+
+
+def _tell_conflicts(conflicts: Sequence[Conflict]) -> None:
+    for conflict in conflicts:
+        print(f"  {paint()('conflict', 'red')}: {printable(conflict.path)}: {conflict.reason}")
+        if conflict.text:
+            write_difference(conflict.text)
+
+
+def _diff(context: Context, draft: DraftRecord) -> int:
+    with drafts.Preview(context.store, context.project, draft) as whole:
+        wanted = context.store, whole.run, context.options.rest
+        if context.as_json:
+            changed = [each.fields() for each in differences(*wanted, here=here())]
+            return context.say({"draft": draft.name, "differences": changed}, lambda: None)
+        for each in each_difference(*wanted, here=here()):
+            write_difference(each.text)
+    return 0
+
+
+def _log(context: Context, draft: DraftRecord) -> int:
+    runs = context.store.history.runs(Reach(draft=draft.id))
+    rows = [
+        {
+            "run": run.run, "number": run.number, "command": run.command, "state": run.state,
+            "exit_code": run.exit_code, "started_at": run.started_at,
+        }
+        for run in runs
+    ]  # fmt: skip
+
+    def show() -> None:
+        for run in runs:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
+            print(f"#{run.number}  {paint()(when, 'dim')}  {run.state:9}  {fitted(printable(run.command), _WIDEST)}")
+
+    return context.say({"draft": draft.name, "runs": rows}, show)
+
+
+def _apply(context: Context, draft: DraftRecord) -> int:
+    try:
+        with Ticking("applying", context.options):
+            done = drafts.apply_draft(context.store, context.project, draft, force=context.options.force)
+    except DraftConflict as error:
+        conflicts: Sequence[Any] = error.conflicts
+        if not context.as_json:
+            _tell_conflicts(conflicts)
+            raise
+        answer = {"error": error.message, "hint": error.hint, "conflicts": [each.as_dict() for each in conflicts]}
+        context.say(answer, lambda: None)
+        return error.exit_code
+
+    def show() -> None:
+        if not done.found:
+            print("the project has it all already")
+        tell_run(done, sys.stdout)
+
+    context.say(done.as_dict, show)
+    return int(done.state == "held")
+
+
+def _discard(context: Context, draft: DraftRecord) -> int:
+    count = drafts.discard_draft(context.store, context.project, draft)
+    told = f"draft {draft.name} is gone, with what {count} run{'' if count == 1 else 's'} wrote"
+    return context.say({"draft": draft.name, "runs": count}, lambda: print(told))
+
+
+def _rename(context: Context, draft: DraftRecord) -> int:
+    if len(context.options.rest) != 1:
+        raise BadRequest("draft rename needs a new name", hint=f"fumehood draft rename {draft.name} NAME")
+    renamed = context.store.drafts.rename(draft, context.options.rest[0])
+    return context.say(_fields(context, renamed), lambda: print(f"draft {draft.name} is draft {renamed.name} now"))
+
+
+def _rebase(context: Context, draft: DraftRecord) -> int:
+    from fumehood.service.library import Sandbox
+    from fumehood.store.audit import CLI
+
+    with Sandbox(context.project.path, face=CLI) as sandbox:
+        merged, conflicts = sandbox.draft(draft.name).rebase()
+    answer = {"draft": draft.name, "merged": merged, "conflicts": [each.as_dict() for each in conflicts]}
+
+    def show() -> None:
+        for path in merged:
+            print(f"  {printable(path)} has both the draft's and the project's changes now")
+        _tell_conflicts(conflicts)
+        if not merged and not conflicts:
+            print("nothing that the draft has changed was changed in the project")
+
+    context.say(answer, show)
+    return int(bool(conflicts))

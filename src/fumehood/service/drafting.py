@@ -1,0 +1,127 @@
+"""A draft as programs have it: commands run in it, and all that they wrote is looked at, applied or thrown away."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from typing import TYPE_CHECKING
+
+from fumehood.service import drafts
+from fumehood.service.commands import Commands
+from fumehood.service.differences import each_difference
+from fumehood.store.history import Reach
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fumehood.core.report import ReportedChange, Run
+    from fumehood.service.drafts import Conflict
+    from fumehood.service.store import Store
+    from fumehood.store.drafts import DraftRecord
+    from fumehood.store.projects import Project
+
+
+def begun(store: Store, project: Project, name: str, *, new: bool = False, frozen: bool = False) -> DraftRecord:
+    """Return a project's draft of a name; one that begins now may see a frozen copy of the project."""
+    record = None if new else store.drafts.at(project.id, name)
+    return record or drafts.new_draft(store, project, name, frozen=frozen)
+
+
+class Draft(Commands):
+    """A named line of runs beside a project: `run`, `arun` and `start` are those of a sandbox, and hold what is there.
+
+    Nobody else sees that until `apply` takes all of it over, as one run that can be undone.
+    """
+
+    def __init__(self, sandbox: Commands, record: DraftRecord) -> None:
+        self._store = sandbox._store
+        self._project = sandbox._project
+        self._hood = sandbox._hood
+        self._ask = sandbox._ask
+        self._session = sandbox._session
+        self._own_tmp = sandbox._own_tmp
+        self._thrown = sandbox._thrown
+        self._cwd = sandbox._cwd
+        self._mark = sandbox._mark
+        self._record = record
+        self._draft = record.name
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._record.name
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it shows the project as it was at its beginning."""
+        return self._record.base is not None
+
+    def history(self, limit: int = 0) -> list[Run]:
+        """Return its runs, the latest first."""
+        self._store.recover()
+        return [self._marked(run) for run in self._store.history.runs(Reach(draft=self._record.id), limit=limit)]
+
+    def changes(self) -> tuple[ReportedChange, ...]:
+        """Return every path that it would change in the project as that is now."""
+        with drafts.Preview(self._store, self._project, self._record) as whole:
+            return whole.run.changes
+
+    def diff(self, paths: Sequence[str] = ()) -> str:
+        """Return what it would change in the project as that is now, line by line."""
+        with drafts.Preview(self._store, self._project, self._record) as whole:
+            return "".join(each.text for each in each_difference(self._store, whole.run, paths, here=whole.run.project))
+
+    def conflicts(self) -> list[Conflict]:
+        """Return what both it and the project have changed, and can't be merged."""
+        with drafts.Preview(self._store, self._project, self._record) as whole:
+            return drafts.compared(self._store, self._record, whole)[1]
+
+    def apply(self, *, force: bool = False) -> Run:
+        """Take over all that it holds, as one run; texts that the project has changed too are merged.
+
+        Where that is not possible, DraftConflict is raised, and nothing done; with `force`, the draft's version counts.
+        """
+        return self._marked(drafts.apply_draft(self._store, self._project, self._record, force=force))
+
+    def rebase(self) -> tuple[list[str], list[Conflict]]:
+        """Bring both versions together, in the draft, of texts that the project has changed too.
+
+        Returns their paths, and what is still a conflict: of a text, the lines in question are marked in the draft.
+        """
+        with drafts.Preview(self._store, self._project, self._record) as whole:
+            merges, conflicts = drafts.compared(self._store, self._record, whole)
+        merges = [merge for merge in merges if merge.root == self._project.path]
+        if merges:
+            with io.BytesIO() as packed:
+                with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as layer:
+                    for merge in merges:
+                        drafts.pack(layer, merge)
+                packed.seek(0)
+                from fumehood.service.bundles import UNPACK
+
+                run = self._taken_in(UNPACK, packed, f"draft rebase {self.name}")
+            drafts.note_rebased(
+                self._store, run,
+                [(each.change.path, each.change.before, each.live) for each in merges if each.change.before],
+            )  # fmt: skip
+        return [merge.change.path for merge in merges], conflicts
+
+    def discard(self) -> int:
+        """Throw it away with all that it holds; returns how many of its runs held something."""
+        return drafts.discard_draft(self._store, self._project, self._record)
+
+    def rename(self, name: str) -> None:
+        """Give it another name."""
+        self._record = self._store.drafts.rename(self._record, name)
+        self._draft = name
+
+    def export(self, path: str | os.PathLike[str]) -> int:
+        """Write its changes to a file that travels, an OCI image of one layer; returns how many there are."""
+        from fumehood.service.bundles import export
+
+        with drafts.Preview(self._store, self._project, self._record) as whole:
+            return export(self._store, whole.run, os.fspath(path))
+
+    def __repr__(self) -> str:
+        return f"Draft({self.name!r} of {self._project.path!r})"

@@ -1,0 +1,137 @@
+"""The drafts that are remembered: named lines of held runs beside a project."""
+
+from __future__ import annotations
+
+import time
+
+from fumehood.core.request import checked_name
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.store.audit import storable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any
+
+    from fumehood.core.report import Run
+    from fumehood.store.database import Database
+
+OPEN, APPLIED, DISCARDED = "open", "applied", "discarded"
+_COLUMNS = "id, project, name, created_at, state, base, run"
+
+
+class DraftRecord(Value):
+    """One draft, as it is recorded."""
+
+    id: int
+    project: int
+    name: str
+    created_at: float
+    state: str = OPEN
+    base: int | None = None  # the draft whose frozen copy of the project it lies on
+    run: str | None = None  # the run that applies it
+
+
+class Drafts:
+    """Drafts in the database; of the open ones of a project, each has a name of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def at(self, project: int, name: str) -> DraftRecord | None:
+        """Return the open draft of a name, if there is one."""
+        return self._one("project = ? AND name = ? AND state = 'open'", project, name)
+
+    def find(self, project: int, name: str) -> DraftRecord:
+        """Return the open draft of a name."""
+        draft = self.at(project, name)
+        if draft is None:
+            raise BadRequest(f"there is no draft {name}", hint=f"fumehood draft new {name}, or fumehood draft list")
+        return draft
+
+    def new(self, project: int, name: str, base: int | None = None) -> DraftRecord:
+        """Begin a draft."""
+        checked_name(name, "draft")
+        statement = "INSERT OR IGNORE INTO drafts (project, name, created_at, base) VALUES (?, ?, ?, ?)"
+        if not self.database.write(statement, (project, name, time.time(), base)):
+            raise BadRequest(f"there is a draft {name} already", hint=f"fumehood draft show {name}")
+        return self.find(project, name)
+
+    def freeze(self, draft: DraftRecord) -> DraftRecord:
+        """Let a draft lie on its own copy of the project, which is there now."""
+        self.database.write("UPDATE drafts SET base = id WHERE id = ?", (draft.id,))
+        return draft.replace(base=draft.id)
+
+    def remember(self, project: int, number: int, name: str) -> None:
+        """Record a draft again that only its runs' own records tell of."""
+        statement = "INSERT OR IGNORE INTO drafts (id, project, name, created_at) VALUES (?, ?, ?, ?)"
+        self.database.write(statement, (number, project, name, time.time()))
+
+    def open_ones(self, project: int) -> list[DraftRecord]:
+        """Return the open drafts of a project, the earliest first."""
+        query = f"SELECT {_COLUMNS} FROM drafts WHERE project = ? AND state = 'open' ORDER BY id"
+        return [_draft(row) for row in self.database.rows(query, (project,))]
+
+    def rename(self, draft: DraftRecord, name: str) -> DraftRecord:
+        """Give a draft another name."""
+        checked_name(name, "draft")
+        if self.database.write("UPDATE OR IGNORE drafts SET name = ? WHERE id = ?", (name, draft.id)) != 1:
+            raise BadRequest(f"there is a draft {name} already", hint=f"fumehood draft show {name}")
+        return draft.replace(name=name)
+
+    def applied_by(self, run: str) -> DraftRecord | None:
+        """Return the draft that a run is applying, if that is not done yet."""
+        return self._one("run = ? AND state = 'open'", run)
+
+    def note_run(self, draft: DraftRecord, run: str) -> None:
+        """Remember which run applies a draft, before it does."""
+        self.database.write("UPDATE drafts SET run = ? WHERE id = ?", (run, draft.id), durable=True)
+
+    def close(self, draft: DraftRecord, state: str, why: str) -> list[str]:
+        """Settle all that a draft holds, and the draft itself, at once; return its runs whose layers can go."""
+        with self.database.transaction(durable=True) as connection:
+            return _close(connection, draft.id, state, "", why)
+
+    def runs_now(self, draft: DraftRecord) -> bool:
+        """Tell whether a command is running in a draft."""
+        query = "SELECT 1 FROM runs WHERE draft = ? AND state IN ('running', 'applying', 'settling') LIMIT 1"
+        return bool(self.database.rows(query, (draft.id,)))
+
+    def is_lain_on(self, draft: DraftRecord) -> bool:
+        """Tell whether another open draft lies on the frozen copy that a draft lies on."""
+        query = "SELECT 1 FROM drafts WHERE base = ? AND id != ? AND state = 'open' LIMIT 1"
+        return bool(self.database.rows(query, (draft.base, draft.id)))
+
+    def _one(self, condition: str, *values: object) -> DraftRecord | None:
+        rows = self.database.rows(f"SELECT {_COLUMNS} FROM drafts WHERE {condition}", values)
+        return _draft(rows[0]) if rows else None
+
+
+def close_applied(connection: sqlite3.Connection, run: Run) -> None:
+    """Settle all that the draft holds which a run has applied, in the transaction that records it."""
+    rows = connection.execute("SELECT id, name FROM drafts WHERE run = ? AND state = 'open'", (run.run,)).fetchall()
+    for number, name in rows:
+        _close(connection, number, APPLIED, run.run, f"it went with draft {name}, by run {run.name}")
+
+
+def _close(connection: sqlite3.Connection, number: int, state: str, run: str, why: str) -> list[str]:
+    held = "runs.draft = ? AND runs.state = 'held'"
+    names = [name for (name,) in connection.execute(f"SELECT id FROM runs WHERE {held}", (number,))]
+    connection.execute(
+        f"UPDATE changes SET verdict = 'discarded' WHERE run IN (SELECT number FROM runs WHERE {held})", (number,)
+    )
+    connection.execute(
+        "UPDATE runs SET state = ?, reason = ?, decided_at = ?, settled_after = (SELECT max(number) FROM runs),"
+        f" space = NULL WHERE {held}",
+        (state, storable(why), time.time(), number),
+    )
+    connection.execute("UPDATE drafts SET state = ?, run = ? WHERE id = ?", (state, run or None, number))
+    return names
+
+
+def _draft(row: tuple[Any, ...]) -> DraftRecord:
+    number, project, name, created_at, state, base, run = row
+    return DraftRecord(
+        id=number, project=project, name=name, created_at=created_at, state=state, base=base, run=run
+    )

@@ -1,0 +1,232 @@
+"""Drafts: lines of runs beside a project, applied as one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fumehood import BadRequest, DraftConflict, Sandbox
+
+pytestmark = pytest.mark.namespaces
+
+
+def test_only_the_runs_of_a_draft_see_what_it_holds(sandbox: Sandbox, project: Path) -> None:
+    (project / "a.txt").write_text("project\n")
+    one, other = sandbox.draft("one"), sandbox.draft("other")
+    assert one.run("echo one > a.txt; echo new > one.txt").state == "held"
+    assert other.run("cat a.txt; ls").stdout == "project\na.txt\n"
+    assert sandbox.run("cat a.txt; ls").stdout == "project\na.txt\n"
+    assert one.run("cat a.txt; ls").stdout == "one\na.txt\none.txt\n"
+    assert (project / "a.txt").read_text() == "project\n"
+
+
+def test_a_draft_does_not_see_what_the_project_holds(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("echo held > held.txt", apply="hold")
+    assert sandbox.draft("one").run("ls").stdout == ""
+    assert sandbox.run("ls").stdout == "held.txt\n"
+
+
+def test_a_draft_sees_what_the_project_has_now(sandbox: Sandbox, project: Path) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo mine > mine.txt")
+    (project / "later.txt").write_text("a person's\n")
+    assert draft.run("cat later.txt mine.txt").stdout == "a person's\nmine\n"
+
+
+def test_all_runs_of_a_draft_are_applied_as_one_that_one_undo_takes_back(sandbox: Sandbox, project: Path) -> None:
+    (project / "a.txt").write_text("old\n")
+    (project / "gone.txt").write_text("gone\n")
+    draft = sandbox.draft("one")
+    draft.run("echo first > a.txt; mkdir d; echo 1 > d/one")
+    draft.run("echo second > a.txt; rm gone.txt; echo 2 > d/two; chmod 700 d")
+    run = draft.apply()
+    assert run.state == "applied"
+    assert {(each.path, each.change) for each in run.changes} == {
+        ("a.txt", "modified"), ("gone.txt", "deleted"), ("d", "added"), ("d/one", "added"), ("d/two", "added"),
+    }  # fmt: skip
+    assert (project / "a.txt").read_text() == "second\n"
+    assert not (project / "gone.txt").exists()
+    assert [os.stat(project / name).st_nlink for name in ("a.txt", "d/one")] == [1, 1]
+    assert sandbox.drafts() == []
+    sandbox.undo()
+    assert (project / "a.txt").read_text() == "old\n"
+    assert (project / "gone.txt").read_text() == "gone\n"
+    assert not (project / "d").exists()
+    sandbox.redo()
+    assert (project / "d/two").read_text() == "2\n"
+
+
+def test_texts_that_both_have_changed_are_merged(sandbox: Sandbox, project: Path) -> None:
+    (project / "a.txt").write_text("".join(f"line {n}\n" for n in range(20)))
+    draft = sandbox.draft("one")
+    draft.run("sed -i 's/line 3$/draft 3/' a.txt")
+    text = (project / "a.txt").read_text().replace("line 15\n", "person 15\n")
+    (project / "a.txt").write_text(text)
+    run = draft.apply()
+    assert run.state == "applied"
+    assert (project / "a.txt").read_text() == text.replace("line 3\n", "draft 3\n")
+    sandbox.undo(run)
+    assert (project / "a.txt").read_text() == text
+
+
+def test_two_drafts_are_applied_one_after_the_other(sandbox: Sandbox, project: Path) -> None:
+    (project / "a.txt").write_text("".join(f"line {n}\n" for n in range(20)))
+    drafts = [sandbox.draft(f"draft-{n}") for n in (2, 9, 16)]
+    for draft in drafts:
+        n = draft.name.removeprefix("draft-")
+        draft.run(f"sed -i 's/line {n}$/changed {n}/' a.txt; echo {n} > new-{n}")
+    for draft in drafts:
+        assert draft.apply().state == "applied"
+    changed = [line for line in (project / "a.txt").read_text().split("\n") if line.startswith("changed")]
+    assert changed == ["changed 2", "changed 9", "changed 16"]
+    assert sorted(os.listdir(project)) == ["a.txt", "new-16", "new-2", "new-9"]
+
+
+def test_what_both_have_changed_in_one_line_is_a_conflict(sandbox: Sandbox, project: Path) -> None:
+    (project / "a.txt").write_text("old\n")
+    one, other = sandbox.draft("one"), sandbox.draft("other")
+    one.run("echo one > a.txt")
+    other.run("echo other > a.txt; echo new > new.txt")
+    one.apply()
+    with pytest.raises(DraftConflict) as caught:
+        other.apply()
+    (conflict,) = caught.value.conflicts
+    assert conflict.path == "a.txt"
+    assert conflict.text == "<<<<<<< in the project\none\n=======\nother\n>>>>>>> draft other\n"
+    assert sorted(os.listdir(project)) == ["a.txt"]
+    assert other.run("cat a.txt new.txt").stdout == "other\nnew\n"
+    assert other.apply(force=True).state == "applied"
+    assert (project / "a.txt").read_text() == "other\n"
+    sandbox.undo()
+    assert (project / "a.txt").read_text() == "one\n"
+
+
+@pytest.mark.parametrize(("in_draft", "by_person"), [
+    ("echo draft > a.txt", "rm a.txt"), ("rm a.txt", "echo person > a.txt"), ("echo draft > new", "echo person > new"),
+    ("rm -r d", "echo person > d/new"), ("rm -r d", "echo person > d/old"),
+    ("printf 'a\\0b' > a.txt", "echo person > a.txt"),
+    ("rm a.txt; mkdir a.txt", "echo person > a.txt"), ("chmod 600 d/old", "rm d/old"),
+])  # fmt: skip
+def test_what_can_not_be_merged_is_a_conflict(sandbox: Sandbox, project: Path, in_draft: str, by_person: str) -> None:
+    (project / "a.txt").write_text("old\n")
+    (project / "d").mkdir()
+    (project / "d/old").write_text("old\n")
+    draft = sandbox.draft("one")
+    assert draft.run(in_draft).state == "held"
+    subprocess.run(["sh", "-c", by_person], cwd=project, check=True)
+    before = sandbox.run("find . -type f | sort | xargs grep -H ''").stdout
+    with pytest.raises(DraftConflict):
+        draft.apply()
+    assert sandbox.run("find . -type f | sort | xargs grep -H ''").stdout == before
+
+
+def test_what_the_project_has_already_is_not_applied_again(sandbox: Sandbox, project: Path) -> None:
+    (project / "a.txt").write_text("old\n")
+    draft = sandbox.draft("one")
+    draft.run("echo new > a.txt")
+    (project / "a.txt").write_text("new\n")
+    assert draft.apply().state == "empty"
+    assert sandbox.drafts() == []
+
+
+def test_a_rebase_marks_what_a_person_must_choose_in_the_draft(sandbox: Sandbox, project: Path) -> None:
+    (project / "a.txt").write_text("old\n")
+    (project / "b.txt").write_text("".join(f"line {n}\n" for n in range(20)))
+    draft = sandbox.draft("one")
+    draft.run("echo draft > a.txt; sed -i 's/line 3$/draft 3/' b.txt")
+    (project / "a.txt").write_text("person\n")
+    (project / "b.txt").write_text((project / "b.txt").read_text().replace("line 15\n", "person 15\n"))
+    paths, conflicts = draft.rebase()
+    assert sorted(paths) == ["a.txt", "b.txt"]
+    assert [each.path for each in conflicts] == ["a.txt"]
+    assert draft.run("grep -c . a.txt; grep -E 'draft|person' b.txt").stdout == "5\ndraft 3\nperson 15\n"
+    with pytest.raises(BadRequest, match="still marked"):
+        draft.apply()
+    draft.run("echo both > a.txt")
+    assert draft.apply().state == "applied"
+    assert (project / "a.txt").read_text() == "both\n"
+    assert "draft 3\n" in (project / "b.txt").read_text()
+
+
+def test_what_the_host_would_act_on_is_held_of_a_draft_too(sandbox: Sandbox, project: Path) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo a > a.txt; mkdir .vscode; echo '{}' > .vscode/settings.json")
+    run = draft.apply()
+    assert run.state == "held"
+    assert {each.path: each.verdict for each in run.changes}["a.txt"] == "applied"
+    assert not (project / ".vscode").exists()
+    assert sandbox.apply(run).state == "applied"
+    assert (project / ".vscode/settings.json").exists()
+
+
+def test_a_draft_that_is_thrown_away_leaves_nothing(sandbox: Sandbox, project: Path) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo a > a.txt")
+    draft.run("echo b > b.txt")
+    assert draft.discard() == 2
+    assert os.listdir(project) == []
+    assert sandbox.drafts() == []
+    assert [run.state for run in sandbox.history()] == ["discarded", "discarded"]
+    assert sandbox.draft("one").run("ls").stdout == ""
+
+
+def test_each_run_of_a_draft_has_its_own_undo(sandbox: Sandbox, project: Path) -> None:
+    draft = sandbox.draft("one")
+    first = draft.run("echo a > a.txt")
+    second = draft.run("echo b > b.txt")
+    sandbox.undo(first)
+    assert draft.run("ls").stdout == "b.txt\n"
+    third = draft.run("echo more >> b.txt")
+    with pytest.raises(BadRequest, match="builds on it"):
+        sandbox.undo(second)
+    sandbox.undo(third)
+    assert draft.run("cat b.txt").stdout == "b\n"
+
+
+def test_a_run_of_a_draft_is_not_applied_by_itself(sandbox: Sandbox) -> None:
+    run = sandbox.draft("one").run("echo a > a.txt")
+    with pytest.raises(BadRequest, match="in draft one"):
+        sandbox.apply(run)
+
+
+def test_many_runs_are_folded_and_still_show_the_same(sandbox: Sandbox, project: Path) -> None:
+    draft = sandbox.draft("one")
+    for n in range(40):
+        draft.run(f"echo {n} > same; echo {n} > own-{n}; rm -f own-{n - 3}")
+    seen = "39\nown-37\nown-38\nown-39\nsame\n"
+    assert draft.run("cat same; ls").stdout == seen
+    other = sandbox.draft("other")
+    for n in range(20):
+        other.run(f"echo {n} > other-{n}")
+    assert draft.run("cat same; ls").stdout == seen
+    draft.apply()
+    assert sorted(os.listdir(project)) == ["own-37", "own-38", "own-39", "same"]
+
+
+def test_a_draft_can_have_another_name(sandbox: Sandbox) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo a > a.txt")
+    sandbox.draft("two")
+    with pytest.raises(BadRequest, match="already"):
+        draft.rename("two")
+    draft.rename("three")
+    assert [each.name for each in sandbox.drafts()] == ["three", "two"]
+    assert draft.run("cat a.txt").stdout == "a\n"
+    assert draft.run("true").draft_name == "three"
+
+
+def test_a_draft_travels_as_a_bundle_into_another_draft(sandbox: Sandbox, project: Path, tmp_path: Path) -> None:
+    (project / "a.txt").write_text("old\n")
+    draft = sandbox.draft("one")
+    draft.run("echo new > a.txt")
+    draft.run("echo b > b.txt")
+    assert draft.export(tmp_path / "it.tar") == 2
+    draft.discard()
+    taken = sandbox.draft("taken")
+    assert taken.import_bundle(tmp_path / "it.tar").state == "held"
+    assert os.listdir(project) == ["a.txt"]
+    assert taken.apply().state == "applied"
+    assert (project / "b.txt").read_text() == "b\n"
