@@ -230,3 +230,40 @@ def test_a_draft_travels_as_a_bundle_into_another_draft(sandbox: Sandbox, projec
     assert os.listdir(project) == ["a.txt"]
     assert taken.apply().state == "applied"
     assert (project / "b.txt").read_text() == "b\n"
+
+
+def test_a_frozen_draft_sees_the_project_as_it_was(sandbox: Sandbox, project: Path) -> None:
+    for command in ("git init -q .", "git config user.name a", "git config user.email a@example.org"):
+        subprocess.run(command.split(), cwd=project, check=True)
+    (project / "a.txt").write_text("".join(f"line {n}\n" for n in range(20)))
+    (project / "d").mkdir()
+    os.symlink("a.txt", project / "link")
+    subprocess.run("git add . && git commit -qm first", shell=True, cwd=project, check=True)
+    draft = sandbox.draft("one", frozen=True)
+    assert draft.frozen
+    with open(project / "a.txt", "r+") as file:  # in place, as some editors do
+        file.write("person 0")
+    (project / "d/new").write_text("new\n")
+    seen = draft.run("head -1 link; ls d; git status --short; sed -i 's/line 15$/draft 15/' a.txt; echo d > d/draft")
+    assert seen.stdout == "line 0\n"
+    assert draft.run("sed -n 1p a.txt; sed -n 16p a.txt; ls d").stdout == "line 0\ndraft 15\ndraft\n"
+    assert draft.apply().state == "applied"
+    text = (project / "a.txt").read_text()
+    assert text.startswith("person 0")
+    assert "draft 15\n" in text
+    assert sorted(os.listdir(project / "d")) == ["draft", "new"]
+    objects = (path for path in (project / ".git/objects").rglob("*") if path.is_file())
+    assert {path.stat().st_nlink for path in objects} == {1}
+
+
+def test_a_frozen_draft_finds_a_conflict_with_what_came_later(sandbox: Sandbox, project: Path) -> None:
+    (project / "a.txt").write_text("old\n")
+    draft = sandbox.draft("one", frozen=True)
+    (project / "a.txt").write_text("person\n")
+    draft.run("echo more >> a.txt")
+    with pytest.raises(DraftConflict):
+        draft.apply()
+    with pytest.raises(BadRequest, match="already"):
+        sandbox.draft("one", new=True, frozen=True)
+    draft.discard()
+    assert (project / "a.txt").read_text() == "person\n"

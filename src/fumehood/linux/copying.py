@@ -205,6 +205,36 @@ def copy_tree(
         fill(target_top, tree, make)
 
 
+def copy_whole(source: int, target: int, is_never_written: Callable[[str, os.stat_result], bool]) -> None:
+    """Copy all that lies in a directory into an empty one; of what is never written there, links are made.
+
+    What others remove meanwhile is left out.
+    """
+    with Links(target) as links, Stack([source]) as tree:
+
+        def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> bool:
+            if status is None:
+                return False
+            if stat.S_ISDIR(status.st_mode):
+                os.mkdir(name, 0o700, dir_fd=writing)
+                return True
+            try:
+                if is_never_written(path, status):
+                    try:
+                        os.link(name, name, src_dir_fd=reading, dst_dir_fd=writing, follow_symlinks=False)
+                    except OSError as error:
+                        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                            raise
+                        copy_entry(reading, name, writing, name, links, path)
+                else:
+                    copy_entry(reading, name, writing, name, links, path)
+            except FileNotFoundError:
+                return False
+            return False
+
+        fill(target, tree, make, may_vanish=True)
+
+
 def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False) -> None:
     """Fill an empty directory with what a stack shows; directories get what belongs to them when they are full.
 

@@ -18,7 +18,7 @@ from fumehood.core.report import Run, printable
 from fumehood.core.request import loopback_of
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, DraftConflict
-from fumehood.linux.copying import copy_entry
+from fumehood.linux.copying import copy_entry, copy_whole
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
@@ -27,7 +27,7 @@ from fumehood.linux.steps import Changed
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.store.audit import named
-from fumehood.store.drafts import DISCARDED, DraftRecord
+from fumehood.store.drafts import DISCARDED, MAKING, DraftRecord
 from fumehood.store.history import APPLYING, DRAFT, HELD, RUNNING, SETTLING
 from fumehood.store.places import new_id
 
@@ -226,7 +226,7 @@ class _Bases:
         if not name:
             return None
         if self._draft.base is not None and (root, change.path) not in self._rebased:
-            top = f"{frozen_at(self._store, self._draft.base)}/{roots.index(root)}"
+            top = layering.frozen_copy(frozen_at(self._store, self._draft.base), roots.index(root), root)
         else:
             number = self._store.history.roots(name).index(root)
             top = self._store.places.layer(name, number, _BASE)
@@ -401,10 +401,38 @@ def _refuse_marks(store: Store, draft: DraftRecord, whole: WholeDraft) -> None:
 
 def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False) -> DraftRecord:
     """Begin a draft of a project."""
-    draft = store.drafts.new(project.id, name)
     if not frozen:
-        return draft
-    raise BadRequest("not yet")
+        return store.drafts.new(project.id, name)
+    with store.alone(project.id):  # so that nothing is applied while it is copied
+        for number in store.drafts.left_unmade(project.id):
+            _remove(store.places.draft(number))
+        draft = store.drafts.new(project.id, name, state=MAKING)
+        try:
+            _freeze(frozen_at(store, draft.id), project.roots)
+            return store.drafts.made(draft)
+        except BaseException:
+            _remove(store.places.draft(draft.id))
+            raise
+
+
+def _freeze(target: str, roots: Sequence[str]) -> None:
+    os.makedirs(target, 0o700)
+    try:
+        for number, root in enumerate(roots):
+            copy = layering.name_of_frozen(target, number, root)
+            os.mkdir(copy, 0o700)
+            with Closing(open_top(root)) as source, Closing(open_top(copy)) as to:
+                copy_whole(source, to, is_never_written=_is_never_written)
+    except OSError as error:
+        raise BadRequest(
+            f"the project can't be frozen: {error.strerror}: {printable(str(error.filename or target))}",
+            hint="that takes a copy of all of it; without --frozen, a draft shows the project as it is now",
+        ) from error
+
+
+def _is_never_written(path: str, status: os.stat_result) -> bool:
+    """Tell whether a file is only ever made and removed, so that a link to it does as well as a copy."""
+    return not status.st_mode & 0o222 and f"/{path}".rpartition("/.git/")[2].startswith("objects/")
 
 
 def apply_draft(

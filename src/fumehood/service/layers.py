@@ -59,9 +59,22 @@ def layers_of(
     for number, root in enumerate(roots):
         upper, work, merged = (places.layer(run, number, part) for part in _PARTS)
         held = below[number] if below else ()
-        copy = f"{frozen}/{number}" if frozen else ""
+        copy = frozen_copy(frozen, number, root) if frozen else ""
         layers.append(Layer(root=root, upper=upper, work=work, merged=merged, below=held, frozen=copy))
     return tuple(layers)
+
+
+def frozen_copy(frozen: str, number: int, root: str) -> str:
+    """Return the copy of a root among frozen ones; nothing for one that came later. A project may be moved."""
+    copy = name_of_frozen(frozen, number, root)
+    return copy if os.path.isdir(copy) else ""
+
+
+def name_of_frozen(frozen: str, number: int, root: str) -> str:
+    """Return where the copy of a root lies, or is to lie, among frozen ones."""
+    from binascii import crc32
+
+    return f"{frozen}/{crc32(os.fsencode(root)):08x}" if number else f"{frozen}/0"
 
 
 def _note_below(places: Places, run: str, below: Sequence[tuple[str, ...]], frozen: str) -> None:

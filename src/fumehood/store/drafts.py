@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fumehood.store.database import Database
 
 OPEN, APPLIED, DISCARDED = "open", "applied", "discarded"
+MAKING = "making"  # its copy of the project is not whole yet
 _COLUMNS = "id, project, name, created_at, state, base, run"
 
 
@@ -50,18 +51,31 @@ class Drafts:
             raise BadRequest(f"there is no draft {name}", hint=f"fumehood draft new {name}, or fumehood draft list")
         return draft
 
-    def new(self, project: int, name: str, base: int | None = None) -> DraftRecord:
+    def new(self, project: int, name: str, *, base: int | None = None, state: str = OPEN) -> DraftRecord:
         """Begin a draft."""
         checked_name(name, "draft")
-        statement = "INSERT OR IGNORE INTO drafts (project, name, created_at, base) VALUES (?, ?, ?, ?)"
-        if not self.database.write(statement, (project, name, time.time(), base)):
-            raise BadRequest(f"there is a draft {name} already", hint=f"fumehood draft show {name}")
-        return self.find(project, name)
+        if self.at(project, name) is not None:
+            raise _is_taken(name)
+        statement = "INSERT OR IGNORE INTO drafts (project, name, created_at, base, state) VALUES (?, ?, ?, ?, ?)"
+        if not self.database.write(statement, (project, name, time.time(), base, state)):
+            raise _is_taken(name)
+        draft = self._one("project = ? AND name = ? AND state = ? ORDER BY id DESC LIMIT 1", project, name, state)
+        assert draft is not None, "it was just written"
+        return draft
 
-    def freeze(self, draft: DraftRecord) -> DraftRecord:
-        """Let a draft lie on its own copy of the project, which is there now."""
-        self.database.write("UPDATE drafts SET base = id WHERE id = ?", (draft.id,))
-        return draft.replace(base=draft.id)
+    def made(self, draft: DraftRecord) -> DraftRecord:
+        """Let a draft begin that lies on its own copy of the project, which is whole now."""
+        statement = "UPDATE OR IGNORE drafts SET base = id, state = 'open' WHERE id = ?"
+        if not self.database.write(statement, (draft.id,)):
+            raise _is_taken(draft.name)
+        return draft.replace(base=draft.id, state=OPEN)
+
+    def left_unmade(self, project: int) -> list[int]:
+        """Forget the drafts of a project whose copies were never finished; return their numbers."""
+        where = "project = ? AND state = 'making'"
+        numbers = [number for (number,) in self.database.rows(f"SELECT id FROM drafts WHERE {where}", (project,))]
+        self.database.write(f"DELETE FROM drafts WHERE {where}", (project,))
+        return numbers
 
     def remember(self, project: int, number: int, name: str) -> None:
         """Record a draft again that only its runs' own records tell of."""
@@ -77,7 +91,7 @@ class Drafts:
         """Give a draft another name."""
         checked_name(name, "draft")
         if self.database.write("UPDATE OR IGNORE drafts SET name = ? WHERE id = ?", (name, draft.id)) != 1:
-            raise BadRequest(f"there is a draft {name} already", hint=f"fumehood draft show {name}")
+            raise _is_taken(name)
         return draft.replace(name=name)
 
     def applied_by(self, run: str) -> DraftRecord | None:
@@ -106,6 +120,10 @@ class Drafts:
     def _one(self, condition: str, *values: object) -> DraftRecord | None:
         rows = self.database.rows(f"SELECT {_COLUMNS} FROM drafts WHERE {condition}", values)
         return _draft(rows[0]) if rows else None
+
+
+def _is_taken(name: str) -> BadRequest:
+    return BadRequest(f"there is a draft {name} already", hint=f"fumehood draft show {name}")
 
 
 def close_applied(connection: sqlite3.Connection, run: Run) -> None:
