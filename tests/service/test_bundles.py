@@ -10,13 +10,16 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conftest import need
 from fumehood import BadRequest, Sandbox
-from fumehood.service.bundles import export_patch
+from fumehood.service.bundles import export, export_patch, read
 from fumehood.service.opened import OpenedStore
 from snapshots import snapshot
 
@@ -146,7 +149,8 @@ def image_with(*entries: tarfile.TarInfo, **wrong: object) -> bytes:
     blobs = {str(named(data)["digest"]): data for data in (config, manifest, packed)}
     image = io.BytesIO()
     with tarfile.open(fileobj=image, mode="w") as archive:
-        files = {"index.json": json.dumps({"manifests": [named(manifest)]}).encode()}
+        listed = {**named(manifest), "annotations": wrong.get("annotations")}
+        files = {"index.json": json.dumps({"manifests": [listed]}).encode()}
         for digest, data in blobs.items():
             files[f"blobs/sha256/{digest[7:]}"] = data[:-1] if wrong.get("cut") else data
         for name, data in files.items():
@@ -185,3 +189,73 @@ def test_hostile_bundles_are_refused_and_leave_nothing(project: Path, test_direc
         file.write_bytes(image_with(entry("fine")))
         (change,) = sandbox.import_bundle(file).changes
         assert (change.path, change.verdict, change.flags) == ("fine", "held", ())
+
+
+@pytest.fixture
+def key(home: Path) -> Path:
+    """A key, and a configuration in which it signs and is known as ada's."""
+    need(shutil.which("ssh-keygen") is not None, "ssh-keygen is not installed: apt-get install openssh-client")
+    key = home / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    (home / "signers").write_text(f"ada@example.org {(home / 'key.pub').read_text()}")
+    settings = home / ".config/fumehood"
+    settings.mkdir(mode=0o700)
+    (settings / "config.toml").write_text(f'[sign]\nkey = "{key}"\nsigners = "{home}/signers"\n')
+    return key
+
+
+def test_import_tells_who_signed_a_bundle(project: Path, other: Path, test_directory: Path, key: Path) -> None:
+    signed, plain = test_directory / "signed.tar", test_directory / "plain.tar"
+    with Sandbox(filled(project)) as sandbox:
+        run = sandbox.run("echo new >> a/b/f")
+        sandbox.export(run, signed)
+    export(OpenedStore(), run, str(plain))
+    with Sandbox(other) as sandbox:
+        assert sandbox.import_bundle(signed).reason == "signed by ada@example.org"
+        assert sandbox.find().reason == "signed by ada@example.org"
+        assert sandbox.import_bundle(plain).reason == "not signed"
+        (key.parent / "signers").write_text("")
+        assert "signed by a key of nobody known here, ED25519 key SHA256:" in sandbox.import_bundle(signed).reason
+
+
+def test_a_signature_of_another_bundle_is_refused(project: Path, test_directory: Path, key: Path) -> None:
+    signed = test_directory / "signed.tar"
+    with Sandbox(filled(project)) as sandbox:
+        sandbox.export(sandbox.run("echo new >> a/b/f"), signed)
+        with tarfile.open(signed) as image:
+            index = json.load(image.extractfile("index.json"))  # type: ignore[arg-type]
+        signature = index["manifests"][0]["annotations"]
+        forged = image_with(entry("x"), annotations=signature)
+        signed.write_bytes(forged)
+        with pytest.raises(BadRequest, match="signature is wrong"):
+            sandbox.import_bundle(signed)
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_bundle_with_any_byte_changed_is_refused_or_the_same(data: st.DataObject) -> None:
+    whole = image_with(entry("a"), entry("d", tarfile.DIRTYPE), entry("l", tarfile.SYMTYPE, "a"))
+    changed = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        changed[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.sampled_from([len(whole), data.draw(st.integers(0, len(whole)))]))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(changed[:cut])
+        file.flush()
+        try:
+            bundle = read(file.name, os.path.dirname(file.name))
+        except BadRequest:
+            return
+        with bundle.layer as layer, tarfile.open(fileobj=layer) as members:
+            assert [each.name for each in members] == ["a", "d", "l"]
+
+
+def test_a_bomb_is_refused_before_it_fills_the_disk(test_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fumehood.service.bundles._MOST_UNPACKED", 1 << 20)
+    bomb = entry("zeros")
+    bomb.size = 8 << 20
+    file = test_directory / "bomb.tar"
+    file.write_bytes(image_with(bomb))
+    with pytest.raises(BadRequest, match="too large"):
+        read(str(file), str(test_directory))

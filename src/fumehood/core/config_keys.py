@@ -123,6 +123,10 @@ def _path(value: Any) -> str:
     return text
 
 
+def _path_or_none(value: Any) -> str:
+    return "" if value == "" else _path(value)
+
+
 def _mask(value: Any) -> str:
     text = _text(value)
     if not text.strip("/.~") or ".." in text.split("/"):
@@ -226,6 +230,7 @@ AMOUNT = Kind(said="a number", read=_amount, write=shown)
 SECONDS = Kind(said="seconds; 0 for no limit", read=_seconds, write=shown)
 SIZE = Kind(said='a size: bytes, or as "64 MiB"', read=_size, write=_size_shown)
 PATH = Kind(said="an absolute path", read=_path, write=shown)
+FILE = Kind(said="an absolute path; empty for none", read=_path_or_none, write=shown)
 ROOT = Kind(said='"host", "alpine", a name, or a path', read=_root, write=shown)
 TEXTS = _each("a list of strings", _text)
 PATHS = _each("a list of paths", _path)
@@ -238,7 +243,7 @@ TABLE = Kind(said="a table of names with strings", read=_table, write=_table_sho
 
 SCHEMA = Kind(said="a JSON schema", read=_schema, write=_inline_shown)
 
-WITH_PATHS = (PATH, PATHS, MASKS, ROOT)
+WITH_PATHS = (PATH, FILE, PATHS, MASKS, ROOT)
 
 
 class Key(Value):
@@ -346,6 +351,18 @@ KEYS: tuple[Key, ...] = (
     _key("rootfs.install", FLAG, "Install the Alpine root when a command first needs it and there is none.",
          global_only=True),
     _key("rootfs.writable", FLAG, "Let a workspace install packages into its own layer of the root tree."),
+    _key("sign.key", FILE, "The key that signs bundles, jobs and their results: a file that `ssh-keygen` made.",
+         global_only=True),
+    _key("sign.signers", FILE, "Whose signatures are known: a file as `ssh-keygen -Y verify` takes it, a name and a "
+         "public key on each line. A worker takes jobs of these alone.", global_only=True),
+    _key("fleet.unsigned", FLAG, "Let a worker take jobs that nobody signed, or nobody in `sign.signers`.",
+         global_only=True),
+    _key("fleet.hosts", HOSTS, "Hosts that jobs may ask a worker for.", global_only=True),
+    _key("fleet.roots", TEXTS, "Root trees that jobs may ask a worker for.", global_only=True),
+    _key("fleet.secrets", NAMES, "Variables of a worker's own environment that jobs may ask for by name; globs.",
+         global_only=True),
+    _key("fleet.budget", SIZE, "Space that a worker's copies of projects may take before the oldest go.",
+         global_only=True),
 )  # fmt: skip
 
 PROFILES = """\

@@ -179,6 +179,23 @@ class Rootfs(Value):
     writable: bool = False
 
 
+class Sign(Value):
+    """The key that signs what leaves here, and whose keys are known."""
+
+    key: str = ""
+    signers: str = ""
+
+
+class Fleet(Value):
+    """What a worker accepts of jobs that others send."""
+
+    unsigned: bool = False
+    hosts: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ("host",)
+    secrets: tuple[str, ...] = ()
+    budget: int = 20 << 30
+
+
 class Again(Value):
     """When a run that conflicts with nothing but other runs is run once more."""
 
@@ -215,6 +232,8 @@ class Policy(Value):
     limits: Limits = Limits()
     clean: Clean = Clean()
     rootfs: Rootfs = Rootfs()
+    sign: Sign = Sign()
+    fleet: Fleet = Fleet()
     skills: tuple[dict[str, Any], ...] = ()
     in_roots: tuple[dict[str, Any], ...] = ()  # what commands in some root get besides
     tools: tuple[dict[str, Any], ...] = ()  # command templates: core/templates.py

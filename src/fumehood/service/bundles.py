@@ -27,6 +27,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top
+from fumehood.linux.signing import BUNDLE, sign, signer_of
 from fumehood.service.differences import each_difference, opened_versions
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 REPORT = "dev.fumehood.report"  # the label that holds what is told of the run
+SIGNATURE = "dev.fumehood.signature"  # the annotation that holds one of the manifest, and so of all that it names
 FORMAT = 1
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 _GONE = ".wh."
@@ -96,10 +98,10 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as layer:
 
 # ---- Out.
 
-def export(store: Store, run: Run, path: str) -> int:
-    """Write a run's changes to a file; returns how many there are."""
+def export(store: Store, run: Run, path: str, *, key: str = "", may_be_empty: bool = False) -> int:
+    """Write a run's changes to a file, signed if there is a key; returns how many there are."""
     changes = [change for change in run.found if change.verdict in _TRAVELS]
-    _refuse_what_stays(run, changes)
+    _refuse_what_stays(run, changes, may_be_empty=may_be_empty)
     base = {change.path: _digest(content) for change, content in opened_versions(store, run, changes, before=True)}
     for change in changes:
         if change.before is not None and change.before.kind == c.DIRECTORY:
@@ -112,7 +114,7 @@ def export(store: Store, run: Run, path: str) -> int:
     try:
         with open(spare, "xb") as file, tempfile.TemporaryFile(dir=store.places.state) as layer:
             unpacked = _write_layer(store, run, changes, layer)
-            _write_image(file, layer, unpacked, report)
+            _write_image(file, layer, unpacked, report, key)
         os.rename(spare, path)
     except FileExistsError as error:
         raise BadRequest(f"{spare} is there already", hint="remove it, or choose another name") from error
@@ -121,8 +123,8 @@ def export(store: Store, run: Run, path: str) -> int:
     return len(changes)
 
 
-def _refuse_what_stays(run: Run, changes: Sequence[c.Change]) -> None:
-    if not changes:
+def _refuse_what_stays(run: Run, changes: Sequence[c.Change], *, may_be_empty: bool = False) -> None:
+    if not changes and not may_be_empty:
         raise BadRequest(f"run {run.name} has changed nothing that could travel", hint=f"fumehood show {run.name}")
     for change in changes:
         if change.root:
@@ -214,8 +216,8 @@ def _add(layer: tarfile.TarFile, change: c.Change, content: bytes | int | None) 
             layer.addfile(entry, file)
 
 
-def _write_image(file: IO[bytes], layer: IO[bytes], unpacked: str, report: dict[str, Any]) -> None:
-    """Write an image layout as one archive."""
+def _write_image(file: IO[bytes], layer: IO[bytes], unpacked: str, report: dict[str, Any], key: str) -> None:
+    """Write an image layout as one archive, its manifest signed if there is a key."""
     size = layer.seek(0, os.SEEK_END)
     digest = f"sha256:{_sum_of(layer.fileno())}"
     config = _json({
@@ -229,6 +231,8 @@ def _write_image(file: IO[bytes], layer: IO[bytes], unpacked: str, report: dict[
     })  # fmt: skip
     named = _named(manifest, "application/vnd.oci.image.manifest.v1+json")
     named["annotations"] = {"org.opencontainers.image.ref.name": "changes"}
+    if key:
+        named["annotations"][SIGNATURE] = sign(key, BUNDLE, manifest)
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as image:
         for name, data in (
             ("oci-layout", _LAYOUT), ("index.json", _json({"schemaVersion": 2, "manifests": [named]})),
@@ -325,15 +329,19 @@ class ChangeBundle(Value):
     """A bundle that was read and is whole: its layer, unpacked, and what is told of the run that made it."""
 
     layer: Any  # an open file, removed when it is closed
+    signed: str  # by whom, in words
     command: str
     base: dict[str, str | None]
 
 
-def read(path: str, directory: str) -> ChangeBundle:
-    """Check a bundle, and unpack its layer into a file without a name in a directory of ours."""
+def read(path: str, directory: str, signers: str = "") -> ChangeBundle:
+    """Check a bundle, and unpack its layer into a file without a name in a directory of ours.
+
+    A signature that is not one of this bundle is refused; whose it is, is said by the file of allowed signers.
+    """
     try:
         with tarfile.open(path, "r:") as image:
-            return _read(image, directory)
+            return _read(image, directory, signers)
     except (tarfile.TarError, ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         message = f"{printable(path)} is not a bundle: {printable(str(error))}"
         raise BadRequest(message, hint="fumehood export makes one") from error
@@ -342,14 +350,14 @@ def read(path: str, directory: str) -> ChangeBundle:
         raise BadRequest(message, hint="check the path") from error
 
 
-def _read(image: tarfile.TarFile, directory: str) -> ChangeBundle:
+def _read(image: tarfile.TarFile, directory: str, signers: str) -> ChangeBundle:
     members: dict[str, tarfile.TarInfo] = {}
     for member in image:
         if len(members) == _MOST_MEMBERS or not member.isreg():
             raise ValueError("it holds more than a bundle does")
         members[member.name.removeprefix("./")] = member
 
-    def text(name: str) -> Any:
+    def content(name: str) -> bytes:
         member = members[name]
         if member.size > _MOST_TEXT:
             raise ValueError(f"{name} is too long")
@@ -358,11 +366,14 @@ def _read(image: tarfile.TarFile, directory: str) -> ChangeBundle:
         data = file.read()
         if name.startswith("blobs/") and hashlib.sha256(data).hexdigest() != os.path.basename(name):
             raise ValueError(f"{name} is damaged")
-        return json.loads(data)
+        return data
 
-    (named,) = text("index.json")["manifests"]
-    manifest = text(_blob(str(named["digest"])))
-    config = text(_blob(str(manifest["config"]["digest"])))
+    (named,) = json.loads(content("index.json"))["manifests"]
+    whole = content(_blob(str(named["digest"])))
+    signature = (named.get("annotations") or {}).get(SIGNATURE)
+    signed = "not signed" if signature is None else signer_of(str(signature), BUNDLE, whole, signers).line
+    manifest = json.loads(whole)
+    config = json.loads(content(_blob(str(manifest["config"]["digest"]))))
     (packed,) = manifest["layers"]
     (unpacked,) = config["rootfs"]["diff_ids"]
     report = json.loads(config["config"]["Labels"][REPORT])
@@ -377,7 +388,7 @@ def _read(image: tarfile.TarFile, directory: str) -> ChangeBundle:
     except BaseException:
         layer.close()
         raise
-    return ChangeBundle(layer=layer, command=str(report["command"]), base=report["base"])
+    return ChangeBundle(layer=layer, signed=signed, command=str(report["command"]), base=report["base"])
 
 
 def _unpack(source: IO[bytes], kind: str, digest: str, unpacked: str, layer: IO[bytes]) -> None:
@@ -408,7 +419,10 @@ UNPACK = ("python3", "-I", "-S", "-c", _UNPACK)
 
 
 def compare(store: Store, project: Project, run: Run, bundle: ChangeBundle) -> Run:
-    """Compare what a bundle was made on with what is in the project: what differs is a conflict."""
+    """Compare what a bundle was made on with what is in the project: what differs is a conflict.
+
+    Who signed it is recorded with it.
+    """
     with store.alone(project.id), Closing(open_top(project.path)) as top:
         run = store.history.find(run.run)
         differing = [
@@ -418,8 +432,8 @@ def compare(store: Store, project: Project, run: Run, bundle: ChangeBundle) -> R
         ]  # fmt: skip
         for change in differing:
             change.verdict, change.reason = c.CONFLICT, "the bundle was made on another version of it"
-        if differing:
-            store.history.settle(run, rewrite=True)
+        run.reason = "; ".join(filter(None, (run.reason, bundle.signed)))
+        store.history.settle(run, rewrite=bool(differing))
     return run
 
 

@@ -217,11 +217,12 @@ class Commands:
     def import_bundle(self, path: str | os.PathLike[str]) -> Run:
         """Take up what `export` wrote, here or elsewhere, as a run that is held; it was judged as any command's.
 
-        What differs here from what the bundle was made on is a conflict.
+        What differs here from what the bundle was made on is a conflict. Its `reason` says who signed it, by the
+        names in `sign.signers` of the configuration.
         """
         from fumehood.service import bundles
 
-        bundle = bundles.read(os.fspath(path), self._store.places.state)
+        bundle = bundles.read(os.fspath(path), self._store.places.state, self._hood.policy.sign.signers)
         with bundle.layer:
             run = self._taken_in(bundles.UNPACK, bundle.layer, f"import {os.path.basename(path)}: {bundle.command}")
         return self._marked(bundles.compare(self._store, self._project, run, bundle))

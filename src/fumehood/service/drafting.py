@@ -121,7 +121,7 @@ class Draft(Commands):
         from fumehood.service.bundles import export
 
         with drafts.Preview(self._store, self._project, self._record) as whole:
-            return export(self._store, whole.run, os.fspath(path))
+            return export(self._store, whole.run, os.fspath(path), key=self._hood.policy.sign.key)
 
     def __repr__(self) -> str:
         return f"Draft({self.name!r} of {self._project.path!r})"

@@ -318,10 +318,13 @@ class Sandbox(Commands):
         return [each.as_dict() for each in ([] if one is None else [one]) + inside]
 
     def export(self, run: Run | str, path: str | os.PathLike[str]) -> int:
-        """Write a run's changes to a file that travels, an OCI image of one layer; returns how many there are."""
+        """Write a run's changes to a file that travels, an OCI image of one layer; returns how many there are.
+
+        The key that `sign.key` of the configuration names signs it.
+        """
         from fumehood.service.bundles import export
 
-        return export(self._store, self._chosen(run), os.fspath(path))
+        return export(self._store, self._chosen(run), os.fspath(path), key=self._hood.policy.sign.key)
 
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:
         """Bring back what lay at a path before a run, on a day (YYYY-MM-DD), or before it last changed.

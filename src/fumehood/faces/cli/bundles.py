@@ -24,6 +24,7 @@ def add_commands(add: Add) -> None:
     add_run(out)
     out.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write")
     out.add_argument("--patch", action="store_true", help="write a patch that git applies instead")
+    out.add_argument("--key", metavar="FILE", default="", help="sign it with this key (default: sign.key)")
     into = add(
         "import", "take up what export wrote, as a run that is held", _import,
         "  fumehood import fix.tar\n  fumehood import --patch fix.patch",
@@ -35,10 +36,14 @@ def add_commands(add: Add) -> None:
 def _export(context: Context) -> int:
     run = context.run(context.options.run)
     path = context.options.output
-    write = bundles.export_patch if context.options.patch else bundles.export
-    count = write(context.store, run, os.path.abspath(path))
-    answer = {"run": run.run, "number": run.number, "file": os.path.abspath(path), "changes": count}
+    key = context.options.key or context.store.policy_of(context.project_of(run)).sign.key
+    if context.options.patch:
+        key, count = "", bundles.export_patch(context.store, run, os.path.abspath(path))
+    else:
+        count = bundles.export(context.store, run, os.path.abspath(path), key=key)
+    answer = {"run": run.run, "number": run.number, "file": os.path.abspath(path), "changes": count, "key": key}
     told = f"{count} change{'' if count == 1 else 's'} of run {run.name} written to {printable(path)}"
+    told += f", signed with {printable(key)}" if key else ""
     return context.say(answer, lambda: print(told))
 
 
