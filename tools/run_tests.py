@@ -49,6 +49,7 @@ SYSTEM_TOOLS = {
     "openssl": ("openssl", "signed packages"),
     "pgrep": ("procps", "that no process is left"),
     "strace": ("strace", "being killed at any system call"),
+    "umoci": ("umoci", "whether other tools read our bundles"),
 }
 SCRATCH = "/var/tmp"
 DISK_BYTES = 2 << 30

@@ -788,7 +788,7 @@ class Terminal:
     def __init__(self, *arguments: str, cwd: Path, env: dict[str, str] | None = None, columns: int = 100) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-        environment = os.environ | {"TERM": "xterm-256color"} | (env or {})
+        environment = os.environ | {"TERM": "xterm-256color", "PAGER": "cat"} | (env or {})
         environment.pop("NO_COLOR", None) if env is None or "NO_COLOR" not in env else None
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-c", ATTACH, *command_line(), *arguments],

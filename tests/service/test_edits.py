@@ -110,7 +110,7 @@ def test_an_edit_is_a_run_that_is_shown_and_taken_back(client: Client, store: St
     assert "-one\n+two\n" in difference.text
     undo(store, client.project, run)
     assert tree(project) == {"a.py": "one\n"}
-    assert runs(store) == [f"undo {run.run}: applied", "Edit a.py: undone"]
+    assert runs(store) == ["undo 1: applied", "Edit a.py: undone"]
 
 
 @pytest.mark.parametrize("named", ["new.py", "src/new/deep.py"])

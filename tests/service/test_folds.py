@@ -59,7 +59,7 @@ def test_a_project_works_however_many_runs_wait(sandbox: Sandbox, furnished: Pat
     assert later.stdout.strip() == str(_MANY + 1), later.output
     assert later.state == "applied"
     assert sandbox.run("echo more >> a").changes[0].reason == (
-        f"it builds on run {sandbox.history()[2].id}, which was held"
+        f"it builds on run {sandbox.history()[2].number}, which was held"
     )
 
 
