@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from forked import COMMANDS, loaded
+from forked import command_line
 from patience import LONG_S
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -168,7 +168,7 @@ def typed_in_one_shell(folder: Path, app: Path, steps: list[tuple[str, bool]]) -
     """Run commands one after the other; return what each printed, and what came after the last that ended well."""
     programs = folder / "bin"
     programs.mkdir()
-    (programs / "fumehood").write_text(f'#!/bin/sh\nexec {" ".join(loaded(COMMANDS).client())} "$@"\n')
+    (programs / "fumehood").write_text(f'#!/bin/sh\nexec {shlex.join(command_line())} "$@"\n')
     (programs / "fumehood").chmod(0o755)
     script = folder / "typed.sh"
     with script.open("w") as handle:
@@ -180,7 +180,7 @@ def typed_in_one_shell(folder: Path, app: Path, steps: list[tuple[str, bool]]) -
         env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8", "COLUMNS": "100"},
     )  # fmt: skip
     try:
-        printed, _ = process.communicate(timeout=LONG_S)
+        printed, _ = process.communicate(timeout=2 * LONG_S)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
