@@ -62,7 +62,8 @@ $ fumehood run --json -- 'echo hello; echo "print(2)" > a.py' | python3 -m json.
     "capture": "…",
     "act": "run",
     "of": null,
-    "session": null
+    "session": null,
+    "draft": null
 }
 ```
 
@@ -101,7 +102,7 @@ _RUN = {
     "started_at": "seconds since 1970", "capture": "how its writes were captured (`fumehood doctor`)",
     "act": "`run`; or what was done to runs: `undo`, `restore`, `merge`, `checkpoint`, …",
     "of": "the run that this was done to",
-    "session": "the session that it belongs to",
+    "session": "the session that it belongs to", "draft": "the draft that it belongs to",
 }  # fmt: skip
 _CHANGE = {
     "path": "relative to its root", "root": "the project, or another directory that may be written",
@@ -150,11 +151,12 @@ def _listed(values: Iterable[str]) -> str:
 
 def _run_types() -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(Run.__init__)))
-    return {"output": "str"} | {
+    types = {
         node.target.attr.lstrip("_"): ast.unparse(node.annotation)
         for node in ast.walk(tree)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
     }
+    return types | {"output": "str", "draft": "str | None"}  # what is told differs from what is kept
 
 
 def _of(each: type[Value], meanings: Mapping[str, str]) -> str:
