@@ -127,6 +127,7 @@ class Request(Value):
     source: str = ""  # a file that this shell reads first
     session: str = ""
     draft: str = ""  # the draft that it is a run of
+    begins_draft: bool = False  # where there is none of that name: a client's settings name it, and nobody else
     draft_number: int | None = None
     frozen: str = ""  # where copies of the roots lie that it sees in their place
     beside: tuple[str, ...] = ()  # directories that a person gave the client of the session

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def begun(store: Store, project: Project, name: str, *, new: bool = False, frozen: bool = False) -> DraftRecord:
     """Return a project's draft of a name; one that begins now may see a frozen copy of the project."""
     record = None if new else store.drafts.at(project.id, name)
+    if record is None and not new and not frozen:
+        return store.drafts.begin(project.id, name)
     return record or drafts.new_draft(store, project, name, frozen=frozen)
 
 

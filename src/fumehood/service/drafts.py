@@ -60,10 +60,12 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
     """
     if request.thrown:
         raise BadRequest("a command without a project can't be in a draft", hint="leave out --draft")
-    if request.draft:
-        draft = store.drafts.find(project.id, request.draft)
-    else:
-        draft = store.drafts.at(project.id, request.session) or store.drafts.new(project.id, request.session)
+    name = request.draft or request.session
+    draft = store.drafts.at(project.id, name)
+    if draft is None and (request.begins_draft or not request.draft):
+        draft = store.drafts.begin(project.id, name)
+    if draft is None:
+        draft = store.drafts.find(project.id, name)
     return request.replace(
         draft=draft.name, draft_number=draft.id, mode=DISCARD if request.mode == DISCARD else HOLD,
         session=request.session or loopback_of(draft.id),

@@ -32,7 +32,7 @@ from fumehood.store.history import LAST, Reach
 from fumehood.store.places import new_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Self
 
     from fumehood.core.inside import Widening
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
+    from fumehood.service.best import Best, Candidate
+    from fumehood.service.commands import Command
     from fumehood.service.desk import Questions
     from fumehood.service.drafting import Draft
     from fumehood.service.sandbox import Variables
@@ -62,6 +64,8 @@ class Sandbox(Commands):
     `ask` is a function, sync or async, that gets a Question and returns True, False or one of its `options`; it is
     called where a person must be asked (network, a run without a sandbox, another root). Without it, those are denied.
 
+    With a `draft`, all that is run here is in that draft, which begins where there is none of that name yet.
+
     `variables` is a function that returns what each command gets in its environment, for secrets: it is called for
     every run, in that run's thread, and what it returns is written nowhere.
     """
@@ -73,6 +77,7 @@ class Sandbox(Commands):
         ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
         *,
         session: str | None = None,
+        draft: str | None = None,
         own_tmp: bool = False,
         variables: Variables | None = None,
         cwd: str | os.PathLike[str] | None = None,
@@ -94,7 +99,7 @@ class Sandbox(Commands):
         self._session = "" if session is None else session_of(self._store, self._project, session).name
         self._own_tmp = own_tmp
         self._mark = mark or new_mark()
-        self._draft = ""
+        self._draft = "" if draft is None else self.draft(draft).name
 
     def _new_hood(self, policy: Policy, asks: tuple[Ask, ...]) -> Hood:
         permissions = Permissions(self._store, asks, session={}, patience_s=policy.ask_timeout)
@@ -359,6 +364,25 @@ class Sandbox(Commands):
         from fumehood.service.drafting import Draft, begun
 
         return Draft(self, begun(self._store, self._project, name, new=new, frozen=frozen))
+
+    def best(
+        self, command: Command, n: int = 8, *, jobs: int = 4, check: str | None = None, score: str | None = None,
+        keep: bool = False, apply: bool = True, timeout: float | None = None,
+        on_candidate: Callable[[Candidate], object] | None = None,
+    ) -> Best:  # fmt: skip
+        """Run a command as `n` candidates, some at once, each in a draft over one frozen copy; apply the best.
+
+        `$FUMEHOOD_CANDIDATE` is its number. The best has passed `check`, has the highest number that `score` prints at
+        its end, and then the fewest lines changed; what both write is thrown away. Without `check`, the command's own
+        status counts. Those that change exactly the same count once. The others are thrown away unless they are to be
+        kept; without `apply`, the best stays a draft. Limits and `timeout` are for all together.
+        """
+        from fumehood.service.best import best_of
+
+        return best_of(
+            self, command, n, jobs=jobs, check=check, score=score, keep=keep, applies=apply, timeout=timeout,
+            tell=on_candidate,
+        )  # fmt: skip
 
     def drafts(self) -> list[Draft]:
         """Return the drafts of this project that are not applied or thrown away yet, the earliest first."""

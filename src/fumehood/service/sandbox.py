@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fumehood.core.inside import Widening
     from fumehood.core.judge import Waiting
     from fumehood.core.network import Network
-    from fumehood.core.policy import Profile
+    from fumehood.core.policy import Limits, Profile
     from fumehood.core.questions import Question
     from fumehood.linux.capture import Stranger
     from fumehood.linux.launch import Starter
@@ -402,6 +402,12 @@ class Hood(Workplace):
         from fumehood.service.access import widened
 
         return self._under(widened(self.policy, granted))
+
+    def limited(self, limits: Limits) -> Hood:
+        """Return a hood whose commands may use less."""
+        hood = self._under(self.policy.replace(limits=limits))
+        hood.variables = self.variables
+        return hood
 
     def _under(self, policy: Policy) -> Hood:
         """Return a hood with another policy; what was found out about the host is known to it too."""

@@ -63,6 +63,13 @@ class Drafts:
         assert draft is not None, "it was just written"
         return draft
 
+    def begin(self, project: int, name: str) -> DraftRecord:
+        """Return the open draft of a name, which begins if there is none, whoever else does the same."""
+        checked_name(name, "draft")
+        statement = "INSERT OR IGNORE INTO drafts (project, name, created_at) VALUES (?, ?, ?)"
+        self.database.write(statement, (project, name, time.time()))
+        return self.find(project, name)
+
     def made(self, draft: DraftRecord) -> DraftRecord:
         """Let a draft begin that lies on its own copy of the project, which is whole now."""
         statement = "UPDATE OR IGNORE drafts SET base = id, state = 'open' WHERE id = ?"

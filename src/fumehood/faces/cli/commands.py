@@ -35,6 +35,7 @@ _WHERE = {
     "settle.add_commands": "apply discard undo redo",
     "settle.add_review": "review",
     "drafts.add_commands": "draft",
+    "best.add_commands": "best",
     "bundles.add_commands": "export import",
     "files.add_commands": "files restore scan",
     "doctor.add_commands": "doctor clean",

@@ -37,6 +37,7 @@ options:
   --ask              let the client ask for approval as it did before, if it can; without it, commands need none
   --session NAME     the session that the commands belong to (default: the client's own)
   --allow-tool NAME  let this tool run outside of the hood instead of denying it; NAME* stands for all that begin so
+  --draft NAME       the draft that they are in, which begins if there is none; the client's own edits are asked about
   --hold, --discard, --network, --own-tmp, --project DIR, --allow-host HOST, --root ROOT, --timeout SECONDS
                      as for fumehood run
 
@@ -53,7 +54,7 @@ and to see what it answers:
 SHELL, EDIT_BEFORE, EDIT_AFTER, OTHER, DONE = "shell", "edit before", "edit after", "other", "done"
 
 _FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
-_VALUES = frozenset({"--project", "--allow-host", "--root", "--timeout"})
+_VALUES = frozenset({"--project", "--draft", "--allow-host", "--root", "--timeout"})
 _ASKED = frozenset({"--client", "--session", "--allow-tool"})
 _BLOCK = 2
 _LONGEST = 120 * 1024  # what one argument may be, less what the client puts around it

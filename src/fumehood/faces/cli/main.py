@@ -170,6 +170,7 @@ def _add_mcp_options(parser: argparse.ArgumentParser) -> None:
     port = "serve HTTP on 127.0.0.1 instead; 0 takes a free port"
     parser.add_argument("--http", type=whole_number(0, 65535), metavar="PORT", help=port)
     parser.add_argument("--session", metavar="NAME", help="the session that its runs belong to (default: a new one)")
+    parser.add_argument("--draft", metavar="NAME", help="the draft that its runs are in, which begins if there is none")
     shared = "serve only where the commands of a session can share a /tmp"
     parser.add_argument("--own-tmp", action="store_true", help=shared)
 
@@ -236,4 +237,4 @@ def _mcp(arguments: Sequence[str]) -> int:
         from fumehood.faces.mcp.server import serve
     except ModuleNotFoundError as error:
         raise _lacking(error, "the MCP server", "mcp", _MCP_EXTRA) from error
-    return serve(options.project, options.session, options.http, own_tmp=options.own_tmp)
+    return serve(options.project, options.session, options.http, own_tmp=options.own_tmp, draft=options.draft)

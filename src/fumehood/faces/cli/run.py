@@ -330,7 +330,7 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
         shell=shell, source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
         background_after=_seconds(options.last("--background-after")), if_granted="--if-granted" in options.flags,
-        write=_writable(options, project),
+        write=_writable(options, project), begins_draft="--brief" in options.flags,
     )  # fmt: skip
     prepare = options.special.prepare
     return request if prepare is None else prepare(request, policy)

@@ -33,14 +33,16 @@ class Clients:
     """
 
     def __init__(
-        self, project: str | None, session: str | None, *, own_tmp: bool = False, others: "Sequence[Ask]" = ()
-    ) -> None:
+        self, project: str | None, session: str | None, *, own_tmp: bool = False, draft: str | None = None,
+        others: "Sequence[Ask]" = (),
+    ) -> None:  # fmt: skip
         self.others = tuple(others)
         self.jobs = Jobs()
         self.open_questions = OpenQuestions()
         self._project = None if project is None else os.path.realpath(project)
         self.session = session
         self.own_tmp = own_tmp
+        self._draft = draft
         self._opened: dict[str, Sandbox] = {}  # by project
         self.sandboxes: dict[str, dict[str, Sandbox]] = {}  # by client and project
         self._roots: dict[str, ListRootsResult] = {}
@@ -77,7 +79,7 @@ class Clients:
             from fumehood import Sandbox
             from fumehood.store.audit import MCP
 
-            self._opened[path] = Sandbox(path, face=MCP, mark=MARK)
+            self._opened[path] = Sandbox(path, draft=self._draft, face=MCP, mark=MARK)
         return self._opened[path]
 
     def project_for(self, directories: list[str], working_dir: str | None) -> str:

@@ -113,7 +113,9 @@ def _add_resources(server: MCPServer[Any]) -> None:
         return json.dumps({"version": __version__, "sandbox": bool(captures), "captures": captures, "bwrap": bwrap})
 
 
-def serve(project: str | None, session: str | None, http: int | None, *, own_tmp: bool = False) -> int:
+def serve(
+    project: str | None, session: str | None, http: int | None, *, own_tmp: bool = False, draft: str | None = None
+) -> int:
     """Serve until the client leaves, or for ever."""
     if project is not None and not os.path.isdir(project):
         raise BadRequest(f"the project {project} does not exist", hint="make it first, or name another project")
@@ -124,7 +126,7 @@ def serve(project: str | None, session: str | None, http: int | None, *, own_tmp
         from fumehood.faces.cli.prompt import terminal
 
         others = terminal()
-    clients = Clients(project, session, own_tmp=own_tmp, others=others)
+    clients = Clients(project, session, own_tmp=own_tmp, draft=draft, others=others)
     server = build(clients, own_tools(None if project is None else os.path.realpath(project), _RUNNING))
     gc.freeze()  # all that was loaded stays; looking through it again and again would hold up calls
     try:
