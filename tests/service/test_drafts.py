@@ -267,3 +267,46 @@ def test_a_frozen_draft_finds_a_conflict_with_what_came_later(sandbox: Sandbox, 
         sandbox.draft("one", new=True, frozen=True)
     draft.discard()
     assert (project / "a.txt").read_text() == "person\n"
+
+
+@pytest.fixture
+def repository(project: Path) -> Path:
+    for command in ("git init -q -b main .", "git config user.name a", "git config user.email a@example.org"):
+        subprocess.run(command.split(), cwd=project, check=True)
+    (project / "a.txt").write_text("old\n")
+    (project / ".gitignore").write_text("ignored\n")
+    subprocess.run("git add . && git commit -qm first", shell=True, cwd=project, check=True)
+    return project
+
+
+def git(repository: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=repository, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_draft_can_become_a_commit_on_a_branch(sandbox: Sandbox, repository: Path) -> None:
+    draft = sandbox.draft("fix")
+    draft.run("echo new > a.txt; mkdir d; echo d > d/d")
+    draft.run("git commit -qam 'in the draft'; rm .gitignore")
+    run = draft.commit(message="All of it", author="Ann <ann@example.org>")
+    assert run.state == "applied"
+    assert git(repository, "status", "--short") == ""
+    assert git(repository, "log", "-1", "--format=%s").strip() == "first"
+    assert git(repository, "log", "--format=%s %an", "fix") == "All of it Ann\nin the draft a\nfirst a\n"
+    assert git(repository, "show", "fix:d/d") == "d\n"
+    assert ".gitignore" not in git(repository, "ls-tree", "--name-only", "fix")
+    assert (repository / "a.txt").read_text() == "old\n"
+    assert sandbox.drafts() == []
+    sandbox.undo(run)
+    assert git(repository, "branch", "--format=%(refname:short)") == "main\n"
+
+
+def test_what_git_ignores_is_not_thrown_away_for_a_commit(sandbox: Sandbox, repository: Path) -> None:
+    draft = sandbox.draft("fix")
+    draft.run("echo new > a.txt; echo it > ignored")
+    with pytest.raises(BadRequest, match="git ignores 1 of the paths in draft fix: ignored"):
+        draft.commit()
+    assert draft.run("cat ignored; git branch").stdout == "it\n* main\n"
+    with pytest.raises(BadRequest, match="no commit was made"):
+        draft.commit("main", force=True)
+    assert draft.commit("other", force=True).state == "applied"
+    assert git(repository, "show", "other:a.txt") == "new\n"

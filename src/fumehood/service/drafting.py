@@ -7,8 +7,11 @@ import os
 import tarfile
 from typing import TYPE_CHECKING
 
+from fumehood.core.report import printable
+from fumehood.errors import BadRequest
 from fumehood.service import drafts
 from fumehood.service.commands import Commands
+from fumehood.service.decide import discard_held
 from fumehood.service.differences import each_difference
 from fumehood.store.history import Reach
 
@@ -85,6 +88,35 @@ class Draft(Commands):
         Where that is not possible, DraftConflict is raised, and nothing done; with `force`, the draft's version counts.
         """
         return self._marked(drafts.apply_draft(self._store, self._project, self._record, force=force))
+
+    def commit(self, branch: str = "", *, message: str = "", author: str = "", force: bool = False) -> Run:
+        """Leave a git commit with all that it holds on a new branch, made from HEAD, and nothing else in the project.
+
+        `author` is "Name <mail>"; without it, git's own settings tell. What git ignores would be thrown away, so it is
+        refused where there is any, save with `force`. Returns the run that has applied the commit, and can be undone.
+        """
+        branch, paths = branch or self.name, [each.path for each in self.changes()]
+        if not paths:
+            raise BadRequest(f"draft {self.name} holds nothing", hint=f"fumehood draft log {self.name}")
+        made = self.run(
+            drafts.COMMIT, stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
+            cwd=self._project.path, env=drafts.commit_variables(branch, message or f"Draft {self.name}", author),
+        )  # fmt: skip
+        directory, _, ignored = made.stdout.partition("\n")
+        if made.exit_code or (ignored and not force):
+            if made.state == "held":
+                discard_held(self._store, self._project, made)
+            if not made.exit_code:
+                count = ignored.count("\0")
+                raise BadRequest(
+                    f"git ignores {count} of the paths in draft {self.name}: {printable(ignored.split(chr(0))[0])} …",
+                    hint="they would be thrown away, which --force allows",
+                )
+            why = made.stderr.strip()[-300:]
+            raise BadRequest(f"no commit was made: {why}", hint='--branch NAME, --author "Name <mail>"')
+        parts = ("objects", f"refs/heads/{branch}", f"logs/refs/heads/{branch}")
+        only = [f"{directory}/{part}" for part in parts]
+        return self._marked(drafts.apply_draft(self._store, self._project, self._record, only=only))
 
     def rebase(self) -> tuple[list[str], list[Conflict]]:
         """Bring both versions together, in the draft, of texts that the project has changed too.

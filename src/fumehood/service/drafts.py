@@ -542,6 +542,38 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
     record_files(store, project.id, run)
 
 
+# In the hood and over the draft: no hook, no index of the person's, and the branch must be new. Prints where the
+# repository is, below the project, and then which of the paths on its standard input git ignores.
+COMMIT = r"""
+set -e
+directory=$(git rev-parse --absolute-git-dir)
+case $directory in "$PWD"/*) ;; *) echo "the repository is not in the project: $directory" >&2; exit 1;; esac
+git check-ref-format --branch "$FUMEHOOD_BRANCH" >/dev/null
+cat >/tmp/paths
+git check-ignore -z --stdin --no-index </tmp/paths >/tmp/ignored || [ $? = 1 ]
+export GIT_INDEX_FILE=/tmp/index
+parent=$(git rev-parse --quiet --verify HEAD || true)
+if [ -n "$parent" ]; then git read-tree HEAD; fi
+git add --all .
+commit=$(git commit-tree "$(git write-tree)" ${parent:+-p "$parent"} -m "$FUMEHOOD_MESSAGE")
+git -c core.hooksPath=/dev/null update-ref "refs/heads/$FUMEHOOD_BRANCH" "$commit" ""
+printf '%s\n' "${directory#"$PWD"/}"
+cat /tmp/ignored
+"""
+
+
+def commit_variables(branch: str, message: str, author: str) -> dict[str, str]:
+    """Return what tells the script above which commit to make."""
+    variables = {"FUMEHOOD_BRANCH": branch, "FUMEHOOD_MESSAGE": message}
+    if author:
+        name, opening, mail = author.partition("<")
+        if not opening or not mail.endswith(">") or not name.strip():
+            raise BadRequest(f"{author!r} is not an author", hint='"Name <mail@example.org>"')
+        for role in ("AUTHOR", "COMMITTER"):
+            variables |= {f"GIT_{role}_NAME": name.strip(), f"GIT_{role}_EMAIL": mail[:-1]}
+    return variables
+
+
 def drop_layers(store: Store, draft: DraftRecord, members: Sequence[str]) -> None:
     """Remove the layers of a draft that is settled, and the frozen copy that it lay on, if nobody else does."""
     for name in members:

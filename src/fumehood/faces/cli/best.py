@@ -6,6 +6,7 @@ import sys
 
 from fumehood.core.report import printable
 from fumehood.faces.cli.commands import Context, paint
+from fumehood.faces.cli.drafts import opened
 from fumehood.faces.cli.look import tell_run
 from fumehood.faces.cli.output import whole_number
 from fumehood.service import best as comparing
@@ -35,9 +36,6 @@ def add_commands(add: Add) -> None:
 
 
 def _best(context: Context) -> int:
-    from fumehood.service.library import Sandbox
-    from fumehood.store.audit import CLI
-
     options = context.options
     line = options.command[0] if len(options.command) == 1 else options.command
     is_silent = context.as_json or options.quiet
@@ -46,7 +44,7 @@ def _best(context: Context) -> int:
         sys.stderr.write(f"candidate {candidate.number}: {_status(candidate)}, {candidate.duration_s:.1f} s\n")
         sys.stderr.flush()
 
-    with Sandbox(context.project.path, face=CLI) as sandbox:
+    with opened(context) as sandbox:
         result = sandbox.best(
             line, options.count, jobs=options.jobs, check=options.check, score=options.score, keep=options.keep,
             apply=not options.hold, timeout=options.timeout, on_candidate=None if is_silent else tell,

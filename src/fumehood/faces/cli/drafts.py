@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from fumehood.core.report import Run
     from fumehood.faces.cli.commands import Add
     from fumehood.service.drafts import Conflict
+    from fumehood.service.library import Sandbox
     from fumehood.store.drafts import DraftRecord
 
 _ACTS = ("list", "new", "show", "diff", "log", "apply", "discard", "rename", "rebase")
@@ -43,6 +45,10 @@ def add_commands(add: Add) -> None:
     command.add_argument("name", nargs="?", metavar="NAME", help="the draft")
     command.add_argument("rest", nargs="*", metavar="ARG", help="rename: the new name; diff: only these paths")
     command.add_argument("--force", action="store_true", help="apply: take the draft's version where both have changed")
+    command.add_argument("--as-commit", action="store_true", help="apply: leave a git commit on a new branch instead")
+    command.add_argument("--branch", metavar="B", help="its branch (default: the draft's name)")
+    command.add_argument("--message", metavar="M", help="its message")
+    command.add_argument("--author", metavar="A", help='its author: "Name <mail>" (default: as git is set up)')
     command.add_argument("--frozen", action="store_true", help="new: see the project as it is now, whatever is edited")
 
 
@@ -160,10 +166,20 @@ def _log(context: Context, draft: DraftRecord) -> int:
     return context.say({"draft": draft.name, "runs": rows}, show)
 
 
+def _done(context: Context, draft: DraftRecord) -> Run:
+    options = context.options
+    with Ticking("applying", options):
+        if not options.as_commit:
+            return drafts.apply_draft(context.store, context.project, draft, force=options.force)
+        with opened(context) as sandbox:
+            return sandbox.draft(draft.name).commit(
+                options.branch or "", message=options.message or "", author=options.author or "", force=options.force
+            )
+
+
 def _apply(context: Context, draft: DraftRecord) -> int:
     try:
-        with Ticking("applying", context.options):
-            done = drafts.apply_draft(context.store, context.project, draft, force=context.options.force)
+        done = _done(context, draft)
     except DraftConflict as error:
         conflicts: Sequence[Any] = error.conflicts
         if not context.as_json:
@@ -195,11 +211,16 @@ def _rename(context: Context, draft: DraftRecord) -> int:
     return context.say(_fields(context, renamed), lambda: print(f"draft {draft.name} is draft {renamed.name} now"))
 
 
-def _rebase(context: Context, draft: DraftRecord) -> int:
+def opened(context: Context) -> Sandbox:
+    """Return a sandbox for what takes a command."""
     from fumehood.service.library import Sandbox
     from fumehood.store.audit import CLI
 
-    with Sandbox(context.project.path, face=CLI) as sandbox:
+    return Sandbox(context.project.path, face=CLI)
+
+
+def _rebase(context: Context, draft: DraftRecord) -> int:
+    with opened(context) as sandbox:
         merged, conflicts = sandbox.draft(draft.name).rebase()
     answer = {"draft": draft.name, "merged": merged, "conflicts": [each.as_dict() for each in conflicts]}
 
