@@ -111,6 +111,7 @@ def read(name: str) -> Page:
             while not comments.rstrip().endswith("-->"):
                 comments += f"{next(lines)[1]}\n"
         elif line.strip():
+            assert not A_COMMENT.search(comments), f"{name}, line {number}: no block follows {comments.strip()}"
             comments = ""
         prose.append(line)
     return Page(blocks, needs, "\n".join(prose))
