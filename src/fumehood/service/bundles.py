@@ -31,7 +31,7 @@ from fumehood.linux.signing import BUNDLE, sign, signer_of
 from fumehood.service.differences import each_difference, opened_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fumehood.core.report import Run
     from fumehood.service.store import Store
@@ -412,6 +412,17 @@ def _unpack(source: IO[bytes], kind: str, digest: str, unpacked: str, layer: IO[
     if f"sha256:{plain.hexdigest()}" != unpacked:
         raise ValueError("its layer is not the one that it names")
     layer.seek(0)
+
+
+def take_up(
+    store: Store, project: Project, path: str, signers: str, lay_out: Callable[[Sequence[str], IO[bytes], str], Run],
+    *, title: str = "", signed: str = "",
+) -> Run:  # fmt: skip
+    """Take up a bundle as a run that is held, laid out in the hood by `lay_out`, and recorded under a title."""
+    bundle = read(path, store.places.state, signers)
+    with bundle.layer:
+        run = lay_out(UNPACK, bundle.layer, title or f"import {os.path.basename(path)}: {bundle.command}")
+    return compare(store, project, run, bundle.replace(signed=signed or bundle.signed))
 
 
 TAKE_PATCH = ("git", "-c", "core.hooksPath=/dev/null", "apply", "--binary", "--whitespace=nowarn", "-")

@@ -220,12 +220,13 @@ class Commands:
         What differs here from what the bundle was made on is a conflict. Its `reason` says who signed it, by the
         names in `sign.signers` of the configuration.
         """
-        from fumehood.service import bundles
+        return self._marked(self._imported(os.fspath(path)))
 
-        bundle = bundles.read(os.fspath(path), self._store.places.state, self._hood.policy.sign.signers)
-        with bundle.layer:
-            run = self._taken_in(bundles.UNPACK, bundle.layer, f"import {os.path.basename(path)}: {bundle.command}")
-        return self._marked(bundles.compare(self._store, self._project, run, bundle))
+    def _imported(self, path: str, title: str = "", signed: str = "") -> Run:
+        from fumehood.service.bundles import take_up
+
+        signers = self._hood.policy.sign.signers
+        return take_up(self._store, self._project, path, signers, self._taken_in, title=title, signed=signed)
 
     def import_patch(self, path: str | os.PathLike[str]) -> Run:
         """Take up a patch as git writes them, binary too, as a run that is held."""

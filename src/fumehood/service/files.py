@@ -449,7 +449,7 @@ class _ProjectScan:
             try:
                 # What marks a cache or a virtual environment does not count at the top: that is the project.
                 if not path or not any(look(directory, marker) for marker in MARKERS):
-                    ignored = _rules(directory, path) + above
+                    ignored = ignore_rules(directory, path) + above
                     yield from self._entries(directory, path, ignored, waiting)
             finally:
                 os.close(directory)
@@ -463,7 +463,7 @@ class _ProjectScan:
                 below = f"{path}/{entry.name}" if path else entry.name
                 try:
                     is_directory = entry.is_dir(follow_symlinks=False)
-                    if _is_ignored(below, ignored, is_directory=is_directory):
+                    if is_ignored(below, ignored, is_directory=is_directory):
                         continue
                     if is_directory:
                         if not is_skipped(entry.name):
@@ -493,7 +493,7 @@ class _ProjectScan:
                 self.kept += len(missing) - len(gone)
 
 
-def _rules(directory: int, path: str) -> Ignored:
+def ignore_rules(directory: int, path: str) -> Ignored:
     """Return what a directory's own .gitignore says, if it has one; a long one is read in part."""
     try:
         file = os.open(
@@ -508,7 +508,7 @@ def _rules(directory: int, path: str) -> Ignored:
     return ((len(path) + 1 if path else 0, IgnoreRules(text)),)
 
 
-def _is_ignored(path: str, ignored: Ignored, *, is_directory: bool) -> bool:
+def is_ignored(path: str, ignored: Ignored, *, is_directory: bool) -> bool:
     """Ask each .gitignore, the deepest first, until one speaks of a path."""
     for start, rules in ignored:
         verdict = rules.verdict(path[start:], is_directory=is_directory)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fumehood.service.commands import Command
     from fumehood.service.desk import Questions
     from fumehood.service.drafting import Draft
+    from fumehood.service.fleet.sender import FleetSender
     from fumehood.service.sandbox import Variables
 
 
@@ -330,6 +331,33 @@ class Sandbox(Commands):
         from fumehood.service.bundles import export
 
         return export(self._store, self._chosen(run), os.fspath(path), key=self._hood.policy.sign.key)
+
+    def fleet(
+        self, redis: str, *, store: str = "", key: str = "", queue: str = "", include: Sequence[str] = ()
+    ) -> FleetSender:
+        """Return what sends this project's commands to workers, by the queue in a Redis: `fumehood worker` is one.
+
+        What a job changes is held here in a draft of its own, called `fleet-` and its id.
+        `store` is where the project's files wait for them, by an address that fsspec knows; without one, Redis.
+        `key` signs the jobs, by default `sign.key` of the configuration. `include` are paths that go with the project
+        although they are ignored.
+        """
+        from fumehood.service.fleet.sender import FleetSender
+
+        return FleetSender(
+            self._store, self._project, self._hood.policy, self._take_from_fleet, redis, blobs=store, key=key,
+            queue=queue, include=include,
+        )  # fmt: skip
+
+    def _take_from_fleet(self, path: str, title: str, signed: str, name: str) -> Run:
+        """Take up a job's changes in a draft of that name; what was begun of that before is thrown away."""
+        if self._store.drafts.at(self._project.id, name) is not None:
+            self.draft(name).discard()
+        draft = self.draft(name)
+        run = draft._imported(path, title, signed)
+        if run.state == "empty":
+            draft.discard()
+        return run
 
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:
         """Bring back what lay at a path before a run, on a day (YYYY-MM-DD), or before it last changed.

@@ -37,6 +37,7 @@ _WHERE = {
     "drafts.add_commands": "draft",
     "best.add_commands": "best",
     "bundles.add_commands": "export import",
+    "fleet.add_commands": "fleet worker",
     "files.add_commands": "files restore scan",
     "doctor.add_commands": "doctor clean",
     "main.add_mcp": "mcp",
@@ -49,6 +50,8 @@ _WHERE = {
     "setup.add_commands": "setup",
     "permit.add_config": "config tool",
 }
+
+_WITH_WORDS = frozenset({"fleet"})  # commands that take another one's words as `rest`
 
 _DESCRIPTION = """Run the commands of AI agents where they can do no harm: every command is a transaction,
 isolated, captured, judged, applied or held, and undoable."""
@@ -136,7 +139,12 @@ def main(arguments: Sequence[str]) -> int:
     if name and name not in commands:
         otherwise = f"to run it in the hood: fumehood run -- {name} …; fumehood --help lists the commands"
         raise BadRequest(f"there is no command {name}", hint=meant(name, commands) or otherwise)
-    options, unknown = parser.parse_known_args(arguments)
+    # What argparse leaves over where an option stands between two words: a command's words come after "--".
+    at = list(arguments).index("--") if "--" in arguments else len(arguments)
+    options, unknown = parser.parse_known_args(arguments[:at] if name in _WITH_WORDS else arguments)
+    if name in _WITH_WORDS:
+        options.rest += [word for word in unknown if not word.startswith("-")] + list(arguments[at + 1 :])
+        unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
         raise _not_taken(f"fumehood {name}".strip(), unknown[0], commands.get(name, parser))
     if not hasattr(options, "act"):

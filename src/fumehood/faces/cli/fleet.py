@@ -1,0 +1,235 @@
+"""Commands for many machines: fleet, worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fumehood.core.report import printable
+from fumehood.core.request import quoted
+from fumehood.errors import BadRequest, Unavailable
+from fumehood.faces.cli.commands import Context, add_act
+from fumehood.faces.cli.look import tell_run
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from fumehood.core.report import Run
+    from fumehood.faces.cli.commands import Add
+    from fumehood.service.fleet.sender import FleetSender
+
+_EXTRA = ("redis", "rq", "fsspec", "s3fs")
+_ITEM = "{}"
+
+
+def add_commands(add: Add) -> None:
+    """Make `fleet` and `worker` known."""
+    fleet = add(
+        "fleet", "have commands done by workers on other machines; what they change is held here", _fleet,
+        "  fumehood fleet plan --redis redis://queue.example.org\n  fumehood fleet run -- 'make test'\n"
+        "  fumehood fleet map --from tasks.txt -- 'python solve.py {}'\n  fumehood fleet attach 01kabc…",
+    )  # fmt: skip
+    add_act(fleet, "list", "plan", "run", "map", "attach", "cancel")
+    fleet.add_argument("rest", nargs="*", metavar="COMMAND", help="the command, or the job's id")
+    _add_redis(fleet)
+    fleet.add_argument("--key", metavar="FILE", default="", help="sign the jobs with this key (default: sign.key)")
+    fleet.add_argument("--include", action="append", default=[], metavar="PATH", help="send this path although ignored")
+    fleet.add_argument("--cwd", default="", metavar="DIR", help="where in the project the command starts")
+    fleet.add_argument("--timeout", type=float, metavar="SECONDS")
+    fleet.add_argument("--root", default="host", metavar="NAME", help="a root that the worker has")
+    fleet.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]", help="ask for this host")
+    fleet.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    fleet.add_argument("--secret", action="append", default=[], metavar="NAME", help="a variable that the worker has")
+    fleet.add_argument("--limit", action="append", default=[], metavar="NAME=AMOUNT", help="as limits.NAME, in bytes")
+    fleet.add_argument("--detach", action="store_true", help="don't wait: fleet attach ID comes back for it")
+    fleet.add_argument("--from", dest="items", metavar="FILE", help="map: one job for each line; it stands for {}")
+    worker = add(
+        "worker", "do what others send, in the hood, until it is ended", _worker,
+        "  fumehood worker --redis rediss://:PASSWORD@queue.example.org\n"
+        "  FUMEHOOD_REDIS=… fumehood worker --store s3://bucket/blobs",
+    )  # fmt: skip
+    _add_redis(worker)
+    worker.add_argument("--directory", default="", metavar="DIR", help="where copies of projects are kept")
+    worker.add_argument("--burst", action="store_true", help="end when nothing is left to do")
+
+
+def _add_redis(command: argparse.ArgumentParser) -> None:
+    address = "where the queue is (default: the variable FUMEHOOD_REDIS, which no process list shows)"
+    command.add_argument("--redis", metavar="URL", default=os.environ.get("FUMEHOOD_REDIS", ""), help=address)
+    store = "where files wait, by fsspec: file:///DIR, s3://BUCKET (default: Redis)"
+    command.add_argument("--store", metavar="URL", default=os.environ.get("FUMEHOOD_STORE", ""), help=store)
+    command.add_argument("--queue", metavar="NAME", default="", help="one of several queues")
+
+
+def _address(context: Context) -> str:
+    if not context.options.redis:
+        raise BadRequest("where is the queue?", hint="--redis redis://HOST:6379, or the variable FUMEHOOD_REDIS")
+    address: str = context.options.redis
+    return address
+
+
+def _lacking(error: ModuleNotFoundError) -> Exception:
+    if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+        return error
+    return Unavailable(
+        f"the fleet needs a package that is not here: {error.name}",
+        hint="in a checkout of Fumehood: pip install '.[fleet]'",
+    )
+
+
+def _worker(context: Context) -> int:
+    try:
+        from fumehood.service.fleet.worker import work
+    except ModuleNotFoundError as error:
+        raise _lacking(error) from error
+    options = context.options
+    address = _address(context)
+    context.store.close()
+    print("fumehood: working; Ctrl-C ends it after the job at hand", file=sys.stderr, flush=True)
+    named = {"name": options.queue} if options.queue else {}
+    return work(address, store=options.store, directory=options.directory, burst=options.burst, **named)
+
+
+def _fleet(context: Context) -> int:
+    from fumehood.service.library import Sandbox
+    from fumehood.store.audit import CLI
+
+    options, address = context.options, _address(context)
+    acts: dict[str, Callable[[Context, FleetSender], int]] = {
+        "list": _list, "plan": _plan, "run": _run, "map": _map, "attach": _attach, "cancel": _cancel,
+    }  # fmt: skip
+    with Sandbox(context.project.path, face=CLI) as sandbox:
+        try:
+            sender = sandbox.fleet(
+                address, store=options.store, key=options.key, queue=options.queue, include=options.include
+            )
+        except ModuleNotFoundError as error:
+            raise _lacking(error) from error
+        return acts[options.what](context, sender)
+
+
+def _wishes(context: Context) -> dict[str, Any]:
+    options = context.options
+    limits = {}
+    for each in options.limit:
+        name, _, amount = each.partition("=")
+        if not amount.isdigit():
+            raise BadRequest(f"{each} is not a limit", hint="--limit memory=1073741824")
+        limits[name] = int(amount)
+    return {
+        "cwd": options.cwd, "timeout": options.timeout, "root": options.root, "hosts": options.allow_host,
+        "env": dict(each.partition("=")[::2] for each in options.env), "secrets": options.secret, "limits": limits,
+    }  # fmt: skip
+
+
+def _command(context: Context) -> str | list[str]:
+    rest: list[str] = context.options.rest
+    if not rest:
+        raise BadRequest("which command?", hint="fumehood fleet run -- COMMAND")
+    return rest[0] if len(rest) == 1 else rest
+
+
+def _job(context: Context) -> str:
+    rest: list[str] = context.options.rest
+    if len(rest) != 1:
+        raise BadRequest("which job?", hint="fumehood fleet list shows them")
+    return rest[0].lower()
+
+
+def _plan(context: Context, sender: FleetSender) -> int:
+    plan = sender.plan()
+
+    def show() -> None:
+        for each in plan["files"]:
+            print(f"{'there' if each['sent'] else 'send ':5} {each['size']:>12,}  {printable(each['path'])}")
+        for each in plan["at_home"]:
+            print(f"stays {'':>12}  {printable(each['path'])}  ({each['reason']})")
+        print(f"{len(plan['files'])} files, {plan['bytes']:,} bytes; {plan['to_send']:,} are not there yet")
+
+    return context.say(plan, show)
+
+
+def _run(context: Context, sender: FleetSender) -> int:
+    job = sender.send(_command(context), **_wishes(context))
+    if context.options.detach:
+        return context.say({"job": job}, lambda: print(job))
+    if not context.as_json:
+        print(f"fumehood: job {job}", file=sys.stderr, flush=True)
+    return _waited(context, sender, job)
+
+
+def _attach(context: Context, sender: FleetSender) -> int:
+    return _waited(context, sender, _job(context))
+
+
+def _waited(context: Context, sender: FleetSender, job: str) -> int:
+    def tell(stream: str, text: str) -> None:
+        (sys.stdout if stream == "stdout" else sys.stderr).write(text)
+
+    try:
+        run = sender.attach(job, on_output=None if context.as_json else tell)
+    except KeyboardInterrupt:
+        print(f"\nfumehood: it goes on; fumehood fleet attach {job} comes back for it", file=sys.stderr)
+        return 130
+    sys.stdout.flush()
+    context.say({"job": job, **run.as_dict()}, lambda: tell_run(run, sys.stderr))
+    return _status(run)
+
+
+def _status(run: Run) -> int:
+    if run.state in ("failed", "refused"):
+        return 126 if run.state == "refused" else 125
+    return 124 if run.timed_out else run.exit_code or 0
+
+
+def _map(context: Context, sender: FleetSender) -> int:
+    line = _command(context)
+    if not isinstance(line, str) or _ITEM not in line or not context.options.items:
+        raise BadRequest(
+            "map needs a shell line with {} in it, and a file with what it stands for",
+            hint="fumehood fleet map --from tasks.txt -- 'python solve.py {}'",
+        )
+    try:
+        with sys.stdin if context.options.items == "-" else open(context.options.items, encoding="utf-8") as file:
+            items = [each.rstrip("\n") for each in file if each.strip()]
+    except OSError as error:
+        raise BadRequest(f"{context.options.items} can't be read: {error.strerror}", hint="check the path") from error
+    ids, wishes = {}, _wishes(context)
+    for item in items:
+        ids[sender.send(line.replace(_ITEM, quoted(item)), fresh=not ids, **wishes)] = item
+    if context.options.detach:
+        return context.say({"jobs": list(ids)}, lambda: print("\n".join(ids)))
+    runs = {}
+    try:
+        for job, run in sender.results(list(ids)):
+            runs[job] = run
+            if not context.as_json:
+                count = len(run.changes)
+                said = f"{run.name}: {run.state}, exit {run.exit_code}, {count} change{'' if count == 1 else 's'}"
+                print(f"{said}  {printable(ids[job])}", flush=True)
+    except KeyboardInterrupt:
+        left = [job for job in ids if job not in runs]
+        print(f"\nfumehood: {len(left)} go on; fumehood fleet attach ID comes back for one", file=sys.stderr)
+        return 130
+    if context.as_json:
+        context.say({"runs": [{"job": job, "item": ids[job], **runs[job].as_dict()} for job in ids]}, lambda: None)
+    return max((1 if _status(run) else 0 for run in runs.values()), default=0)
+
+
+def _cancel(context: Context, sender: FleetSender) -> int:
+    job = _job(context)
+    sender.cancel(job)
+    return context.say({"job": job}, lambda: print(f"{job} is cancelled"))
+
+
+def _list(context: Context, sender: FleetSender) -> int:
+    notes = [{name: each[name] for name in ("id", "command", "run")} for each in sender.notes()]
+
+    def show() -> None:
+        for each in notes:
+            command = each["command"] if isinstance(each["command"], str) else " ".join(each["command"])
+            print(f"{each['id']}  {each['run'] or 'under way':26}  {printable(command)}")
+
+    return context.say({"jobs": notes}, show)

@@ -1,0 +1,310 @@
+"""The base of a job: a project's files as a manifest of paths and hashes; a worker lays it out once for all its jobs.
+
+Ignored and masked paths stay at home, and so does what looks like a secret. The manifest is a content like any other:
+a job names its hash, and with it every byte of the base.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from typing import TYPE_CHECKING, Any
+
+from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
+from fumehood.core.masks import HOME, is_in, masks
+from fumehood.core.patterns import MARKERS, is_skipped
+from fumehood.core.report import printable
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import Parents, look, open_top
+from fumehood.service.files import ignore_rules, is_ignored
+from fumehood.service.fleet.blobs import LARGEST, Blobs
+from fumehood.service.fleet.jobs import digest
+from fumehood.store.places import home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from fumehood.core.policy import Policy
+    from fumehood.store.places import Places
+
+    Ignored = tuple[tuple[int, Any], ...]
+
+IGNORED, SKIPPED, MASKED, SECRET, OTHER = (
+    "ignored by git", "a repository, packages or a cache", "masked", "may hold a secret", "neither file nor link",
+)  # fmt: skip
+_FORMAT = 1
+_SECRET_NAMES = frozenset(entry for entry, _ in HOME if "/" not in entry) | {".env", ".envrc"}
+_SECRET = re.compile(
+    r"\.env\.(?!.*(example|sample|template)).*|.*\.(pem|key|p12|pfx|jks|keystore)|id_(rsa|dsa|ecdsa|ed25519)"
+)
+_HASH = re.compile(r"[0-9a-f]{64}")
+_LONGEST_MANIFEST = 256 << 20
+_RECENT_S = 86400  # a job may be using it
+_READ_ONCE = os.O_RDONLY | os.O_NONBLOCK
+_SAME_TIME = 1_000_000_000  # seconds: one time for all files, so that a base is the same on every worker
+
+
+class BaseEntry(Value):
+    """One path of a base: what it is, and a file's hash or a link's target."""
+
+    path: str
+    kind: str
+    mode: int
+    size: int = 0
+    content: str = ""
+
+
+class Base(Value):
+    """All that goes to a worker, and what stays at home, each with its reason."""
+
+    name: str
+    entries: tuple[BaseEntry, ...]
+    at_home: tuple[tuple[str, str], ...]
+
+    @property
+    def manifest(self) -> bytes:
+        """It as it travels."""
+        rows = [[each.path, each.kind, each.mode, each.size, each.content] for each in self.entries]
+        return json.dumps({"format": _FORMAT, "name": self.name, "entries": rows}, separators=(",", ":")).encode()
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Each hash, with a path that has it."""
+        return {each.content: each.path for each in self.entries if each.kind == FILE}
+
+
+# ---- At the sender's.
+
+def survey(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
+    """Read a project and return its base; `include` are paths that go although they would stay at home."""
+    hidden = masks((home(),), places.own(), policy.mask, policy.unmask, root=False)
+    survey_ = _Survey(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include))
+    entries = tuple(sorted(survey_.entries(), key=lambda each: each.path.split("/")))
+    name = os.path.basename(path) or "project"
+    return Base(name=name, entries=entries, at_home=tuple(sorted(survey_.at_home)))
+
+
+class _Survey:
+    def __init__(self, path: str, hidden: Sequence[str], masked: Sequence[str], include: frozenset[str]) -> None:
+        self._path, self._hidden, self._masked, self._include = path, hidden, masked, include
+        self.at_home: list[tuple[str, str]] = []
+
+    def entries(self) -> Iterator[BaseEntry]:
+        with Closing(open_top(self._path)) as top, Parents(top) as parents:
+            waiting: list[tuple[str, Ignored, bool]] = [("", (), False)]
+            while waiting:
+                path, above, is_included = waiting.pop()
+                directory = parents.listing(path)
+                if directory is None:
+                    self.at_home.append((path, "closed"))
+                    continue
+                with Closing(directory):
+                    if path:
+                        yield BaseEntry(path=path, kind=DIRECTORY, mode=stat.S_IMODE(os.fstat(directory).st_mode))
+                    ignored = ignore_rules(directory, path) + above
+                    for name in os.listdir(directory):
+                        below = f"{path}/{name}" if path else name
+                        status = look(directory, name)
+                        if status is None:
+                            continue  # gone meanwhile
+                        is_directory = stat.S_ISDIR(status.st_mode)
+                        goes = is_included or below in self._include
+                        why = "" if goes else self._why_not(parents, below, ignored, is_directory=is_directory)
+                        if why:
+                            self.at_home.append((f"{below}/" if is_directory else below, why))
+                        elif is_directory:
+                            waiting.append((below, ignored, goes))
+                        else:
+                            yield from self._entry(parents, directory, name, below, status)
+
+    def _why_not(self, parents: Parents, path: str, ignored: Ignored, *, is_directory: bool) -> str:
+        if any(each.startswith(f"{path}/") for each in self._include):
+            return ""  # the way to something that is wanted
+        name = os.path.basename(path)
+        if is_in(path, self._masked) or is_in(f"{self._path}/{path}", self._hidden):
+            return MASKED
+        if is_ignored(path, ignored, is_directory=is_directory):
+            return IGNORED
+        if name == ".git" or (is_directory and (is_skipped(name) or _is_marked(parents, path))):
+            return SKIPPED
+        return SECRET if name in _SECRET_NAMES or _SECRET.fullmatch(name) else ""
+
+    def _entry(
+        self, parents: Parents, directory: int, name: str, path: str, status: os.stat_result
+    ) -> Iterator[BaseEntry]:
+        if stat.S_ISLNK(status.st_mode):
+            yield BaseEntry(path=path, kind=SYMLINK, mode=0o777, content=os.readlink(name, dir_fd=directory))
+        elif stat.S_ISREG(status.st_mode):
+            data = _content(parents, path)
+            mode = stat.S_IMODE(status.st_mode) & 0o777
+            yield BaseEntry(path=path, kind=FILE, mode=mode, size=len(data), content=digest(data))
+        else:
+            self.at_home.append((path, OTHER))
+
+
+def _is_marked(parents: Parents, path: str) -> bool:
+    directory = parents.listing(path)
+    if directory is None:
+        return False
+    with Closing(directory):
+        return any(look(directory, marker) is not None for marker in MARKERS)
+
+
+def _content(parents: Parents, path: str) -> bytes:
+    try:
+        with open(parents.open(path, _READ_ONCE), "rb") as file:
+            if os.fstat(file.fileno()).st_size > LARGEST:
+                raise BadRequest(
+                    f"{printable(path)} is too large to travel: at most {LARGEST >> 20} MiB", hint="have git ignore it"
+                )
+            return file.read()
+    except OSError as error:
+        message = f"{printable(path)} can't be read: {error.strerror}"
+        raise BadRequest(message, hint="mask = […] leaves it out") from error
+
+
+def send(path: str, base: Base, blobs: Blobs) -> str:
+    """Put what the store lacks of a base there, the manifest last; returns the hash that a job names."""
+    manifest = base.manifest
+    name = digest(manifest)
+    contents = base.contents
+    lacking = blobs.missing([*contents, name])
+    with Closing(open_top(path)) as top, Parents(top) as parents:
+        for content in lacking - {name}:
+            if blobs.put(_content(parents, contents[content])) != content:
+                raise BadRequest(f"{printable(contents[content])} changed while it was read", hint="try again")
+    if name in lacking:
+        blobs.put(manifest)
+    return name
+
+
+# ---- At the worker's.
+
+def read_manifest(data: bytes) -> Base:
+    """Read a manifest: paths that lead nowhere else, each in a directory that is listed before it."""
+    try:
+        manifest = json.loads(data)
+        rows = [BaseEntry(path=p, kind=k, mode=m, size=s, content=c) for p, k, m, s, c in manifest["entries"]]
+        base = Base(name=str(manifest["name"]), entries=tuple(rows), at_home=())
+        wrong = "" if manifest["format"] == _FORMAT else "it is of another version"
+        wrong = wrong or _wrong_name(base.name) or next(_wrong_entries(base), "")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = str(error) or type(error).__name__
+    if wrong:
+        raise BadRequest(f"the manifest of the base is not one: {printable(wrong)}")
+    return base
+
+
+def _wrong_name(name: str) -> str:
+    return f"{name!r} can't be a name" if name in ("", ".", "..") or "/" in name or "\0" in name else ""
+
+
+def _wrong_entries(base: Base) -> Iterator[str]:
+    directories = {""}
+    for each in base.entries:
+        parent, _, last = each.path.rpartition("/")
+        if parent not in directories or _wrong_name(last):
+            yield f"{each.path!r} can't be a path of it"
+        if each.kind not in (DIRECTORY, FILE, SYMLINK) or not 0 <= each.mode <= 0o7777:
+            yield f"{each.path!r} is nothing that a base holds"
+        if each.kind == FILE and (_HASH.fullmatch(each.content) is None or not 0 <= each.size <= LARGEST):
+            yield f"{each.path!r} has no hash"
+        if each.kind == DIRECTORY:
+            directories.add(each.path)
+
+
+class BaseCache:
+    """A worker's copies of bases: files by hash and mode, and trees of hard links to them, which nobody writes."""
+
+    def __init__(self, directory: str, blobs: Blobs) -> None:
+        self._files, self._trees = f"{directory}/files", f"{directory}/trees"
+        self._lock = f"{directory}/lock"
+        self._blobs = blobs
+        for each in (self._files, self._trees):
+            os.makedirs(each, 0o700, exist_ok=True)
+
+    def tree(self, name: str) -> str:
+        """Return where a base lies, laid out first if it does not yet; whoever else wants it waits."""
+        place = f"{self._trees}/{name}"
+        if not os.path.isdir(place):
+            with open(self._lock, "a", encoding="ascii") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not os.path.isdir(place):
+                    self._lay_out(name, place)
+        os.utime(place)  # used now
+        (project,) = os.listdir(place)
+        return f"{place}/{project}"
+
+    def _lay_out(self, name: str, place: str) -> None:
+        ((_, data),) = self._blobs.get([(name, _LONGEST_MANIFEST)])
+        base = read_manifest(data)
+        self._fetch(base)
+        beside = f"{place}.new"
+        shutil.rmtree(beside, ignore_errors=True)
+        top = f"{beside}/{base.name}"
+        os.makedirs(top, 0o700)
+        for each in base.entries:
+            path = f"{top}/{each.path}"
+            if each.kind == DIRECTORY:
+                os.mkdir(path, 0o700)
+            elif each.kind == SYMLINK:
+                os.symlink(each.content, path)
+            else:
+                os.link(self._place(each), path)
+        for each in reversed(base.entries):
+            if each.kind == DIRECTORY:
+                os.chmod(f"{top}/{each.path}", each.mode & 0o777 | 0o500)
+        os.rename(beside, place)
+
+    def _place(self, entry: BaseEntry) -> str:
+        return f"{self._files}/{entry.content}.{entry.mode:o}"
+
+    def _fetch(self, base: Base) -> None:
+        """Bring what is not here yet; a file of another mode is a copy."""
+        lacking = {self._place(each): each for each in base.entries if each.kind == FILE}
+        lacking = {place: each for place, each in lacking.items() if not os.path.exists(place)}
+        modes: dict[str, list[int]] = {}
+        for each in lacking.values():
+            modes.setdefault(each.content, []).append(each.mode)
+        sizes = {each.content: each.size for each in lacking.values()}
+        for name, data in self._blobs.get(sizes.items()):
+            for mode in modes[name]:
+                self._keep(f"{self._files}/{name}.{mode:o}", data, mode)
+
+    def _keep(self, place: str, data: bytes, mode: int) -> None:
+        beside = f"{place}.new"
+        with open(beside, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode & 0o777 | 0o400)
+        os.utime(beside, (_SAME_TIME, _SAME_TIME))
+        os.rename(beside, place)
+
+    def clean(self, budget: int) -> None:
+        """Remove the trees that were not used for longest, until what is left fits; and files that no tree has."""
+        with open(self._lock, "a", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            while self._used() > budget and (trees := os.listdir(self._trees)):
+                oldest = min(trees, key=lambda name: os.stat(f"{self._trees}/{name}").st_mtime)
+                if time.time() - os.stat(f"{self._trees}/{oldest}").st_mtime < _RECENT_S:
+                    return
+                shutil.rmtree(f"{self._trees}/{oldest}", onerror=_opened)
+                for name in os.listdir(self._files):
+                    if os.stat(f"{self._files}/{name}").st_nlink == 1:
+                        os.unlink(f"{self._files}/{name}")
+
+    def _used(self) -> int:
+        with os.scandir(self._files) as files:
+            return sum(each.stat().st_size for each in files)
+
+
+def _opened(remove: Callable[[str], object], path: str, _error: object) -> None:
+    """Remove what lies in a directory that can't be written."""
+    os.chmod(os.path.dirname(path), 0o700)
+    remove(path)

@@ -1,0 +1,247 @@
+"""What travels: a job is a JSON text that is checked against a schema and signed, and so is its result.
+
+Nothing in one is code, and nothing is loaded by a name that it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, TimeoutError  # noqa: A004 - theirs
+from redis.retry import Retry
+from rq import Queue
+from rq.intermediate_queue import IntermediateQueue
+from rq.job import Job as RqJob
+from rq.serializers import JSONSerializer
+from rq.utils import now
+
+from fumehood.core import config_keys as kinds
+from fumehood.core.hosts import Hosts, parse
+from fumehood.core.policy import Limits
+from fumehood.core.report import printable
+from fumehood.core.request import checked
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest, Refused, Unavailable
+from fumehood.linux.signing import signer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fumehood.core.policy import Policy
+
+FUNCTION = "fumehood.job"  # the one that a worker knows; there is no module of that name
+QUEUE = "fumehood"
+KEPT_S = 7 * 86400  # how long results, outputs and a project's files in Redis are kept
+SILENCE_S = 8  # so long after its last sign of life a worker counts as dead
+LOOK_S = 3  # how often an idle worker looks for jobs of dead ones
+OUTAGE_S = 60  # for how long a Redis that does not answer is waited for
+LIMITS = Limits._fields
+_HASH = re.compile(r"[0-9a-f]{64}")
+_ID = re.compile(r"[0-9a-z]{26}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST = 1 << 20  # bytes of a job
+
+
+class Job(Value):
+    """A command with its policy and its base."""
+
+    id: str
+    command: str | tuple[str, ...]
+    base: str  # the hash of the manifest of the project's files
+    expires_at: float
+    cwd: str = ""  # in the project
+    timeout: float | None = None
+    root: str = "host"
+    hosts: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()  # variables that the worker has
+    limits: tuple[tuple[str, float], ...] = ()
+
+    def text(self) -> str:
+        """The job as it travels."""
+        fields = self.fields() | {"environment": dict(self.environment), "limits": dict(self.limits)}
+        return json.dumps(fields, sort_keys=True)
+
+
+def _matching(said: str, pattern: re.Pattern[str]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or pattern.fullmatch(value) is None:
+            raise kinds.Wrong(said)
+        return value
+
+    return read
+
+
+def _command(value: Any) -> str | tuple[str, ...]:
+    try:
+        return checked(value)
+    except BadRequest as error:
+        raise kinds.Wrong(f"a command: {error.message}") from error
+
+
+def _inside(value: Any) -> str:
+    path = kinds.TEXT.read(value)
+    if path.startswith("/") or ".." in path.split("/"):
+        raise kinds.Wrong("a directory of the project")
+    return str(path)
+
+
+def _time(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise kinds.Wrong("a time")
+    return value
+
+
+def _secrets(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise kinds.Wrong("a list of names of variables")
+    return tuple(map(_matching("a list of names of variables", _VARIABLE), value))
+
+
+def _limits(value: Any) -> tuple[tuple[str, float], ...]:
+    if not isinstance(value, dict) or value.keys() - set(LIMITS):
+        raise kinds.Wrong(f"a table of {', '.join(LIMITS)}")
+    return tuple((name, kinds.COUNT.read(amount)) for name, amount in value.items())
+
+
+# Every field of a job, and what makes of its JSON what it is, or raises Wrong.
+SCHEMA: dict[str, Callable[[Any], Any]] = {
+    "id": _matching("26 letters and digits", _ID), "command": _command,
+    "base": _matching("a SHA-256 sum", _HASH), "expires_at": _time,
+    "cwd": _inside, "timeout": lambda value: None if value is None else kinds.SECONDS.read(value),
+    "root": kinds.ROOT.read, "hosts": kinds.HOSTS.read, "environment": kinds.TABLE.read, "secrets": _secrets,
+    "limits": _limits,
+}  # fmt: skip
+
+
+def read(text: Any) -> Job:
+    """Check a job against the schema: every field there, each of its kind, and no other."""
+    if not isinstance(text, str) or len(text) > _LONGEST:
+        raise BadRequest("a job is a text of at most 1 MiB", hint="fumehood fleet sends them")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("the job is not JSON", hint="fumehood fleet sends them") from error
+    if not isinstance(fields, dict) or fields.keys() != SCHEMA.keys():
+        raise BadRequest("the job has not the fields of one", hint="is the sender's Fumehood another version?")
+    values = {}
+    for name, value in fields.items():
+        try:
+            values[name] = SCHEMA[name](value)
+        except kinds.Wrong as wrong:
+            raise BadRequest(f"the job's {name} is not {wrong}: {printable(repr(value)[:100])}") from wrong
+    return Job(**values)
+
+
+def accepted(text: Any, signature: Any, purpose: str, policy: Policy) -> Job:
+    """Return a job that a worker may do by its own configuration; raises Refused."""
+    signer = ""
+    if isinstance(text, str) and isinstance(signature, str) and signature:
+        signer = signer_of(signature, purpose, text.encode(), policy.sign.signers).name
+    if not signer and not policy.fleet.unsigned:
+        who = "somebody whom this worker does not know" if signature else "nobody"
+        raise Refused(f"the job was signed by {who}", hint="the worker's sign.signers names who may send it jobs")
+    job = read(text)
+    if time.time() > job.expires_at:
+        raise Refused("the job came too late: it was to be begun earlier", hint="send it again")
+    allowed = Hosts(policy.fleet.hosts)
+    for host in job.hosts:
+        if not allowed.cover(parse(host)):
+            raise Refused(f"{host} is not among the hosts that jobs may ask for", hint="fleet.hosts of the worker")
+    if job.root not in policy.fleet.roots:
+        raise Refused(f"{job.root} is not among the roots that jobs may ask for", hint="fleet.roots of the worker")
+    return job
+
+
+def limited(policy: Policy, job: Job) -> Policy:
+    """Return the policy that a job runs with: the worker's own, and of each limit the lower one."""
+    changed = {}
+    for name, amount in job.limits:
+        own = getattr(policy.limits, name)
+        changed[name] = type(own)(min(amount or own, own or amount))
+    timeouts = [each for each in (job.timeout, policy.timeout) if each is not None]
+    return policy.replace(
+        limits=policy.limits.replace(**changed), timeout=min(timeouts, default=None), hosts=job.hosts, network="none",
+        root=job.root,
+    )  # fmt: skip
+
+
+# ---- RQ's own, of which nothing is written again: no name out of Redis is looked up, and what is lost is found soon.
+
+class FleetJob(RqJob):
+    """A job as RQ keeps it, of which no name is ever looked up and no address is told anything."""
+
+    success_callback = failure_callback = stopped_callback = None
+    do: Callable[[], Any] | None = None  # what a worker does, once it knows that this is a job of ours
+
+    def _execute(self) -> Any:
+        assert self.do is not None, "only a worker of ours does jobs"
+        return self.do()
+
+    def send_webhooks(self, *_arguments: Any, **_options: Any) -> None:
+        """Send nothing: the addresses are whoever's who can write to Redis."""
+
+
+class _SoonCleaned(IntermediateQueue):
+    def should_be_cleaned_up(self, job_id: str) -> bool:
+        first_seen = self.get_first_seen(job_id)
+        return first_seen is not None and now() - first_seen > timedelta(seconds=SILENCE_S)
+
+    def remove(self, job_id: str) -> None:
+        super().remove(job_id)
+        self.connection.delete(self.get_first_seen_key(job_id))  # it may be lost again
+
+
+class FleetQueue(Queue):
+    """A queue whose lost jobs are found soon, even where the worker was killed that looked for some."""
+
+    @property
+    def intermediate_queue(self) -> IntermediateQueue:
+        """Where a job is between the queue and the worker that takes it."""
+        return _SoonCleaned(self.key, connection=self.connection)
+
+    def acquire_maintenance_lock(self) -> bool:
+        """Look for lost jobs, unless another worker does right now."""
+        return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=LOOK_S))
+
+
+def queue(name: str, connection: Redis) -> Queue:
+    """Return a queue of jobs, whose contents are JSON."""
+    return FleetQueue(name, connection=connection, job_class=FleetJob, serializer=JSONSerializer)
+
+
+# ---- Redis.
+
+def connected(url: str) -> Redis:
+    """Connect to a Redis that may go away for a while: what is asked of it waits, and is asked again."""
+    try:
+        connection = Redis.from_url(
+            url, retry=Retry(ExponentialBackoff(cap=1, base=0.05), OUTAGE_S),
+            retry_on_error=[ConnectionError, TimeoutError, BusyLoadingError], socket_timeout=20,
+            socket_connect_timeout=5, health_check_interval=10,
+        )  # fmt: skip
+    except ValueError as error:
+        raise BadRequest(f"that is not the address of a Redis: {error}", hint="redis://HOST:6379/0") from error
+    return connection
+
+
+def unreachable(error: RedisError) -> Unavailable:
+    """Say that Redis can't be reached, without the address, which may hold a password."""
+    return Unavailable(f"Redis can't be reached: {printable(str(error))}", hint="check --redis, and that it runs")
+
+
+def output_key(job: str) -> str:
+    """The stream that holds what a job prints."""
+    return f"fumehood:output:{job}"
+
+
+def digest(data: bytes) -> str:
+    """What a content is called everywhere."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,315 @@
+"""The sender's side: a project's base and commands go out, and what comes back is held here, each job once.
+
+A note of each job lies in our own state before it is sent, so that a sender that goes away can come back for it. What
+a job's end becomes in the record is decided under a lock, by that note: a draft that a sender began which was killed
+on the way is thrown away, and begun again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+from rq import Retry
+from rq.command import send_stop_job_command
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.job import JobStatus
+from rq.results import Result
+from rq.serializers import JSONSerializer
+
+from fumehood.core.changes import FILE
+from fumehood.core.report import Blocked, Run, printable
+from fumehood.errors import BadRequest
+from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
+from fumehood.service.fleet import jobs
+from fumehood.service.fleet.base import send, survey
+from fumehood.service.fleet.blobs import Missing, opened
+from fumehood.store.places import Alone, make_private, new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from fumehood.core.policy import Policy
+    from fumehood.service.fleet.base import Base
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
+
+    Command = str | Sequence[str]
+    Outcome = dict[str, Any]
+
+_LOST_S = 2.0  # how often jobs are looked for that Redis may have forgotten
+_FOR_FETCHING_S = 600  # besides a command's own time: the base may have to be fetched first
+_LARGEST_BUNDLE = 4 << 30
+_MOST_TRIES = 20  # a job is tried so often again whose workers are killed
+
+
+class FleetSender:
+    """Sends a project's commands to workers: `Sandbox.fleet` makes one."""
+
+    def __init__(
+        self, store: Store, project: Project, policy: Policy, take: Callable[[str, str, str, str], Run], url: str, *,
+        blobs: str = "", key: str = "", queue: str = "", include: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._store, self._project, self._policy, self._take = store, project, policy, take
+        self._connection = jobs.connected(url)
+        self._blobs = opened(blobs, self._connection)
+        self._key = key or policy.sign.key
+        self._queue = jobs.queue(queue or jobs.QUEUE, self._connection)
+        self._include = tuple(include)
+        self._base = ""
+
+    # ---- Out.
+
+    def plan(self) -> dict[str, Any]:
+        """Return what would be sent, what of it is in the store already, and what stays at home with the reason."""
+        base = self._survey()
+        lacking = self._blobs.missing(list(base.contents))
+        files = [
+            {"path": each.path, "size": each.size, "sent": each.content not in lacking}
+            for each in base.entries if each.kind == FILE
+        ]  # fmt: skip
+        return {
+            "project": self._project.path, "files": files, "bytes": sum(each["size"] for each in files),
+            "to_send": sum(each["size"] for each in files if not each["sent"]),
+            "at_home": [{"path": path, "reason": why} for path, why in base.at_home],
+        }  # fmt: skip
+
+    def _survey(self) -> Base:
+        return survey(self._project.path, self._policy, self._store.places, self._include)
+
+    @property
+    def sent(self) -> int:
+        """How many bytes of contents this sender has put into the store."""
+        return self._blobs.sent
+
+    def send(
+        self, command: Command, *, cwd: str = "", timeout: float | None = None, hosts: Sequence[str] = (),
+        root: str = "host", env: Mapping[str, str] | None = None, secrets: Sequence[str] = (),
+        limits: Mapping[str, int] | None = None, fresh: bool = True,
+    ) -> str:  # fmt: skip
+        """Send a command, and the project's base where the store lacks it; returns the job's id.
+
+        `secrets` are names of variables that the worker has. `limits` are as in the configuration; the worker's own
+        count where they are lower. Without `fresh`, the base is the one of the last command sent from here.
+        """
+        if fresh or not self._base:
+            self._base = send(self._project.path, self._survey(), self._blobs)
+        longest = timeout or self._policy.timeout or 86400.0
+        job = jobs.Job(
+            id=new_id().lower(), command=command if isinstance(command, str) else tuple(command), base=self._base,
+            expires_at=time.time() + jobs.KEPT_S, cwd=cwd, timeout=timeout, root=root, hosts=tuple(hosts),
+            environment=tuple((env or {}).items()), secrets=tuple(secrets), limits=tuple((limits or {}).items()),
+        )  # fmt: skip
+        text = job.text()
+        jobs.read(text)  # in the sender's words rather than in a worker's
+        note = {
+            "id": job.id, "command": job.command, "text": text, "timeout": longest + _FOR_FETCHING_S,
+            "signature": sign(self._key, JOB, text.encode()) if self._key else "", "run": "",
+        }  # fmt: skip
+        self._write(note)
+        self._enqueue(note)
+        return job.id
+
+    def _enqueue(self, note: Mapping[str, Any]) -> None:
+        self._queue.enqueue_call(
+            jobs.FUNCTION, args=(note["text"], note["signature"]), job_id=note["id"], timeout=int(note["timeout"]),
+            result_ttl=jobs.KEPT_S, failure_ttl=jobs.KEPT_S, retry=Retry(max=_MOST_TRIES),
+            description=printable(_shown(note["command"]))[:200],
+        )  # fmt: skip
+
+    # ---- Back.
+
+    def run(
+        self, command: Command, *, on_output: Callable[[str, str], object] | None = None, **options: Any
+    ) -> Run:
+        """Have a command done by some worker; what it changed is held here. `options` are those of `send`."""
+        return self.attach(self.send(command, **options), on_output=on_output)
+
+    def map(self, commands: Iterable[Command], **options: Any) -> list[Run]:
+        """Have many commands done on one base; returns their runs in the same order."""
+        ids = [self.send(command, fresh=number == 0, **options) for number, command in enumerate(commands)]
+        runs = dict(self.results(ids))
+        return [runs[each] for each in ids]
+
+    def attach(self, job: str, *, on_output: Callable[[str, str], object] | None = None) -> Run:
+        """Wait for a job that was sent, perhaps by another process long ago, and return its run."""
+        ((_, run),) = self.results([job], on_output=on_output)
+        return run
+
+    def results(
+        self, ids: Sequence[str], *, on_output: Callable[[str, str], object] | None = None
+    ) -> Iterator[tuple[str, Run]]:
+        """Yield each of these jobs with its run, as they end."""
+        waiting = {}
+        for each in ids:
+            note = self._note(each)
+            if note["run"]:
+                yield each, self._store.history.find(note["run"])
+            else:
+                waiting[each] = note
+        try:
+            for job, outcome in self._outcomes(waiting, on_output):
+                yield job, self._taken(job, outcome)
+        except RedisError as error:
+            raise jobs.unreachable(error) from error
+
+    def _outcomes(
+        self, notes: dict[str, dict[str, Any]], on_output: Callable[[str, str], object] | None
+    ) -> Iterator[tuple[str, Outcome]]:
+        """Wait for the jobs' ends, and tell what they print; one that Redis has forgotten is sent again."""
+        ends = {Result.get_key(job): job for job in notes}
+        seen = dict.fromkeys(ends, "0-0")
+        if on_output is not None:
+            seen |= dict.fromkeys(map(jobs.output_key, notes), "0-0")
+        looked = time.monotonic()
+        while ends:
+            news = set()
+            answer = self._connection.xread(seen, block=1000) or {}
+            for raw, pieces in dict(answer).items():
+                key = raw.decode()
+                for at, fields in _flat(pieces):
+                    seen[key] = at
+                    if on_output is not None and key not in ends and b"text" in fields:
+                        on_output(fields[b"stream"].decode(), fields[b"text"].decode())
+                news |= {key} & ends.keys()
+            if time.monotonic() - looked > _LOST_S:
+                looked, news = time.monotonic(), set(ends)
+            for key in news:
+                outcome = self._outcome(notes[ends[key]])
+                if outcome is not None:
+                    job = ends.pop(key)
+                    seen.pop(key)
+                    seen.pop(jobs.output_key(job), None)
+                    yield job, outcome
+
+    def _outcome(self, note: Mapping[str, Any]) -> Outcome | None:
+        """Return how a job ended, if it has."""
+        try:
+            job = jobs.FleetJob.fetch(note["id"], connection=self._connection, serializer=JSONSerializer)
+        except NoSuchJobError:
+            self._enqueue(note)
+            return None
+        result = job.latest_result()
+        if result is None or result.type == Result.Type.RETRIED:
+            is_cancelled = job.is_canceled or job.is_stopped
+            return {"failed": "the job was cancelled"} if is_cancelled else None
+        if result.type != Result.Type.SUCCESSFUL:
+            return {"failed": (result.exc_string or "it ended without a result").strip().splitlines()[-1]}
+        return self._verified(result.return_value, note["id"])
+
+    def _verified(self, value: Any, job: str) -> Outcome:
+        """Read a result; where a worker signed it, it says who."""
+        try:
+            text, signature = value["result"], value["signature"]
+            outcome: Outcome = json.loads(text)
+            outcome["signed"] = "not signed"
+            if signature:
+                outcome["signed"] = signer_of(signature, RESULT, text.encode(), self._policy.sign.signers).line
+            if outcome["job"] != job:
+                return {"failed": "the result is one of another job"}
+        except (KeyError, TypeError, ValueError) as error:
+            return {"failed": f"the result is not one: {error}"}
+        except BadSignature as error:
+            return {"failed": f"the result was changed on its way: {error.message}"}
+        return outcome
+
+    def cancel(self, job: str) -> None:
+        """Take a job back that has not ended: from the queue, or from the worker that does it."""
+        self._note(job)
+        try:
+            waiting = jobs.FleetJob.fetch(job, connection=self._connection, serializer=JSONSerializer)
+            if waiting.get_status() == JobStatus.STARTED:
+                send_stop_job_command(self._connection, job, serializer=JSONSerializer)
+            else:
+                waiting.cancel()
+        except (NoSuchJobError, InvalidJobOperation) as error:
+            raise BadRequest(f"job {printable(job)} can't be cancelled: {error}", hint="has it ended?") from error
+
+    # ---- Into the record, once.
+
+    def _taken(self, job: str, outcome: Outcome) -> Run:
+        with Alone(self._store.places.lock(f"fleet-{job}")):
+            note = self._note(job)
+            if note["run"]:
+                return self._store.history.find(note["run"])
+            title = f"fleet {job}: {_shown(note['command'])}"
+            try:
+                run = self._held(job, title, outcome) if "bundle" in outcome else self._without_changes(title, outcome)
+            except (BadRequest, Missing) as error:
+                run = self._without_changes(title, {"failed": f"what it changed can't be taken up: {error.message}"})
+            self._write(note | {"run": run.run})
+        return run
+
+    def _held(self, job: str, title: str, outcome: Outcome) -> Run:
+        bundle, report = outcome["bundle"], outcome["report"]
+        with tempfile.NamedTemporaryFile(dir=self._store.places.state) as file:
+            for _, data in self._blobs.get([(str(bundle["name"]), _LARGEST_BUNDLE)]):
+                file.write(data)
+            file.flush()
+            run = self._take(file.name, title, outcome["signed"], f"fleet-{job}")
+        run.exit_code, run.timed_out = report["exit_code"], bool(report["timed_out"])
+        run.duration_s, run.network = float(report["duration_s"]), str(report["network"])
+        run.blocked = tuple(Blocked(**each) for each in report["blocked"])
+        outputs = [str(report[name]).encode(errors="surrogateescape") for name in ("stdout", "stderr")]
+        self._store.history.end(run, [(each, len(each)) for each in outputs])
+        return self._store.history.find(run.run)
+
+    def _without_changes(self, title: str, outcome: Outcome) -> Run:
+        """Record a job that no worker did."""
+        is_refused = "refused" in outcome
+        run = Run(
+            run=new_id(), project=self._project.path, command=title, cwd=self._project.path,
+            state="refused" if is_refused else "failed", roots=self._project.roots, started_at=time.time(),
+            reason=str(outcome.get("refused") or outcome.get("failed") or "it ended without a result"),
+        )  # fmt: skip
+        self._store.history.refuse(self._project.id, run)
+        return self._store.history.find(run.run)
+
+    # ---- Notes.
+
+    def _place(self, job: str) -> str:
+        return f"{self._store.places.state}/fleet/{job}.json"
+
+    def _note(self, job: str) -> dict[str, Any]:
+        try:
+            with open(self._place(job), encoding="utf-8") as file:
+                note: dict[str, Any] = json.load(file)
+        except (FileNotFoundError, ValueError) as error:
+            raise BadRequest(
+                f"no job {printable(job)} was sent from here", hint="fumehood fleet list shows those that were"
+            ) from error
+        return note
+
+    def _write(self, note: Mapping[str, Any]) -> None:
+        place = self._place(note["id"])
+        if not os.path.isdir(os.path.dirname(place)):
+            make_private(os.path.dirname(place))
+        beside = f"{place}.{os.getpid()}"
+        with open(beside, "w", encoding="utf-8") as file:
+            json.dump(dict(note), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(beside, place)
+
+    def notes(self) -> list[dict[str, Any]]:
+        """Return the jobs that were sent from here, the latest first, each with its run once that is there."""
+        directory = os.path.dirname(self._place(""))
+        names = sorted(os.listdir(directory), reverse=True) if os.path.isdir(directory) else []
+        return [self._note(name[:-5]) for name in names if name.endswith(".json")]
+
+
+def _flat(pieces: Any) -> Iterator[tuple[Any, dict[bytes, bytes]]]:
+    """Yield a stream's entries, however the protocol's version nests them."""
+    for each in pieces:
+        if isinstance(each, list):
+            yield from _flat(each)
+        else:
+            yield each
+
+
+def _shown(command: Any) -> str:
+    return command if isinstance(command, str) else " ".join(command)

@@ -1,0 +1,230 @@
+"""A worker: takes jobs from RQ's queue, does each in the hood on its own copy of the base, and sends back what changed.
+
+It is RQ's own worker, with three differences. It knows one function, and looks nothing up by a name that came from
+Redis. What it does after a fault is quick: a Redis that comes back is worked for again, and the job of a worker that
+was killed is taken up by another within `TAKEN_UP_S`. A job's process dies with its worker.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+from rq import Queue, Worker
+from rq.job import Job as RqJob
+from rq.serializers import JSONSerializer
+
+from fumehood.core.judge import HOLD
+from fumehood.core.report import printable, short
+from fumehood.errors import BadRequest, FumehoodError, Refused
+from fumehood.linux import libc
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import open_top, remove_tree
+from fumehood.linux.signing import JOB, RESULT, sign
+from fumehood.service.bundles import export
+from fumehood.service.fleet import jobs
+from fumehood.service.fleet.base import BaseCache
+from fumehood.service.fleet.blobs import opened
+from fumehood.service.library import Sandbox
+from fumehood.service.opened import OpenedStore
+from fumehood.store.config import policy_for
+from fumehood.store.places import places
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from fumehood.core.policy import Policy
+    from fumehood.core.report import Run
+
+TAKEN_UP_S = 15  # by then, an idle worker has the job of one that was killed
+_BEAT_S = 2  # seconds between two signs of life
+_MOST_OUTPUT = 1 << 20  # bytes of each output in a report
+_MOST_PIECES = 1000  # of an output in its stream
+_OWN_VARIABLES = ("XDG_STATE_HOME", "FUMEHOOD_REDIS", "RQ_*")
+
+
+class FleetWorker(Worker):
+    """RQ's worker for jobs of ours alone."""
+
+    max_connection_wait_time = 1.0
+
+    def __init__(self, queues: list[Queue], connection: Redis, workshop: Workshop) -> None:
+        super().__init__(
+            queues, connection=connection, job_class=jobs.FleetJob, queue_class=jobs.FleetQueue,
+            serializer=JSONSerializer, job_monitoring_interval=_BEAT_S, maintenance_interval=jobs.LOOK_S,
+            worker_ttl=15 + _BEAT_S,  # RQ waits 15 seconds less for a job: then it looks for lost ones
+            default_result_ttl=jobs.KEPT_S, log_job_description=False,
+        )  # fmt: skip
+        self._workshop = workshop
+        self.is_to_end = False
+
+    def get_heartbeat_ttl(self, job: RqJob) -> int:  # noqa: ARG002 - RQ's own
+        """Seconds after which this worker counts as dead."""
+        return jobs.SILENCE_S
+
+    def request_stop(self, signum: int, frame: Any) -> None:
+        """End after the job at hand; asked again, at once."""
+        self.is_to_end = True
+        super().request_stop(signum, frame)
+
+    def main_work_horse(self, job: RqJob, queue: Queue) -> None:
+        """Do a job in a process that does not outlive this one."""
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        super().main_work_horse(job, queue)
+
+    def perform_job(self, job: RqJob, queue: Queue) -> bool:
+        """Do a job that is one of ours: whatever else stands in the queue is refused, and never tried again."""
+        try:
+            name, instance, arguments, options = json.loads(job.data)
+        except (ValueError, TypeError, RecursionError):
+            name, instance, arguments, options = "what can't be read", None, (), {}
+        if (name, instance, options) != (jobs.FUNCTION, None, {}) or len(arguments) != 2:
+            job.retries_left = 0
+            said = f"refused: {short(str(name))} is not what this worker does"
+            self.handle_job_failure(job, queue, exc_string=said)
+            return False
+        job.do = lambda: self._workshop.do(job.id, *arguments)
+        return bool(super().perform_job(job, queue))
+
+
+class Workshop:
+    """What a worker does jobs with: its store of contents, its copies of bases, and records that only it has."""
+
+    def __init__(self, connection: Redis, store: str, directory: str, settings: Policy) -> None:
+        self._connection, self._settings = connection, settings
+        self._blobs = opened(store, connection)
+        self._cache = BaseCache(directory, self._blobs)
+        self._cache.clean(settings.fleet.budget)
+
+    def do(self, name: str, text: Any, signature: Any) -> dict[str, Any]:
+        """Do a job; returns the result as it travels: a text, and this worker's signature of it if it has a key."""
+        began = time.time()
+        result: dict[str, Any] = {"job": name, "worker": os.uname().nodename}
+        try:
+            job = jobs.accepted(text, signature, JOB, self._settings)
+            if job.id != name:
+                raise Refused("the job came under the name of another")
+            result |= self._done(job)
+        except FumehoodError as error:
+            result |= {"refused" if isinstance(error, (BadRequest, Refused)) else "failed": error.message}
+            result["hint"] = error.hint
+        result["duration_s"] = time.time() - began
+        said = result.get("refused") or result.get("failed") or result["report"]["state"]
+        print(f"{name}: {printable(said)}", file=sys.stderr, flush=True)  # noqa: T201 - the worker's log
+        whole = json.dumps(result)
+        key = self._settings.sign.key
+        return {"result": whole, "signature": sign(key, RESULT, whole.encode()) if key else ""}
+
+    def _done(self, job: jobs.Job) -> dict[str, Any]:
+        project = self._cache.tree(job.base)
+        secrets = self._secrets(job)
+        policy = jobs.limited(self._settings, job)
+        drop = (*policy.environment.drop, *_OWN_VARIABLES)
+        policy = policy.replace(environment=policy.environment.replace(drop=drop))
+        with Sandbox(project, policy, variables=lambda: secrets) as sandbox:
+            for left in sandbox.history():
+                if left.state == "held":  # of a job whose process was killed
+                    sandbox.discard(left)
+            command = job.command if isinstance(job.command, str) else list(job.command)
+            run = sandbox.run(
+                command, cwd=os.path.join(project, job.cwd), apply=HOLD, env=dict(job.environment),
+                on_output=self._teller(job.id),
+            )  # fmt: skip
+            result = {"report": _report(run, project), "bundle": self._bundle(run)}
+            if run.state == "held":
+                sandbox.discard(run)
+        return result
+
+    def _secrets(self, job: jobs.Job) -> dict[str, str]:
+        for name in job.secrets:
+            if not any(fnmatchcase(name, each) for each in self._settings.fleet.secrets):
+                raise Refused(f"{name} is not among the variables that jobs may ask for", hint="fleet.secrets")
+            if name not in os.environ:
+                raise Refused(f"this worker has no variable {name}", hint="set it where the worker is started")
+        return {name: os.environ[name] for name in job.secrets}
+
+    def _teller(self, job: str) -> Any:
+        """Return what tells a job's output to whoever listens; what a killed worker told of it is forgotten."""
+        key = jobs.output_key(job)
+        self._connection.delete(key)
+
+        def tell(stream: str, text: str) -> None:
+            self._connection.xadd(key, {"stream": stream, "text": text}, maxlen=_MOST_PIECES, approximate=True)
+            self._connection.expire(key, jobs.KEPT_S)
+
+        return tell
+
+    def _bundle(self, run: Run) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(dir=places().state) as directory:
+            path = f"{directory}/bundle"
+            store = OpenedStore()
+            try:
+                count = export(store, run, path, may_be_empty=True)
+            finally:
+                store.close()
+            with open(path, "rb") as file:
+                data = file.read()
+        return {"name": self._blobs.put(data), "size": len(data), "changes": count}
+
+
+def _report(run: Run, project: str) -> dict[str, Any]:
+    """Tell of a run as of any; paths are those that the worker has."""
+    report = run.as_dict()
+    for name, text in (("stdout", run.stdout), ("stderr", run.stderr)):
+        report[name] = text[:_MOST_OUTPUT]
+        report["output_truncated"] = report["output_truncated"] or len(text) > _MOST_OUTPUT
+    del report["output"]
+    return report | {"project": os.path.basename(project), "cwd": os.path.relpath(run.cwd, project)}
+
+
+# ---- The life of a worker.
+
+def work(url: str, *, store: str = "", directory: str = "", name: str = jobs.QUEUE, burst: bool = False) -> int:
+    """Work until somebody ends it; with `burst`, until nothing is left to do."""
+    connection = jobs.connected(url)
+    directory = directory or f"{os.path.dirname(places().cache)}/fumehood-worker"
+    settings = policy_for(places(), ())
+    if not settings.sign.signers and not settings.fleet.unsigned:
+        raise BadRequest(
+            "this worker knows nobody who may send it jobs",
+            hint="sign.signers of the configuration names a file of allowed signers (docs/fleet.md)",
+        )
+    slot = _slot(directory)
+    state = f"{slot.name}-state"
+    if os.path.isdir(state):
+        with Closing(open_top(directory)) as top:
+            remove_tree(top, os.path.basename(state))
+    os.environ["XDG_STATE_HOME"] = state
+    while True:
+        try:
+            workshop = Workshop(connection, store, directory, settings)
+            worker = FleetWorker([jobs.queue(name, connection)], connection, workshop)
+            worker.work(burst=burst, logging_level="WARNING")
+            if worker.is_to_end or burst:
+                return 0
+        except RedisError as error:
+            print(f"fumehood: {jobs.unreachable(error).message}; trying again", file=sys.stderr, flush=True)  # noqa: T201
+        time.sleep(1)
+
+
+def _slot(directory: str) -> Any:
+    """Take a place that no other worker of this directory has; it is given up when this process ends."""
+    os.makedirs(directory, 0o700, exist_ok=True)
+    number = 0
+    while True:
+        number += 1
+        file = open(f"{directory}/worker-{number}", "a", encoding="ascii")  # noqa: SIM115 - until this process ends
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            continue
+        return file
