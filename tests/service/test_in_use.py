@@ -274,3 +274,35 @@ def test_where_no_lease_is_to_be_had_proc_tells(test_directory):
     os.close(top)
     assert list(busy) == ["closed"]
     assert f"pid {os.getpid()}" in busy["closed"]
+
+
+# The directory of another program's file is ours, and the file and the program are not.
+AS_ANOTHER = """
+import os, sys
+from fumehood.linux.nofollow import open_top
+from fumehood.linux.staging import written
+top = open_top(sys.argv[1])
+os.setgroups([]); os.setgid(61234); os.setuid(61234)
+print(written(top, sys.argv[2:]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can have programs of two users")
+@pytest.mark.parametrize("lock", ["fcntl.lockf", "fcntl.flock"])
+def test_what_another_users_program_has_locked_is_seen_though_its_files_are_not(test_directory, lock):
+    test_directory.chmod(0o755)
+    names = ("app.db", "wal.db", "free.db", "only-open.db")
+    for name in (*names, "wal.db-shm"):
+        (test_directory / name).write_text("x")
+        (test_directory / name).chmod(0o600)
+    program = Program(test_directory)
+    try:
+        program.do(f"import fcntl; base = open('app.db', 'r+'); {lock}(base, fcntl.LOCK_EX)")
+        program.do(f"shared = open('wal.db-shm', 'r+'); {lock}(shared, fcntl.LOCK_SH)")
+        program.do("other = open('only-open.db', 'r+')")
+        line = [sys.executable, "-P", "-c", AS_ANOTHER, str(test_directory), *names]
+        environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+        told = subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
+        assert told == f"{ {'app.db': program.reason, 'wal.db': program.reason} }\n"
+    finally:
+        program.close()

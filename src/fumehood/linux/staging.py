@@ -258,7 +258,7 @@ class Parting:
 #
 # A read lease is granted only where nobody has the file open for writing, by whatever name, mapped memory included; who
 # only reads loses nothing and does not count. Where there are no leases (some file systems, other people's files),
-# `/proc` tells of the programs that we may look at.
+# `/proc` tells of the programs that we may look at, and of all others what they have locked.
 
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # By names of their own, for each is called once for each path that goes.
@@ -266,6 +266,7 @@ _open, _close, _fstat, _control = os.open, os.close, os.fstat, fcntl.fcntl
 _SET_SIGNAL, _SET_LEASE, _FOR_READING = fcntl.F_SETSIG, fcntl.F_SETLEASE, fcntl.F_RDLCK
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _SIGURG = 23  # nothing happens by default; a lease that somebody breaks would kill us by SIGIO
+_LOCKS = ("POSIX", "FLOCK", "OFDLCK")
 _BY_A_SERVER = ("nfs", "nfs4", "cifs", "smb3")  # a lease depends on what their server granted us, not only on programs
 
 
@@ -337,8 +338,9 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
         if refused and _is_by_a_server(top):
             refused, undecided = [], refused + undecided
         files = {path: _identity(parents, path) for path in (*refused, *undecided)}
+        locked = _locked(parents, undecided) if undecided else {}
     writers = _writers({split(path)[1] for path in files})
-    named = {path: writers[identity] for path, identity in files.items() if identity in writers}
+    named = locked | {path: writers[identity] for path, identity in files.items() if identity in writers}
     return {path: _in_words(named.get(path, [])) for path in (*refused, *(each for each in undecided if each in named))}
 
 
@@ -387,6 +389,36 @@ def _writers(names: set[str]) -> dict[tuple[int, int], list[tuple[str, str]]]:
             if (program, process) not in programs:
                 programs.append((program, process))
     return writers
+
+
+def _locked(parents: Parents, paths: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return those paths that somebody has locked, or one of their journals: a database that is written is."""
+    lockers = _lockers()
+    return {
+        path: lockers[identity]
+        for path in paths
+        for journal in ("", *JOURNALS)
+        if (identity := _identity(parents, f"{path}{journal}")) in lockers
+    }
+
+
+def _lockers() -> dict[tuple[int, int], list[tuple[str, str]]]:
+    """Return who has files locked, other people's programs among them: by device and inode, the program and its pid."""
+    lockers: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    with open("/proc/locks", "rb") as table:
+        for line in table:
+            _, kind, *_, process, place, _, _ = line.decode().split()
+            if kind not in _LOCKS or process == str(os.getpid()):
+                continue
+            major, minor, inode = place.split(":")
+            try:
+                with open(f"/proc/{process}/comm", "rb") as name:
+                    program = printable(os.fsdecode(name.read().rstrip(b"\n")))
+            except OSError:
+                program = ""  # locked by an open file that several share, or by one that is not in sight
+            device = os.makedev(int(major, 16), int(minor, 16))
+            lockers.setdefault((device, int(inode)), []).extend([(program, process)] if program else [])
+    return lockers
 
 
 def _in_words(programs: Sequence[tuple[str, str]]) -> str:
