@@ -55,6 +55,53 @@ def test_a_deleted_file_is_listed_and_restored_and_the_restore_undone(
     assert not (project / "notes.txt").exists()
 
 
+def test_a_file_is_deleted_as_long_as_it_is_not_there_whoever_deleted_it(
+    run: Callable[..., Run], cli: Cli, project: Path
+) -> None:
+    (project / "d/e").mkdir(parents=True)
+    for name in ("d/1", "d/e/2", "kept", "mine"):
+        (project / name).write_text("old")
+    assert cli("scan").returncode == 0
+
+    def deleted(*words: str) -> tuple[set[str], set[str]]:
+        files = told(cli("files", "--json", *words))["files"]  # type: ignore[index]
+        here = [file["path"] for file in files if file["is_deleted"]]
+        lines = [line.split() for line in cli("files", *words).stdout.splitlines()]
+        assert [line[3] for line in lines if line[0] == "deleted"] == here
+        return set(here), {file["path"] for file in files} - set(here)
+
+    run("rm -r d; echo new > kept; mkdir n; echo new > n/x")
+    assert deleted() == ({"d/1", "d/e/2"}, {"kept", "n/x"})
+    assert cli("undo").returncode == 0
+    assert deleted() == ({"n/x"}, {"d/1", "d/e/2", "kept"})
+    assert cli("redo").returncode == 0
+    assert deleted("d") == ({"d/1", "d/e/2"}, set())
+    (project / "d").mkdir()
+    (project / "d/1").write_text("made again")
+    (project / "kept").unlink()
+    (project / "mine").unlink()
+    assert deleted() == ({"d/e/2", "kept"}, {"d/1", "n/x"})
+    assert deleted("--all") == ({"d/e/2", "kept", "mine"}, {"d/1", "n/x"})
+    assert cli("files", "kept").stdout.startswith("deleted ")
+
+
+def test_the_counts_of_a_run_are_those_of_its_list(run: Callable[..., Run], cli: Cli, project: Path) -> None:
+    (project / "d/e").mkdir(parents=True)
+    (project / "d/e/f").write_text("old")
+    (project / "empty").mkdir()
+    done = run("rm -r d empty; mkdir -p n/m; echo x > n/m/x; mkdir d; ln -s n d/l; chmod 700 .")
+    for words in ((), ("undo",), ("redo",)):
+        assert cli(*words).returncode == 0 if words else True
+        last = told(cli("log", "--json"))["runs"][0]  # type: ignore[index]
+        listed = told(cli("show", "--json", last["run"]))["changes"]  # type: ignore[index]
+        counts: dict[str, int] = {}
+        for change in listed:
+            counts[change["change"]] = counts.get(change["change"], 0) + 1
+        assert (last["changes"], last["path_count"]) == (counts, len(listed))
+        assert f"{len(listed)} changes" in cli("show", last["run"]).stdout
+    assert len(done.changes) == len(listed)
+
+
 def test_programs_are_told_everything_about_a_file(run: Callable[..., Run], cli: Cli, project: Path) -> None:
     (project / "a").write_text("one")
     done = run("echo two > a; echo x > b")

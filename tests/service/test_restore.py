@@ -361,7 +361,7 @@ def test_files_are_listed_with_all_they_can_be_restored_from(
     today = (day_of(time.time()),)
     assert (found["a"].days, found["a"].runs) == (today, (second.run, first.run))
     assert (found["b"].days, found["b"].runs, found["b"].record.is_deleted) == (today, (first.run,), True)
-    assert (found["d"].days, found["d"].runs, found["d"].is_worth_telling) == ((), (), True), "a run made it"
+    assert (found["d"].days, found["d"].runs, found["d"].was_touched) == ((), (), True), "a run made it"
     assert "c" not in found
     one = known_file(store, known, known.path, "a")
     assert one is not None

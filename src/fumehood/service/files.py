@@ -383,6 +383,8 @@ def scan_project(store: Store, project: Project, on_progress: Callable[[int], No
 
     `on_progress` is told every now and then how many files were seen. Follows no symlink, runs no program.
     """
+    if not project.id:  # only looked at so far: there must be a project that the records belong to
+        project = store.projects.open(project.path)
     catch_up(store, project.id)
     scan = _ProjectScan(store, project.id, on_progress)
     first = scan.files.last_number()

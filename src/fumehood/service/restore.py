@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
+from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError
@@ -63,13 +63,17 @@ class Version(Value):
 
 
 class KnownFile(Value):
-    """A file with the days and runs that it can be restored from, the latest first."""
+    """A file with the days and runs that it can be restored from, the latest first.
+
+    `was_touched` tells that something happened to it: a run made, changed or deleted it, or a held change waits on it.
+    """
 
     record: Record
     state: str  # the directory that its backups lie below
     days: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     run_count: int = 0  # of all runs that it can be restored from, where only the latest are named
+    was_touched: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """Return what programs are told."""
@@ -83,12 +87,6 @@ class KnownFile(Value):
             "days": list(self.days), "runs": list(self.runs), "run_count": self.run_count,
         }  # fmt: skip
 
-    @property
-    def is_worth_telling(self) -> bool:
-        """Whether something happened to it: a run made or changed it, or a held change waits on it."""
-        record = self.record
-        return bool(self.days or self.runs or record.last_run or record.is_deleted or record.needs_approval)
-
 
 def known_files(store: Store, project: Project, root: str = "", path: str = "") -> list[KnownFile]:
     """Return what is known of every file of a project, or of those below one directory of a root."""
@@ -98,12 +96,19 @@ def known_files(store: Store, project: Project, root: str = "", path: str = "") 
         names = daily.by_file()
     sources = files.sources(project.id, project.path)
     tops = (root,) if root else project.roots
-    records = [each for top in tops for each in _as_they_are(top, files.below(project.id, top, path))]
     listed = []
-    for each in records:
-        runs, count = sources.get((each.root, each.path), ((), 0))
-        days = tuple(_day(name) for name in names.get(each.id, ()))
-        listed.append(KnownFile(record=each, state=store.places.state, days=days, runs=tuple(runs), run_count=count))
+    for top in tops:
+        recorded = files.below(project.id, top, path)
+        for each, now in zip(recorded, _as_they_are(top, recorded), strict=True):
+            runs, count = sources.get((each.root, each.path), ((), 0))
+            days = tuple(_day(name) for name in names.get(each.id, ()))
+            was_touched = bool(days or runs or each.last_run or each.is_deleted or each.needs_approval)
+            listed.append(
+                KnownFile(
+                    record=now, state=store.places.state, days=days, runs=tuple(runs), run_count=count,
+                    was_touched=was_touched,
+                )
+            )  # fmt: skip
     return listed
 
 
@@ -121,21 +126,21 @@ def known_file(store: Store, project: Project, root: str, path: str) -> KnownFil
 
 
 def _as_they_are(root: str, records: Sequence[Record]) -> list[Record]:
-    """Return records as they are now: what a run deleted, somebody may have made again."""
-    if not any(record.is_deleted for record in records) or not os.path.isdir(root):
+    """Return records as they are now: since then, a person may have made, changed or deleted any of them."""
+    if not records or not os.path.isdir(root):
         return list(records)
-    now = []
     with LiveFiles(root) as live:
-        for each in records:
-            entry = live.look(each.path) if each.is_deleted else None
-            stamp = None if entry is None else stamp_of(entry)
-            if stamp is None or stamp.kind not in (FILE, SYMLINK):
-                now.append(each)
-            else:
-                now.append(
-                    each.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
-                )
-    return now
+        return [_as_it_is(live, record) for record in records]
+
+
+def _as_it_is(live: LiveFiles, record: Record) -> Record:
+    entry = live.look(record.path)
+    stamp = None if entry is None else stamp_of(entry)
+    if stamp is not None and stamp.kind in (FILE, SYMLINK):
+        return record.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
+    is_gone = stamp is not None or live.is_missing(record.path)
+    # What a held change would only bring was never there.
+    return record.replace(is_deleted=True) if is_gone and record.kind != ABSENT else record
 
 
 def made_by(store: Store, project: Project, root: str, path: str) -> str:

@@ -69,7 +69,7 @@ def _files(context: Context) -> int:
 
 
 def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
-    listed = [each for each in files if context.options.all or each.is_worth_telling]
+    listed = [each for each in files if context.options.all or each.was_touched]
 
     def show() -> None:
         colour = paint()
