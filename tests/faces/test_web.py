@@ -277,7 +277,7 @@ def test_a_run_of_many_changes_is_shown_a_page_at_a_time(sandbox: Sandbox, page:
     assert held.count('name="path"') < 80
     # By directory, whatever is on the page.
     fields = fields_of(held, f"/runs/{run.id}/apply")
-    assert page.send(f"/runs/{run.id}/apply", path="e", part="1", **fields).status == 303
+    assert page.send(f"/runs/{run.id}/apply", path="e", **fields).status == 303
     assert len(list((project / "e").iterdir())) == 30
     assert not (project / "d").exists()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.hunks import MARKS
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, ChangedMeanwhile
 from fumehood.service import decide, now
 from fumehood.service.undo import undo
 
@@ -18,7 +18,7 @@ ACTS = ("apply", "discard", "undo", "redo", "stop", "checkpoint", "hunks", "merg
 
 
 class Chosen(Value):
-    """What was chosen: an act, some paths or all of the run, and the digest of what was shown."""
+    """What was chosen: an act, some paths or all of the run, and what was shown (`shown_at`, or a file's versions)."""
 
     act: str
     paths: tuple[str, ...] = ()
@@ -26,7 +26,6 @@ class Chosen(Value):
     expected: str = ""
     hunks: tuple[int, ...] = ()
     content: str = ""
-    is_part: bool = False  # the digest is for all that the run holds, of which the paths are a part
 
 
 def perform(store: Store, run: Run, chosen: Chosen) -> Run:
@@ -37,11 +36,11 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
         return (now.stop if chosen.act == "stop" else now.checkpoint)(store, run)
     if chosen.act in ("undo", "redo"):
         return undo(store, project, run, chosen.paths, here=here, force=force)
-    expected = _expected(run, chosen)
-    if chosen.act == "apply":
+    if chosen.act in ("apply", "discard"):
+        expected = _expected(store, run, chosen)
+        if chosen.act == "discard":
+            return decide.discard_held(store, project, run, chosen.paths, here=here, expected=expected)
         return decide.apply_held(store, project, run, chosen.paths, here=here, force=force, expected=expected)
-    if chosen.act == "discard":
-        return decide.discard_held(store, project, run, chosen.paths, here=here, expected=expected)
     if chosen.act not in ACTS or len(chosen.paths) != 1:
         raise BadRequest(f"nothing can be done to a run by {chosen.act!r}", hint=f"one of: {', '.join(ACTS)}")
     if chosen.act == "hunks":
@@ -59,11 +58,27 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
     )
 
 
-def _expected(run: Run, chosen: Chosen) -> str:
-    """Return the digest of what the paths mean, if all that the run holds is still what was shown."""
-    if not chosen.is_part or not chosen.expected:
-        return chosen.expected
-    forth = chosen.act == "apply"
-    is_as_shown = run.state == "held" and decide.shown_digest(run) == chosen.expected
-    # One that fits nothing is refused by whoever has the lock, in their words.
-    return decide.shown_digest(run, chosen.paths, here=run.project, forth=forth) if is_as_shown else chosen.expected
+def shown_at(store: Store, run: Run) -> str:
+    """Name the state of a run that is shown: what it holds is the same until something more is recorded of it.
+
+    To look at all that it holds would take seconds where that is much.
+    """
+    ((last,),) = store.database.rows("SELECT coalesce(max(n), 0) FROM events WHERE run = ?", (run.run,))
+    return str(last)
+
+
+def _expected(store: Store, run: Run, chosen: Chosen) -> str:
+    """Return the digest of what the paths mean, if the run is still as it was shown."""
+    if not chosen.expected:
+        return ""
+    _refuse_another(store, run, chosen)
+    digest = decide.shown_digest(run, chosen.paths, here=run.project, forth=chosen.act == "apply")
+    _refuse_another(store, run, chosen)  # what it holds was read only now
+    return digest
+
+
+def _refuse_another(store: Store, run: Run, chosen: Chosen) -> None:
+    if shown_at(store, run) != chosen.expected:
+        raise ChangedMeanwhile(
+            f"run {run.number} is not as it was shown: nothing was done", hint="look at it again, then decide"
+        )

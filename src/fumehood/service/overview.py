@@ -39,7 +39,12 @@ class LiveCommand(Value):
 
 def running(store: Store, *reaches: Reach) -> list[LiveCommand]:
     """Return the commands that run now, the latest first, with what they use."""
-    return [LiveCommand(run=run, **_use(store, run)) for run in now.running(store, *reaches)]
+    return [live(store, run) for run in now.running(store, *reaches)]
+
+
+def live(store: Store, run: Run) -> LiveCommand:
+    """Return a command that runs now, with what it uses at this moment."""
+    return LiveCommand(run=run, **_use(store, run))
 
 
 def _use(store: Store, run: Run) -> dict[str, int]:

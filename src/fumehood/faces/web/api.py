@@ -157,9 +157,12 @@ def _running(house: House, _request: Request, _body: dict[str, Any]) -> dict[str
 def _waiting(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     runs, before = overview.waiting(house.store, most=_limit(request), before=asked_number(request, "before"))
     held = [
-        {**_summary(run), "waiting": count_waiting(house.store.database, run.run), "digest": house.digest(run)}
+        {
+            **_summary(run), "waiting": count_waiting(house.store.database, run.run),
+            "digest": acts.shown_at(house.store, run),
+        }
         for run in runs
-    ]
+    ]  # fmt: skip
     return {"waiting": held, "before": before or None}
 
 

@@ -128,7 +128,7 @@ def _act(house: House, request: Request, form: FormData) -> str:
         act=request.path_params["act"], paths=tuple(received(str(path)) for path in form.getlist("path")),
         force=bool(form.get("force")), expected=str(form.get("digest", "")),
         hunks=tuple(int(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
-        content=_text(form), is_part=bool(form.get("part")),
+        content=_text(form),
     )  # fmt: skip
     done = acts.perform(house.store, run, chosen)
     back = str(form.get("back", ""))

@@ -15,7 +15,7 @@ from fumehood.core.limits import size_told
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
 from fumehood.faces.web.text import coloured
-from fumehood.service import decide, overview
+from fumehood.service import overview
 from fumehood.service.desk import Desk
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     View = tuple[str, dict[str, object]]
 
 _SIGNS = {c.ADDED: "+", c.MODIFIED: "~", c.DELETED: "-", c.MODE: "m", c.TYPE: "t"}
-_MOST_DIGESTS = 100
 _TAIL = 4  # lines of what a command printed last that are shown beside it
 _LATEST_WRITTEN = 5
 
@@ -46,12 +45,11 @@ class House:
         self.desk = Desk(store.places)
         self.watchers = 0  # pages that are told what is new
         self.news: dict[str, str] = {}  # what they are told: pieces of the page by name
-        self._digests: dict[tuple[str, int], str] = {}
         loader = jinja2.FileSystemLoader(f"{os.path.dirname(__file__)}/templates")
         self._templates = jinja2.Environment(autoescape=True, loader=loader, undefined=jinja2.StrictUndefined)
         self._templates.filters.update(
             printable=printable, size=size_told, ago=_ago, clock=_clock, sign=_SIGNS.get, coloured=coloured,
-            sent=_sent,
+            sent=_sent, home=_from_home, lasted=_lasted,
         )  # fmt: skip
         self._templates.globals.update(link=_link)
 
@@ -99,16 +97,6 @@ class House:
             if text:
                 return "\n".join(text.rstrip("\n").split("\n")[-_TAIL:])
         return ""
-
-    def digest(self, run: Run) -> str:
-        """Identify what a run holds; it is the same until something happens to the run."""
-        ((last,),) = self.store.database.rows("SELECT coalesce(max(n), 0) FROM events WHERE run = ?", (run.run,))
-        key = (run.run, last)
-        if key not in self._digests:
-            if len(self._digests) >= _MOST_DIGESTS:
-                self._digests.clear()
-            self._digests[key] = decide.shown_digest(self.store.history.find(run.run))
-        return self._digests[key]
 
     def project(self, path: str) -> Project:
         """Return a project that is recorded; a page registers none."""
@@ -158,6 +146,18 @@ def _ago(at: float) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
+
+
+def _lasted(seconds: float) -> str:
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{left} s"
+
+
+def _from_home(path: str) -> str:
+    """Write a directory as people know it: what is in the home begins with ~."""
+    home = os.path.expanduser("~")
+    return printable(f"~{path[len(home):]}" if path == home or path.startswith(f"{home}/") else path)
 
 
 def _clock(at: float) -> str:

@@ -135,6 +135,8 @@ def _new_of(house: House, run: Run, read: list[int]) -> dict[str, str]:
         read[number] += len(piece)
         if piece:
             shown[stream] = str(coloured(piece.decode("utf-8", "replace")))
+    each = overview.live(house.store, run)
+    shown["use"] = house.fragment("use.html", each=each, now=time.time())
     paths, is_more = overview.written(house.store, run, _MOST_WRITTEN)
     shown["written"] = house.fragment("written.html", written=paths, is_more=is_more)
     return shown

@@ -10,6 +10,7 @@ from fumehood.core.hunks import hunks, merged
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.faces.web.acts import shown_at
 from fumehood.faces.web.house import asked_number, asked_path
 from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
 from fumehood.faces.web.views import title_of
@@ -34,6 +35,7 @@ _RUNS = 50  # on one page of the history
 _CHANGES = 200  # on one page of a run
 _FILES = 200
 _MOST_PRINTED = 200_000  # characters of an output that the page shows; all of it can be saved
+_REPEATS = ("diff --git ", "--- ", "+++ ", "Binary files ")
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _ENDED = ("applied", "held", "undone", "discarded", "empty", "failed", "refused", "running")
 
@@ -137,7 +139,7 @@ def run(house: House, request: Request) -> View:
     others = store.history.runs(among=sorted({*users, *about, *([chosen.of] if chosen.of else ()), *chosen.below}))
     kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
     return "run.html", {
-        "title": title_of(chosen), "run": chosen, "held": held, "digest": house.digest(chosen) if held else "",
+        "title": title_of(chosen), "run": chosen, "held": held, "digest": shown_at(store, chosen),
         "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
         "others": others, "shown": changes, "rest": rest, "kinds": kinds,
         "can_undo": chosen.state in ("applied", "held") and any(each.verdict == c.APPLIED for each in changes),
@@ -176,14 +178,15 @@ def difference(house: House, request: Request) -> View:
     if is_notebook:
         text = "".join(hunks(readable(change.path, old), readable(change.path, new)))
     head, pieces = hunks_of(text, change.path)
+    head = [line for line in head if not line.startswith(_REPEATS)]  # the path, which stands above it
     is_held = change.verdict in c.WAITING and chosen.state == "held"
     is_text = is_held and change.kind == c.FILE and not shown.binary and shown.shown
+    is_picture = shown.binary and change.path.lower().endswith(_PICTURES)
     is_alone = bool(request.headers.get("hx-request"))
     return "diff.html" if is_alone else "diff_page.html", {
         "title": change.path, "run": chosen, "change": change, "head": head, "hunks": pieces, "place": place,
         "is_side": request.query_params.get("view") == "side", "old": old, "new": new,
-        "is_picture": shown.binary and change.path.lower().endswith(_PICTURES),
-        "bytes": hex_lines(old, new) if shown.binary else [],
+        "is_picture": is_picture, "bytes": hex_lines(old, new) if shown.binary and not is_picture else [],
         "can_choose": is_text and change.change == c.MODIFIED and not is_notebook and len(pieces) > 0,
         "digest": decide.versions_digest(chosen, change, old, new) if is_text else "",
         "conflict": _three(house, chosen, change) if is_text and change.verdict == c.CONFLICT else None,

@@ -90,7 +90,9 @@ if (followed) {
       place.insertAdjacentHTML("beforeend", event.data);
       if (isAtEnd) place.scrollTop = place.scrollHeight;
     }));
-    source.addEventListener("written", (event) => { followed.querySelector('[data-output="written"]').innerHTML = event.data; });
+    ["written", "use"].forEach((name) => source.addEventListener(name, (event) => {
+      document.querySelector(`[data-output="${name}"]`).innerHTML = event.data;
+    }));
     source.addEventListener("ended", () => { source.close(); location.reload(); });
   };
   document.addEventListener("visibilitychange", follow);
