@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test installs mutate lint bench fuzz escape programs stories guard lock clean clients conformance suites site
+.PHONY: test installs mutate lint bench fuzz escape programs stories guard lock clean browser clients conformance suites site
 
 # On all cores, as root and as an ordinary user at once; make test ARGS='-k undo', or ARGS='-n0 --pdb' to look closer
 test:
@@ -47,6 +47,10 @@ guard:
 # The real Claude Code, Codex and Gemini CLI, driven by a scripted model; needs npm
 clients:
 	@$(PYTHON) tools/clients.py $(ARGS)
+
+# The page of `fumehood web` in a real browser; needs Chromium. make browser ARGS='-k race'
+browser:
+	@$(PYTHON) tools/browser.py $(ARGS)
 
 # The suites of the frameworks that have an adapter, and the examples; make suites ARGS=--write
 suites:

@@ -10,11 +10,11 @@ from fumehood.core.hunks import hunks, merged
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.faces.web.acts import shown_at
 from fumehood.faces.web.house import asked_number, asked_path
 from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
 from fumehood.faces.web.views import title_of
 from fumehood.service import blame, decide, overview
+from fumehood.service.acts import shown_at
 from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
 from fumehood.service.files import catch_up
 from fumehood.service.restore import versions

@@ -1,0 +1,73 @@
+"""Every view as people see it: in light and dark, wide and narrow, and with what a screen reader meets (axe)."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
+
+from browser.conftest import Visitor
+from web_page import WebPage
+from web_scene import at_work, morning
+
+SHAPES = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1200, "height": 800}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1200, "height": 800}},
+    "narrow": {"color_scheme": "light", "viewport": {"width": 390, "height": 780}},
+}
+PICTURES = os.environ.get("FUMEHOOD_TESTS_PICTURES")  # where to put what was seen
+AWAITED = {
+    "now": "text=compiled part", "running": "text=compiled part",
+    "file": ".content table", "settings": ".content table",
+}  # fmt: skip
+AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+
+
+def views(served: WebPage, project: Path) -> dict[str, str]:
+    """Where each view is, by a short name."""
+    runs = {run["number"]: run["run"] for run in served.call("GET", "/api/runs")["runs"]}
+    at = f"project={project}&root={project}&path=shop/__init__.py"
+    return {
+        "now": "/", "questions": "/questions", "waiting": "/waiting", "history": "/history", "files": "/files",
+        "file": f"/file?{at}", "settings": "/settings", "run": f"/runs/{runs[3]}", "failed": f"/runs/{runs[2]}",
+        "running": f"/runs/{runs[max(runs)]}", "held": f"/runs/{runs[7]}",
+        "hunks": f"/runs/{runs[8]}/diff?root=0&path=shop/__init__.py",
+        "side": f"/runs/{runs[8]}/diff?root=0&path=shop/__init__.py&view=side",
+        "picture": f"/runs/{runs[5]}/diff?root=0&path=logo.png",
+        "notebook": f"/runs/{runs[5]}/diff?root=0&path=sales.ipynb",
+        "bytes": f"/runs/{runs[5]}/diff?root=0&path=data.bin",
+        "conflict": f"/runs/{runs[6]}/diff?root=0&path=README.md", "error": "/runs/nothing",
+    }  # fmt: skip
+
+
+@pytest.mark.timeout(1200)
+def test_every_view_is_for_everybody(
+    cli: Any, project: Path, served: WebPage, visitor: Callable[..., Visitor]
+) -> None:
+    morning(cli, project)
+    findings = {}
+    with at_work(project):
+        for shape, options in SHAPES.items():
+            somebody = visitor(**options)
+            for name, path in views(served, project).items():
+                findings[f"{name}, {shape}"] = _looked_at(somebody.go(path), name, shape)
+            # A page that is not there is one of the views.
+            somebody.complaints[:] = [each for each in somebody.complaints if "404" not in each]
+    assert {name: wrong for name, wrong in findings.items() if wrong} == {}
+
+
+def _looked_at(page: Page, name: str, shape: str) -> list[str]:
+    """Wait until a view is whole, keep a picture of it, and return what is wrong with it."""
+    if name in AWAITED:
+        page.wait_for_selector(AWAITED[name])
+    if PICTURES:
+        page.screenshot(path=f"{PICTURES}/{name}-{shape}.png", full_page=True)
+    beyond = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    wrong = [f"wider than its window by {beyond}"] if beyond > 0 else []
+    if shape == "narrow":
+        return wrong  # but for its width, it is as light as the first
+    violations = Axe().run(page, options=AXE).response["violations"]
+    return wrong + [f"{each['id']} ({each['impact']}): {each['nodes'][0]['html'][:200]}" for each in violations]
