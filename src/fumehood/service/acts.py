@@ -18,7 +18,7 @@ ACTS = ("apply", "discard", "undo", "redo", "stop", "checkpoint", "hunks", "merg
 
 
 class Chosen(Value):
-    """What was chosen: an act, some paths or all of the run, and what was shown (`shown_at`, or a file's versions)."""
+    """What was chosen: an act, some paths or all of the run, and the digest of what was shown."""
 
     act: str
     paths: tuple[str, ...] = ()
@@ -26,6 +26,8 @@ class Chosen(Value):
     expected: str = ""
     hunks: tuple[int, ...] = ()
     content: str = ""
+    is_part: bool = False  # the digest is for all that the run holds, of which the paths are a part
+    seen: str = ""  # in place of a digest: the state of the run that was shown (`shown_at`)
 
 
 def perform(store: Store, run: Run, chosen: Chosen) -> Run:
@@ -36,11 +38,11 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
         return (now.stop if chosen.act == "stop" else now.checkpoint)(store, run)
     if chosen.act in ("undo", "redo"):
         return undo(store, project, run, chosen.paths, here=here, force=force)
-    if chosen.act in ("apply", "discard"):
-        expected = _expected(store, run, chosen)
-        if chosen.act == "discard":
-            return decide.discard_held(store, project, run, chosen.paths, here=here, expected=expected)
+    expected = _expected(store, run, chosen)
+    if chosen.act == "apply":
         return decide.apply_held(store, project, run, chosen.paths, here=here, force=force, expected=expected)
+    if chosen.act == "discard":
+        return decide.discard_held(store, project, run, chosen.paths, here=here, expected=expected)
     if chosen.act not in ACTS or len(chosen.paths) != 1:
         raise BadRequest(f"nothing can be done to a run by {chosen.act!r}", hint=f"one of: {', '.join(ACTS)}")
     if chosen.act == "hunks":
@@ -61,24 +63,29 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
 def shown_at(store: Store, run: Run) -> str:
     """Name the state of a run that is shown: what it holds is the same until something more is recorded of it.
 
-    To look at all that it holds would take seconds where that is much.
+    To make a digest of all that it holds takes seconds where that is much.
     """
     ((last,),) = store.database.rows("SELECT coalesce(max(n), 0) FROM events WHERE run = ?", (run.run,))
     return str(last)
 
 
-def _expected(store: Store, run: Run, chosen: Chosen) -> str:
-    """Return the digest of what the paths mean, if the run is still as it was shown."""
-    if not chosen.expected:
-        return ""
-    _refuse_another(store, run, chosen)
-    digest = decide.shown_digest(run, chosen.paths, here=run.project, forth=chosen.act == "apply")
-    _refuse_another(store, run, chosen)  # what it holds was read only now
-    return digest
-
-
-def _refuse_another(store: Store, run: Run, chosen: Chosen) -> None:
-    if shown_at(store, run) != chosen.expected:
+def _refuse_another(store: Store, run: Run, seen: str) -> None:
+    if shown_at(store, run) != seen:
         raise ChangedMeanwhile(
             f"run {run.number} is not as it was shown: nothing was done", hint="look at it again, then decide"
         )
+
+
+def _expected(store: Store, run: Run, chosen: Chosen) -> str:
+    """Return the digest of what the paths mean, if all that the run holds is still what was shown."""
+    if chosen.seen and chosen.act in ("apply", "discard"):
+        _refuse_another(store, run, chosen.seen)
+        digest = decide.shown_digest(run, chosen.paths, here=run.project, forth=chosen.act == "apply")
+        _refuse_another(store, run, chosen.seen)  # what it holds was read only now
+        return digest
+    if not chosen.is_part or not chosen.expected:
+        return chosen.expected
+    forth = chosen.act == "apply"
+    is_as_shown = run.state == "held" and decide.shown_digest(run) == chosen.expected
+    # One that fits nothing is refused by whoever has the lock, in their words.
+    return decide.shown_digest(run, chosen.paths, here=run.project, forth=forth) if is_as_shown else chosen.expected

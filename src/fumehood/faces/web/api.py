@@ -159,7 +159,7 @@ def _waiting(house: House, request: Request, _body: dict[str, Any]) -> dict[str,
     held = [
         {
             **_summary(run), "waiting": count_waiting(house.store.database, run.run),
-            "digest": acts.shown_at(house.store, run),
+            "seen": acts.shown_at(house.store, run),
         }
         for run in runs
     ]  # fmt: skip
@@ -189,8 +189,8 @@ def _versions(house: House, request: Request, _body: dict[str, Any]) -> dict[str
 def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
     chosen = acts.Chosen(
         act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), force=body.get("force", False),
-        expected=body.get("digest", ""), hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),
-        content=body.get("content", ""),
+        expected=body.get("digest", ""), seen=body.get("seen", ""), content=body.get("content", ""),
+        hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),
     )  # fmt: skip
     return acts.perform(house.store, house.run(request), chosen).as_dict()
 
@@ -224,7 +224,8 @@ CALLS = (
          about="What a run changed, some at a time; `verdict=held`: what waits"),
     Call(path="/api/runs/{run}/diff", about="What a run changed, line by line", answer=_diff, query=("path",)),
     Call(path="/api/runs/{run}/{act}", answer=_act, about=f"Do something to a run: {', '.join(acts.ACTS)}",
-         body={"paths": "strings", "force": "boolean", "digest": "string", "hunks": "numbers", "content": "string"}),
+         body={"paths": "strings", "force": "boolean", "seen": "string", "digest": "string", "hunks": "numbers",
+               "content": "string"}),
     Call(path="/api/running", about="What runs now, with memory, processes and what it writes", answer=_running),
     Call(path="/api/waiting", about="Runs that hold something", answer=_waiting, query=("limit", "before")),
     Call(path="/api/questions", about="Questions that wait, and those that found nobody", answer=_questions),

@@ -126,7 +126,7 @@ def _act(house: House, request: Request, form: FormData) -> str:
     run = house.run(request)
     chosen = acts.Chosen(
         act=request.path_params["act"], paths=tuple(received(str(path)) for path in form.getlist("path")),
-        force=bool(form.get("force")), expected=str(form.get("digest", "")),
+        force=bool(form.get("force")), expected=str(form.get("digest", "")), seen=str(form.get("seen", "")),
         hunks=tuple(int(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
         content=_text(form),
     )  # fmt: skip

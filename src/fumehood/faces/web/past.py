@@ -139,7 +139,7 @@ def run(house: House, request: Request) -> View:
     others = store.history.runs(among=sorted({*users, *about, *([chosen.of] if chosen.of else ()), *chosen.below}))
     kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
     return "run.html", {
-        "title": title_of(chosen), "run": chosen, "held": held, "digest": shown_at(store, chosen),
+        "title": title_of(chosen), "run": chosen, "held": held, "seen": shown_at(store, chosen),
         "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
         "others": others, "shown": changes, "rest": rest, "kinds": kinds,
         "can_undo": chosen.state in ("applied", "held") and any(each.verdict == c.APPLIED for each in changes),
