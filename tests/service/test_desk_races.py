@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -26,18 +26,19 @@ from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually
 
 ROUNDS = 50
+ANSWERS = (ALLOW_SESSION, DENY_ALWAYS)
 ASKED = Question(what="w", text="t", command="c", directory="/", project="/", target="x")
 
-# Answers every question that it sees, a moment later, and tells for each whether that counted.
+# Answers every question that it sees, a moment later, and tells for each whether that counted, until it is over.
 ANSWERER = """
-import json, random, sys, time
+import json, os, random, sys, time
 from fumehood.service.desk import Desk
 from fumehood.store.places import places
 desk = Desk(places())
 with desk.attend():
     print("here", flush=True)
     seen = set()
-    while True:
+    while not os.path.exists(sys.argv[2]):
         for each in desk.waiting():
             if each.id not in seen:
                 seen.add(each.id)
@@ -71,12 +72,25 @@ def python(code: str, *words: str) -> list[str]:
     return [sys.executable, "-I", "-c", path + code, *words]
 
 
-def test_of_two_programs_and_a_terminal_exactly_one_wins_and_all_say_the_same(home: Path, project: Path) -> None:
-    answers = (ALLOW_SESSION, DENY_ALWAYS)
-    answering = [subprocess.Popen(python(ANSWERER, each), stdout=subprocess.PIPE, text=True) for each in answers]
-    for each in answering:
+@pytest.fixture
+def answering(home: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Programs that answer every question, each in its own way."""
+    started = [
+        subprocess.Popen(python(ANSWERER, each, str(home / "over")), stdout=subprocess.PIPE, text=True)
+        for each in ANSWERS
+    ]
+    for each in started:
         assert each.stdout is not None
         assert each.stdout.readline() == "here\n"
+    yield started
+    for each in started:
+        each.kill()
+        each.communicate()
+
+
+def test_of_two_programs_and_a_terminal_exactly_one_wins_and_all_say_the_same(
+    answering: list[subprocess.Popen[str]], home: Path, project: Path
+) -> None:
     with Terminal(python(ASKER), project) as terminal:
         prompts = 0
         while terminal.more():
@@ -85,15 +99,16 @@ def test_of_two_programs_and_a_terminal_exactly_one_wins_and_all_say_the_same(ho
                 time.sleep(random.uniform(0, 0.03))
                 terminal.type("a")
         shown = re.findall(r"> ([^\r]*)\r\n(\d+) came to (\w+)\.\r\n", terminal.seen)
+    (home / "over").touch()
     counted: dict[str, list[str]] = {}
-    for process, answer in zip(answering, answers, strict=True):
-        process.kill()
-        for line in process.communicate()[0].splitlines():
+    for process, answer in zip(answering, ANSWERS, strict=True):
+        assert process.stdout is not None
+        for line in process.stdout:
             target, counts = json.loads(line)
             counted.setdefault(target, []).extend([answer] if counts else [])
     assert [int(number) for _, number, _ in shown] == list(range(ROUNDS))
     for said, number, winner in shown:
-        assert counted.get(number, []) == ([winner] if winner in answers else [])
+        assert counted.get(number, []) == ([winner] if winner in ANSWERS else [])
         assert said == (SAID[winner] if winner == ALLOW_ALWAYS else f"answered elsewhere: {SAID[winner]}")
 
 
