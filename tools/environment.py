@@ -1,9 +1,9 @@
 """Make a checkout's virtual environments, and print where one is: environment.py CHECKOUT NAME.
 
 NAME is a lock in requirements/: `run` has what ./fumehood needs, `mcp` what its MCP server needs too, `web` its page in
-the browser, `terminal` its views in the terminal, `test` all of that and the tools of `make test`. The environments lie
-outside the checkout, because a command in the hood may write the project and must not be able to replace what the host
-executes.
+the browser, `terminal` its views in the terminal, `desktop` its notifications, `test` all of that and the tools of
+`make test`. The environments lie outside the checkout, because a command in the hood may write the project and must not
+be able to replace what the host executes.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Each has what the first has, the last has all, and all have the checkout's sources. Those of other locks are not a
 # checkout's.
-OURS = ("run", "mcp", "web", "terminal", "test")
+OURS = ("run", "mcp", "web", "terminal", "desktop", "test")
 SUPERSEDED_KEPT_S = 30 * 24 * 3600
 LOCKED = ("--no-deps", "--require-hashes", "--only-binary=:all:")
 PACKAGE = re.compile(r"^[\w.-]+==(?!.*sys_platform == '(?!linux))", re.MULTILINE)

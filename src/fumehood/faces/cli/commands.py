@@ -42,6 +42,7 @@ _WHERE = {
     "doctor.add_commands": "doctor clean",
     "main.add_mcp": "mcp",
     "main.add_web": "web",
+    "notify.add_commands": "notify",
     "permit.add_commands": "roots grants playground",
     "files.add_projects": "projects",
     "rootfs.add_commands": "rootfs",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TTY = "/dev/tty"
 _BELL = "\a"
 _EXACT_S = 10  # seconds below which their fractions are shown
-_KEYS = {
+KEYS = {
     questions.ALLOW_ONCE: ("y", "allow once"), questions.ALLOW_SESSION: ("s", "allow for this session"),
     questions.ALLOW_ALWAYS: ("a", "allow always"), questions.DENY_ONCE: ("n", "deny"),
     questions.DENY_SESSION: ("q", "deny for this session"), questions.DENY_ALWAYS: ("v", "never"),
@@ -100,7 +100,7 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                     answer = _answer(tty, closed, resumed, asked.question)
             is_ours = bool(answer) and asked.answer(answer)
             # Whoever reads this has the terminal back as it was.
-            _write(tty, f" {_KEYS[answer][1] if is_ours else _outcome(asked)}\n")
+            _write(tty, f" {KEYS[answer][1] if is_ours else _outcome(asked)}\n")
     except (OSError, termios.error):
         asked.answer(None)  # the terminal is gone, and with it whoever was there
 
@@ -110,7 +110,7 @@ def _outcome(asked: Asked) -> str:
     reply = asked.reply
     if reply is None or reply.reason:
         return "no answer: deny"
-    return f"answered elsewhere: {_KEYS[reply.answer][1]}"
+    return f"answered elsewhere: {KEYS[reply.answer][1]}"
 
 
 def turn(tty: int) -> TerminalTurn:
@@ -129,7 +129,7 @@ def columns(tty: int) -> int:
 
 def prompt_text(question: questions.Question, seconds: float, width: int = WIDTH) -> str:
     """Write a question with the keys that answer it."""
-    keys = [f"[{key}] {said}" for answer, (key, said) in _KEYS.items() if answer in question.options]
+    keys = [f"[{key}] {said}" for answer, (key, said) in KEYS.items() if answer in question.options]
     left = round(seconds, None if seconds > _EXACT_S else 1)
     last = f"  {'   '.join(keys)}   (no key within {left:g} s, or Enter: deny)"
     return "\n".join(["", *questions.question_lines(question, width, "fumehood: "), last]) + "\n>"
@@ -140,7 +140,7 @@ def _answer(tty: int, closed: int, resumed: int, question: questions.Question) -
     poll = select.poll()
     for fd in (tty, closed, resumed):
         poll.register(fd, select.POLLIN | select.POLLHUP)
-    meant = {key: answer for answer, (key, _) in _KEYS.items() if answer in question.options}
+    meant = {key: answer for answer, (key, _) in KEYS.items() if answer in question.options}
     while True:
         ready = {fd for fd, _ in poll.poll()}
         if closed in ready:
