@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fumehood.errors import Unforeseen as Unforeseen
     from fumehood.service.available import Availability as Availability
     from fumehood.service.available import available as available
+    from fumehood.service.best import Best as Best
+    from fumehood.service.best import Candidate as Candidate
     from fumehood.service.desk import OpenQuestion as OpenQuestion
     from fumehood.service.desk import Questions as Questions
     from fumehood.service.drafting import Draft as Draft
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 # Where each public name lives (a module: without a name): importing the package itself must cost nothing.
 _PUBLIC = {
     "Sandbox": ("fumehood.service.library", "Sandbox"),
+    "Best": ("fumehood.service.best", "Best"),
+    "Candidate": ("fumehood.service.best", "Candidate"),
     "Draft": ("fumehood.service.drafting", "Draft"),
     "Started": ("fumehood.service.started", "Started"),
     "available": ("fumehood.service.available", "available"),

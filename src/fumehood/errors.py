@@ -56,7 +56,6 @@ class ApplyFailed(FumehoodError):
 class DraftConflict(ApplyFailed):
     """A draft and the project have both changed the same; `conflicts` tell where, and nothing was applied."""
 
-    exit_code = 1
     conflicts: tuple[object, ...] = ()
 
 

@@ -27,10 +27,10 @@ sandboxed = pytest.mark.namespaces
 
 def test_the_public_names_are_these():
     assert sorted(fumehood.__all__) == [
-        "ApplyFailed", "Availability", "BadConfiguration", "BadRequest", "Blocked", "Change", "ChangedMeanwhile",
-        "FumehoodError", "LaunchFailed", "NoRoom", "OpenQuestion", "OverlayUnavailable", "Policy", "Question",
-        "Questions", "Refused", "Run", "Sandbox", "Started", "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused",
-        "Unfinished", "Unforeseen", "__version__", "available", "rootfs", "tool", "workspaces",
+        "ApplyFailed", "Availability", "BadConfiguration", "BadRequest", "Best", "Blocked", "Candidate", "Change",
+        "ChangedMeanwhile", "Draft", "DraftConflict", "FumehoodError", "LaunchFailed", "NoRoom", "OpenQuestion",
+        "OverlayUnavailable", "Policy", "Question", "Questions", "Refused", "Run", "Sandbox", "Started",
+        "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__", "available", "rootfs", "tool", "workspaces",
     ]  # fmt: skip
     assert sorted(fumehood.workspaces.__all__) == ["Workspace", "clear", "list", "open", "remove", "reset"]
     assert sorted(fumehood.rootfs.__all__) == [

@@ -10,7 +10,7 @@ from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.faces.cli.look import SIGNS, tell_run, write_difference
-from fumehood.faces.cli.output import here
+from fumehood.faces.cli.output import here, tell_error
 from fumehood.faces.cli.progress import Ticking
 from fumehood.service import drafts
 from fumehood.service.differences import differences, each_difference
@@ -182,12 +182,12 @@ def _apply(context: Context, draft: DraftRecord) -> int:
         done = _done(context, draft)
     except DraftConflict as error:
         conflicts: Sequence[Any] = error.conflicts
-        if not context.as_json:
-            _tell_conflicts(conflicts)
-            raise
         answer = {"error": error.message, "hint": error.hint, "conflicts": [each.as_dict() for each in conflicts]}
-        context.say(answer, lambda: None)
-        return error.exit_code
+        context.say(answer, lambda: _tell_conflicts(conflicts))
+        if not context.as_json:
+            sys.stdout.flush()
+            tell_error(error)
+        return 1  # as those do who merge
 
     def show() -> None:
         if not done.found:
