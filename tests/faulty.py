@@ -16,7 +16,7 @@ from patience import LONG_S
 from snapshots import Snapshot, snapshot
 
 DRIVER = Path(__file__).parent / "faults/driver.py"
-ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover", "begin", "edit", "merge")
+ACTS = ("run", "apply", "part", "force", "discard", "undo", "redo", "recover", "begin", "edit", "merge", "draft")
 EDITS = ("begin", "edit")  # before a client's own edit, and after it: neither touches the project
 PART = ("plain", "tree", "gone", "locked", "shutnew", "shutgone")  # the rest is still held after that
 ERRORS = ("ENOSPC", "EACCES", "EIO")
@@ -144,6 +144,12 @@ class Scene:
 
     def _hold(self) -> str:
         with Sandbox(self.project) as sandbox:
+            if self.act == "draft":
+                draft = sandbox.draft("one")
+                for part in ("echo 1 > plain/one; mkdir tree; echo t > tree/t; rm gone/a", f"rm -r tree\n{CHANGE}"):
+                    run = draft.run(part)
+                    assert (run.state, run.exit_code) == ("held", 0), (run.reason, run.output)
+                return draft.name
             run = sandbox.run(CHANGE, apply="hold")
             assert (run.state, run.exit_code) == ("held", 0), (run.reason, run.output)
             if self.act in ("undo", "redo"):
@@ -248,6 +254,9 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
     if scene.act == "merge":
         _merge_goes_on(scene, sandbox, became, after)
         return
+    if scene.act == "draft":
+        _draft_goes_on(scene, sandbox, became, after)
+        return
     if scene.act in ("part", "force", "discard"):
         _decision_goes_on(scene, sandbox, became, after)
         return
@@ -299,6 +308,19 @@ def _merge_goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot)
     # Between file systems an undo brings a copy back, which is the person's as far as the held run can know.
     rest = sandbox.apply(held, force=True)
     assert {change.verdict for change in rest.changes} <= {"applied", "unsupported", "discarded"}
+
+
+def _draft_goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> None:
+    """A draft is applied, all of it, or it is as it was; both of its runs are told of, and nothing is there twice."""
+    if became == "before":
+        (draft,) = sandbox.drafts()
+        assert [run.state for run in sandbox.history()] == ["held", "held"]
+        assert draft.run("cat plain/one tree/hard").stdout == "ONE\nh\n"
+        draft.apply()
+        _must_be(scene, after)
+    assert sandbox.drafts() == []
+    sandbox.undo()
+    _must_be(scene, scene.before)
 
 
 def _decision_goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> None:

@@ -1,4 +1,4 @@
-"""One act on a project, for a tracer to interrupt: apply, discard, undo, run, merge, a client's edit, or only start."""
+"""One act on a project, for a tracer to interrupt: apply, discard, undo, run, merge, draft, edit, or only start."""
 
 import json
 import os
@@ -37,6 +37,9 @@ def main(act: str, project: str, told: str = "", *paths: str) -> None:
         store = OpenedStore()
         run = store.history.find(told)
         apply_edited(store, store.projects.open(project), run, "plain/two", lambda old, new: old + b"edited\n" + new)
+    elif act == "draft":
+        with Sandbox(project) as sandbox:
+            sandbox.draft(told).apply()
     elif act == "force":
         with Sandbox(project) as sandbox:
             sandbox.apply(told, force=True)

@@ -1,8 +1,8 @@
 """Interrupt every act at every system call that touches a file: `sh tools/python tests/faults/sweep.py [WORD …]`.
 
-Words choose acts (run, apply, part, force, discard, undo, redo, recover, begin, edit, merge), "one" or "two" file
-systems, and errors (ENOSPC, EACCES, EIO) in place of the kill; "1/4" takes every fourth point. Prints what failed, and
-how many points of each were tried. With "count", none is tried: it prints how many there are, and of what effect.
+Words choose acts (run, apply, part, force, discard, undo, redo, recover, begin, edit, merge, draft), "one" or "two"
+file systems, and errors (ENOSPC, EACCES, EIO) in place of the kill; "1/4" takes every fourth point. Prints what failed,
+and how many points of each were tried. With "count", none is tried: it prints how many there are, and of what effect.
 """
 
 import os

@@ -28,7 +28,7 @@ NEEDED = {
     "part": JOURNAL | STEPS, "force": JOURNAL | STEPS | {"set a mode"}, "undo": JOURNAL | STEPS | {"set a mode"},
     "redo": JOURNAL | STEPS | {"set a mode"}, "discard": JOURNAL, "recover": JOURNAL | {"rename", "set a mode"},
     "begin": JOURNAL - {"flush", "remove"} | {"make a directory"}, "edit": JOURNAL | {"rename"},
-    "merge": JOURNAL | STEPS | {"set a mode"},
+    "merge": JOURNAL | STEPS | {"set a mode"}, "draft": JOURNAL | STEPS | {"set a mode", "copy"},
 }  # fmt: skip
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from faulty import BEFORE, CHANGE
 from fumehood import BadRequest, DraftConflict, Sandbox
+from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
 
@@ -57,6 +59,26 @@ def test_all_runs_of_a_draft_are_applied_as_one_that_one_undo_takes_back(sandbox
     assert not (project / "d").exists()
     sandbox.redo()
     assert (project / "d/two").read_text() == "2\n"
+
+
+def test_a_draft_leaves_what_a_single_run_would(sandbox: Sandbox, project: Path, test_directory: Path) -> None:
+    beside = test_directory / "beside"
+    beside.mkdir()
+    for place in (project, beside):
+        subprocess.run(["sh", "-ec", BEFORE], cwd=place, check=True)
+    before = snapshot(project)
+    draft = sandbox.draft("one")
+    for part in ("mkdir tree; echo early > plain/one", f"rm -r tree\n{CHANGE}"):
+        run = draft.run(part)
+        assert run.exit_code == 0, run.output
+    draft.apply()
+    with Sandbox(beside) as other:
+        other.run(CHANGE)
+    assert snapshot(project) == snapshot(beside)
+    sandbox.undo()
+    assert {path: told[:-1] for path, told in snapshot(project).items()} == {
+        path: told[:-1] for path, told in before.items()
+    }
 
 
 def test_texts_that_both_have_changed_are_merged(sandbox: Sandbox, project: Path) -> None:

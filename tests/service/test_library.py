@@ -30,7 +30,8 @@ def test_the_public_names_are_these():
         "ApplyFailed", "Availability", "BadConfiguration", "BadRequest", "Best", "Blocked", "Candidate", "Change",
         "ChangedMeanwhile", "Draft", "DraftConflict", "FumehoodError", "LaunchFailed", "NoRoom", "OpenQuestion",
         "OverlayUnavailable", "Policy", "Question", "Questions", "Refused", "Run", "Sandbox", "Started",
-        "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__", "available", "rootfs", "tool", "workspaces",
+        "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__", "available",
+        "rootfs", "tool", "workspaces",
     ]  # fmt: skip
     assert sorted(fumehood.workspaces.__all__) == ["Workspace", "clear", "list", "open", "remove", "reset"]
     assert sorted(fumehood.rootfs.__all__) == [

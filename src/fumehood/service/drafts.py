@@ -196,7 +196,7 @@ class _Bases:
         for name in reversed(members):
             run = store.history.find(name)
             for change in run.found:
-                if change.verdict in c.WAITING:
+                if change.verdict in (*c.WAITING, c.UNSUPPORTED):
                     self._made_on.setdefault((run.roots[change.root], change.path), (name, change))
             for place, stamp in rebased_by(store, run):
                 self._rebased[place] = name, stamp
