@@ -3,6 +3,8 @@
 import argparse
 import re
 import sys
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ _BY_HAND = {
 }  # fmt: skip
 _EVERYWHERE = ("--json", "--quiet", "--project", "--workspace")
 _NOT_RUN = "<!-- not run: examples of the help; a test sees that the parser takes each -->\n"
+_NOT_RUN_BY_HAND = "<!-- not run: examples of the help; a test sees that each option is there -->\n"
 _HEAD = """# Commands
 
 Made from the code by `tools/command_line.py`; `fumehood help COMMAND` prints the same.
@@ -72,9 +75,38 @@ def page() -> str:
     shared = [_row(action) for action in some._actions if {*action.option_strings} & {*_EVERYWHERE, "--help"}]
     parts = [_HEAD, *shared]
     for name, (text, _base) in _BY_HAND.items():
-        parts.append(f"\n## `fumehood {name}`\n\n```text\n{text.rstrip()}\n```\n")
+        parts.append(f"\n## `fumehood {name}`\n")
+        parts += [_section(section) for section in text.strip().split("\n\n")]
     parts += [_described(name, parser) for name, parser in parsers.items()]
     return "".join(parts)
+
+
+def _section(section: str) -> str:
+    """Turn a part of a help text into a paragraph, and what is indented in it into a table or a block of examples."""
+    lines = section.splitlines()
+    if section.startswith("usage:"):
+        return "\n" + "".join(f"- `{line.removeprefix('usage:').strip()}`\n" for line in lines)
+    parts = []
+    for indented, some in groupby(lines, lambda line: line.startswith("  ")):
+        told = "".join(f"{line.strip() if not indented else line}\n" for line in some)
+        if not indented:
+            parts.append(f"\n{told[:1].upper()}{told[1:]}")
+        elif section.startswith("examples"):
+            parts.append(f"\n{_NOT_RUN_BY_HAND}```sh\n{_as_comments(told)}```\n")
+        else:
+            parts += ["\n| option | meaning |\n| --- | --- |\n", *_options(told)]
+    return "".join(parts)
+
+
+def _options(text: str) -> Iterator[str]:
+    """Yield a row for each option; what goes on in the next lines is far indented there."""
+    for option in re.split(r"\n(?=  -)", text.rstrip()):
+        name, _, meaning = option.strip().replace("\n", "  ", 1).partition("  ")
+        yield f"| `{name}` | {_cell(' '.join(meaning.split()))} |\n"
+
+
+def _as_comments(text: str) -> str:
+    return "".join(re.sub(r"(?<=\S)( {2,})(?=\S)", r"\1# ", line.strip()) + "\n" for line in text.splitlines())
 
 
 def argparse_parsers() -> dict[str, argparse.ArgumentParser]:
@@ -103,8 +135,7 @@ def _described(name: str, parser: argparse.ArgumentParser) -> str:
 
 def examples(parser: argparse.ArgumentParser) -> list[str]:
     """Return the lines that the help gives as examples, what is said of one as a comment."""
-    lines = (parser.epilog or "").removeprefix("examples:\n").rstrip().splitlines()
-    return [re.sub(r"(?<=\S)( {2,})(?=\S)", r"\1# ", line.strip()) for line in lines]
+    return _as_comments((parser.epilog or "").removeprefix("examples:\n").rstrip()).splitlines()
 
 
 def _word(action: argparse.Action) -> str:
