@@ -441,8 +441,8 @@ class Surroundings:
     def masks(self, homes: Sequence[str], *, as_root: bool) -> Masks:
         """Return what a command with these homes may not read."""
         # Of our cache, only what commands left there: what one project kept is no other project's business.
-        own = (self._places.state, self._places.data, self._places.config, f"{self._places.cache}/scratch")
-        own += (self._policy.sign.key,) if self._policy.sign.key else ()
+        own = [self._places.state, self._places.data, self._places.config, f"{self._places.cache}/scratch"]
+        own += [self._policy.sign.key] if self._policy.sign.key else []
         return masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
 
     def _sight(

@@ -196,7 +196,8 @@ def _map(context: Context, sender: FleetSender) -> int:
             items = [each.rstrip("\n") for each in file if each.strip()]
     except OSError as error:
         raise BadRequest(f"{context.options.items} can't be read: {error.strerror}", hint="check the path") from error
-    ids, wishes = {}, _wishes(context)
+    ids: dict[str, str] = {}
+    wishes = _wishes(context)
     for item in items:
         ids[sender.send(line.replace(_ITEM, quoted(item)), fresh=not ids, **wishes)] = item
     if context.options.detach:

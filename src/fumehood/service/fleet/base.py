@@ -85,13 +85,13 @@ class Base(Value):
 def survey(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
     """Read a project and return its base; `include` are paths that go although they would stay at home."""
     hidden = masks((home(),), places.own(), policy.mask, policy.unmask, root=False)
-    survey_ = _Survey(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include))
-    entries = tuple(sorted(survey_.entries(), key=lambda each: each.path.split("/")))
+    walk = _BaseWalk(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include))
+    entries = tuple(sorted(walk.entries(), key=lambda each: each.path.split("/")))
     name = os.path.basename(path) or "project"
-    return Base(name=name, entries=entries, at_home=tuple(sorted(survey_.at_home)))
+    return Base(name=name, entries=entries, at_home=tuple(sorted(walk.at_home)))
 
 
-class _Survey:
+class _BaseWalk:
     def __init__(self, path: str, hidden: Sequence[str], masked: Sequence[str], include: frozenset[str]) -> None:
         self._path, self._hidden, self._masked, self._include = path, hidden, masked, include
         self.at_home: list[tuple[str, str]] = []
@@ -193,10 +193,10 @@ def read_manifest(data: bytes) -> Base:
         manifest = json.loads(data)
         rows = [BaseEntry(path=p, kind=k, mode=m, size=s, content=c) for p, k, m, s, c in manifest["entries"]]
         base = Base(name=str(manifest["name"]), entries=tuple(rows), at_home=())
-        wrong = "" if manifest["format"] == _FORMAT else "it is of another version"
-        wrong = wrong or _wrong_name(base.name) or next(_wrong_entries(base), "")
+        is_ours = manifest["format"] == _FORMAT
+        wrong = _wrong_name(base.name) or next(_wrong_entries(base), "") if is_ours else "it is of another version"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        wrong = str(error) or type(error).__name__
+        raise BadRequest(f"the manifest of the base is not one: {printable(str(error))}") from error
     if wrong:
         raise BadRequest(f"the manifest of the base is not one: {printable(wrong)}")
     return base

@@ -49,7 +49,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST = 1 << 20  # bytes of a job
 
 
-class Job(Value):
+class SignedJob(Value):
     """A command with its policy and its base."""
 
     id: str
@@ -121,7 +121,7 @@ SCHEMA: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-def read(text: Any) -> Job:
+def read(text: Any) -> SignedJob:
     """Check a job against the schema: every field there, each of its kind, and no other."""
     if not isinstance(text, str) or len(text) > _LONGEST:
         raise BadRequest("a job is a text of at most 1 MiB", hint="fumehood fleet sends them")
@@ -137,10 +137,10 @@ def read(text: Any) -> Job:
             values[name] = SCHEMA[name](value)
         except kinds.Wrong as wrong:
             raise BadRequest(f"the job's {name} is not {wrong}: {printable(repr(value)[:100])}") from wrong
-    return Job(**values)
+    return SignedJob(**values)
 
 
-def accepted(text: Any, signature: Any, purpose: str, policy: Policy) -> Job:
+def accepted(text: Any, signature: Any, purpose: str, policy: Policy) -> SignedJob:
     """Return a job that a worker may do by its own configuration; raises Refused."""
     signer = ""
     if isinstance(text, str) and isinstance(signature, str) and signature:
@@ -160,7 +160,7 @@ def accepted(text: Any, signature: Any, purpose: str, policy: Policy) -> Job:
     return job
 
 
-def limited(policy: Policy, job: Job) -> Policy:
+def limited(policy: Policy, job: SignedJob) -> Policy:
     """Return the policy that a job runs with: the worker's own, and of each limit the lower one."""
     changed = {}
     for name, amount in job.limits:

@@ -99,7 +99,7 @@ class FleetSender:
         if fresh or not self._base:
             self._base = send(self._project.path, self._survey(), self._blobs)
         longest = timeout or self._policy.timeout or 86400.0
-        job = jobs.Job(
+        job = jobs.SignedJob(
             id=new_id().lower(), command=command if isinstance(command, str) else tuple(command), base=self._base,
             expires_at=time.time() + jobs.KEPT_S, cwd=cwd, timeout=timeout, root=root, hosts=tuple(hosts),
             environment=tuple((env or {}).items()), secrets=tuple(secrets), limits=tuple((limits or {}).items()),

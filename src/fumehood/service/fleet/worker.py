@@ -123,7 +123,7 @@ class Workshop:
         key = self._settings.sign.key
         return {"result": whole, "signature": sign(key, RESULT, whole.encode()) if key else ""}
 
-    def _done(self, job: jobs.Job) -> dict[str, Any]:
+    def _done(self, job: jobs.SignedJob) -> dict[str, Any]:
         project = self._cache.tree(job.base)
         secrets = self._secrets(job)
         policy = jobs.limited(self._settings, job)
@@ -143,7 +143,7 @@ class Workshop:
                 sandbox.discard(run)
         return result
 
-    def _secrets(self, job: jobs.Job) -> dict[str, str]:
+    def _secrets(self, job: jobs.SignedJob) -> dict[str, str]:
         for name in job.secrets:
             if not any(fnmatchcase(name, each) for each in self._settings.fleet.secrets):
                 raise Refused(f"{name} is not among the variables that jobs may ask for", hint="fleet.secrets")
