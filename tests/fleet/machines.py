@@ -55,7 +55,7 @@ class Machines:
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "FUMEHOOD_TESTS_DIR") if name in os.environ}
         return kept | {
             "HOME": str(home), "PYTHONPATH": str(CHECKOUT / "src"), "FUMEHOOD_REDIS": self.url,
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": f"{self.directory}/pycache",
         } | more  # fmt: skip
 
     def start_redis(self) -> None:

@@ -1,0 +1,154 @@
+"""Jobs as data: what the schema takes, what a worker accepts, and what a hostile one can't do."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood import BadRequest, Refused
+from fumehood.core.policy import Fleet, Limits, Policy
+
+pytestmark = [pytest.mark.installs, pytest.mark.usefixtures("packages")]
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=8,
+)  # fmt: skip
+OPEN = Policy(fleet=Fleet(unsigned=True, hosts=("pypi.org:443", "*.example.org")))
+
+
+def job(**changed: Any) -> dict[str, Any]:
+    whole = {
+        "id": "0" * 26, "command": "true", "base": "a" * 64, "expires_at": time.time() + 60, "cwd": "", "timeout": None,
+        "root": "host", "hosts": [], "environment": {}, "secrets": [], "limits": {},
+    }  # fmt: skip
+    return whole | changed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("id", "../x"), ("command", ""), ("command", [1]), ("base", "A" * 64), ("expires_at", "soon"), ("cwd", "/etc"),
+        ("cwd", "a/../../b"), ("timeout", -1), ("root", 5), ("hosts", ["a b"]), ("environment", {"A=B": "x"}),
+        ("secrets", ["A B"]), ("secrets", "HOME"), ("limits", {"speed": 1}), ("limits", {"memory": -1}),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_not_of_its_kind_is_named(name: str, value: Any) -> None:
+    from fumehood.service.fleet import jobs
+
+    assert jobs.read(json.dumps(job())).id == "0" * 26
+    with pytest.raises(BadRequest, match=f"the job's {name} is not"):
+        jobs.read(json.dumps(job(**{name: value})))
+
+
+def test_a_field_too_many_or_too_few_is_refused() -> None:
+    from fumehood.service.fleet import jobs
+
+    for fields in (job(more=1), {name: value for name, value in job().items() if name != "cwd"}):
+        with pytest.raises(BadRequest, match="fields"):
+            jobs.read(json.dumps(fields))
+
+
+@given(name=st.sampled_from(sorted(job())), value=ANY)
+def test_whatever_stands_in_a_field_is_taken_or_refused(name: str, value: Any) -> None:
+    from fumehood.service.fleet import jobs
+
+    try:
+        jobs.accepted(json.dumps(job(**{name: value})), "", "fumehood-job", OPEN)
+    except (BadRequest, Refused):
+        return
+
+
+def test_a_worker_accepts_what_its_configuration_allows_and_nothing_late() -> None:
+    from fumehood.service.fleet import jobs
+
+    def accepted(policy: Policy = OPEN, **changed: Any) -> Any:
+        return jobs.accepted(json.dumps(job(**changed)), "", "fumehood-job", policy)
+
+    assert accepted(hosts=["pypi.org:443", "a.example.org:80"]).hosts
+    for changed in ({"hosts": ["pypi.org:80"]}, {"hosts": ["*"]}, {"root": "alpine"}, {"expires_at": time.time() - 1}):
+        with pytest.raises(Refused):
+            accepted(**changed)
+    with pytest.raises(Refused, match="signed by nobody"):
+        accepted(Policy())
+
+
+def test_of_each_limit_the_lower_one_counts() -> None:
+    from fumehood.service.fleet import jobs
+
+    worker = OPEN.replace(limits=Limits(memory=1000, processes=10), timeout=50)
+    asked = jobs.read(json.dumps(job(limits={"memory": 2000, "processes": 5, "cpu": 7}, timeout=100)))
+    policy = jobs.limited(worker, asked)
+    limits = policy.limits
+    assert (limits.memory, limits.processes, limits.cpu, policy.timeout) == (1000, 5, 7, 50)
+
+
+SUM = "a" * 64
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [["../x", "file", 0o644, 0, SUM]], [["/etc/x", "file", 0o644, 0, SUM]], [["a/b", "directory", 0o755, 0, ""]],
+        [["l", "symlink", 0o777, 0, "/etc"], ["l/x", "file", 0o644, 0, SUM]], [["x", "device", 0o644, 0, ""]],
+        [["x", "file", 0o644, 0, "../../y"]], [["x", "file", "0o644", 0, SUM]], [["x\0y", "directory", 0o755, 0, ""]],
+        [["", "directory", 0o755, 0, ""]], [[".", "directory", 0o755, 0, ""]], 5, [5],
+    ],
+)  # fmt: skip
+def test_a_manifest_leads_nowhere_else(entries: Any) -> None:
+    from fumehood.service.fleet.base import read_manifest
+
+    with pytest.raises(BadRequest, match="manifest"):
+        read_manifest(json.dumps({"format": 1, "name": "project", "entries": entries}).encode())
+
+
+def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path, test_directory: Path) -> None:
+    from fumehood.service.fleet.base import BaseCache, send, survey
+    from fumehood.service.fleet.blobs import FileBlobs
+    from fumehood.store.places import places
+
+    (project / "a").mkdir()
+    (project / "a/one").write_text("1")
+    (project / "two").write_text("2")
+    (project / "two").chmod(0o755)
+    (project / "link").symlink_to("a/one")
+    (project / "secret.pem").write_text("key")
+    os.mkfifo(project / "pipe")
+    blobs = FileBlobs(f"file://{test_directory}/store")
+    first = send(str(project), survey(str(project), Policy(mask=("a/masked",)), places()), blobs)
+    before = blobs.sent
+    assert send(str(project), survey(str(project), Policy(), places()), blobs) == first
+    assert blobs.sent == before
+    (project / "a/one").write_text("11")
+    second = send(str(project), survey(str(project), Policy(), places()), blobs)
+    cache = BaseCache(str(test_directory / "cache"), blobs)
+    trees = [Path(cache.tree(name)) for name in (first, second)]
+    assert [(tree / "a/one").read_text() for tree in trees] == ["1", "11"]
+    assert (trees[0] / "two").stat().st_ino == (trees[1] / "two").stat().st_ino
+    assert [(tree / "link").readlink() for tree in trees] == [Path("a/one")] * 2
+    assert sorted(os.listdir(trees[0])) == ["a", "link", "two"]
+    fetched = blobs.fetched
+    cache.tree(first)
+    assert blobs.fetched == fetched
+
+
+def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_directory: Path) -> None:
+    from fumehood.service.fleet.base import BaseCache, send, survey
+    from fumehood.service.fleet.blobs import FileBlobs, Missing
+    from fumehood.store.places import places
+
+    (project / "one").write_text("1" * 100)
+    store = test_directory / "store"
+    blobs = FileBlobs(f"file://{store}")
+    name = send(str(project), survey(str(project), Policy(), places()), blobs)
+    for path in store.rglob("*"):
+        if path.is_file() and path.name != name:
+            path.write_bytes((store / name[:2] / name).read_bytes())
+    with pytest.raises(Missing, match="damaged"):
+        BaseCache(str(test_directory / "cache"), blobs).tree(name)
