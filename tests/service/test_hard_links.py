@@ -122,13 +122,65 @@ def test_what_is_held_is_held_for_all_names_and_later_commands_see_it_by_each(sa
 
 
 @pytest.mark.parametrize("directory", [".", "d"])
-def test_whatever_captures_the_writes_no_name_is_left_behind_without_a_word(home, project, way, directory):
+def test_whatever_captures_the_writes_every_name_has_them_and_a_replacement_has_one(home, project, way, directory):
     a, r = (os.path.normpath(f"{directory}/{name}") for name in "ar")
     on_host(project, f"mkdir d e; echo old | tee {a} > {r}; ln {a} e/b; ln {r} e/s")
     with Sandbox(project, policy=Policy(capture=way)) as sandbox:
         run = sandbox.run(f"echo new > {a}")
         replaced = sandbox.run(f"sed -i s/old/new/ {r}")
-    assert (project / a).read_text() == (project / r).read_text() == "new\n"
-    assert (project / "e/b").read_text() == "new\n" or flags(run) == {a: ("other-names:1",)}
+    assert {(project / name).read_text() for name in (a, r, "e/b")} == {"new\n"}
+    assert {change.path for change in run.changes} == {a, "e/b"}
+    assert len(inodes(project, a, "e/b")) == 1
+    assert flags(run) == {}
     assert (project / "e/s").read_text() == "old\n"
     assert flags(replaced) == {r: ("other-names:1",)}
+
+
+def test_names_in_the_project_get_what_was_written_and_one_outside_is_counted(home, project, way):
+    on_host(project, "mkdir d e; echo old > d/a; ln d/a e/b; ln d/a ../outside")
+    with Sandbox(project, policy=Policy(capture=way)) as sandbox:
+        run = sandbox.run("echo new > d/a")
+        assert flags(run) == {"d/a": ("other-names:1",), "e/b": ("other-names:1",)}
+        assert len(inodes(project, "d/a", "e/b")) == 1
+        assert (project / "e/b").read_text() == "new\n"
+        sandbox.undo(run)
+    assert {(project / name).read_text() for name in ("d/a", "e/b", "../outside")} == {"old\n"}
+    assert len(inodes(project, "d/a", "e/b")) == 1
+
+
+COPIED = {
+    "a link to what stays": ("ln a new", {"new": ("copied-links:1",)}),
+    "in a new directory": ("cp -al d n; ln a n/x", {"n": ("copied-links:3",)}),
+    "in place of another file": ("ln -f a single", {"single": ("copied-links:1",)}),
+    "renamed": ("mv a c", {"c": ("copied-links:1",)}),
+    "renamed with its directory": ("mv d e", {"e": ("copied-links:1",)}),
+    "a copy": ("cp a c; cp -p single e; rm single", {}),
+    "links among what is new": ("echo x > n; ln n m", {}),
+}
+
+
+@pytest.mark.parametrize("how", COPIED)
+def test_a_link_to_a_file_that_stays_becomes_a_copy_and_says_so(sandbox, project, how):
+    on_host(project, "mkdir d; echo old > a; ln a b; ln a d/c; echo s > d/s; echo single > single")
+    before = snapshot(project)
+    command, expected = COPIED[how]
+    run = sandbox.run(command)
+    assert run.state == "applied"
+    assert flags(run) == expected
+    if expected:
+        assert "a hard link became a copy" in run.for_model() or "3 hard links became copies" in run.for_model()
+    after = snapshot(project)
+    back = sandbox.undo(run)
+    assert snapshot(project).keys() == before.keys()
+    assert {(project / name).read_text() for name in ("a", "b", "d/c")} == {"old\n"}
+    sandbox.undo(back)
+    assert snapshot(project).keys() == after.keys()
+
+
+def test_what_is_folded_has_no_other_names_by_that(sandbox, project):
+    on_host(project, "echo old > a")
+    sandbox.run("echo held > a", apply="hold")
+    for number in range(20):
+        sandbox.run(f"echo x > held{number}", apply="hold")
+    run = sandbox.run("echo more >> a")
+    assert flags(run) == {}

@@ -20,6 +20,7 @@ WAITING = (HELD, CONFLICT)  # for a person's word
 
 NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # flags: the new version is not whose the old one was
 OTHER_NAMES = "other-names"  # with a number: as many names of the file keep the old content
+COPIED_LINKS = "copied-links"  # with a number: as many names share no content with the file's other names any more
 
 ORIGIN, OTHERS = 1, 2
 
@@ -134,12 +135,17 @@ class Change:
 
 def flags_in_words(flags: Sequence[str]) -> str:
     """Write flags for people: most are plain words already."""
-    words = []
-    for flag in flags:
-        name, _, number = flag.partition(":")
+    return ", ".join(map(_in_words, flags))
+
+
+def _in_words(flag: str) -> str:
+    name, _, number = flag.partition(":")
+    if name == OTHER_NAMES:
         who = "1 other name of this file keeps" if number == "1" else f"{number} other names of this file keep"
-        words.append(f"{who} the old content" if name == OTHER_NAMES else flag)
-    return ", ".join(words)
+        return f"{who} the old content"
+    if name == COPIED_LINKS:
+        return "a hard link became a copy" if number == "1" else f"{number} hard links became copies"
+    return flag
 
 
 def is_mode_alone(change: Change) -> bool:

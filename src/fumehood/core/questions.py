@@ -281,7 +281,7 @@ _FLAGS: dict[str, tuple[int, tuple[str, str]]] = {
     "package-settings": _BUILD, "tool-versions": _BUILD, "variables-file": _BUILD,
     "agent-instructions": _BUILD, "git-remote": _BUILD,
     "own-rule": (4, ("file that a rule of yours names", "files that rules of yours name")),
-    c.NEW_OWNER: _OTHER, c.NEW_GROUP: _OTHER, c.OTHER_NAMES: _OTHER,
+    c.NEW_OWNER: _OTHER, c.NEW_GROUP: _OTHER, c.OTHER_NAMES: _OTHER, c.COPIED_LINKS: _OTHER,
 }  # fmt: skip
 _UNKNOWN = 0, ("change that may run by itself", "changes that may run by themselves")
 

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux.cache import replace
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file, fill
-from fumehood.linux.layer import Stack, own_attributes, same_content, set_opaque, unmark, whiteout
+from fumehood.linux.layer import Stack, mark_in_place, own_attributes, same_content, set_opaque, unmark, whiteout
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
@@ -252,7 +252,7 @@ class _Distilling:
                 if was is not None and self._is_same_directory(join(path, name), status, was):
                     inside.append(join(path, name))
                 elif was is None or not self._is_unchanged(here, name, path, status, was):
-                    self._take(here, name, path, status, replacing=was is not None)
+                    self._take(here, name, path, status, was)
             for name, packed in before.items():
                 if _Was(packed).how != _LEFT_OUT:
                     whiteout(self._layer_directory(path), name)
@@ -314,13 +314,15 @@ class _Distilling:
         with Closing(self._merged.as_is(path)) as directory:
             return stat.S_IMODE(os.fstat(directory).st_mode)
 
-    def _take(self, here: int, name: str, parent: str, status: os.stat_result, *, replacing: bool) -> None:
+    def _take(self, here: int, name: str, parent: str, status: os.stat_result, was: _Was | None) -> None:
         """Move an entry into the layer, with all below it."""
         path = join(parent, name)
         target = self._layer_directory(parent)
         if not stat.S_ISDIR(status.st_mode):
             os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
             unmark(target, name)
+            if was is not None and status.st_ino == was.inode and self._has_other_names(parent, name):
+                mark_in_place(target, name)
             return
         os.close(self._merged.open(path))  # a directory must be writable to change parents
         os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
@@ -328,9 +330,17 @@ class _Distilling:
         if path in self._merged.modes:
             self._upper.modes[path] = self._merged.modes.pop(path)
         self._clean_tree(path)
-        if replacing:
+        if was is not None:
             with Closing(open_below(target, name, LISTING)) as directory:
                 set_opaque(directory)
+
+    def _has_other_names(self, parent: str, name: str) -> bool:
+        try:
+            with self._originals.reach(parent) as originals:
+                original = originals.look(name)[0]
+        except OSError:
+            return False  # gone or replaced meanwhile
+        return original is not None and stat.S_ISREG(original.st_mode) and original.st_nlink > 1
 
     def _clean_tree(self, top: str) -> None:
         """Remove from a new tree what only an overlay may put there: a command could have forged it."""

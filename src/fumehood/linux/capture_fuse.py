@@ -15,10 +15,19 @@ from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
 from fumehood.linux.host import may_mount
-from fumehood.linux.layer import Merged, Stack, attributes, is_opaque, set_opaque, unmark, whiteout
+from fumehood.linux.layer import (
+    Merged,
+    Stack,
+    attributes,
+    is_opaque,
+    mark_in_place,
+    set_opaque,
+    unmark,
+    whiteout,
+)
 from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import mounts_inside
-from fumehood.linux.nofollow import Loosened, is_whiteout, join, look, open_top
+from fumehood.linux.nofollow import Loosened, is_whiteout, join, look, open_top, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -234,8 +243,26 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
             if stat.S_ISDIR(status.st_mode):
                 inside.append((join(path, name), is_merged))
             else:
+                is_in_place = is_merged and _is_in_place(stack, below, here, name, status)
                 unmark(here, name)
+                if is_in_place:
+                    mark_in_place(here, name)
     return inside
+
+
+def _is_in_place(stack: Stack, below: Merged, here: int, name: str, status: os.stat_result) -> bool:
+    """Tell whether a file with several names was written in place: it then has the path of one of them.
+
+    Of such a file, fuse-overlayfs knows one name, and copies that up whichever a command writes.
+    """
+    lower = below.look(name)[0] if stat.S_ISREG(status.st_mode) else None
+    if lower is None or lower.st_nlink == 1 or _ORIGIN not in attributes(here, name):
+        return False
+    origin = os.getxattr(f"/proc/self/fd/{here}/{name}", _ORIGIN, follow_symlinks=False)
+    parent, first = split(os.fsdecode(origin.rstrip(b"\0")))
+    with _below(stack, parent, is_merged=True) as there:
+        written = there.look(first)[0]
+    return written is not None and (written.st_dev, written.st_ino) == (lower.st_dev, lower.st_ino)
 
 
 def _below(stack: Stack, path: str, is_merged: bool) -> Merged:

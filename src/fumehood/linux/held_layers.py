@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import Counter
 from itertools import islice
 
 from fumehood.core import changes as c
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill
-from fumehood.linux.layer import Stack, is_opaque, set_opaque, whiteout
+from fumehood.linux.layer import IN_PLACE, Stack, attributes, is_opaque, set_opaque, whiteout
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
@@ -31,7 +32,7 @@ from fumehood.linux.steps import move
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 # ---- Move what is held between a run's layer and the tree of its own that later commands see.
@@ -261,9 +262,9 @@ def fold(target: int, layers: Sequence[int]) -> None:
 # ---- The other names of a file that a command wrote: an overlay gives the new content to the one name it was
 # written by.
 #
-# A write in place reaches every name of a file, a replacement (as by `sed -i`, and most editors) one name only, and a
-# layer looks the same after both. What tells them apart is the directory: a copy-up leaves its time as it was, and
-# whatever makes, renames or removes an entry does not.
+# A write in place reaches every name of a file, a replacement (as by `sed -i`, and most editors) one name only. Where
+# that is known, the layer's file has a mark. The kernel's overlay leaves none, and then the directory tells: a copy-up
+# leaves its time as it was, and whatever makes, renames or removes an entry does not.
 
 _MOST = 20_000  # entries of a project that are looked at for names
 
@@ -281,8 +282,8 @@ def linked(changes: Sequence[c.Change]) -> list[c.Change]:
 def keep_links(changes: list[c.Change], upper: int, *below: int) -> list[c.Change]:
     """Let the other names of files that were written in place have what was written; flag the rest with their number.
 
-    `changes` are those of the layer `upper` over `below`, as for a scan. All names of a file must lie there, and no
-    other may have changed.
+    `changes` are those of the layer `upper` over `below`, as for a scan. A name that lies elsewhere, or changed
+    otherwise, is left alone.
     """
     with Stack(below) as stack, Loosened(upper) as layer:
         return c.by_path((*changes, *_Links(changes, layer, stack).kept()))
@@ -298,32 +299,44 @@ class _Links:
 
     def kept(self) -> Iterator[c.Change]:
         """Make the names that belong to a file links in the layer too, and yield these as changes."""
-        changed_names: dict[int, int] = {}
-        for change in self._changes:
-            if change.before is not None and change.before.links > 1:
-                changed_names[change.before.inode] = changed_names.get(change.before.inode, 0) + 1
         several = [(change, change.before) for change in linked(self._changes) if change.before is not None]
-        alone = [
-            change.path
-            for change, before in several
-            if changed_names[before.inode] == 1 and self._is_in_place(change.path)
-        ]
-        names = self._names(alone) if alone else {}
+        changed, written = Counter(self._inodes(self._changes)), Counter(self._inodes(linked(self._changes)))
+        alone = {
+            change.path for change, before in several if written[before.inode] == 1 and self._is_in_place(change.path)
+        }
+        held = {change.path for change, _ in several if self._is_held(change.path)}
+        names, paths = self._names(alone | held), {change.path for change in self._changes}
         for change, before in several:
-            others = [path for path in names.get(change.path, ()) if path != change.path]
-            if len(others) == before.links - 1:
+            others = [path for path in names.get(change.path, ()) if path not in paths and change.path in alone]
+            # What is held may have names in folds, which are nobody's.
+            number = len(names.get(change.path, ())) if change.path in held else before.links
+            left = number - changed[before.inode] - len(others)
+            if left > 0:
+                change.flags = (*change.flags, f"{c.OTHER_NAMES}:{left}")
+            if others:
                 yield from self._also_at(change, others)
-            elif before.links > changed_names[before.inode]:
-                change.flags = (*change.flags, f"{c.OTHER_NAMES}:{before.links - changed_names[before.inode]}")
+
+    def _is_held(self, path: str) -> bool:
+        """Tell whether what a command saw at a path is no file of the project's, but waits itself."""
+        parent, name = split(path)
+        with self._below.reach(parent) as live:
+            return live.look(name)[1] in live.layers
+
+    @staticmethod
+    def _inodes(changes: Iterable[c.Change]) -> list[int]:
+        """Return the inodes of files with several names that were there before."""
+        return [each.before.inode for each in changes if each.before is not None and each.before.links > 1]
 
     def _is_in_place(self, path: str) -> bool:
-        """Tell whether nothing was made, renamed or removed where a file lies, so that it is no replacement."""
-        parent = split(path)[0]
+        """Tell whether a file has the mark, or nothing was made, renamed or removed where it lies: no replacement."""
+        parent, name = split(path)
         with Closing(self._layer.reach(parent)) as layer, self._below.reach(parent) as live:
+            if IN_PLACE in attributes(layer, name):
+                return True
             status, _ = live.look(".")
             return status is not None and status.st_mtime_ns == os.fstat(layer).st_mtime_ns
 
-    def _names(self, changed: Sequence[str]) -> dict[str, list[str]]:
+    def _names(self, changed: Iterable[str]) -> dict[str, list[str]]:
         """Return all names of files, by the path that was changed."""
         wanted: dict[tuple[int, int], list[str]] = {}
         names: dict[str, list[str]] = {}
@@ -332,8 +345,8 @@ class _Links:
             with self._below.reach(parent) as live:
                 status, _ = live.look(name)
             if status is not None:
-                wanted[status.st_dev, status.st_ino] = names[path] = []
-        for path, status in islice(self._below.walk(""), _MOST):
+                names[path] = wanted.setdefault((status.st_dev, status.st_ino), [])
+        for path, status in islice(self._below.walk(""), _MOST) if wanted else ():
             if status.st_nlink > 1 and (status.st_dev, status.st_ino) in wanted:
                 wanted[status.st_dev, status.st_ino].append(path)
         return names

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 BOOKKEEPING = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
 ORIGIN = "user.overlay.origin"
+IN_PLACE = "user.overlay.in-place"  # our own: this is the project's file itself, written, and no replacement
 OPAQUE_MARKS = ("user.overlay.opaque", "trusted.overlay.opaque")
 _WHITEOUT_MARKS = ("user.overlay.whiteout", "trusted.overlay.whiteout")
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -70,6 +71,16 @@ def is_opaque(directory: int | str, marks: Sequence[str] = OPAQUE_MARKS) -> bool
     """Tell whether a directory of a layer hides what lies below it; a descriptor must be one that can be read."""
     names = os.listxattr(directory)
     return any(name in names and os.getxattr(directory, name) == b"y" for name in marks)
+
+
+def mark_in_place(directory: int, name: str) -> None:
+    """Mark a file of a layer as written in place; without the mark, it is taken for a replacement."""
+    with opened_up(directory, name):
+        try:
+            os.setxattr(f"/proc/self/fd/{directory}/{name}", IN_PLACE, b"y", follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:  # not every file system has such attributes
+                raise
 
 
 def unmark(directory: int, name: str) -> None:
@@ -110,6 +121,7 @@ class Stack:
     def __init__(self, tops: Sequence[int], *, over_project: bool = True) -> None:
         self._tops = [Loosened(top) for top in tops]
         self._layers = len(tops) - over_project
+        self.has_layers = self._layers > 0
         # For each directory: which parts have it, and whether they hide all that lies below them.
         self._parts: dict[str, tuple[Sequence[int], bool]] = {"": (range(len(tops)), False)}
 
@@ -259,6 +271,7 @@ def scan(
         while reading.merged:
             reading.directory(*reading.merged.pop())
         reading.flag_moved()
+        reading.flag_copied_links()
     return c.by_path(reading.changes)
 
 
@@ -279,6 +292,8 @@ class _Scan:
         self.merged = [("", False)]  # directories to compare, and whether all the project has there is hidden
         self._owner = os.stat(layer.top).st_uid
         self._others_gone: set[tuple[int, int]] = set()  # files of other owners that went, by size and time
+        self._links_gone: dict[tuple[int, int], int] = {}  # how many names files had that lost one, by the same
+        self._links_to_unchanged: set[int] = set()  # inodes of the layer that stand for files that stay as they are
 
     def directory(self, path: str, hidden: bool) -> None:
         """Compare one directory that the layer and the project both have.
@@ -327,6 +342,8 @@ class _Scan:
                 before, is_refresh = self._index_below(live, part, path, below, after)
                 change = None if is_refresh else change
             if change is None:
+                if status.st_nlink > 1 and kind == c.FILE:
+                    self._links_to_unchanged.add(status.st_ino)
                 self._forget(upper, name)
             else:
                 marked, flags = self._cleaned(upper, name, names), _flags(status, below)
@@ -445,8 +462,11 @@ class _Scan:
             self._gone(path, status, within=top)
 
     def _gone(self, path: str, below: os.stat_result, within: str | None = None) -> None:
-        if below.st_uid != self._owner and stat.S_ISREG(below.st_mode):
-            self._others_gone.add((below.st_size, below.st_mtime_ns))
+        if stat.S_ISREG(below.st_mode):
+            if below.st_uid != self._owner:
+                self._others_gone.add((below.st_size, below.st_mtime_ns))
+            if below.st_nlink > 1 and not self._below.has_layers:  # what is held may have names in folds
+                self._links_gone[below.st_size, below.st_mtime_ns] = below.st_nlink
         before = self.stamp_below(path, below)
         self.add(path, c.DELETED, before.kind, before=before, within=within)
 
@@ -460,6 +480,26 @@ class _Scan:
             with Closing(self._layer.reach(parent)) as directory:
                 if os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid == self._owner:
                     change.flags = (c.NEW_OWNER,)
+
+    def flag_copied_links(self) -> None:
+        """Flag new names of files that have others in the project: a link to what stays there becomes a copy.
+
+        So does one that was renamed, which is told by size and time. A new directory is flagged with their number.
+        """
+        if not self._links_gone and not self._links_to_unchanged:
+            return
+        copied: dict[str, int] = {}
+        for change in self.changes:
+            after = change.after
+            if after is None or after.kind != c.FILE or (change.before is not None and change.before.same(after)):
+                continue
+            names = self._links_gone.get((after.size, after.modified_ns), 0) if change.change == c.ADDED else 0
+            if after.links < names or after.inode in self._links_to_unchanged:
+                top = change.within or change.path
+                copied[top] = copied.get(top, 0) + 1
+        for change in self.changes:
+            if change.path in copied:
+                change.flags = (*change.flags, f"{c.COPIED_LINKS}:{copied[change.path]}")
 
     def add(self, path: str, change: str, kind: str, **more: object) -> None:
         """Take note of a change."""
