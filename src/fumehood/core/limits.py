@@ -5,6 +5,9 @@ from __future__ import annotations
 from fumehood.core.report import Blocked
 
 _OVERFLOW = ("Value too large for", "EOVERFLOW")  # as the C libraries and as Node say it
+_QUOTA = ("Disk quota exceeded", "EDQUOT")
+_FULL = ("No space left on device", "ENOSPC")
+_FAR_FROM_FULL = 1 << 30  # bytes that nobody fills and frees without being seen
 _MOST_LINES = 20  # complaints read
 LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
 
@@ -43,6 +46,20 @@ def disk_crowded(left: int) -> Blocked:
     """Tell that a run was ended because it would have taken the last entries of the disk that its layers are on."""
     hint = f"{_ENDED}; fumehood clean frees what is no longer needed"
     return Blocked(what="limit", detail=f"written: the disk has room for only {left} more files", hint=hint)
+
+
+def may_be_cut_off(complaints: str, free: int, lacking: str) -> str:
+    """Say why what a command wrote may not be whole, though it ended by itself; nothing where the disk had room.
+
+    `lacking` is what its layers' disk lacks now. Where that has room again, what the command complains of tells,
+    unless there is so much that it must mean another disk.
+    """
+    said = complaints[-LOOKED_AT:]
+    if not lacking and any(words in said for words in _QUOTA):
+        lacking = "the command met a quota of the disk"
+    if not lacking and free < _FAR_FROM_FULL and any(words in said for words in _FULL):
+        lacking = "the command found no space left"
+    return f"{lacking}, so what it wrote may not be whole" if lacking else ""
 
 
 def machine_full(left: int) -> Blocked:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from fumehood.core.limits import overflows
+import os
+
+from fumehood.core.limits import may_be_cut_off, overflows
 from fumehood.core.network import FULL
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked
 from fumehood.core.request import quoted
+from fumehood.store.database import shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,6 +71,15 @@ def missed(
         hint = "a command's home is its own and is thrown away with it"
         blocked.append(Blocked(what=LEFT_AT_HOME, detail=detail, hint=hint))
     return tuple(blocked)
+
+
+def lacked_room(run: Run, state: str) -> str:
+    """Say why what a command wrote may not be whole for want of room where it was captured; nothing where it is."""
+    if not run.found:
+        return ""
+    disk = os.statvfs(state)
+    complaints = run.stdout if run.one_stream else run.stderr
+    return may_be_cut_off(complaints, disk.f_bavail * disk.f_frsize, shortage(state, part=2))
 
 
 def _refused(run: Run, complaints: str, world: World, home: str, *, can_ask: bool) -> tuple[Blocked, ...]:

@@ -21,7 +21,7 @@ from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.streams import HeldBack, Stream
 from fumehood.service import layers as layering
-from fumehood.service.missed import missed
+from fumehood.service.missed import lacked_room, missed
 from fumehood.service.permission import Permissions
 from fumehood.service.retry import Overtaken, may_be_forgotten
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
@@ -199,7 +199,7 @@ class Hood(Workplace):
                     from fumehood.service.beside import told
 
                     run.blocked += told(request.beside)
-                ended_by = _cut_short(ended.outcome, wishes)
+                ended_by = _cut_short(ended.outcome, wishes) or lacked_room(run, self.store.places.state)
                 self.give_verdicts(run, layers, request.mode, ended_by)
                 may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)
             settle(

@@ -484,16 +484,19 @@ def shortage_to_begin(state: str) -> str:
     return shortage(state, besides=_SIZE - reserved)
 
 
-def shortage(state: str, *, besides: int = 0) -> str:
-    """Say what the disk lacks for the end of a run, where so much is taken `besides`; "" where it has room."""
+def shortage(state: str, *, besides: int = 0, part: int = 1) -> str:
+    """Say what the disk lacks for the end of a run, where so much is taken `besides`; "" where it has room.
+
+    With 2 as the `part`, half of what is needed for a run to begin is enough.
+    """
     while not os.path.exists(state):
         state = os.path.dirname(state)
     disk = os.statvfs(state)
     free = disk.f_bavail * disk.f_frsize
-    if free < END_BYTES + besides:
+    if free < END_BYTES // part + besides:
         return f"the disk of {state} has only {size_told(free)} left"
     # Some file systems have no fixed number of entries: they say 0.
-    if disk.f_files and disk.f_favail < END_ENTRIES:
+    if disk.f_files and disk.f_favail < END_ENTRIES // part:
         return f"the disk of {state} has room for only {disk.f_favail} more files"
     return ""
 
