@@ -202,10 +202,8 @@ def test_a_disk_that_fills_up_while_a_command_runs_leaves_it_its_end(told, optio
 @pytest.mark.namespaces
 @pytest.mark.parametrize(
     "how",
-    [
-        "it is full at the end", "a copy-up failed", "a file was cut off", "as a program says it", "few entries are left",
-    ],
-)  # fmt: skip
+    ["it is full at the end", "a copy-up failed", "a file was cut off", "as a program says it", "few entries are left"],
+)
 def test_what_a_command_wrote_to_a_full_disk_is_held_because_it_may_not_be_whole(told, how):
     told(BY_THE_COMMAND_ITSELF, how)
 

@@ -148,6 +148,26 @@ def test_names_in_the_project_get_what_was_written_and_one_outside_is_counted(ho
     assert len(inodes(project, "d/a", "e/b")) == 1
 
 
+def test_a_name_in_another_root_is_counted_by_whichever_it_is_written(store, project):
+    other = project.parent / "other"
+    other.mkdir()
+    on_host(project, f"mkdir d; echo old > d/a; ln d/a d/b; ln d/a {other}/c")
+    store.projects.add_root(store.projects.open(str(project)), str(other))
+    names = (project / "d/a", project / "d/b", other / "c")
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo new > d/a")
+        assert flags(run) == {"d/a": ("other-names:1",), "d/b": ("other-names:1",)}
+        assert [name.read_text() for name in names] == ["new\n", "new\n", "old\n"]
+        sandbox.undo(run)
+        assert {name.read_text() for name in names} == {"old\n"}
+        on_host(project, f"ln -f d/a d/b; ln -f d/a {other}/c")
+        run = sandbox.run(f"echo new > {other}/c")
+        assert [change.flags for change in run.changes] == [("other-names:2",)]
+        assert [name.read_text() for name in names] == ["old\n", "old\n", "new\n"]
+        sandbox.undo(run)
+    assert {name.read_text() for name in names} == {"old\n"}
+
+
 COPIED = {
     "a link to what stays": ("ln a new", {"new": ("copied-links:1",)}),
     "in a new directory": ("cp -al d n; ln a n/x", {"n": ("copied-links:3",)}),
