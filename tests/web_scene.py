@@ -111,6 +111,8 @@ def morning(cli: Callable[..., Any], project: Path) -> None:
     run(*agent, "--", f"{hook}; echo 'export SHOP=1' > .envrc; echo 'print(1)' > shop/__main__.py")
     edits = "sed -i -e 's/basket/trolley/' -e 's/Take some/Take a few/' -e 's/customer/buyer/' shop/__init__.py"
     run("--hold", *agent, "--", edits)
+    cli("draft", "new", "currency")
+    run("--draft", "currency", *agent, "--", "sed -i 's/EUR/€/' shop/__init__.py; echo 'Prices in €.' >> README.md")
     cli("run", "--allow-host", "pypi.org", "--", "pip download wheel")
 
 

@@ -29,6 +29,7 @@ AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
 def views(served: WebPage, project: Path) -> dict[str, str]:
     """Where each view is, by a short name."""
     runs = {run["number"]: run["run"] for run in served.call("GET", "/api/runs")["runs"]}
+    (draft,) = served.call("GET", "/api/drafts")["drafts"]
     at = f"project={project}&root={project}&path=shop/__init__.py"
     return {
         "now": "/", "questions": "/questions", "waiting": "/waiting", "history": "/history", "files": "/files",
@@ -39,7 +40,8 @@ def views(served: WebPage, project: Path) -> dict[str, str]:
         "picture": f"/runs/{runs[5]}/diff?root=0&path=logo.png",
         "notebook": f"/runs/{runs[5]}/diff?root=0&path=sales.ipynb",
         "bytes": f"/runs/{runs[5]}/diff?root=0&path=data.bin",
-        "conflict": f"/runs/{runs[6]}/diff?root=0&path=README.md", "error": "/runs/nothing",
+        "conflict": f"/runs/{runs[6]}/diff?root=0&path=README.md",
+        "drafts": "/drafts", "draft": f"/drafts/{draft['address']}", "error": "/runs/nothing",
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from web_page import WebPage, fields_of
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 HOSTILE = "a<img src=x onerror=alert(1)>"
-VIEWS = ("/", "/questions", "/waiting", "/history", "/files", "/settings", "/settings/doctor")
+VIEWS = ("/", "/questions", "/waiting", "/history", "/files", "/drafts", "/settings", "/settings/doctor")
 
 
 @pytest.fixture
@@ -235,6 +235,40 @@ def test_a_files_versions_its_lines_and_a_restore(cli: Any, page: WebPage, proje
     assert (project / "f.py").read_text() == "a = 1\nb = 2\n"
 
 
+def test_a_draft_is_looked_at_and_taken_over_as_it_was_shown(cli: Any, page: WebPage, project: Path) -> None:
+    (project / "f").write_text("1\n2\n3\n")
+    cli("draft", "new", "idea")
+    cli("run", "--draft", "idea", "--", "sed -i s/3/three/ f; echo new > g")
+    (draft,) = page.call("GET", "/api/drafts")["drafts"]
+    address = f"/drafts/{draft['address']}"
+    assert address in page.get("/drafts")
+    assert "Nothing waits" in page.get("/waiting")
+    assert "Take over all 2" in page.get(address)
+    assert "three" in page.get(f"{address}/diff?root=0&path=f", HX_Request="true")
+    fields = fields_of(page.get(address), f"{address}/apply")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    assert "is applied as a whole" in page.send(f"/runs/{run['run']}/apply").text
+    assert f"/runs/{run['run']}/apply" not in page.get(f"/runs/{run['run']}")
+    # Another command has run in it since, and then the project has changed the same line.
+    cli("run", "--draft", "idea", "--", "echo newer > g")
+    assert page.send(f"{address}/apply", **fields).status == 409
+    (project / "f").write_text("1\n2\n3.0\n")
+    shown = page.get(address)
+    assert "In the way" in shown
+    fields = fields_of(shown, f"{address}/apply")
+    assert page.send(f"{address}/apply", **fields).status == 409
+    assert not (project / "g").exists()
+    assert page.send(f"{address}/apply", force="1", **fields).status == 303
+    assert ((project / "f").read_text(), (project / "g").read_text()) == ("1\n2\nthree\n", "newer\n")
+    cli("draft", "new", "other")
+    cli("run", "--draft", "other", "--", "rm f")
+    (draft,) = page.call("GET", "/api/drafts")["drafts"]
+    assert page.call("GET", f"/api/drafts/{draft['address']}")["changes"][0]["change"] == "deleted"
+    assert page.call("POST", f"/api/drafts/{draft['address']}/discard", {"seen": draft["seen"]}) == {}
+    assert page.call("GET", "/api/drafts") == {"drafts": []}
+    assert (project / "f").exists()
+
+
 def test_settings_are_checked_before_they_are_written(page: WebPage, home: Path) -> None:
     file = home / ".config/fumehood/config.toml"
     assert page.send("/configuration", before="", text="network = 3\n").status == 409
@@ -251,9 +285,12 @@ def test_every_address_of_the_interface_is_described_and_answers(cli: Any, page:
     described = page.call("GET", "/api/openapi.json")
     assert described["openapi"].startswith("3.1")
     (run,) = page.call("GET", "/api/runs")["runs"]
+    cli("draft", "new", "idea")
+    (draft,) = page.call("GET", "/api/drafts")["drafts"]
     for path, methods in described["paths"].items():
         if "get" in methods:
-            answer = page.call("GET", f"{path.replace('{run}', run['run'])}?project={project}&path=a")
+            address = path.replace("{run}", run["run"]).replace("{project}/{draft}", draft["address"])
+            answer = page.call("GET", f"{address}?project={project}&path=a")
             assert "error" not in answer, path
     assert page.call("POST", f"/api/runs/{run['run']}/undo", {"paths": ["a"]})["state"] == "applied"
     assert not (project / "a").exists()

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from fumehood import __version__
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.faces.web import drafts
 from fumehood.faces.web.house import asked_number
 from fumehood.linux.doctor import examine
 from fumehood.service import acts, overview, scratch
@@ -195,6 +196,18 @@ def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]
     return acts.perform(house.store, house.run(request), chosen).as_dict()
 
 
+def _draft(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    project, record = drafts.chosen(house, request)
+    run, _, conflicts = drafts.compared(house, project, record)
+    changes, waits = run.fields_of(run.found), [each.as_dict() for each in conflicts]
+    return {**drafts.fields(house, project.path, record), "changes": changes, "conflicts": waits}
+
+
+def _do_to_draft(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    done = drafts.perform(house, request, {name: value for name, value in body.items() if value})
+    return {} if done is None else done.as_dict()
+
+
 def _restore(house: House, _request: Request, body: dict[str, Any]) -> dict[str, Any]:
     project = house.project(body.get("project", ""))
     done = restore(house.store, project, body.get("path", ""), body.get("from", ""), here=project.path)
@@ -237,6 +250,12 @@ CALLS = (
     Call(path="/api/sessions", about="Every session, with its number of runs", answer=lambda house, _request, _body: {
         "sessions": [{"name": each.name, "started_at": each.started_at, "runs": count}
                      for each, count in house.store.sessions.counts()]}),
+    Call(path="/api/drafts", about="Every open draft", answer=lambda house, _request, _body: {
+        "drafts": list(drafts.listed(house))}),
+    Call(path="/api/drafts/{project:int}/{draft}", about="What a draft would change, and what stands in its way",
+         answer=_draft),
+    Call(path="/api/drafts/{project:int}/{draft}/{act}", about=f"Do something to a draft: {', '.join(drafts.ACTS)}",
+         body={"seen": "string", "force": "boolean", "branch": "string", "message": "string"}, answer=_do_to_draft),
     Call(path="/api/files", about="The files of a project that runs changed", answer=_files,
          query=("project", "words", "limit", "after")),
     Call(path="/api/versions", about="What a file can be restored from", answer=_versions,
@@ -264,7 +283,8 @@ def description() -> dict[str, Any]:
     }  # fmt: skip
     paths: dict[str, Any] = {}
     for call in CALLS:
-        named = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
+        path = call.path.replace(":int", "")
+        named = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         parameters = [
             *({"name": name, "in": "path", "required": True, "schema": kinds["string"]} for name in named),
             *({"name": name, "in": "query", "schema": kinds["string"]} for name in call.query),
@@ -278,7 +298,7 @@ def description() -> dict[str, Any]:
             fields = {name: kinds[kind] for name, kind in call.body.items()}
             schema = {"type": "object", "properties": fields, "additionalProperties": False}
             described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
-        paths.setdefault(call.path, {})[_method(call).lower()] = described
+        paths.setdefault(path, {})[_method(call).lower()] = described
     return {
         "openapi": "3.1.0", "info": {"title": "Fumehood", "version": __version__}, "paths": paths,
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},

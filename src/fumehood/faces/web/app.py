@@ -12,11 +12,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
-from fumehood.faces.web import api, live, past, views
+from fumehood.faces.web import api, drafts, live, past, views
 from fumehood.faces.web.gate import Gate
 from fumehood.faces.web.house import received
 from fumehood.service import acts, scratch
-from fumehood.service.differences import contents
 from fumehood.service.restore import restore
 from fumehood.store.config import file_of, write_checked
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from fumehood.faces.web.house import House, View
 
+_DRAFT = "/drafts/{project:int}/{draft}"
 _HERE = os.path.dirname(__file__)
 _IMAGES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 _PARTS = ("changes.html", "held.html", "history_rows.html", "version.html", "blame.html", "doctor.html")
@@ -42,19 +42,21 @@ def page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gate
         "/files": past.files, "/file": past.file, "/file/version": past.version, "/file/lines": past.lines,
         "/settings": views.settings, "/settings/doctor": views.doctor, "/runs/{run}": past.run,
         "/runs/{run}/diff": past.difference, "/runs/{run}/changes": past.changes,
-        "/runs/{run}/held": views.more_waiting,
+        "/runs/{run}/held": views.more_waiting, "/drafts": drafts.every, _DRAFT: drafts.draft,
+        f"{_DRAFT}/diff": drafts.difference,
     }  # fmt: skip
     acts_at: dict[str, Callable[[House, Request, FormData], str]] = {
         "/runs/{run}/{act}": _act, "/questions/{question}": _answer, "/missed/{number:int}": _forget,
         "/grants/{number:int}": _revoke, "/restore": _restore, "/configuration": _configure,
-        "/playground/clean": _clean_playground,
+        "/playground/clean": _clean_playground, f"{_DRAFT}/{{act}}": _draft,
     }  # fmt: skip
     routes: list[Route | Mount] = [
         *(Route(path, _shown(house, view)) for path, view in views_at.items()),
         Route("/events", live.events(house)),
         Route("/runs/{run}/events", live.output(house)),
         Route("/runs/{run}/output", _output(house)),
-        Route("/runs/{run}/content", _content(house)),
+        Route("/runs/{run}/content", _picture(house, past.versions)),
+        Route(f"{_DRAFT}/content", _picture(house, drafts.versions)),
         *api.routes(house),
         *(Route(path, _done(house, act), methods=["POST"]) for path, act in acts_at.items()),
         Mount("/static", StaticFiles(directory=f"{_HERE}/static")),
@@ -145,6 +147,14 @@ def _answer(house: House, request: Request, form: FormData) -> str:
     return "Answered." if counted else "Somebody else was faster, or it is too late."
 
 
+def _draft(house: House, request: Request, form: FormData) -> str:
+    done = drafts.perform(house, request, {name: str(value) for name, value in form.items()})
+    if done is not None:
+        return f"/runs/{done.run}" if done.state != "empty" else "/drafts"
+    address = request.url.path.rpartition("/")[0]
+    return address if request.path_params["act"] == "rebase" else "/drafts"
+
+
 def _forget(house: House, request: Request, _form: FormData) -> str:
     house.store.grants.forget_missed(request.path_params["number"])
     return "/questions"
@@ -185,13 +195,11 @@ def _output(house: House) -> Callable[[Request], Response]:
     return whole
 
 
-def _content(house: House) -> Callable[[Request], Response]:
+def _picture(house: House, versions: Callable[[House, Request], tuple[bytes, bytes]]) -> Callable[[Request], Response]:
     """Show one version of a picture; nothing else is given out as what it may be."""
 
     def picture(request: Request) -> Response:
-        run = house.run(request)
-        versions = contents(house.store, run, past.change_of(house, run, request))
-        data = versions[request.query_params.get("side") == "new"]
+        data = versions(house, request)[request.query_params.get("side") == "new"]
         kind = next((kind for start, kind in _IMAGES.items() if data.startswith(start)), None)
         if kind is None:
             return PlainTextResponse("This is not a picture.\n", 404)

@@ -17,7 +17,7 @@ from fumehood.service import blame, decide, overview
 from fumehood.service.acts import shown_at
 from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
 from fumehood.service.files import catch_up
-from fumehood.service.restore import versions
+from fumehood.service.restore import versions as kept_versions
 from fumehood.store.files import Files
 from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
 
@@ -132,7 +132,8 @@ def run(house: House, request: Request) -> View:
     chosen = house.run(request)
     store = house.store
     changes, rest = page_of_changes(store.database, chosen.run, most=_CHANGES)
-    held = count_waiting(store.database, chosen.run) if chosen.state == "held" else 0
+    is_held = chosen.state == "held" and chosen.draft is None  # a draft is taken over as a whole
+    held = count_waiting(store.database, chosen.run) if is_held else 0
     written, is_more = overview.written(store, chosen, _CHANGES) if chosen.state == "running" else ([], False)
     users = [name for name in store.history.users_of(chosen.layer or chosen.run) if name != chosen.run]
     about = [name for (name,) in store.database.rows("SELECT id FROM runs WHERE of = ?", (chosen.run,))]
@@ -167,9 +168,15 @@ def change_of(house: House, run: Run, request: Request) -> c.Change:
 
 
 def difference(house: House, request: Request) -> View:
-    """What a run did to one path: words, a picture, a notebook's cells, or a few bytes."""
+    """What a run did to one path."""
     chosen = house.run(request)
-    change = change_of(house, chosen, request)
+    return shown_difference(house, request, chosen, change_of(house, chosen, request), f"/runs/{chosen.run}")
+
+
+def shown_difference(
+    house: House, request: Request, chosen: Run, change: c.Change, address: str, draft: str = ""
+) -> View:
+    """One path before and after: words, a picture, a notebook's cells, or a few bytes."""
     place = change.path if change.root == 0 else f"{chosen.roots[change.root]}/{change.path}"
     shown = difference_of(house.store, chosen, change)
     old, new = contents(house.store, chosen, change)
@@ -179,18 +186,25 @@ def difference(house: House, request: Request) -> View:
         text = "".join(hunks(readable(change.path, old), readable(change.path, new)))
     head, pieces = hunks_of(text, change.path)
     head = [line for line in head if not line.startswith(_REPEATS)]  # the path, which stands above it
-    is_held = change.verdict in c.WAITING and chosen.state == "held"
+    is_held = change.verdict in c.WAITING and chosen.state == "held" and not draft and chosen.draft is None
     is_text = is_held and change.kind == c.FILE and not shown.binary and shown.shown
     is_picture = shown.binary and change.path.lower().endswith(_PICTURES)
     is_alone = bool(request.headers.get("hx-request"))
     return "diff.html" if is_alone else "diff_page.html", {
-        "title": change.path, "run": chosen, "change": change, "head": head, "hunks": pieces, "place": place,
+        "title": change.path, "run": chosen, "change": change, "address": address, "draft": draft,
+        "head": head, "hunks": pieces, "place": place,
         "is_side": request.query_params.get("view") == "side", "old": old, "new": new,
         "is_picture": is_picture, "bytes": hex_lines(old, new) if shown.binary and not is_picture else [],
         "can_choose": is_text and change.change == c.MODIFIED and not is_notebook and len(pieces) > 0,
         "digest": decide.versions_digest(chosen, change, old, new) if is_text else "",
         "conflict": _three(house, chosen, change) if is_text and change.verdict == c.CONFLICT else None,
     }  # fmt: skip
+
+
+def versions(house: House, request: Request) -> tuple[bytes, bytes]:
+    """One path that a run changed, before and after."""
+    chosen = house.run(request)
+    return contents(house.store, chosen, change_of(house, chosen, request))
 
 
 def _three(house: House, run: Run, change: c.Change) -> dict[str, object]:
@@ -239,7 +253,7 @@ def file(house: House, request: Request) -> View:
     project, root, path = _place(house, request)
     return "file.html", {
         "title": path, "project": project, "root": root, "file": path,
-        "versions": versions(house.store, project, root, path),
+        "versions": kept_versions(house.store, project, root, path),
         "runs": blame.changes_of(house.store, project, root, path),
     }  # fmt: skip
 
