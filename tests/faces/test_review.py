@@ -20,7 +20,7 @@ class Person(Terminal):
     def __init__(self, project: Path) -> None:
         source = str(Path(__file__).parents[2] / "src")
         code = f"import sys; sys.path.insert(0, {source!r}); from fumehood.faces.cli.main import command; command()"
-        super().__init__(["env", "NO_COLOR=1", sys.executable, "-c", code, "review"], project)
+        super().__init__(["env", "NO_COLOR=1", sys.executable, "-c", code, "review", "--lines"], project)
         self._answered = 0
 
     def types(self, key: str) -> None:

@@ -36,6 +36,7 @@ _WHERE = {
     "settle.add_review": "review",
     "drafts.add_commands": "draft",
     "best.add_commands": "best",
+    "watch.add_commands": "watch",
     "bundles.add_commands": "export import",
     "fleet.add_commands": "fleet worker",
     "files.add_commands": "files restore scan",
@@ -54,10 +55,19 @@ _WHERE = {
 
 _WITH_WORDS = frozenset({"fleet"})  # commands that take another one's words as `rest`
 
-_DESCRIPTION = """Run the commands of AI agents where they can do no harm: every command is a transaction,
+# Commands whose options are not argparse's, in the order of the help.
+ABOUT = {
+    "run": "run a command in the hood", "shell": "open a shell in the hood, captured as one run",
+    "agent": "run a whole agent in the hood, with its own login",
+    "acp": "stand between an editor and an agent that speak ACP",
+    "help": "show how a command is used: fumehood help undo", "hook": "rewrite an agent's commands to run in the hood",
+}  # fmt: skip
+NAMES = (*ABOUT, *(name for names in _WHERE.values() for name in names.split()))
+
+DESCRIPTION = """Run the commands of AI agents where they can do no harm: every command is a transaction,
 isolated, captured, judged, applied or held, and undoable."""
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   fumehood run -- 'make test'     run a command in the hood
   fumehood log                    what ran in this project
   fumehood diff last              what the last run changed
@@ -191,16 +201,11 @@ class _Parser(argparse.ArgumentParser):
 def _parser(name: str) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Make the parser of one command; where there is no such command, of all, for whoever asks what there is."""
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = _Parser("fumehood", description=_DESCRIPTION, epilog=_EXAMPLES, **shape)
+    parser = _Parser("fumehood", description=DESCRIPTION, epilog=EXAMPLES, **shape)
     parser.add_argument("-V", "--version", action="version", version=f"fumehood {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    run = commands.add_parser("run", help="run a command in the hood", add_help=False)
-    run.set_defaults(act=lambda _options: 0)
-    commands.add_parser("shell", help="open a shell in the hood, captured as one run", add_help=False)
-    commands.add_parser("agent", help="run a whole agent in the hood, with its own login", add_help=False)
-    commands.add_parser("acp", help="stand between an editor and an agent that speak ACP", add_help=False)
-    commands.add_parser("help", help="show how a command is used: fumehood help undo", add_help=False)
-    commands.add_parser("hook", help="rewrite an agent's commands to run in the hood", add_help=False)
+    for name_, about in ABOUT.items():
+        commands.add_parser(name_, help=about, add_help=False).set_defaults(act=lambda _options: 0)
 
     def add(name: str, help_: str, act: Callable[[Context], int], example: str) -> argparse.ArgumentParser:
         command = commands.add_parser(
@@ -219,6 +224,11 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.A
         module, adder = where.split(".")
         getattr(import_module(f"fumehood.faces.cli.{module}"), adder)(add)
     return parser, commands.choices
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command."""
+    return _parser(name)[1][name]
 
 
 def add_act(command: argparse.ArgumentParser, *acts: str) -> None:

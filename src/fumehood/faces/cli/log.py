@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Counts = dict[str, dict[str, int]]  # of changes, by run and kind
 
-_STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
+STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
 _PATHS = 20  # of each run in the log for programs; `show --json` has them all
 _LOOKED_AT = 500  # changes of a run that are compared with those of others
 _WIDEST = 60  # columns of a command where no terminal says how wide it may be
@@ -113,7 +113,7 @@ class _Lines:
         when = time.strftime(self._time, time.localtime(run.started_at))
         pieces = [
             (f"{before}{f'#{run.number}':{self._number}}  ", ""), (f"{when}  ", "dim"),
-            (f"{run.outcome:{self._state}}", _STATES.get(run.state, "dim")),
+            (f"{run.outcome:{self._state}}", STATES.get(run.state, "dim")),
             (f"  {self._changes[run.run]:{self._change}} ", ""),
         ]  # fmt: skip
         ends = [

@@ -9,8 +9,8 @@ import gc
 import os
 import sys
 
-from fumehood.errors import BadRequest, FumehoodError, Unavailable, plain_error
-from fumehood.faces.cli.output import guarded, tell_error, whole_number
+from fumehood.errors import BadRequest, FumehoodError, plain_error
+from fumehood.faces.cli.output import guarded, lacking, tell_error, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _web(arguments: Sequence[str]) -> int:
     try:
         from fumehood.faces.web.command import serve
     except ModuleNotFoundError as error:
-        raise _lacking(error, "the page", "web", _WEB_EXTRA) from error
+        raise lacking(error, "the page", "web", _WEB_EXTRA) from error
     return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)
 
 
@@ -216,16 +216,6 @@ def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str], name: str
     return options
 
 
-def _lacking(error: ModuleNotFoundError, what: str, extra: str, packages: Sequence[str]) -> Exception:
-    """Say how to get a package that an extra brings; anything else that is missing is a fault of ours."""
-    if error.name is None or error.name.partition(".")[0] not in packages:
-        return error
-    return Unavailable(
-        f"{what} needs a package that is not here: {error.name}",
-        hint=f"in a checkout of Fumehood: pip install '.[{extra}]'",
-    )
-
-
 def _mcp(arguments: Sequence[str]) -> int:
     import argparse
 
@@ -236,5 +226,5 @@ def _mcp(arguments: Sequence[str]) -> int:
     try:
         from fumehood.faces.mcp.server import serve
     except ModuleNotFoundError as error:
-        raise _lacking(error, "the MCP server", "mcp", _MCP_EXTRA) from error
+        raise lacking(error, "the MCP server", "mcp", _MCP_EXTRA) from error
     return serve(options.project, options.session, options.http, own_tmp=options.own_tmp, draft=options.draft)

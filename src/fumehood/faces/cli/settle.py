@@ -16,6 +16,7 @@ from fumehood.faces.cli.look import apply_line, headline, numbered, tell_run, wr
 from fumehood.faces.cli.output import here
 from fumehood.faces.cli.progress import Ticking
 from fumehood.faces.cli.prompt import Keys, columns, turn
+from fumehood.faces.cli.watch import drawn
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.session import project_of, redo_command, redo_session, undo_command, undo_session
@@ -193,7 +194,9 @@ def _tell_undo(back: Run, name: str) -> None:
 
 def add_review(add: Add) -> None:
     """Make `review` known: what is held, one change at a time, its difference, and one key."""
-    add_run(add("review", "go through what is held, change by change", _review, "  fumehood review"), default="")
+    review = add("review", "go through what is held, change by change", _review, "  fumehood review")
+    add_run(review, default="")
+    review.add_argument("--lines", action="store_true", help="ask line by line, also where the views can be drawn")
 
 
 def _review(context: Context) -> int:
@@ -209,6 +212,12 @@ def _review(context: Context) -> int:
             for change in _waiting(run):
                 _say_change(context, run, change)
             print(f"{apply_line(run)}   or   fumehood discard {run.name}\n")
+        return 0
+    views = drawn() if runs and not context.options.lines else None
+    if views is not None:
+        with turn(0) as mine:
+            mine.wait()  # nobody else asks on this terminal meanwhile
+            views(context.store, view="waiting", project=context.project.id, held=lambda: _still_held(context, runs))
         return 0
     for run in runs:
         if not _go_through(context, run):
@@ -226,6 +235,13 @@ def _held(context: Context) -> list[Run]:
         return [run]
     names = context.store.history.held(context.project.id)
     return [context.store.history.find(name) for name in reversed(names)]
+
+
+def _still_held(context: Context, runs: Sequence[Run]) -> list[Run]:
+    """Return as they are now those of some runs that hold something, and what else is held by then."""
+    if context.options.run:
+        return [run for run in context.store.history.runs(among=[run.run for run in runs]) if run.state == "held"]
+    return _held(context)
 
 
 def _waiting(run: Run) -> list[c.Change]:

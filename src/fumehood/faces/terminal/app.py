@@ -1,0 +1,233 @@
+"""The whole of it: four views, a line that tells of questions, and what looks for what is new."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import constants
+from textual.app import App
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Static, Tab, TabbedContent, TabPane
+
+from fumehood.core.report import printable
+from fumehood.core.wording import quoted
+from fumehood.errors import FumehoodError, plain_error
+from fumehood.faces.terminal.changes import ChangesView
+from fumehood.faces.terminal.history import HistoryView, RunScreen
+from fumehood.faces.terminal.questions import QuestionsView
+from fumehood.faces.terminal.running import RunningView
+from fumehood.service import overview
+from fumehood.service.desk import Desk
+from fumehood.store.history import Reach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from textual.app import ComposeResult
+    from textual.binding import ActiveBinding, BindingType
+
+    from fumehood.core.report import Run
+    from fumehood.service.desk import OpenQuestion
+    from fumehood.service.store import Store
+
+NOW, QUESTIONS, WAITING, HISTORY = VIEWS = ("now", "questions", "waiting", "past")
+_NAMES = {NOW: "Now", QUESTIONS: "Questions", WAITING: "Waiting", HISTORY: "History"}
+_EVERY_S = 0.5
+_MOST_HELD = 100  # runs that are listed
+
+
+class WaitingView(ChangesView):
+    """What is held, with the reason of each."""
+
+
+class Views(App[None]):
+    """What a person watches and does at a terminal."""
+
+    TITLE = "Fumehood"
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - the class that has it says list
+    CSS = """
+    #bell { height: 1; background: $warning; color: black; display: none; padding: 0 1; text-wrap: nowrap; }
+    #bell.-asked { display: block; }
+    TabPane { padding: 0; }
+    * { scrollbar-size: 1 1; }
+    DataTable { overflow-x: hidden; }
+    DataTable > .datatable--header { background: $panel; color: $foreground; text-style: bold underline; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(number), f"view('{view}')", _NAMES[view], show=False) for number, view in enumerate(VIEWS, 1)),
+        Binding("exclamation_mark", f"view('{QUESTIONS}')", "To the questions", key_display="!", show=False),
+        Binding("question_mark", "keys", "Keys", key_display="?"),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(
+        self, store: Store, *, view: str = NOW, project: int | None = None,
+        held: Callable[[], Sequence[Run]] | None = None,
+    ) -> None:  # fmt: skip
+        """`project` limits what runs and the history; `held` returns the runs to be reviewed, else all that wait."""
+        super().__init__()
+        self.store = store
+        self.desk = Desk(store.places)
+        self._first, self._project = view, project
+        self._held = held or (lambda: overview.waiting(store, most=_MOST_HELD)[0])
+        self._asked: tuple[str, ...] = ()
+        self._is_looking = False
+        self.looks = 0  # how often what is new was shown
+        if self.console.color_system != "truecolor" and not constants.DEFAULT_THEME.startswith("ansi"):
+            self.theme = "ansi-dark"  # the terminal's own colours: ours would be guessed, and hard to read
+
+    def compose(self) -> ComposeResult:
+        """The line about questions, the views, and the keys."""
+        yield Static("", markup=False, id="bell")
+        with TabbedContent(initial=self._first):
+            for number, view in enumerate(VIEWS, 1):
+                with TabPane(f"{number} {_NAMES[view]}", id=view):
+                    yield self._made(view)
+        yield Footer(show_command_palette=False)
+
+    def _made(self, view: str) -> ChangesView | RunningView | QuestionsView | HistoryView:
+        if view == NOW:
+            return RunningView(self.store, Reach(project=self._project))
+        if view == QUESTIONS:
+            return QuestionsView(self.store, self.desk)
+        if view == WAITING:
+            return WaitingView(self.store, only_waiting=True)
+        return HistoryView(self.store, self._project)
+
+    def on_mount(self) -> None:
+        """Look for what is new, from now on."""
+        self.set_interval(_EVERY_S, self.look_again)
+
+    # ---- What is new.
+
+    def look_again(self) -> None:
+        """Look in a thread, unless one still does, or not everything is in its place yet."""
+        tabs = self.screen_stack[0].query(Tab)
+        if not self._is_looking and len(tabs) == len(VIEWS) and all(tab.is_mounted for tab in tabs):
+            self._is_looking = True
+            look = self._what_to_look_at()
+            self.run_worker(lambda: self._look(look), thread=True, group="news")
+
+    def _look(self, look: Callable[[], Callable[[], None] | None]) -> None:
+        try:
+            self.store.recover()
+            asked, waiting = self.desk.waiting(), overview.count_waiting(self.store)
+            show = look()
+        except (FumehoodError, OSError) as error:
+            # The records can't be read now, perhaps for want of room: it is said, and tried again.
+            self.call_from_thread(self._tell_trouble, plain_error(error))
+            return
+        finally:
+            self._is_looking = False
+        self.call_from_thread(self._show_news, asked, waiting, show)
+
+    def _what_to_look_at(self) -> Callable[[], Callable[[], None] | None]:
+        """Return what reads, in a thread, all that the view shows that the person is at."""
+        if isinstance(self.screen, RunScreen):
+            return self.screen.look
+        first = self.screen_stack[0]
+        views: dict[str, Callable[[], Callable[[], None] | None]] = {
+            NOW: first.query_one(RunningView).look, QUESTIONS: first.query_one(QuestionsView).look,
+            WAITING: lambda: first.query_one(WaitingView).look(self._held()),
+            HISTORY: first.query_one(HistoryView).look,
+        }  # fmt: skip
+        return views[first.query_one(TabbedContent).active]
+
+    def _show_news(self, asked: list[OpenQuestion], waiting: int, show: Callable[[], None] | None) -> None:
+        if show is not None:
+            show()
+            self.screen.refresh_bindings()
+        self.looks += 1
+        tabs = self.screen_stack[0].query_one(TabbedContent)
+        for view, count in ((QUESTIONS, len(asked)), (WAITING, waiting)):
+            label = f"{VIEWS.index(view) + 1} {_NAMES[view]}{f' ({count})' if count else ''}"
+            if tabs.get_tab(view).label_text != label:
+                tabs.get_tab(view).label = Text(label)
+        names = tuple(each.id for each in asked)
+        if set(names) - set(self._asked):
+            self.bell()
+        if names != self._asked:
+            self._asked = names
+            line = self.screen_stack[0].query_one("#bell", Static)
+            line.update(f"! {quoted(asked[0].question.text, 200)}" if asked else "")
+            line.set_class(bool(asked), "-asked")
+
+    def _tell_trouble(self, error: FumehoodError) -> None:
+        self.notify(printable(error.message), severity="error", markup=False)
+
+    # ---- Keys.
+
+    def action_view(self, view: str) -> None:
+        """Go to a view."""
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        self.query_one(TabbedContent).active = view
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        """Have the keys go to the view that is shown."""
+        self._focus_view()
+        self.look_again()
+
+    def _focus_view(self) -> None:
+        tabs = self.query_one(TabbedContent)
+        first = tabs.get_pane(tabs.active).query("ChangesTree, DataTable, #question")
+        if first:
+            first.first().focus()
+
+    def on_click(self, event: object) -> None:
+        """Go to the questions where the line about them is clicked."""
+        widget = getattr(event, "widget", None)
+        if isinstance(widget, Static) and widget.id == "bell":
+            self.action_view(QUESTIONS)
+
+    def action_keys(self) -> None:
+        """List the keys that do something here."""
+        keys: dict[str, list[str]] = {}
+        # Ours first, then those that every list and text has.
+        for active in sorted(self.screen.active_bindings.values(), key=_is_common):
+            if active.enabled and active.binding.description:
+                keys.setdefault(active.binding.description, []).append(self.get_key_display(active.binding))
+        self.push_screen(KeysScreen(keys))
+
+
+def _is_common(active: ActiveBinding) -> bool:
+    return active.binding not in _ours(type(active.node))
+
+
+def _ours(kind: type) -> list[Binding]:
+    own = [base for base in kind.__mro__ if base.__module__.startswith("fumehood.")]
+    return [binding for base in own for binding in base.__dict__.get("BINDINGS", ())]
+
+
+class KeysScreen(ModalScreen[None]):
+    """The keys, and what each does."""
+
+    DEFAULT_CSS = """
+    KeysScreen { align: center middle; }
+    KeysScreen VerticalScroll { width: 60; max-width: 95%; height: auto; max-height: 90%; border: round $primary;
+                                padding: 0 1; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "dismiss", "Back")]
+
+    def __init__(self, keys: dict[str, list[str]]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def compose(self) -> ComposeResult:
+        """One line a key."""
+        with VerticalScroll():
+            for said, keys in self._keys.items():
+                yield Static(f"{' '.join(dict.fromkeys(keys)):>14}  {said}", markup=False)
+
+
+def watch(
+    store: Store, *, view: str = NOW, project: int | None = None, held: Callable[[], Sequence[Run]] | None = None
+) -> None:
+    """Show the views until the person leaves; whoever sees them is at the desk."""
+    app = Views(store, view=view, project=project, held=held)
+    with app.desk.attend():
+        app.run()

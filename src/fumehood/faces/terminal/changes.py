@@ -1,0 +1,399 @@
+"""What runs changed, as a tree beside the difference of one path, with what a person can do to each."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual.binding import Binding
+from textual.widgets import Tree
+
+from fumehood.core import changes as c
+from fumehood.core.questions import held_item
+from fumehood.core.report import printable
+from fumehood.core.value import Value
+from fumehood.core.wording import by_kind, fitted, listed, quoted
+from fumehood.errors import BadRequest
+from fumehood.faces.cli.look import SIGNS
+from fumehood.faces.terminal.acting import Acting
+from fumehood.faces.terminal.lines import Pieces, shown
+from fumehood.service import decide, overview
+from fumehood.service.acts import Chosen
+from fumehood.service.differences import contents, difference_of
+from fumehood.store.search import count_waiting, page_of_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+    from textual.widgets.tree import TreeNode
+
+    from fumehood.core.report import Run
+    from fumehood.service.store import Store
+
+    _Key = tuple[str, tuple[str, ...], bool]
+
+_PAGE = 200  # changes of one run that are listed at first, and more each time
+_COMMAND = 120  # columns of a command in the tree
+_EXPANDED = 20  # changes of a run that is shown open
+
+
+class RunChanges(Value):
+    """A run, and some of what it changed or holds, as they were read at one moment."""
+
+    run: Run
+    changes: tuple[c.Change, ...]
+    total: int
+    is_more: bool
+    digest: str  # of all that it holds
+    rules: dict[str, str]  # lines of the configuration, by reason
+    version: int
+
+    @property
+    def is_held(self) -> bool:
+        """True if something of it waits for a person."""
+        return self.run.state == "held"
+
+
+class Branch(Value):
+    """What stands at one place of the tree: a run, a directory of it, or one change."""
+
+    run: str
+    paths: tuple[str, ...] = ()
+    change: c.Change | None = None
+    is_more: bool = False  # stands for what is not listed yet
+
+    @property
+    def key(self) -> _Key:
+        """What it is recognised by when the tree is made anew."""
+        return self.run, self.paths, self.is_more
+
+
+def read_run(store: Store, run: Run, *, only_waiting: bool, most: int = _PAGE) -> RunChanges:
+    """Read what a run holds, or all that it changed."""
+    changes, rest = page_of_changes(store.database, run.run, most=most, waiting=only_waiting)
+    if only_waiting:
+        total = count_waiting(store.database, run.run)
+    else:
+        total = sum(store.history.count_changes([run.run]).get(run.run, {}).values())
+    return RunChanges(
+        run=run, changes=tuple(changes), total=total, is_more=rest is not None,
+        digest=decide.shown_digest(run) if run.state == "held" else "",
+        rules=overview.lines_of_rules(store, changes), version=version_of(store, run),
+    )  # fmt: skip
+
+
+def version_of(store: Store, run: Run) -> int:
+    """Return a number that changes with everything that happens to a run."""
+    ((last,),) = store.database.rows("SELECT coalesce(max(n), 0) FROM events WHERE run = ?", (run.run,))
+    return int(last)
+
+
+def place_of(run: Run, change: c.Change) -> str:
+    """Name a path as an act on it does."""
+    root = run.roots[change.root]
+    return root if change.path == "." else f"{root}/{change.path}"
+
+
+class ChangesTree(Tree[Branch]):
+    """Runs with their directories and paths."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "cursor_down", "Down", show=False), Binding("k", "cursor_up", "Up", show=False),
+    ]  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__(Text(""), id="tree")
+        self.show_root = False
+        self.guide_depth = 2
+
+
+class ChangesView(Acting):
+    """The tree, and beside it what is about the chosen place; keys accept, refuse, take back and bring back."""
+
+    DEFAULT_CSS = """
+    ChangesView { layout: vertical; height: 1fr; }
+    ChangesView #tree { overflow-x: hidden; height: 2fr; border-bottom: solid $secondary; }
+    ChangesView #difference { height: 3fr; }
+    .-wide ChangesView { layout: horizontal; }
+    .-wide ChangesView #tree { width: 2fr; height: 1fr; border-bottom: none; border-right: solid $secondary; }
+    .-wide ChangesView #difference { width: 3fr; height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "settle('apply')", "Accept"),
+        Binding("d", "settle('discard')", "Refuse"),
+        Binding("f", "settle('force')", "Accept by force", show=False),
+        Binding("A", "settle_run('apply')", "Accept run", show=False),
+        Binding("D", "settle_run('discard')", "Refuse run", show=False),
+        Binding("u", "take_back", "Undo"),
+        Binding("r", "bring_back", "Redo"),
+    ]
+
+    def __init__(self, store: Store, *, only_waiting: bool) -> None:
+        super().__init__()
+        self.store = store
+        self._only_waiting = only_waiting
+        self._runs: dict[str, RunChanges] = {}
+        self._most: dict[str, int] = {}
+        self._versions: list[tuple[str, int, int]] | None = None
+        self._versions_digest = ""  # of the two versions that are shown
+
+    def compose(self) -> ComposeResult:
+        """The tree, then the difference."""
+        yield ChangesTree()
+        yield Pieces(id="difference")
+
+    # ---- What is shown.
+
+    def look(self, runs: Sequence[Run]) -> Callable[[], None] | None:
+        """Read runs in a thread, if anything happened to any of them; returns what then shows them."""
+        versions = [(run.run, version_of(self.store, run), self._most.get(run.run, _PAGE)) for run in runs]
+        if versions == self._versions:
+            return None
+        self._versions = versions
+        read = [
+            read_run(self.store, run, only_waiting=self._only_waiting, most=self._most.get(run.run, _PAGE))
+            for run in runs
+        ]
+        return lambda: self._show_runs(read)
+
+    def _show_runs(self, runs: Sequence[RunChanges]) -> None:
+        """Make the tree anew; what was open and chosen stays so."""
+        tree = self.query_one(ChangesTree)
+        chosen, line = self._branch, tree.cursor_line
+        opened = {node.data.key: node.is_expanded for node in _nodes(tree.root) if node.data is not None}
+        tree.clear()
+        self._runs = {each.run.run: each for each in runs}
+        for each in runs:
+            _add_run(tree.root, each, opened)
+        if not runs:
+            self.query_one(Pieces).show([shown("Nothing waits." if self._only_waiting else "It changed nothing.")])
+            return
+        nodes = list(_nodes(tree.root))
+        same = next((node for node in nodes if chosen and node.data and node.data.key == chosen.key), None)
+        # Where it is gone, the next one is in its line.
+        self.call_after_refresh(lambda: tree.move_cursor(same) if same else _move_to(tree, line))
+        self.call_after_refresh(self._look)
+
+    @property
+    def _branch(self) -> Branch | None:
+        node = self.query_one(ChangesTree).cursor_node
+        return None if node is None else node.data
+
+    def on_tree_node_highlighted(self, _event: Tree.NodeHighlighted[Branch]) -> None:
+        """Show what is about the place that the person went to."""
+        self._look()
+
+    def on_tree_node_selected(self, event: Tree.NodeSelected[Branch]) -> None:
+        """List some more, where that is chosen; else go to the difference."""
+        branch = event.node.data
+        if branch is not None and branch.is_more:
+            self._most[branch.run] = self._most.get(branch.run, _PAGE) + 5 * _PAGE
+        elif branch is not None and branch.change is not None:
+            self.query_one(Pieces).focus()
+
+    def _look(self) -> None:
+        branch = self._branch
+        if branch is not None and branch.run in self._runs:
+            self.run_worker(
+                lambda: self._read_place(self._runs[branch.run], branch), thread=True, exclusive=True, group="look"
+            )
+
+    def _read_place(self, shown_run: RunChanges, branch: Branch) -> None:
+        """Read what is about a place, in a thread."""
+        about, text, digest = _about(self.store, shown_run, branch)
+        self.app.call_from_thread(self._show_place, branch, about, text, digest)
+
+    def _show_place(self, branch: Branch, about: list[Text], text: str, digest: str) -> None:
+        if branch == self._branch:
+            self._versions_digest = digest
+            self.query_one(Pieces).show_difference(about, text, can_mark=bool(digest))
+
+    # ---- What a person does.
+
+    def action_settle(self, act: str) -> None:
+        """Accept or refuse what is chosen; of a file with marked pieces, these or the others."""
+        branch = self._branch
+        if branch is None or branch.is_more:
+            return
+        pieces = self.query_one(Pieces)
+        if pieces.marked and branch.change is not None and act != "force":
+            self._settle_pieces(branch, pieces.marked, pieces.count, act)
+            return
+        change = branch.change
+        if act == "apply" and change is not None and change.verdict == c.CONFLICT:
+            self.notify(
+                "It was changed in the project after the run began. f takes the run's version and saves yours;"
+                " d keeps yours.", markup=False,
+            )  # fmt: skip
+            return
+        self._settle(branch, act)
+
+    def action_settle_run(self, act: str) -> None:
+        """Accept or refuse all that the run holds."""
+        branch = self._branch
+        if branch is not None:
+            self._settle(Branch(run=branch.run), act)
+
+    def _settle(self, branch: Branch, act: str) -> None:
+        each = self._runs[branch.run]
+        chosen = Chosen(
+            act="discard" if act == "discard" else "apply", paths=branch.paths, force=act == "force",
+            expected=each.digest, is_part=bool(branch.paths),
+        )  # fmt: skip
+        if act == "discard" and branch.change is None:
+            what = printable(branch.paths[0]) if branch.paths else "all that it holds"
+            self.ask_first(f"Throw away {what}, of run #{each.run.number}?", lambda: self.act(each.run, chosen))
+        else:
+            self.act(each.run, chosen)
+
+    def _settle_pieces(self, branch: Branch, marked: set[int], count: int, act: str) -> None:
+        each = self._runs[branch.run]
+        taken = marked if act == "apply" else set(range(count)) - marked
+        if not taken:
+            self._settle(branch, act)
+            return
+        left = count - len(taken)
+        chosen = Chosen(
+            act="hunks", paths=branch.paths, hunks=tuple(sorted(taken)), expected=self._versions_digest
+        )  # fmt: skip
+        if not left:
+            self.act(each.run, chosen)
+            return
+        gone = "the other one is" if left == 1 else f"the other {left} are"
+        question = f"Take {len(taken)} of {count} pieces? {gone[0].upper()}{gone[1:]} thrown away."
+        self.ask_first(question, lambda: self.act(each.run, chosen))
+
+    def action_take_back(self) -> None:
+        """Undo the chosen path of a run, or all of it."""
+        branch = self._branch
+        if branch is not None:
+            self.act(self._runs[branch.run].run, Chosen(act="undo", paths=branch.paths))
+
+    def action_bring_back(self) -> None:
+        """Redo what was taken back of the run."""
+        branch = self._branch
+        if branch is not None:
+            self.redo(self._runs[branch.run].run)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Offer only what can be done to what is shown."""
+        each = self._runs.get(self._branch.run) if self.is_mounted and self._branch else None
+        if action in ("settle", "settle_run"):
+            return each is not None and each.is_held
+        if action in ("take_back", "bring_back"):
+            return each is not None and not self._only_waiting
+        return True
+
+
+def _nodes(top: TreeNode[Branch]) -> list[TreeNode[Branch]]:
+    nodes = []
+    for node in top.children:
+        nodes += [node, *_nodes(node)]
+    return nodes
+
+
+def _move_to(tree: ChangesTree, line: int) -> None:
+    tree.cursor_line = max(0, min(line, tree.last_line))
+
+
+def _add_run(top: TreeNode[Branch], each: RunChanges, opened: dict[_Key, bool]) -> None:
+    """Add a run, with a branch for each directory in which something lies."""
+    run = each.run
+    branch = Branch(run=run.run)
+    label = Text.assemble(
+        (f"#{run.number} ", "bold"), (f"{each.total} {run.state}  " if each.is_held else "", "yellow"),
+        (f"{printable(os.path.basename(run.project))}  ", "dim"), shown(fitted(printable(run.command), _COMMAND)),
+    )  # fmt: skip
+    node = top.add(label, branch, expand=opened.get(branch.key, len(each.changes) <= _EXPANDED))
+    directories: dict[str, TreeNode[Branch]] = {run.roots[0]: node} if run.roots else {}
+    for change in sorted(each.changes, key=lambda one: (one.root, one.path)):
+        place = place_of(run, change)
+        parent, _, name = place.rpartition("/")
+        if parent not in directories:
+            below = parent.removeprefix(f"{run.roots[0]}/")
+            inside = Branch(run=run.run, paths=(parent,))
+            is_open = opened.get(inside.key, len(each.changes) <= _EXPANDED)
+            directories[parent] = node.add(shown(f"{below}/", "bold"), inside, expand=is_open)
+        leaf = Branch(run=run.run, paths=(place,), change=change)
+        label = _label(change, name if change.path != "." else place)
+        if change.kind == c.DIRECTORY:
+            is_open = opened.get(leaf.key, False)
+            directories[place] = directories[parent].add(label, leaf, expand=is_open)
+        else:
+            directories[parent].add_leaf(label, leaf)
+    if each.is_more:
+        rest = each.total - len(each.changes)
+        node.add_leaf(Text(f"… {rest} more: Enter lists some"), Branch(run=run.run, is_more=True))
+
+
+def _label(change: c.Change, name: str) -> Text:
+    sign, colour = SIGNS[change.change]
+    label = Text.assemble((f"{sign} ", colour), shown(f"{name}/" if change.kind == c.DIRECTORY else name))
+    if change.verdict != c.APPLIED:
+        label.append(f"  {change.verdict}", "red" if change.verdict == c.CONFLICT else "yellow")
+    if change.reason:
+        label.append_text(shown(f" {change.reason}", Style(dim=True)))
+    return label
+
+
+def _about(store: Store, each: RunChanges, branch: Branch) -> tuple[list[Text], str, str]:
+    """Return what is said about a place, its difference, and the digest of both versions if pieces can be chosen."""
+    run, change = each.run, branch.change
+    if change is None:
+        return _about_many(each, branch), "", ""
+    lines = [Text.assemble((f"{change.verdict} ", "yellow"), change.change, " ", shown(quoted(change.path), "bold"))]
+    if change.reason:
+        lines.append(shown(quoted(change.reason)))
+    if change.reason in each.rules:
+        lines.append(shown(each.rules[change.reason], "cyan"))
+    lines += [shown(f"flag: {flag}", "yellow") for flag in change.flags]
+    is_waiting = each.is_held and change.verdict in c.WAITING
+    if is_waiting:
+        lines += _companions(run, branch.paths[0], change)
+    try:
+        difference = difference_of(store, run, change)
+    except (BadRequest, OSError) as error:
+        return [*lines, shown(f"its difference can't be shown: {error}", "red")], "", ""
+    digest = ""
+    can_choose = is_waiting and change.kind == c.FILE and change.change == c.MODIFIED and difference.shown
+    if can_choose and not difference.binary:
+        old, new = contents(store, run, change)
+        digest = decide.versions_digest(run, change, old, new)
+    return lines, difference.text, digest
+
+
+def _about_many(each: RunChanges, branch: Branch) -> list[Text]:
+    """Name what one key takes or throws away, what is dangerous first."""
+    run = each.run
+    lines = [Text.assemble((f"#{run.number} ", "bold"), f"{run.outcome}  ", shown(quoted(run.command), "bold"))]
+    lines += [shown(f"in {run.cwd}")]
+    lines += [shown(f"session {run.session}")] if run.session else []
+    lines += [shown(quoted(run.reason), "yellow")] if run.reason else []
+    lines += [shown(f"exit {run.exit_code}", "red")] if run.exit_code else []
+    lines += [shown(blocked.line, "red") for blocked in run.blocked]
+    if branch.is_more:
+        return lines
+    if each.is_held:
+        items = [held_item(run, change) for change in decide.meant(run, branch.paths, here=run.project)]
+        lines += [Text(""), Text(f"{'this directory' if branch.paths else 'the whole run'} holds {by_kind(items)}:")]
+        lines += [shown(f"  {line}") for line in listed(items, seen_by=f"fumehood show {run.name}")]
+    return lines
+
+
+def _companions(run: Run, place: str, change: c.Change) -> list[Text]:
+    """Name what can't stay behind when a change is applied, and so goes with it."""
+    inside = f"{change.path}/"
+    others = [
+        each for each in decide.meant(run, [place], here=run.project)
+        if each.root != change.root or (each.path != change.path and not each.path.startswith(inside))
+    ]  # fmt: skip
+    if not others:
+        return []
+    items = [held_item(run, each) for each in others]
+    return [Text("accepting it also accepts:"), *(shown(f"  {line}") for line in listed(items))]
+
+

@@ -1,0 +1,178 @@
+"""Text that scrolls: somebody else's words made safe to show, and a difference whose pieces can be marked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.ansi import AnsiDecoder
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual.binding import Binding
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from fumehood.core.report import printable
+from fumehood.faces.cli.escapes import Filter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from textual import events
+    from textual.binding import BindingType
+
+_TAB = 8
+_LONGEST = 4000  # characters of a line that are shown; what is longer was not made to be read
+_SIGNS = {"+": Style(color="green"), "-": Style(color="red"), "@": Style(color="cyan"), "\\": Style(dim=True)}
+_HEADS = ("+++ ", "--- ", "diff ")
+_BOLD, _CHOSEN = Style(bold=True), Style(reverse=True)
+
+
+def shown(text: str, style: Style | str = "") -> Text:
+    """Write somebody else's text: nothing in it is markup or acts on the terminal; tabs are spaces."""
+    safe = "\t".join(printable(part) for part in text[:_LONGEST].split("\t")).expandtabs(_TAB)
+    return Text(safe + ("…" if len(text) > _LONGEST else ""), style=style, no_wrap=True, end="")
+
+
+def printed(data: bytes, most: int) -> list[Text]:
+    """Write the last lines of what a command printed, in its own colours and with nothing else of its doing."""
+    harmless = Filter().feed(data).decode("utf-8", "replace").replace("\b", "").replace("\a", "")
+    decode = AnsiDecoder()
+    lines = harmless.replace("\r\n", "\n").removesuffix("\n").split("\n")[-most:] if harmless else []
+    decoded = [decode.decode_line(line[:_LONGEST]) for line in lines]
+    for line in decoded:
+        line.expand_tabs(_TAB)
+    return decoded
+
+
+class Lines(ScrollView, can_focus=True):
+    """Lines of text, broken where the window is too narrow; the arrows scroll."""
+
+    DEFAULT_CSS = "Lines { background: $surface; } Lines:focus { background-tint: $foreground 3%; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_down", "Scroll down", show=False), Binding("k", "scroll_up", "Scroll up", show=False),
+    ]  # fmt: skip
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - as every widget calls it
+        super().__init__(id=id)
+        self._lines: Sequence[Text] = ()
+        self._rows: list[tuple[int, Strip]] = []  # the line that each row of the window is of, and what it shows
+
+    @property
+    def text(self) -> str:
+        """All of it, as plain text."""
+        return "\n".join(line.plain for line in self._lines)
+
+    def show(self, lines: Sequence[Text], *, at_end: bool = False) -> None:
+        """Show these lines instead; `at_end` goes on showing the last of them where they are in sight now."""
+        was_at_end = self.is_vertical_scroll_end
+        self._lines = lines
+        self._arrange()
+        if not at_end:
+            self.scroll_to(0, 0, animate=False)
+        elif was_at_end:
+            self.scroll_end(animate=False, immediate=True)
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Break the lines anew."""
+        self._arrange()
+
+    def _arrange(self) -> None:
+        width = max(self.scrollable_content_region.width, 20)
+        console = self.app.console
+        self._rows = []
+        for number, line in enumerate(self._lines):
+            strip = Strip(Segment.apply_style(line.render(console), console.get_style(line.style)))
+            cuts = [*range(width, strip.cell_length, width), strip.cell_length]
+            self._rows += [(number, each) for each in (strip.divide(cuts) if strip.cell_length else [strip])]
+        self.virtual_size = Size(width, len(self._rows))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Draw one row of the window."""
+        row = self.scroll_offset.y + y
+        if row >= len(self._rows):
+            return Strip.blank(self.size.width, self.rich_style)
+        number, strip = self._rows[row]
+        strip = strip.extend_cell_length(self.size.width)
+        return strip.apply_style(self.rich_style + self._style_of(number))
+
+    def _style_of(self, _line: int) -> Style:
+        return Style()
+
+    def _row_of(self, line: int) -> int:
+        return next((row for row, (number, _) in enumerate(self._rows) if number == line), 0)
+
+
+class Pieces(Lines):
+    """A difference, after some lines about it; where it can be taken in part, its pieces can be marked."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n", "go(1)", "Next piece"), Binding("p", "go(-1)", "Previous piece", show=False),
+        Binding("space", "mark", "Mark piece"),
+    ]  # fmt: skip
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.marked: set[int] = set()
+        self.count = 0  # of pieces that can be marked
+        self._about: list[Text] = []
+        self._difference = ""
+        self._starts: list[int] = []  # lines where pieces begin
+        self._at = 0
+
+    def show_difference(self, about: Iterable[Text], text: str, *, can_mark: bool) -> None:
+        """Show another difference; no piece of it is marked."""
+        self._about, self._difference, self._at = list(about), text, 0
+        self.marked = set()
+        self.count = sum(line.startswith("@@") for line in text.split("\n")) if can_mark else 0
+        self.show(self._written())
+
+    def _written(self) -> list[Text]:
+        lines = list(self._about)
+        self._starts = []
+        for line in self._difference.split("\n")[:-1]:
+            style = _BOLD if line.startswith(_HEADS) and not self._starts else _SIGNS.get(line[:1], "")
+            written = shown(line, style)
+            if line.startswith("@@"):
+                number = len(self._starts)
+                self._starts.append(len(lines))
+                if self.count:
+                    mark = "[x] " if number in self.marked else "[ ] "
+                    written = shown(f"{mark}piece {number + 1} of {self.count}  {line}", style)
+            lines.append(written)
+        return lines
+
+    def _style_of(self, line: int) -> Style:
+        is_here = self.has_focus and self.count and line == self._starts[self._at]
+        return _CHOSEN if is_here else Style()
+
+    def on_focus(self) -> None:
+        """Show where the marks go."""
+        self.refresh()
+
+    def action_go(self, by: int) -> None:
+        """Go to the next piece, or the one before."""
+        if self._starts:
+            self._at = min(max(self._at + by, 0), len(self._starts) - 1)
+            self.scroll_to(0, self._row_of(self._starts[self._at]), animate=False)
+            self.refresh()
+
+    def action_mark(self) -> None:
+        """Mark the piece, or take its mark away."""
+        if not self.count:
+            self.notify("This can only be taken or refused as a whole.", markup=False)
+            return
+        self.marked ^= {self._at}
+        top = self.scroll_offset.y
+        self.show(self._written(), at_end=True)
+        self.scroll_to(0, top, animate=False)
+
+    def on_click(self, event: events.Click) -> None:
+        """Mark the piece whose heading is clicked."""
+        row = self.scroll_offset.y + event.y
+        line = self._rows[row][0] if row < len(self._rows) else -1
+        if self.count and line in self._starts:
+            self._at = self._starts.index(line)
+            self.action_mark()

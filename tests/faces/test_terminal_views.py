@@ -1,0 +1,374 @@
+"""The views in a terminal: what a person sees and does there, by Textual's own pilot and at a real terminal."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input
+from textual.widgets.tree import TreeNode
+
+from at_terminal import Terminal
+from conftest import command_line
+from fumehood.core.wording import quoted
+from fumehood.faces.terminal import questions as questions_view
+from fumehood.faces.terminal.app import Views, WaitingView
+from fumehood.faces.terminal.changes import Branch, ChangesTree
+from fumehood.faces.terminal.lines import Lines, Pieces
+from fumehood.service.desk import Desk
+from fumehood.service.opened import OpenedStore
+from patience import LONG_S, eventually
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
+
+HOSTILE = "n\x1b[2Jam[red]e"
+
+
+@pytest.fixture
+def opened(home: Path) -> Iterator[OpenedStore]:
+    store = OpenedStore()
+    yield store
+    store.close()
+
+
+class Watcher:
+    """Somebody at the views."""
+
+    def __init__(self, app: Views, pilot: Pilot[None]) -> None:
+        self.app, self.pilot = app, pilot
+
+    async def until(self, happens: Callable[[], Any]) -> Any:
+        """Wait for something to be so."""
+        for _ in range(int(LONG_S * 20)):
+            if result := happens():
+                return result
+            await self.pilot.pause(0.05)
+        raise AssertionError(f"it never came to that; shown: {self.shown}")
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    @property
+    def shown(self) -> list[str]:
+        return [lines.text for lines in self.app.screen.query(Lines)]
+
+    @property
+    def labels(self) -> list[str]:
+        return [str(node.label) for node in self._nodes]
+
+    @property
+    def paths(self) -> list[str]:
+        branches = [node.data for node in self._nodes]
+        return [branch.change.path for branch in branches if branch is not None and branch.change is not None]
+
+    @property
+    def _nodes(self) -> list[TreeNode[Branch]]:
+        tree = self.app.screen.query_one(ChangesTree)
+        nodes = [tree.get_node_at_line(line) for line in range(tree.last_line + 1)]
+        return [node for node in nodes if node is not None]
+
+    async def go_to(self, path: str) -> None:
+        """Go to a path of the tree, until what is about it is shown."""
+        await self.until(lambda: path in self.paths)
+        tree = self.app.screen.query_one(ChangesTree)
+        node = next(node for node in self._nodes if node.data and node.data.change and node.data.change.path == path)
+        while tree.cursor_node is not node:
+            await self.press("down" if tree.cursor_line < node.line else "up")
+        shown = quoted(path)
+        await self.until(lambda: self.app.screen.query_one(Pieces).text.split("\n")[0].endswith(f" {shown}"))
+
+
+def at(app: Views, does: Callable[[Watcher], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+    """Have somebody do something at the views."""
+
+    async def whole() -> None:
+        async with app.run_test(size=size) as pilot:
+            watcher = Watcher(app, pilot)
+            await watcher.until(lambda: app.looks > 1)
+            await does(watcher)
+
+    with app.desk.attend():
+        asyncio.run(whole())
+
+
+def held(cli: Any, project: Path) -> str:
+    """Have three hunks of one file, a new file and a hostile name wait."""
+    (project / "app.py").write_text("".join(f"line {number}\n" for number in range(60)))
+    change = "sed -i 's/line 5$/LINE 5/; s/line 30$/LINE 30/; s/line 55$/LINE 55/' app.py"
+    hostile = "printf 'x\\033]0;owned\\007[bold]\\n' > \"$(printf 'n\\033[2Jam[red]e')\""
+    cli("run", "--hold", "--", f"{change}; mkdir sub; echo new > sub/new.py; {hostile}")
+    return str(json.loads(cli("show", "last", "--json").stdout)["run"])
+
+
+def verdicts(cli: Any, run: str) -> dict[str, str]:
+    report = json.loads(cli("show", run, "--json").stdout)
+    return {change["path"]: change["verdict"] for change in report["changes"]}
+
+
+def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(
+    cli: Any, opened: OpenedStore, project: Path
+) -> None:
+    held(cli, project)
+
+    async def choose(watcher: Watcher) -> None:
+        await watcher.press("3")
+        await watcher.go_to("app.py")
+        await watcher.press("enter", "n", "space", "a", "y")
+        await watcher.until(lambda: "app.py" not in watcher.paths)
+
+    at(Views(opened), choose)
+    lines = (project / "app.py").read_text().splitlines()
+    assert [line for line in lines if line.startswith("LINE")] == ["LINE 30"]
+    assert len(lines) == 60
+    assert not (project / "sub").exists()
+
+
+def test_a_marked_hunk_is_refused_and_the_others_are_taken(cli: Any, opened: OpenedStore, project: Path) -> None:
+    held(cli, project)
+
+    async def choose(watcher: Watcher) -> None:
+        await watcher.press("3")
+        await watcher.go_to("app.py")
+        await watcher.press("enter", "space", "d", "y")
+        await watcher.until(lambda: "app.py" not in watcher.paths)
+
+    at(Views(opened), choose)
+    lines = (project / "app.py").read_text().splitlines()
+    assert [line for line in lines if line.startswith("LINE")] == ["LINE 30", "LINE 55"]
+
+
+def test_paths_and_directories_are_accepted_and_refused_and_names_do_nothing(
+    cli: Any, opened: OpenedStore, project: Path
+) -> None:
+    run = held(cli, project)
+
+    async def decide(watcher: Watcher) -> None:
+        await watcher.press("3")
+        await watcher.until(lambda: HOSTILE in watcher.paths)
+        assert not any("\x1b" in text for text in (*watcher.labels, *watcher.shown))
+        await watcher.go_to("sub")
+        await watcher.press("a")
+        await watcher.until((project / "sub/new.py").exists)
+        await watcher.go_to(HOSTILE)
+        await watcher.until(lambda: any("+x\\x1b]0;owned\\x07[bold]" in text for text in watcher.shown))
+        await watcher.press("d")
+        await watcher.until(lambda: HOSTILE not in watcher.paths)
+
+    at(Views(opened), decide, size=(120, 40))
+    assert verdicts(cli, run) == {
+        "app.py": "held", "sub": "applied", "sub/new.py": "applied", HOSTILE: "discarded",
+    }  # fmt: skip
+
+
+def test_what_changed_since_it_was_shown_is_not_accepted(cli: Any, opened: OpenedStore, project: Path) -> None:
+    run = held(cli, project)
+    app = Views(opened)
+
+    async def decide(watcher: Watcher) -> None:
+        await watcher.press("3")
+        await watcher.go_to("app.py")
+        view = app.screen.query_one(WaitingView)
+        before = view._runs[run]
+        cli("discard", run, "sub")
+        await watcher.until(lambda: "sub" not in watcher.paths)
+        view._runs[run] = before  # as it was when the person pressed the key
+        await watcher.press("A")
+        await watcher.until(lambda: any("changed since" in note.message for note in app._notifications))
+
+    at(app, decide)
+    assert verdicts(cli, run)["app.py"] == "held"
+    assert "LINE" not in (project / "app.py").read_text()
+
+
+def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, project: Path) -> None:
+    held(cli, project)
+    (project / "app.py").write_text("a person's\n")
+    app = Views(opened)
+
+    async def decide(watcher: Watcher) -> None:
+        await watcher.press("3")
+        await watcher.go_to("app.py")
+        await watcher.press("a")
+        await watcher.until(lambda: any("changed in the project" in note.message for note in app._notifications))
+        assert (project / "app.py").read_text() == "a person's\n"
+        await watcher.press("f")
+        await watcher.until(lambda: "LINE 5" in (project / "app.py").read_text())
+
+    at(app, decide)
+
+
+def test_a_run_is_undone_and_redone_from_the_history(cli: Any, opened: OpenedStore, project: Path) -> None:
+    cli("run", "--", "echo one > first; echo two > second")
+    cli("run", "--", "echo other")
+
+    async def go_back(watcher: Watcher) -> None:
+        await watcher.press("4")
+        table = watcher.app.query_one("#history", DataTable)
+        await watcher.until(lambda: table.row_count == 2)
+        await watcher.press("slash", *"first")
+        await watcher.until(lambda: table.row_count == 1)
+        await watcher.press("enter", "u")
+        await watcher.until(lambda: not (project / "first").exists())
+        await watcher.press("r")
+        await watcher.until((project / "first").exists)
+        watcher.app.query_one(Input).value = "state:applied path:first"
+        await watcher.until(lambda: table.row_count and watcher.app.query_one(Input).value)
+        await watcher.until(lambda: "echo one" in str(table.get_row_at(table.row_count - 1)[-1]))
+        await watcher.press("end", "enter")
+        await watcher.go_to("second")
+        await watcher.press("u")
+        await watcher.until(lambda: not (project / "second").exists())
+        await watcher.press("escape")
+
+    at(Views(opened), go_back)
+    assert (project / "first").read_text() == "one\n"
+
+
+def test_a_command_is_watched_as_it_prints_and_stopped(
+    cli: Any, begun: Callable[..., "subprocess.Popen[str]"], opened: OpenedStore, project: Path
+) -> None:
+    process = begun("printf '\\033[31mred\\033[0m\\033]0;owned\\007 [bold]\\n'; echo x > f; echo ready; sleep 1000")
+
+    async def stop(watcher: Watcher) -> None:
+        table = watcher.app.query_one("#running", DataTable)
+        await watcher.until(lambda: table.row_count == 1)
+        await watcher.until(lambda: any("red [bold]" in text for text in watcher.shown))
+        await watcher.until(lambda: any("wrote ~ f" in text for text in watcher.shown))
+        await watcher.press("s", "y")
+        await watcher.until(lambda: table.row_count == 0)
+
+    at(Views(opened), stop)
+    process.communicate(timeout=LONG_S)
+    assert json.loads(cli("show", "last", "--json").stdout)["reason"] == "ended by fumehood stop"
+
+
+def test_a_question_comes_rings_and_is_answered_by_one_key(
+    home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions_view, "_NOT_YET_S", 0.0)
+    app = Views(opened)
+    rings: list[bool] = []
+    monkeypatch.setattr(app, "bell", lambda: rings.append(True))
+    command = [*command_line(), "run", "--network", "--", "echo \x1b]0;owned\x07 asked"]
+    asking: list[subprocess.Popen[str]] = []
+
+    async def answer(watcher: Watcher) -> None:
+        asking.append(subprocess.Popen(  # noqa: ASYNC220
+            command, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        ))  # fmt: skip
+        await watcher.until(lambda: rings)
+        assert app.query_one("#bell").display
+        await watcher.press("exclamation_mark")
+        await watcher.until(lambda: "network access" in watcher.shown[0])
+        assert "\x1b" not in watcher.shown[0]
+        await watcher.press("a")  # always: this question does not allow that
+        assert Desk(opened.places).waiting()
+        await watcher.press("y")
+        await watcher.until(lambda: "Nothing is asked." in watcher.shown[0])
+
+    at(app, answer)
+    out, _ = asking[0].communicate(timeout=LONG_S)
+    assert "asked" in out
+
+
+def test_the_keys_of_a_view_are_listed(opened: OpenedStore) -> None:
+    app = Views(opened)
+
+    async def ask(watcher: Watcher) -> None:
+        await watcher.press("4", "question_mark")
+        await watcher.until(lambda: len(app.screen_stack) == 2)
+        said = [str(line.render()) for line in app.screen.query("Static")]
+        assert any(line.split() == ["u", "Undo"] for line in said), said
+        await watcher.press("escape")
+        await watcher.until(lambda: len(app.screen_stack) == 1)
+
+    at(app, ask)
+
+
+def test_much_that_waits_is_listed_a_page_at_a_time(cli: Any, opened: OpenedStore, project: Path) -> None:
+    cli("run", "--hold", "--", "mkdir d; for n in $(seq 1000 1449); do echo > d/f$n; done")
+
+    async def look(watcher: Watcher) -> None:
+        await watcher.press("3")
+        await watcher.until(lambda: watcher.labels and "451 held" in watcher.labels[0])
+        await watcher.press("right", "end")
+        await watcher.until(lambda: watcher.labels[-1].endswith("more: Enter lists some"))
+        await watcher.press("end", "enter")
+        await watcher.until(lambda: not any("more" in label for label in watcher.labels))
+
+    at(Views(opened), look)
+
+
+# At a real terminal.
+
+
+class Screen(Terminal):
+    """Somebody at the views over a line that has sixteen colours and no mouse."""
+
+    def __init__(self, project: Path, *words: str, term: str = "xterm", **variables: str) -> None:
+        source = str(Path(__file__).parents[2] / "src")
+        code = f"import sys; sys.path.insert(0, {source!r}); from fumehood.faces.cli.main import command; command()"
+        without = {"COLORTERM": "", "LC_ALL": "C.UTF-8"}
+        super().__init__([sys.executable, "-c", code, *words], project, env={"TERM": term, **without, **variables})
+
+
+@pytest.mark.parametrize("term", ["xterm", "screen"])
+def test_review_draws_on_a_plain_terminal_and_leaves_it_as_it_was(cli: Any, project: Path, term: str) -> None:
+    held(cli, project)
+    with Screen(project, "review", term=term) as screen:
+        screen.wait_for("app.py")
+        screen.wait_for("Accept")
+        screen.type("q")
+        assert screen.end() == 0
+        assert screen.modes() == screen.before
+    assert "\x1b[?1049l" in screen.seen
+    assert "\x1b]0;owned" not in screen.seen
+    assert "\x1b[38;2;" not in screen.seen, "colours that this terminal has not"
+
+
+def test_watch_follows_the_size_of_the_window(cli: Any, project: Path) -> None:
+    with Screen(project, "watch") as screen:
+        screen.wait_for("Nothing runs.")
+        screen.shown = b""
+        screen.resize(40, 132)
+        os.kill(screen.process.pid, 28)
+        screen.wait_for("Waiting")
+        screen.type("q")
+        assert screen.end() == 0
+
+
+def test_watch_without_a_terminal_says_what_to_do(cli: Any) -> None:
+    refused = cli("watch")
+    assert refused.returncode == 125
+    assert "needs a terminal" in refused.stderr
+    assert "fumehood status" in refused.stderr
+
+
+def test_without_the_extra_review_asks_line_by_line_and_watch_says_how_to_get_it(cli: Any, project: Path) -> None:
+    held(cli, project)
+    source = str(Path(__file__).parents[2] / "src")
+    hide = "sys.modules['textual'] = None"
+    code = f"import sys; sys.path.insert(0, {source!r}); {hide}; from fumehood.faces.cli.main import command; command()"
+    for words, says in (("review", "[q]uit > "), ("watch", "pip install '.[terminal]'")):
+        with Terminal([sys.executable, "-c", code, words], project) as screen:
+            screen.wait_for(says)
+            screen.type("q")
+            screen.end()
+
+
+def test_whoever_watches_is_at_the_desk(home: Path, project: Path, opened: OpenedStore) -> None:
+    desk = Desk(opened.places)
+    assert not desk.is_attended
+    with Screen(project, "watch") as screen:
+        screen.wait_for("Nothing runs.")
+        assert desk.is_attended
+        screen.type("q")
+        screen.end()
+    assert eventually(lambda: not desk.is_attended)
