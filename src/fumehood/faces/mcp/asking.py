@@ -1,7 +1,7 @@
 """Asking the person through the client: elicitation, on both eras of the protocol.
 
 Until 2025-11-25 a server asks while a tool runs; from 2026-07-28 on the call is answered with the question and made
-again with the answer. The SDK's resolvers do both, so questions that can be foreseen are put there, before the run.
+again with the answer. So there, questions that can be foreseen are put by the SDK's resolvers, before the run.
 What was asked is then put together anew, and an answer counts only if that is word for word the same: the SDK seals a
 digest of the words, the tool and its arguments into the state that the client hands back.
 """
@@ -89,8 +89,11 @@ class OpenQuestions:
 def asked_before(
     context: Context[Any, Any], question: Question | None, open_questions: OpenQuestions
 ) -> Elicit[Any] | None:
-    """Put a question into the shape that the client shows before the call; None where it can't, or need not."""
-    if question is None or question.unaskable or not can_elicit(context):
+    """Put a question into the shape that the client shows before the call; None where it can't, or need not.
+
+    A client of the older era is asked while the tool runs: whoever is at the desk may be faster, and its form goes.
+    """
+    if question is None or question.unaskable or not can_elicit(context) or context.session.can_send_request:
         return None
     is_one_time = question.options == (ALLOW_ONCE, DENY_ONCE)
     words = _worded(question, open_questions.number(question))
