@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shlex
 import subprocess
 import sys
 import threading
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question, network_question
+from conftest import command_line
+from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question, apply_question, network_question
 from fumehood.core.wording import Item
 from fumehood.service.ask import ask_all
 from fumehood.service.desk import Desk
@@ -206,3 +208,35 @@ def test_who_lets_go_of_the_questions_is_no_longer_present(project: Path, desk: 
         del questions
         gc.collect()
         assert not desk.is_attended
+
+
+def test_every_question_that_was_missed_has_the_line_that_allows_it(
+    project: Path, home: Path, test_directory: Path
+) -> None:
+    (test_directory / "an other").mkdir()
+    (home / ".npmrc").touch()
+    with fumehood.Sandbox(project) as sandbox:
+        held = sandbox.run("mkdir -p .git/hooks; echo x > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit")
+        assert held.state == "held"
+        for ask in (
+            lambda: sandbox.add_root(test_directory / "an other"),
+            lambda: sandbox.request_access(host="example.org"),
+            lambda: sandbox.request_access(show="~/.npmrc"),
+            lambda: sandbox.require(apply_question(held)),
+        ):
+            with pytest.raises(fumehood.Refused):
+                ask()
+    lines = [each.ahead.partition(": ")[2] for each in reversed(OpenedStore().grants.missed(str(project)))]
+    assert lines == [
+        f"fumehood roots add '{test_directory / 'an other'}' --project {project}",
+        f"fumehood ask example.org --project {project}",
+        f"fumehood ask --show {home / '.npmrc'} --project {project}",
+        f"fumehood review {held.name}",
+    ]
+    for line in lines[:3]:
+        # It is understood; nobody is at a terminal to say yes.
+        words = [*command_line(), *shlex.split(line)[1:]]
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True, check=False
+        )
+        assert (done.returncode, NOBODY in done.stderr) == (126, True), done

@@ -202,7 +202,7 @@ def write_question(path: str, command: str, directory: str, project: str, run: s
 
 def _typed(words: str, project: str, what: str) -> str:
     """Return the line by which a person allows something themselves, wherever they type it."""
-    return f"to allow it: fumehood {words} --project {word(project)} {word(what)}"
+    return f"to allow it: fumehood {words} {word(what)} --project {word(project)}"
 
 
 def reason_told(reason: str) -> tuple[str, ...]:
