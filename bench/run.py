@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "src"))
 
 from agents import hook, mcp  # noqa: E402 - found through the lines above
+from drafts import drafts  # noqa: E402
 from first_use import first_use  # noqa: E402
 from history import history, many  # noqa: E402
 from measures import MEASURES, Figure  # noqa: E402
@@ -28,8 +29,8 @@ from network import network  # noqa: E402
 from peers import peers  # noqa: E402
 
 EVERY = {
-    **MEASURES, "first-use": first_use, "history": history, "many": many, "hook": hook, "mcp": mcp, "network": network,
-    "peers": peers,
+    **MEASURES, "drafts": drafts, "first-use": first_use, "history": history, "many": many, "hook": hook, "mcp": mcp,
+    "network": network, "peers": peers,
 }  # fmt: skip
 
 

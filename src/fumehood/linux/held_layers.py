@@ -248,12 +248,15 @@ def fold(target: int, layers: Sequence[int]) -> None:
                     with Closing(open_below(folded, name, LISTING)) as directory:
                         set_opaque(directory)
                 return True
-            try:
-                os.link(name, name, src_dir_fd=layer, dst_dir_fd=folded, follow_symlinks=False)
-            except OSError as error:
-                if error.errno not in _NO_MORE_LINKS:
-                    raise
-                copy_entry(layer, name, folded, name)
+            if not stat.S_ISLNK(status.st_mode):
+                try:
+                    os.link(name, name, src_dir_fd=layer, dst_dir_fd=folded, follow_symlinks=False)
+                    return False
+                except OSError as error:
+                    if error.errno not in _NO_MORE_LINKS:
+                        raise
+            # A symlink is as quickly made anew, and then has no other name when it goes into a project.
+            copy_entry(layer, name, folded, name)
             return False
 
         fill(target, stack, make)

@@ -20,6 +20,7 @@ from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, DraftConflict
 from fumehood.linux.copying import copy_entry, copy_whole
 from fumehood.linux.gitindex import refreshed
+from fumehood.linux.layer import Stack
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import look, looks, make_parents, open_below, open_top, remove_tree, split, stamp_of
@@ -72,6 +73,25 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
         cwd=request.cwd or ("" if request.session else project.path),
         frozen="" if draft.base is None else frozen_at(store, draft.base),
     )  # fmt: skip
+
+
+def has_directory(store: Store, project: Project, number: int, path: str) -> bool:
+    """Tell whether the commands of a draft see a directory that the project has not."""
+    root = next((each for each in project.roots if path.startswith(f"{each}/")), "")
+    if not root:
+        return False
+    with store.stack(project.id, settling=True):
+        items = held_runs.folded(store, project.id, store.history.held(project.id, number))
+        tops = [open_top(tree) for item in items if (tree := item.tree(root))]
+        tops.append(open_top(root))
+        try:
+            with Stack(tops) as stack, stack.reach(path[len(root) + 1 :]):
+                return True
+        except OSError:
+            return False
+        finally:
+            for top in tops:
+                os.close(top)
 
 
 def frozen_at(store: Store, number: int) -> str:
@@ -406,8 +426,8 @@ def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False
     if not frozen:
         return store.drafts.new(project.id, name)
     with store.alone(project.id):  # so that nothing is applied while it is copied
-        for number in store.drafts.left_unmade(project.id):
-            _remove(store.places.draft(number))
+        store.drafts.forget_unmade(project.id)
+        _sweep(store)
         draft = store.drafts.new(project.id, name, state=MAKING)
         try:
             _freeze(frozen_at(store, draft.id), project.roots)
@@ -415,6 +435,15 @@ def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False
         except BaseException:
             _remove(store.places.draft(draft.id))
             raise
+
+
+def _sweep(store: Store) -> None:
+    """Remove the frozen copies that a death has left, and no draft lies on."""
+    top = os.path.dirname(store.places.draft(0))
+    needed = store.drafts.bases()
+    for name in os.listdir(top) if os.path.isdir(top) else ():
+        if int(name) not in needed:
+            _remove(f"{top}/{name}")
 
 
 def _freeze(target: str, roots: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from fumehood.linux.nofollow import entries, open_top, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service import layers as layering
 from fumehood.service.decide import discard_held
+from fumehood.service.drafts import discard_draft
 from fumehood.store.audit import DECIDED
 from fumehood.store.backups import Daily
 from fumehood.store.history import Reach
@@ -145,6 +146,8 @@ def clear(store: Store, workspace: Workspace, *, sure: bool) -> None:
     """Empty a workspace: its files go, what it holds, and its layer over the root tree; its settings and runs stay."""
     project = store.projects.open(workspace.path)
     _refuse_in_use(store, project, workspace, "clear", sure=sure)
+    for draft in store.drafts.open_ones(project.id):
+        discard_draft(store, project, draft)
     for run in store.history.held(project.id):
         discard_held(store, project, store.history.find(run), ())
     with store.alone(project.id):

@@ -155,8 +155,16 @@ class Hood(Workplace):
                 self.store, self.project, request.session, claim.run, tmp=tmp, must=request.own_tmp,
                 each_command=request.each_command, loopback=request.loopback,
             ) as seat:  # fmt: skip
-                request = request.replace(cwd=request.cwd or seat.cwd)
+                request = request.replace(cwd=request.cwd or seat.cwd or self._in_sight(request, seat.session.cwd))
                 return self._run(claim, request, wishes, seat, reason, may_run_again=may_run_again)
+
+    def _in_sight(self, request: Request, cwd: str) -> str:
+        """Return a directory that is in a request's draft alone; nothing where it is not."""
+        if request.draft_number is None or not cwd:
+            return ""
+        from fumehood.service.drafts import has_directory
+
+        return cwd if has_directory(self.store, self.project, request.draft_number, cwd) else ""
 
     def _run(
         self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None, reason: str,

@@ -77,12 +77,14 @@ class Drafts:
             raise _is_taken(draft.name)
         return draft.replace(base=draft.id, state=OPEN)
 
-    def left_unmade(self, project: int) -> list[int]:
-        """Forget the drafts of a project whose copies were never finished; return their numbers."""
-        where = "project = ? AND state = 'making'"
-        numbers = [number for (number,) in self.database.rows(f"SELECT id FROM drafts WHERE {where}", (project,))]
-        self.database.write(f"DELETE FROM drafts WHERE {where}", (project,))
-        return numbers
+    def forget_unmade(self, project: int) -> None:
+        """Forget the drafts of a project, whose lock is held, for which a copy was begun and not finished."""
+        self.database.write("DELETE FROM drafts WHERE project = ? AND state = 'making'", (project,))
+
+    def bases(self) -> set[int]:
+        """Return the drafts whose frozen copies are needed, or are being made."""
+        query = "SELECT coalesce(base, id) FROM drafts WHERE state = 'making' OR state = 'open' AND base IS NOT NULL"
+        return {number for (number,) in self.database.rows(query)}
 
     def remember(self, project: int, number: int, name: str) -> None:
         """Record a draft again that only its runs' own records tell of."""

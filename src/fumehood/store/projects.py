@@ -271,7 +271,7 @@ class Projects:
                     f"DELETE FROM {table} WHERE run IN (SELECT number FROM runs WHERE project = ?)", (number,)
                 )
             connection.execute(_FORGET_SESSIONS_GRANTS, (number,))
-            for table in ("files", "files_due", "runs", "roots", "sessions"):
+            for table in ("files", "files_due", "runs", "roots", "sessions", "drafts"):
                 connection.execute(f"DELETE FROM {table} WHERE project = ?", (number,))
             connection.execute("DELETE FROM projects WHERE id = ?", (number,))
         forget_seats(self.places)

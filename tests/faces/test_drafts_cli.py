@@ -1,0 +1,200 @@
+"""Drafts on the command line, through the hook and the MCP server's sandbox; and the best of several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import command_line
+from fumehood import Policy, Sandbox
+from patience import LONG_S, eventually
+
+pytestmark = pytest.mark.namespaces
+
+
+def told(cli: Any, *words: str, code: int = 0) -> Any:
+    done = cli(*words, "--json")
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return json.loads(done.stdout)
+
+
+def test_a_draft_is_made_looked_at_and_applied(cli: Any, project: Path) -> None:
+    (project / "a").write_text("old\n")
+    assert "begins" in cli("draft", "new", "one").stdout
+    assert cli("draft", "new", "one").returncode == 125
+    assert cli("run", "--draft", "two", "--", "true").returncode == 125
+    done = cli("run", "--draft", "one", "--", "echo new > a; echo b > b")
+    assert "fumehood draft apply one" in done.stderr
+    (row,) = told(cli, "draft", "list")["drafts"]
+    assert (row["name"], row["runs"], row["frozen"], row["running"]) == ("one", 1, False, False)
+    shown = told(cli, "draft", "show", "one")
+    assert [(each["change"], each["path"]) for each in shown["changes"]] == [("modified", "a"), ("added", "b")]
+    assert "+new" in cli("draft", "diff", "one").stdout
+    assert cli("draft", "diff", "one", "b").stdout.count("diff --git") == 1
+    assert [run["state"] for run in told(cli, "draft", "log", "one")["runs"]] == ["held"]
+    assert told(cli, "status")["held"] == []
+    assert cli("review").stdout == "nothing is held\n"
+    assert "3 changes" not in cli("draft", "show", "one").stdout
+    assert cli("draft", "rename", "one", "other").returncode == 0
+    assert told(cli, "draft", "apply", "other")["state"] == "applied"
+    assert (project / "b").read_text() == "b\n"
+    assert "no draft here" in cli("draft", "list").stdout
+    assert cli("undo").returncode == 0
+    assert os.listdir(project) == ["a"]
+
+
+def test_a_conflict_is_shown_with_marks_and_resolved_in_the_draft(cli: Any, project: Path) -> None:
+    (project / "a").write_text("old\n")
+    cli("draft", "new", "one")
+    cli("run", "--draft", "one", "--", "echo draft > a")
+    (project / "a").write_text("person\n")
+    done = cli("draft", "apply", "one")
+    assert done.returncode == 1
+    assert "<<<<<<< in the project\nperson\n=======\ndraft\n>>>>>>> draft one\n" in done.stdout
+    assert "nothing was applied" in done.stderr
+    (conflict,) = told(cli, "draft", "apply", "one", code=1)["conflicts"]
+    assert conflict["path"] == "a"
+    assert cli("draft", "rebase", "one").returncode == 1
+    assert cli("draft", "apply", "one").returncode == 125
+    cli("run", "--draft", "one", "--", "echo both > a")
+    assert cli("draft", "apply", "one").returncode == 0
+    assert (project / "a").read_text() == "both\n"
+
+
+def test_a_draft_is_exported_imported_and_discarded(cli: Any, project: Path, test_directory: Path) -> None:
+    cli("draft", "new", "one")
+    cli("run", "--draft", "one", "--", "echo b > b")
+    assert told(cli, "export", "one", "-o", str(test_directory / "it.tar"))["changes"] == 1
+    assert cli("draft", "discard", "one").returncode == 0
+    assert told(cli, "import", str(test_directory / "it.tar"), "--draft", "taken")["draft"] == "taken"
+    assert os.listdir(project) == []
+    assert cli("draft", "apply", "taken").returncode == 0
+    assert (project / "b").read_text() == "b\n"
+
+
+def test_a_hook_s_commands_can_be_in_a_draft_and_edits_are_then_asked_about(cli: Any, project: Path) -> None:
+    def asked(tool: str, **given: str) -> Any:
+        call = {"hook_event_name": "PreToolUse", "tool_name": tool, "tool_input": given, "session_id": "s",
+                "tool_use_id": tool, "cwd": str(project)}  # fmt: skip
+        answer = cli("hook", "--client", "claude", "--draft", "agent", input=json.dumps(call))
+        assert answer.returncode == 0, answer.stderr
+        return json.loads(answer.stdout)["hookSpecificOutput"]
+
+    line = asked("Bash", command="echo a > a; ls")["updatedInput"]["command"]
+    done = subprocess.run(line, shell=True, cwd=project, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("a\n")
+    assert "not applied" not in done.stdout
+    assert os.listdir(project) == []
+    assert told(cli, "draft", "list")["drafts"][0]["name"] == "agent"
+    assert asked("Write", file_path=str(project / "b"), content="b\n")["permissionDecision"] == "ask"
+
+
+def test_each_session_can_have_a_draft_of_its_own(home: Path, project: Path) -> None:
+    with Sandbox(project, policy=Policy(drafts="session")) as sandbox:
+        one, other = sandbox.session("one"), sandbox.session("other")
+        one.run("mkdir d; cd d; echo 1 > one")
+        assert one.run("pwd; ls").stdout == f"{project}/d\none\n"
+        assert other.run("ls").stdout == ""
+        assert sandbox.run("echo here > here").state == "applied"
+        assert [draft.name for draft in sandbox.drafts()] == ["one", "other"]
+        sandbox.draft("one").apply()
+        assert (project / "d/one").read_text() == "1\n"
+    with Sandbox(project, draft="named") as sandbox:
+        assert sandbox.session("agent").run("echo 2 > two").draft_name == "named"
+        assert not (project / "two").exists()
+
+
+SERVER = """exec python3 -u -c '
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 3000))
+print("ready")
+while True:
+    client, _ = listener.accept()
+    client.sendall(sys.argv[1].encode())
+    client.close()
+' {name}"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def forwarded(home: Path, project: Path) -> Iterator[dict[str, int]]:
+    """Ports here that lead to port 3000 of drafts."""
+    ports: dict[str, int] = {}
+    started = []
+    for name in (f"draft-{n}" for n in range(5)):
+        ports[name] = free_port()
+        command = [*command_line(), "forward", "3000", "--draft", name, "--to", str(ports[name])]
+        started.append((name, command))
+    processes: list[subprocess.Popen[str]] = []
+    with Sandbox(project) as sandbox:
+        servers = []
+        for name, command in started:
+            servers.append(sandbox.draft(name).start(SERVER.format(name=name)))
+            assert servers[-1].stdout.readline() == "ready\n"
+            processes.append(subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True))
+            stdout = processes[-1].stdout
+            assert stdout is not None
+            assert f"port 3000 of draft {name}" in stdout.readline()
+        yield ports
+        for process in processes:
+            process.kill()
+            process.communicate()
+        for server in servers:
+            server.kill()
+
+
+def test_five_servers_listen_on_one_port_in_five_drafts(forwarded: dict[str, int]) -> None:
+    for name, port in forwarded.items():
+        with socket.create_connection(("127.0.0.1", port), LONG_S) as client:
+            assert client.makefile().read() == name
+
+
+def test_the_best_of_several_is_told_in_a_table(cli: Any, project: Path) -> None:
+    done = cli(
+        "best", "-n", "3", "--jobs", "2", "--check", "grep -q good made", "--score", "cat made | wc -c", "--",
+        'case $FUMEHOOD_CANDIDATE in 1) echo bad > made;; *) echo good $FUMEHOOD_CANDIDATE > made;; esac',
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0] == ["score", "files", "lines", "time"]
+    assert lines[1][:2] == ["1", "failed"]
+    assert "← the best" in done.stdout
+    assert (project / "made").read_text().startswith("good")
+    assert cli("best", "-n", "2", "--check", "false", "--json", "--", "true").returncode == 1
+
+
+def test_ctrl_c_ends_all_candidates_and_leaves_what_is_done(cli: Any, project: Path) -> None:
+    line = "echo $FUMEHOOD_CANDIDATE > made; [ $FUMEHOOD_CANDIDATE = 1 ] || sleep 1000"
+    process = subprocess.Popen(
+        [*command_line(), "best", "-n", "4", "--jobs", "2", "--json", "--", line], cwd=project, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+    def is_first_done_and_others_run() -> bool:
+        states = [run["state"] for run in json.loads(cli("log", "--json").stdout)["runs"]]
+        return "held" in states and states.count("running") == 2
+
+    eventually(is_first_done_and_others_run)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=LONG_S)
+    assert process.returncode == 130, error
+    result = json.loads(out)
+    assert result["interrupted"]
+    assert [each["status"] for each in result["candidates"]] == ["passed", "ended", "ended", "not begun"]
+    assert os.listdir(project) == []
+    assert [each["name"] for each in told(cli, "draft", "list")["drafts"]] == result["drafts"]
+    assert len(result["drafts"]) == 1
+    assert cli("draft", "apply", result["drafts"][0]).returncode == 0
+    assert (project / "made").read_text() == "1\n"
