@@ -2,7 +2,8 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test installs mutate lint bench fuzz escape programs stories guard lock clean browser clients conformance suites site
+.PHONY: test installs mutate lint bench fuzz escape programs stories guard lock clean browser clients conformance suites \
+	site fleet
 
 # On all cores, as root and as an ordinary user at once; make test ARGS='-k undo', or ARGS='-n0 --pdb' to look closer
 test:
@@ -39,6 +40,11 @@ stories:
 # Real programs in the hood; make programs ARGS=--install has the missing ones installed.
 programs:
 	@$(PYTHON) tools/programs.py $(ARGS)
+
+# Workers and Redis killed at random while 200 jobs are done, and what a fleet costs; needs redis-server
+fleet:
+	@$(PYTHON) tests/fleet/kills.py $(ARGS)
+	@$(PYTHON) bench/fleet.py
 
 # The program that confines writing, from tools/guard.c; needs compilers for both machines.
 guard:

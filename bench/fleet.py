@@ -1,7 +1,7 @@
 """What a fleet costs: measures a real one on this machine, and works out from that what 1,000 workers could do.
 
-Run by the environment that has its packages: `make fleet ARGS=--bench` does. Figures are told as they are here; the
-ratios to a local run in the same minute are what can be compared.
+`make fleet` runs it, in the environment that has its packages. Figures are told as they are here; the ratios to a local
+run in the same minute are what can be compared.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(CHECKOUT / "src"), str(CHECKOUT / "tests"), str(CHECKOUT / "tests/fleet")]
 
-from machines import Machines  # noqa: E402 - found through the line above
-from redis import Redis  # noqa: E402
+from machines import Machines, packages  # noqa: E402 - found through the line above
+
+try:
+    from redis import Redis
+except ModuleNotFoundError:
+    python = str(packages("fleet") / "bin/python")
+    os.execv(python, [python, *sys.argv])
 
 from fumehood import Sandbox  # noqa: E402
 

@@ -89,6 +89,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as place:
-        outcome = story(Path(place), packages(), options.jobs, options.workers, options.every, options.seed)
+        outcome = story(Path(place), packages("fleet"), options.jobs, options.workers, options.every, options.seed)
     print(json.dumps(outcome, indent=2))
     sys.exit(0 if outcome.get("right") == outcome.get("recorded") == outcome.get("jobs") else 1)

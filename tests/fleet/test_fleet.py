@@ -113,13 +113,13 @@ def test_a_store_can_be_a_bucket(machines: Machines, project: Path, packages: Pa
     (project / "many").mkdir()
     for number in range(600):
         (project / f"many/{number}").write_text(str(number))
-    server = subprocess.Popen(
-        [packages / "bin/python", "-c", "from moto.server import main; main(['-p', '0'])"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    log = machines.directory / "moto.log"
+    with log.open("w") as printed:
+        serve = [packages / "bin/python", "-c", "from moto.server import main; main(['-p', '0'])"]
+        server = subprocess.Popen(serve, stdout=subprocess.DEVNULL, stderr=printed)
     try:
-        assert server.stderr is not None
-        address = next(line.split()[-1] for line in server.stderr if "Running on http" in line)
+        assert eventually(lambda: "Running on http" in log.read_text())
+        address = next(line.split()[-1] for line in log.read_text().splitlines() if "Running on http" in line)
         bucket = {
             "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y",
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -135,7 +135,7 @@ def test_a_store_can_be_a_bucket(machines: Machines, project: Path, packages: Pa
         assert "AWS_SECRET" not in run["output"]
     finally:
         server.kill()
-        server.communicate()
+        server.wait()
 
 
 def test_what_is_no_job_of_ours_is_never_looked_up(machines: Machines, project: Path, packages: Path) -> None:
@@ -172,6 +172,19 @@ def test_many_commands_on_one_base_end_in_a_draft_each(machines: Machines, proje
     assert {run["state"] for run in answer["runs"]} == {"held"}
     assert len({run["draft"] for run in answer["runs"]}) == 3
     assert all([each["path"] for each in run["changes"]] == ["src/a.py"] for run in answer["runs"])
+
+
+def test_the_best_of_several_candidates_is_applied(machines: Machines, project: Path) -> None:
+    filled(project)
+    machines.start_worker()
+    line = "echo $(( $FUMEHOOD_CANDIDATE % 3 )) > number"
+    check = "echo x > junk; test $(cat number) -gt 0"
+    result = sent(machines, project, "best", "-n", "4", "--check", check, "--score", "cat number", "--", line)
+    statuses = [(each["status"], each["score"], each["same_as"]) for each in result["candidates"]]
+    same = next(at for at, each in enumerate(statuses) if each[0] == "same")
+    assert (same in (0, 3), statuses[1], statuses[2]) == (True, ("passed", 2.0, None), ("failed", None, None))
+    assert (result["best"], result["state"], (project / "number").read_text()) == (2, "applied", "2\n")
+    assert not (project / "junk").exists()
 
 
 def test_a_sender_goes_away_and_comes_back(machines: Machines, project: Path) -> None:

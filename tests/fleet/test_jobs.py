@@ -26,7 +26,7 @@ OPEN = Policy(fleet=Fleet(unsigned=True, hosts=("pypi.org:443", "*.example.org")
 def job(**changed: Any) -> dict[str, Any]:
     whole = {
         "id": "0" * 26, "command": "true", "base": "a" * 64, "expires_at": time.time() + 60, "cwd": "", "timeout": None,
-        "root": "host", "hosts": [], "environment": {}, "secrets": [], "limits": {},
+        "root": "host", "hosts": [], "environment": {}, "secrets": [], "limits": {}, "check": "", "score": "",
     }  # fmt: skip
     return whole | changed
 
@@ -152,3 +152,23 @@ def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_d
             path.write_bytes((store / name[:2] / name).read_bytes())
     with pytest.raises(Missing, match="damaged"):
         BaseCache(str(test_directory / "cache"), blobs).tree(name)
+
+
+def test_copies_that_were_not_used_for_long_make_room(project: Path, home: Path, test_directory: Path) -> None:
+    from fumehood.service.fleet.base import BaseCache, clean, send, survey
+    from fumehood.service.fleet.blobs import FileBlobs
+    from fumehood.store.places import places
+
+    blobs = FileBlobs(f"file://{test_directory}/store")
+    cache = BaseCache(str(test_directory / "cache"), blobs)
+    (project / "shared").write_text("s" * 1000)
+    (project / "closed").mkdir(mode=0o555)
+    trees = []
+    for number in range(3):
+        (project / "own").write_text(str(number) * 1000)
+        trees.append(Path(cache.tree(send(str(project), survey(str(project), Policy(), places()), blobs))))
+    for tree in trees[:2]:
+        os.utime(tree.parent, (0, 0))
+    clean(str(test_directory / "cache"), 2500)
+    assert [tree.exists() for tree in trees] == [False, False, True]
+    assert len(os.listdir(test_directory / "cache/files")) == 2

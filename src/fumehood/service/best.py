@@ -20,7 +20,7 @@ from fumehood.service.drafting import Draft
 from fumehood.store.places import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from fumehood.core.policy import Limits
@@ -97,17 +97,17 @@ class BestOf:
         store, project = sandbox._store, sandbox._project
         first = drafts.new_draft(store, project, f"{name}-1", frozen=True)
         others = [store.drafts.new(project.id, f"{name}-{n}", base=first.id) for n in range(2, count + 1)]
-        self._drafts = [Draft(sandbox, record) for record in (first, *others)]
-        for draft in self._drafts:
+        self.drafts = [Draft(sandbox, record) for record in (first, *others)]
+        for draft in self.drafts:
             # What they may use is for all that run at once together.
             draft._hood = sandbox._hood.limited(shared(sandbox._hood.policy.limits, self._jobs))
-        self.candidates = [Candidate(number=n, draft=each.name) for n, each in enumerate(self._drafts, 1)]
+        self.candidates = [Candidate(number=n, draft=each.name) for n, each in enumerate(self.drafts, 1)]
 
     def run(self) -> bool:
         """Run all candidates to their ends; returns False where Ctrl-C ended them."""
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="fumehood-candidate") as pool:
             try:
-                for each in [pool.submit(self._go, at) for at in range(len(self._drafts))]:
+                for each in [pool.submit(self._go, at) for at in range(len(self.drafts))]:
                     each.result()
             except KeyboardInterrupt:
                 self._stopping.set()
@@ -139,10 +139,10 @@ class BestOf:
         candidate = candidate.replace(exit_code=run.exit_code)
         if self._is_over() or run.exit_code is None:
             return candidate.replace(status=ENDED)
-        draft = self._drafts[at]
+        draft = self.drafts[at]
         with drafts.Preview(draft._store, draft._project, draft._record) as whole:
             digest = digest_of_changes(whole)
-            added, removed = _lines(draft, whole)
+            added, removed = changed_lines(draft, whole)
             candidate = candidate.replace(files=len(whole.run.found), added=added, removed=removed)
         with self._lock:
             first = self._first_with.setdefault(digest, candidate.number)
@@ -167,33 +167,36 @@ class BestOf:
 
     def _ran(self, at: int, command: Command, **options: Any) -> Run:
         left = None if self._until is None else max(0.001, self._until - time.monotonic())
-        return self._drafts[at].run(
+        return self.drafts[at].run(
             command, env={NUMBER: str(at + 1)}, timeout=left, cancelled=self._stopping.is_set, **options
         )
 
-    def settled(self, *, keep: bool, applies: bool, is_interrupted: bool) -> Best:
-        """Apply the best candidate, and drop the others; after Ctrl-C, all that came to its end stays."""
-        ranked = sorted((each for each in self.candidates if each.status == PASSED), key=lambda each: each.rank)
-        best = ranked[-1] if ranked else None
-        applied, reason = None, ""
-        kept = [each for each in self.candidates if keep or each is best]
-        if is_interrupted or best is None:
-            reason = "interrupted: nothing was applied" if is_interrupted else "no candidate passed"
-            kept = [each for each in self.candidates if keep or each.status in (PASSED, FAILED)]
-        elif applies:
-            try:
-                applied = self._drafts[best.number - 1].apply()
-                kept.remove(best)
-            except ApplyFailed as error:
-                reason = error.message
-        names = {each.draft for each in kept}
-        for draft, candidate in zip(self._drafts, self.candidates, strict=True):
-            if candidate.draft not in names and (applied is None or candidate is not best):
-                draft.discard()
-        return Best(
-            candidates=tuple(self.candidates), best=best, run=applied, is_interrupted=is_interrupted, reason=reason,
-            kept=tuple(each.draft for each in kept),
-        )  # fmt: skip
+
+def settled(
+    candidates: Sequence[Candidate], lines: Sequence[Draft], *, keep: bool, applies: bool, is_interrupted: bool
+) -> Best:
+    """Apply the best candidate, and drop the others; after Ctrl-C, all that came to its end stays."""
+    ranked = sorted((each for each in candidates if each.status == PASSED), key=lambda each: each.rank)
+    best = ranked[-1] if ranked else None
+    applied, reason = None, ""
+    kept = [each for each in candidates if keep or each is best]
+    if is_interrupted or best is None:
+        reason = "interrupted: nothing was applied" if is_interrupted else "no candidate passed"
+        kept = [each for each in candidates if keep or each.status in (PASSED, FAILED)]
+    elif applies:
+        try:
+            applied = lines[best.number - 1].apply()
+            kept.remove(best)
+        except ApplyFailed as error:
+            reason = error.message
+    names = {each.draft for each in kept}
+    for draft, candidate in zip(lines, candidates, strict=True):
+        if candidate.draft not in names and (applied is None or candidate is not best):
+            draft.discard()
+    return Best(
+        candidates=tuple(candidates), best=best, run=applied, is_interrupted=is_interrupted, reason=reason,
+        kept=tuple(each.draft for each in kept),
+    )  # fmt: skip
 
 
 def shared(limits: Limits, jobs: int) -> Limits:
@@ -226,7 +229,7 @@ def digest_of_changes(whole: WholeDraft) -> str:
     return digest.hexdigest()
 
 
-def _lines(draft: Draft, whole: WholeDraft) -> tuple[int, int]:
+def changed_lines(draft: Draft, whole: WholeDraft) -> tuple[int, int]:
     """Count the lines that a draft adds and removes, of what is shown line by line."""
     added = removed = 0
     for each in each_difference(draft._store, whole.run, (), here=whole.run.project):
@@ -248,4 +251,6 @@ def best_of(
     """Run a command as several candidates, and apply the best of them."""
     comparison = BestOf(sandbox, command, count, jobs=jobs, check=check, score=score, timeout=timeout, tell=tell)
     is_interrupted = not comparison.run()
-    return comparison.settled(keep=keep, applies=applies, is_interrupted=is_interrupted)
+    return settled(
+        comparison.candidates, comparison.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted
+    )

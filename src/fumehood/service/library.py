@@ -344,20 +344,7 @@ class Sandbox(Commands):
         """
         from fumehood.service.fleet.sender import FleetSender
 
-        return FleetSender(
-            self._store, self._project, self._hood.policy, self._take_from_fleet, redis, blobs=store, key=key,
-            queue=queue, include=include,
-        )  # fmt: skip
-
-    def _take_from_fleet(self, path: str, title: str, signed: str, name: str) -> Run:
-        """Take up a job's changes in a draft of that name; what was begun of that before is thrown away."""
-        if self._store.drafts.at(self._project.id, name) is not None:
-            self.draft(name).discard()
-        draft = self.draft(name)
-        run = draft._imported(path, title, signed)
-        if run.state == "empty":
-            draft.discard()
-        return run
+        return FleetSender(self, redis, blobs=store, key=key, queue=queue, include=include)
 
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:
         """Bring back what lay at a path before a run, on a day (YYYY-MM-DD), or before it last changed.

@@ -49,7 +49,7 @@ def _best(context: Context) -> int:
             line, options.count, jobs=options.jobs, check=options.check, score=options.score, keep=options.keep,
             apply=not options.hold, timeout=options.timeout, on_candidate=None if is_silent else tell,
         )  # fmt: skip
-    context.say(result.as_dict, lambda: _show(result))
+    context.say(result.as_dict, lambda: show_best(result))
     if result.is_interrupted:
         return 130
     return int(result.best is None or (result.run is None and not options.hold))
@@ -60,7 +60,8 @@ def _status(candidate: Candidate) -> str:
     return f"{status}: {printable(candidate.reason)}" if candidate.reason else status
 
 
-def _show(result: Best) -> None:
+def show_best(result: Best) -> None:
+    """Show the candidates as a table, and what became of the best."""
     colour = paint()
     rows = [_HEADINGS]
     for each in result.candidates:

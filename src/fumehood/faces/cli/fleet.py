@@ -11,6 +11,7 @@ from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import Context, add_act
 from fumehood.faces.cli.look import tell_run
+from fumehood.faces.cli.output import whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +32,7 @@ def add_commands(add: Add) -> None:
         "  fumehood fleet plan --redis redis://queue.example.org\n  fumehood fleet run -- 'make test'\n"
         "  fumehood fleet map --from tasks.txt -- 'python solve.py {}'\n  fumehood fleet attach 01kabc…",
     )  # fmt: skip
-    add_act(fleet, "list", "plan", "run", "map", "attach", "cancel")
+    add_act(fleet, "list", "plan", "run", "map", "best", "attach", "cancel")
     fleet.add_argument("rest", nargs="*", metavar="COMMAND", help="the command, or the job's id")
     _add_redis(fleet)
     fleet.add_argument("--key", metavar="FILE", default="", help="sign the jobs with this key (default: sign.key)")
@@ -45,6 +46,11 @@ def add_commands(add: Add) -> None:
     fleet.add_argument("--limit", action="append", default=[], metavar="NAME=AMOUNT", help="as limits.NAME, in bytes")
     fleet.add_argument("--detach", action="store_true", help="don't wait: fleet attach ID comes back for it")
     fleet.add_argument("--from", dest="items", metavar="FILE", help="map: one job for each line; it stands for {}")
+    fleet.add_argument("-n", dest="count", type=whole_number(1, 1000), default=8, metavar="N", help="best: how many")
+    fleet.add_argument("--check", default="", metavar="CMD", help="best: what a candidate must pass; run in each")
+    fleet.add_argument("--score", default="", metavar="CMD", help="best: prints a number, the higher the better")
+    fleet.add_argument("--keep", action="store_true", help="best: keep the drafts of the others too")
+    fleet.add_argument("--hold", action="store_true", help="best: apply nothing")
     worker = add(
         "worker", "do what others send, in the hood, until it is ended", _worker,
         "  fumehood worker --redis rediss://:PASSWORD@queue.example.org\n"
@@ -98,7 +104,8 @@ def _fleet(context: Context) -> int:
 
     options, address = context.options, _address(context)
     acts: dict[str, Callable[[Context, FleetSender], int]] = {
-        "list": _list, "plan": _plan, "run": _run, "map": _map, "attach": _attach, "cancel": _cancel,
+        "list": _list, "plan": _plan, "run": _run, "map": _map, "best": _best,
+        "attach": _attach, "cancel": _cancel,
     }  # fmt: skip
     with Sandbox(context.project.path, face=CLI) as sandbox:
         try:
@@ -217,6 +224,18 @@ def _map(context: Context, sender: FleetSender) -> int:
     if context.as_json:
         context.say({"runs": [{"job": job, "item": ids[job], **runs[job].as_dict()} for job in ids]}, lambda: None)
     return max((1 if _status(run) else 0 for run in runs.values()), default=0)
+
+
+def _best(context: Context, sender: FleetSender) -> int:
+    from fumehood.faces.cli.best import show_best
+
+    options = context.options
+    result = sender.best(
+        _command(context), options.count, check=options.check, score=options.score, keep=options.keep,
+        apply=not options.hold, **_wishes(context),
+    )  # fmt: skip
+    context.say(result.as_dict, lambda: show_best(result))
+    return 130 if result.is_interrupted else int(result.best is None or (result.run is None and not options.hold))
 
 
 def _cancel(context: Context, sender: FleetSender) -> int:

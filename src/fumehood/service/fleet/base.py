@@ -176,10 +176,12 @@ def send(path: str, base: Base, blobs: Blobs) -> str:
     name = digest(manifest)
     contents = base.contents
     lacking = blobs.missing([*contents, name])
+    wanted = sorted(lacking - {name})
     with Closing(open_top(path)) as top, Parents(top) as parents:
-        for content in lacking - {name}:
-            if blobs.put(_content(parents, contents[content])) != content:
-                raise BadRequest(f"{printable(contents[content])} changed while it was read", hint="try again")
+        read = blobs.put_all(_content(parents, contents[content]) for content in wanted)
+        for expected, content in zip(wanted, read, strict=True):
+            if expected != content:
+                raise BadRequest(f"{printable(contents[expected])} changed while it was read", hint="try again")
     if name in lacking:
         blobs.put(manifest)
     return name
@@ -286,22 +288,24 @@ class BaseCache:
         os.utime(beside, (_SAME_TIME, _SAME_TIME))
         os.rename(beside, place)
 
-    def clean(self, budget: int) -> None:
-        """Remove the trees that were not used for longest, until what is left fits; and files that no tree has."""
-        with open(self._lock, "a", encoding="ascii") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            while self._used() > budget and (trees := os.listdir(self._trees)):
-                oldest = min(trees, key=lambda name: os.stat(f"{self._trees}/{name}").st_mtime)
-                if time.time() - os.stat(f"{self._trees}/{oldest}").st_mtime < _RECENT_S:
-                    return
-                shutil.rmtree(f"{self._trees}/{oldest}", onerror=_opened)
-                for name in os.listdir(self._files):
-                    if os.stat(f"{self._files}/{name}").st_nlink == 1:
-                        os.unlink(f"{self._files}/{name}")
 
-    def _used(self) -> int:
-        with os.scandir(self._files) as files:
-            return sum(each.stat().st_size for each in files)
+def clean(directory: str, budget: int) -> None:
+    """Remove a worker's trees that were not used for longest, until the rest fits; and files that no tree has."""
+    files, trees = f"{directory}/files", f"{directory}/trees"
+    if not os.path.isdir(trees):
+        return
+    with open(f"{directory}/lock", "a", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        oldest_first = sorted(os.scandir(trees), key=lambda each: each.stat().st_mtime)
+        for tree in oldest_first:
+            with os.scandir(files) as entries:
+                used = sum(each.stat().st_size for each in entries)
+            if used <= budget or time.time() - tree.stat().st_mtime < _RECENT_S:
+                return
+            shutil.rmtree(tree.path, onerror=_opened)
+            for each in list(os.scandir(files)):
+                if each.stat().st_nlink == 1:
+                    os.unlink(each.path)
 
 
 def _opened(remove: Callable[[str], object], path: str, _error: object) -> None:

@@ -13,7 +13,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.service.fleet.jobs import KEPT_S, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from redis import Redis
 
@@ -37,18 +37,32 @@ class Blobs:
         """Return those that are not in the store; those that are will stay for a while."""
         raise NotImplementedError
 
-    def _put(self, name: str, packed: bytes) -> None:
+    def _put(self, packed: Mapping[str, bytes]) -> None:
         raise NotImplementedError
 
     def _get(self, names: Sequence[str]) -> Sequence[bytes | None]:
         raise NotImplementedError
 
-    def put(self, data: bytes) -> str:
-        """Keep a content; returns its name."""
-        name, packed = digest(data), zlib.compress(data, 1)
-        self._put(name, packed)
-        self.sent += len(packed)
-        return name
+    def put(self, *contents: bytes) -> list[str]:
+        """Keep contents; returns their names."""
+        return list(self.put_all(contents))
+
+    def put_all(self, contents: Iterable[bytes]) -> Iterator[str]:
+        """Keep contents, some at once; yields their names."""
+        some: dict[str, bytes] = {}
+        for data in contents:
+            name = digest(data)
+            some[name] = zlib.compress(data, 1)
+            yield name
+            if len(some) == _MOST_AT_ONCE or sum(map(len, some.values())) > _AT_ONCE:
+                self._flush(some)
+                some = {}
+        self._flush(some)
+
+    def _flush(self, some: Mapping[str, bytes]) -> None:
+        if some:
+            self._put(some)
+            self.sent += sum(map(len, some.values()))
 
     def get(self, sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes]]:
         """Fetch contents by their names, each with the most bytes that it can have, some at once."""
@@ -93,12 +107,16 @@ class RedisBlobs(Blobs):
                 lacking |= {name for name, is_there in zip(some, pipeline.execute(), strict=True) if not is_there}
         return lacking
 
-    def _put(self, name: str, packed: bytes) -> None:
-        if len(packed) > _LARGEST_IN_REDIS:
+    def _put(self, packed: Mapping[str, bytes]) -> None:
+        largest = max(map(len, packed.values()))
+        if largest > _LARGEST_IN_REDIS:
             raise BadRequest(
-                f"{len(packed) >> 20} MiB are too much for Redis", hint="--store names a directory or bucket for all"
+                f"{largest >> 20} MiB are too much for Redis", hint="--store names a directory or bucket for all"
             )
-        self._connection.set(_key(name), packed, ex=KEPT_S)
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for name, data in packed.items():
+                pipeline.set(_key(name), data, ex=KEPT_S)
+            pipeline.execute()
 
     def _get(self, names: Sequence[str]) -> Sequence[bytes | None]:
         contents: list[bytes | None] = self._connection.mget([_key(name) for name in names])
@@ -132,15 +150,16 @@ class FileBlobs(Blobs):
             return set(names) - there
         return {name for name in names if not self._files.exists(self._place(name))}
 
-    def _put(self, name: str, packed: bytes) -> None:
-        place = self._place(name)
+    def _put(self, packed: Mapping[str, bytes]) -> None:
         if not self._is_here:
-            self._files.pipe_file(place, packed)
+            self._files.pipe({self._place(name): data for name, data in packed.items()})
             return
-        self._files.makedirs(os.path.dirname(place), exist_ok=True)
-        beside = f"{place}.{os.getpid()}-{os.urandom(4).hex()}"
-        self._files.pipe_file(beside, packed)
-        os.rename(beside, place)
+        for name, data in packed.items():
+            place = self._place(name)
+            self._files.makedirs(os.path.dirname(place), exist_ok=True)
+            beside = f"{place}.{os.getpid()}-{os.urandom(4).hex()}"
+            self._files.pipe_file(beside, data)
+            os.rename(beside, place)
 
     def _get(self, names: Sequence[str]) -> Sequence[bytes | None]:
         contents: dict[str, Any] = self._files.cat([self._place(name) for name in names], on_error="return")

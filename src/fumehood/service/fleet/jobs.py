@@ -63,6 +63,8 @@ class SignedJob(Value):
     environment: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()  # variables that the worker has
     limits: tuple[tuple[str, float], ...] = ()
+    check: str = ""  # a shell line that is run after it and must succeed; what it writes is thrown away
+    score: str = ""  # one that prints a number at its end, where the check has
 
     def text(self) -> str:
         """The job as it travels."""
@@ -117,7 +119,7 @@ SCHEMA: dict[str, Callable[[Any], Any]] = {
     "base": _matching("a SHA-256 sum", _HASH), "expires_at": _time,
     "cwd": _inside, "timeout": lambda value: None if value is None else kinds.SECONDS.read(value),
     "root": kinds.ROOT.read, "hosts": kinds.HOSTS.read, "environment": kinds.TABLE.read, "secrets": _secrets,
-    "limits": _limits,
+    "limits": _limits, "check": kinds.TEXT.read, "score": kinds.TEXT.read,
 }  # fmt: skip
 
 

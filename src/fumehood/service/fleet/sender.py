@@ -25,6 +25,18 @@ from fumehood.core.changes import FILE
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
+from fumehood.service.best import (
+    BROKEN,
+    FAILED,
+    NUMBER,
+    PASSED,
+    SAME,
+    Candidate,
+    changed_lines,
+    digest_of_changes,
+    settled,
+)
+from fumehood.service.drafts import Preview
 from fumehood.service.fleet import jobs
 from fumehood.service.fleet.base import send, survey
 from fumehood.service.fleet.blobs import Missing, opened
@@ -34,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fumehood.core.policy import Policy
+    from fumehood.service.best import Best
     from fumehood.service.fleet.base import Base
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
@@ -51,13 +64,15 @@ class FleetSender:
     """Sends a project's commands to workers: `Sandbox.fleet` makes one."""
 
     def __init__(
-        self, store: Store, project: Project, policy: Policy, take: Callable[[str, str, str, str], Run], url: str, *,
-        blobs: str = "", key: str = "", queue: str = "", include: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        self._store, self._project, self._policy, self._take = store, project, policy, take
+        self, sandbox: Any, url: str, *, blobs: str = "", key: str = "", queue: str = "", include: Sequence[str] = ()
+    ) -> None:
+        self._sandbox = sandbox
+        self._store: Store = sandbox._store
+        self._project: Project = sandbox._project
+        self._policy: Policy = sandbox._hood.policy
         self._connection = jobs.connected(url)
         self._blobs = opened(blobs, self._connection)
-        self._key = key or policy.sign.key
+        self._key = key or self._policy.sign.key
         self._queue = jobs.queue(queue or jobs.QUEUE, self._connection)
         self._include = tuple(include)
         self._base = ""
@@ -89,12 +104,13 @@ class FleetSender:
     def send(
         self, command: Command, *, cwd: str = "", timeout: float | None = None, hosts: Sequence[str] = (),
         root: str = "host", env: Mapping[str, str] | None = None, secrets: Sequence[str] = (),
-        limits: Mapping[str, int] | None = None, fresh: bool = True,
+        limits: Mapping[str, int] | None = None, check: str = "", score: str = "", fresh: bool = True,
     ) -> str:  # fmt: skip
         """Send a command, and the project's base where the store lacks it; returns the job's id.
 
         `secrets` are names of variables that the worker has. `limits` are as in the configuration; the worker's own
-        count where they are lower. Without `fresh`, the base is the one of the last command sent from here.
+        count where they are lower. `check` and `score` are run after it, as `best` has them. Without `fresh`, the base
+        is the one of the last command sent from here.
         """
         if fresh or not self._base:
             self._base = send(self._project.path, self._survey(), self._blobs)
@@ -103,6 +119,7 @@ class FleetSender:
             id=new_id().lower(), command=command if isinstance(command, str) else tuple(command), base=self._base,
             expires_at=time.time() + jobs.KEPT_S, cwd=cwd, timeout=timeout, root=root, hosts=tuple(hosts),
             environment=tuple((env or {}).items()), secrets=tuple(secrets), limits=tuple((limits or {}).items()),
+            check=check, score=score,
         )  # fmt: skip
         text = job.text()
         jobs.read(text)  # in the sender's words rather than in a worker's
@@ -134,6 +151,55 @@ class FleetSender:
         ids = [self.send(command, fresh=number == 0, **options) for number, command in enumerate(commands)]
         runs = dict(self.results(ids))
         return [runs[each] for each in ids]
+
+    def best(
+        self, command: Command, n: int = 8, *, check: str = "", score: str = "", keep: bool = False,
+        apply: bool = True, env: Mapping[str, str] | None = None,
+        on_candidate: Callable[[Candidate], object] | None = None, **options: Any,
+    ) -> Best:  # fmt: skip
+        """Have a command done as `n` candidates on one base, and apply the best, as `Sandbox.best` does here."""
+        options |= {"check": check, "score": score}
+        numbered = [{**(env or {}), NUMBER: str(number)} for number in range(1, n + 1)]
+        ids = [self.send(command, env=each, fresh=not at, **options) for at, each in enumerate(numbered)]
+        candidates = [Candidate(number=number, draft=_draft(job)) for number, job in enumerate(ids, 1)]
+        first_with: dict[str, int] = {}
+        is_interrupted = False
+        try:
+            for job, run in self.results(ids):
+                at = ids.index(job)
+                candidates[at] = self._candidate(candidates[at], run, self._note(job), first_with)
+                if on_candidate is not None:
+                    on_candidate(candidates[at])
+        except KeyboardInterrupt:
+            is_interrupted = True
+            for job in ids:
+                if not self._note(job)["run"]:
+                    self.cancel(job)
+        lines = [self._sandbox.draft(each.draft) for each in candidates]
+        return settled(candidates, lines, keep=keep, applies=apply, is_interrupted=is_interrupted)
+
+    def _candidate(
+        self, candidate: Candidate, run: Run, note: Mapping[str, Any], first_with: dict[str, int]
+    ) -> Candidate:
+        candidate = candidate.replace(exit_code=run.exit_code, duration_s=run.duration_s)
+        if run.exit_code is None:
+            return candidate.replace(status=BROKEN, reason=run.reason)
+        draft = self._sandbox.draft(candidate.draft)
+        with Preview(self._store, self._project, draft._record) as whole:
+            digest = digest_of_changes(whole)
+            added, removed = changed_lines(draft, whole)
+            candidate = candidate.replace(files=len(whole.run.found), added=added, removed=removed)
+        first = first_with.setdefault(digest, candidate.number)
+        if first != candidate.number:
+            return candidate.replace(status=SAME, same_as=first)
+        code, score = note.get("check_code"), note.get("score")
+        candidate = candidate.replace(
+            check_code=code, status=FAILED if (run.exit_code if code is None else code) else PASSED
+        )
+        try:
+            return candidate if score is None else candidate.replace(score=float(score))
+        except ValueError:
+            return candidate.replace(reason="the score printed no number at its end")
 
     def attach(self, job: str, *, on_output: Callable[[str, str], object] | None = None) -> Run:
         """Wait for a job that was sent, perhaps by another process long ago, and return its run."""
@@ -232,7 +298,7 @@ class FleetSender:
     # ---- Into the record, once.
 
     def _taken(self, job: str, outcome: Outcome) -> Run:
-        with Alone(self._store.places.lock(f"fleet-{job}")):
+        with Alone(self._store.places.lock(_draft(job))):
             note = self._note(job)
             if note["run"]:
                 return self._store.history.find(note["run"])
@@ -241,7 +307,18 @@ class FleetSender:
                 run = self._held(job, title, outcome) if "bundle" in outcome else self._without_changes(title, outcome)
             except (BadRequest, Missing) as error:
                 run = self._without_changes(title, {"failed": f"what it changed can't be taken up: {error.message}"})
-            self._write(note | {"run": run.run})
+            judged = {name: outcome.get(name) for name in ("check_code", "score")}
+            self._write(note | judged | {"run": run.run})
+        return run
+
+    def _take(self, path: str, title: str, signed: str, name: str) -> Run:
+        """Take up a job's changes in a draft of that name; what was begun of that before is thrown away."""
+        if self._store.drafts.at(self._project.id, name) is not None:
+            self._sandbox.draft(name).discard()
+        draft = self._sandbox.draft(name)
+        run: Run = draft._imported(path, title, signed)
+        if run.state == "empty":
+            draft.discard()
         return run
 
     def _held(self, job: str, title: str, outcome: Outcome) -> Run:
@@ -250,7 +327,7 @@ class FleetSender:
             for _, data in self._blobs.get([(str(bundle["name"]), _LARGEST_BUNDLE)]):
                 file.write(data)
             file.flush()
-            run = self._take(file.name, title, outcome["signed"], f"fleet-{job}")
+            run = self._take(file.name, title, outcome["signed"], _draft(job))
         run.exit_code, run.timed_out = report["exit_code"], bool(report["timed_out"])
         run.duration_s, run.network = float(report["duration_s"]), str(report["network"])
         run.blocked = tuple(Blocked(**each) for each in report["blocked"])
@@ -309,6 +386,10 @@ def _flat(pieces: Any) -> Iterator[tuple[Any, dict[bytes, bytes]]]:
             yield from _flat(each)
         else:
             yield each
+
+
+def _draft(job: str) -> str:
+    return f"fleet-{job}"
 
 
 def _shown(command: Any) -> str:

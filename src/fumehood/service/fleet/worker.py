@@ -14,24 +14,26 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import closing
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 from rq import Queue, Worker
+from rq.exceptions import AbandonedJobError
 from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
-from fumehood.core.judge import HOLD
+from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.report import printable, short
-from fumehood.errors import BadRequest, FumehoodError, Refused
+from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.signing import JOB, RESULT, sign
 from fumehood.service.bundles import export
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import BaseCache
+from fumehood.service.fleet.base import BaseCache, clean
 from fumehood.service.fleet.blobs import opened
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
+    from fumehood.service.fleet.blobs import Blobs
 
 TAKEN_UP_S = 15  # by then, an idle worker has the job of one that was killed
 _BEAT_S = 2  # seconds between two signs of life
@@ -61,7 +64,7 @@ class FleetWorker(Worker):
             queues, connection=connection, job_class=jobs.FleetJob, queue_class=jobs.FleetQueue,
             serializer=JSONSerializer, job_monitoring_interval=_BEAT_S, maintenance_interval=jobs.LOOK_S,
             worker_ttl=15 + _BEAT_S,  # RQ waits 15 seconds less for a job: then it looks for lost ones
-            default_result_ttl=jobs.KEPT_S, log_job_description=False,
+            default_result_ttl=jobs.KEPT_S, log_job_description=False, exception_handlers=[_give_up],
         )  # fmt: skip
         self._workshop = workshop
         self.is_to_end = False
@@ -95,14 +98,19 @@ class FleetWorker(Worker):
         return bool(super().perform_job(job, queue))
 
 
+def _give_up(job: RqJob, _kind: type, error: BaseException, _trace: object) -> None:
+    """Have a job tried again only where Redis was the trouble: ours would be the same the next time."""
+    if not isinstance(error, (RedisError, AbandonedJobError)):
+        job.retries_left = 0
+
+
 class Workshop:
     """What a worker does jobs with: its store of contents, its copies of bases, and records that only it has."""
 
     def __init__(self, connection: Redis, store: str, directory: str, settings: Policy) -> None:
         self._connection, self._settings = connection, settings
-        self._blobs = opened(store, connection)
-        self._cache = BaseCache(directory, self._blobs)
-        self._cache.clean(settings.fleet.budget)
+        self._store, self._directory = store, directory
+        clean(directory, settings.fleet.budget)
 
     def do(self, name: str, text: Any, signature: Any) -> dict[str, Any]:
         """Do a job; returns the result as it travels: a text, and this worker's signature of it if it has a key."""
@@ -113,7 +121,8 @@ class Workshop:
             if job.id != name:
                 raise Refused("the job came under the name of another")
             result |= self._done(job)
-        except FumehoodError as error:
+        except (FumehoodError, OSError) as trouble:
+            error = trouble if isinstance(trouble, FumehoodError) else plain_error(trouble)
             result |= {"refused" if isinstance(error, (BadRequest, Refused)) else "failed": error.message}
             result["hint"] = error.hint
         result["duration_s"] = time.time() - began
@@ -124,7 +133,8 @@ class Workshop:
         return {"result": whole, "signature": sign(key, RESULT, whole.encode()) if key else ""}
 
     def _done(self, job: jobs.SignedJob) -> dict[str, Any]:
-        project = self._cache.tree(job.base)
+        blobs = opened(self._store, self._connection)  # in this process: what fsspec has is not to be forked
+        project = BaseCache(self._directory, blobs).tree(job.base)
         secrets = self._secrets(job)
         policy = jobs.limited(self._settings, job)
         drop = (*policy.environment.drop, *_OWN_VARIABLES)
@@ -138,7 +148,7 @@ class Workshop:
                 command, cwd=os.path.join(project, job.cwd), apply=HOLD, env=dict(job.environment),
                 on_output=self._teller(job.id),
             )  # fmt: skip
-            result = {"report": _report(run, project), "bundle": self._bundle(run)}
+            result = {"report": _report(run, project), "bundle": _bundle(run, blobs), **_judged(sandbox, job)}
             if run.state == "held":
                 sandbox.discard(run)
         return result
@@ -162,17 +172,26 @@ class Workshop:
 
         return tell
 
-    def _bundle(self, run: Run) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory(dir=places().state) as directory:
-            path = f"{directory}/bundle"
-            store = OpenedStore()
-            try:
-                count = export(store, run, path, may_be_empty=True)
-            finally:
-                store.close()
-            with open(path, "rb") as file:
-                data = file.read()
-        return {"name": self._blobs.put(data), "size": len(data), "changes": count}
+
+def _bundle(run: Run, blobs: Blobs) -> dict[str, Any]:
+    """Put what a run changed into the store."""
+    with tempfile.TemporaryDirectory(dir=places().state) as directory, closing(OpenedStore()) as store:
+        path = f"{directory}/bundle"
+        count = export(store, run, path, may_be_empty=True)
+        with open(path, "rb") as file:
+            data = file.read()
+    (name,) = blobs.put(data)
+    return {"name": name, "size": len(data), "changes": count}
+
+
+def _judged(sandbox: Sandbox, job: jobs.SignedJob) -> dict[str, Any]:
+    """Run a job's check and score on what it has left."""
+    judged: dict[str, Any] = {"check_code": None, "score": None}
+    for name, line in (("check_code", job.check), ("score", job.score)):
+        if line and not judged["check_code"]:
+            run = sandbox.run(line, apply=DISCARD, env=dict(job.environment))
+            judged[name] = run.exit_code if name == "check_code" else (run.stdout.split() or [""])[-1]
+    return judged
 
 
 def _report(run: Run, project: str) -> dict[str, Any]:
