@@ -404,12 +404,12 @@ def test_the_real_command_runs_through_the_wrapper(real_checkout: Checkout, proj
 
 @pytest.mark.installs
 def test_a_client_is_not_connected_to_a_server_that_can_not_start(real_checkout: Checkout) -> None:
-    refused = real_checkout.run("setup", "cursor", "--yes")
+    refused = real_checkout.run("setup", "cursor", "--mcp", "--yes")
     assert refused.status == 125
     assert "installing 32 packages with" in refused.stderr
     assert "ERROR: the MCP server can't be started here" in refused.stderr
     assert not (real_checkout.home / ".cursor").exists()
-    assert real_checkout.run("setup", "cursor", "--yes", "--print").status == 0
+    assert real_checkout.run("setup", "cursor", "--mcp", "--yes", "--print").status == 0
 
 
 MARKING = "import os; os.close(os.open(os.environ['HOME'] + '/mark', os.O_CREAT))"
