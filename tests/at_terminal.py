@@ -26,7 +26,7 @@ class Terminal:
         self.resize(rows, columns)
         self.before = self.modes()
         self.process = subprocess.Popen(
-            command, cwd=cwd, env=os.environ | {"TERM": "xterm-256color"} | dict(env or {}),
+            command, cwd=cwd, env=os.environ | {"TERM": "xterm-256color", "PAGER": "cat"} | dict(env or {}),
             stdin=self._slave, stdout=self._slave, stderr=self._slave, preexec_fn=_take_terminal,  # noqa: PLW1509
         )  # fmt: skip
 

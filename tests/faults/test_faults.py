@@ -79,6 +79,7 @@ def test_killed_at_any_call_the_project_is_before_or_after(act, staged, cache):
     need(not staged or os.path.isdir("/dev/shm"), "there is no second file system")
     found, after = points(act, staged=staged, cache=cache)
     needed = NEEDED[act] | (COPYING if staged and NEEDED[act] >= STEPS else set())
+    needed -= {"symlink"} if act == "merge" else set()  # it is about a text alone
     assert needed <= {point.effect for point in found}
     outcomes = [tried(point, after, cache) for point in spread(found, SHARE)]
     assert {outcome.became for outcome in outcomes} <= {"before", "after"}

@@ -50,7 +50,7 @@ def steps(store: Store, act: Callable[[], object]) -> int:
 def make_long(store: Store, template: Run) -> None:
     """Let many more runs have done what one did, before it and in other directories."""
     columns = [row[1] for row in store.database.rows("PRAGMA table_info(runs)")]
-    own = {"number": "-?1", "id": "'00' || ?1", "layer": "'00' || ?1"}
+    own = {"number": "-?1", "project_number": "1000 + ?1", "id": "'00' || ?1", "layer": "'00' || ?1"}
     numbers = ", ".join(own.get(name, name) for name in columns)
     with store.database.transaction() as connection:
         for n in range(1, MANY + 1):

@@ -91,7 +91,8 @@ def test_every_mount_is_restricted(sandbox, project):
     homes = {os.environ["HOME"], pwd.getpwuid(os.geteuid()).pw_dir}
     written = {path for path, each in options.items() if "rw" in each}
     kernel = set() if os.geteuid() == 0 else {"/proc"}
-    assert written - homes == {str(project), "/tmp", "/dev/shm", "/dev/pts", *kernel}
+    playground = f"{os.environ['HOME']}/playground"
+    assert written - homes == {str(project), playground, "/tmp", "/dev/shm", "/dev/pts", *kernel}
 
 
 def test_a_terminal_works_in_there(sandbox):
