@@ -100,7 +100,7 @@ def may_be_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
     return run.capture == COPY or any(has_entries(layer.upper) for layer in layers)
 
 
-def _remove_note(path: str) -> None:
+def remove_note(path: str) -> None:
     """Remove what was noted of a command: it has ended."""
     try:
         os.unlink(path)
@@ -225,10 +225,10 @@ def _left_of(layer: Layer) -> list[str]:
 def drop_scratch(layers: Sequence[Layer]) -> None:
     """Remove what only the mount needed, and what was noted of the command while it ran."""
     above = os.path.dirname(layers[0].upper)
-    _remove_note(f"{above}/{INIT}")
-    _remove_note(f"{above}/{SETTLED}")
+    remove_note(f"{above}/{INIT}")
+    remove_note(f"{above}/{SETTLED}")
     if any(layer.below or layer.frozen for layer in layers):
-        _remove_note(f"{above}/{_BELOW}")
+        remove_note(f"{above}/{_BELOW}")
     for layer in layers:
         if _drop_usual_work(layer):
             continue
