@@ -24,7 +24,7 @@ project = Path(sys.argv[1])
 def fumehood(*words, stdin=subprocess.DEVNULL, status=(0, 125)):
     done = subprocess.run([*command_line(), *words], cwd=project, stdin=stdin, capture_output=True, text=True)
     assert "Traceback" not in done.stderr, (words, done.stderr)
-    assert done.returncode in status, (words, done.returncode, done.stderr)
+    assert done.returncode in status, (words, done.returncode, done.stderr, done.stdout[-1000:])
     if done.returncode == 125:
         assert done.stderr.startswith("ERROR: ") and "hint: " in done.stderr, (words, done.stderr)
         assert "move the database away" not in done.stderr
@@ -129,7 +129,7 @@ commands = {
     "few entries are left": f"for i in $(seq {free()[1] - 100}); do : > n$i; done; echo new > kept",
 }
 # Whoever looks after a command that lasts may have ended it, because the disk is full: by a signal, with 137.
-done = fumehood("run", "--json", "--", commands[sys.argv[2]], status=(0, 137))
+done = fumehood("run", "--json", "--", commands[sys.argv[2]], status=(0, 1, 137))
 run = json.loads(done.stdout)
 assert run["state"] == "held", (run["state"], run["reason"])
 assert run["reason"].endswith("so what it wrote may not be whole") or "written: the disk has" in run["reason"], run
