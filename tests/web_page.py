@@ -80,6 +80,19 @@ class WebPage:
         assert answer.status == 200, answer.text.partition('role="alert">')[2] or answer
         return answer.text
 
+    def first(self, path: str, until: bytes) -> str:
+        """Return what a stream of events says until something comes."""
+        connection = http.client.HTTPConnection(self.host, timeout=LONG_S)
+        connection.request("GET", path, headers={"Host": self.host, "Cookie": self.cookie})
+        response = connection.getresponse()
+        said = b""
+        while until not in said:
+            piece = response.read1(1 << 16)
+            assert piece, said[-500:]
+            said += piece
+        connection.close()
+        return said.decode()
+
     def send(self, path: str, /, **fields: str | list[str]) -> Answer:
         """Send a form, as the page itself would."""
         return self.ask(

@@ -21,6 +21,7 @@ SHAPES = {
 PICTURES = os.environ.get("FUMEHOOD_TESTS_PICTURES")  # where to put what was seen
 AWAITED = {
     "now": "text=compiled part", "running": "text=compiled part",
+    "run": ".diff table", "held": ".diff table", "draft": ".diff table",
     "file": ".content table", "settings": ".content table",
 }  # fmt: skip
 AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
@@ -58,7 +59,8 @@ def test_every_view_is_for_everybody(
                 findings[f"{name}, {shape}"] = _looked_at(somebody.go(path), name, shape)
             # A page that is not there is one of the views.
             somebody.complaints[:] = [each for each in somebody.complaints if "404" not in each]
-    assert {name: wrong for name, wrong in findings.items() if wrong} == {}
+    wrong = [f"{name}: {each}" for name, some in findings.items() for each in some]
+    assert not wrong, "\n".join(wrong)
 
 
 def _looked_at(page: Page, name: str, shape: str) -> list[str]:

@@ -85,21 +85,23 @@ def _told(house: House) -> Callable[[Request, Exception], Response]:
     """Return what tells of an error: in one line, with what to do about it."""
 
     def tell(request: Request, error: Exception) -> Response:
-        status = 404 if request.method == "GET" else 409
         if isinstance(error, HTTPException):
             plain: FumehoodError = BadRequest(f"{request.url.path}: {error.detail}", hint="choose one of the views")
             status = error.status_code
         else:
             plain = plain_error(error)
-            status = status if isinstance(error, FumehoodError) else 500
+            was_asked = isinstance(error, BadRequest if request.method == "GET" else FumehoodError)
+            status = 500 if not was_asked else 404 if request.method == "GET" else 409
         if request.url.path.startswith("/api/"):
             return api.refusal(plain, status)
         if request.headers.get("hx-request"):
             return HTMLResponse(house.fragment("error_part.html", error=plain), status)
         back = request.headers.get("referer", "").partition(request.url.netloc)[2]
-        shown = house.render(
-            "error.html", request, error=plain, title="That did not work", back=back if back.startswith("/") else "/",
-            is_stale=isinstance(error, ChangedMeanwhile),
+        # What can't be read now may be what other pages show of it all: this one shows only what is wrong.
+        shown = house.fragment(
+            "error.html", error=plain, title="That did not work", back=back if back.startswith("/") else "/",
+            is_stale=isinstance(error, ChangedMeanwhile), path=request.url.path, open_questions=(),
+            counts={"questions": "", "waiting": ""},
         )  # fmt: skip
         return HTMLResponse(shown, status)
 

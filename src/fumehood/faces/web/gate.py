@@ -13,7 +13,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.responses import HTMLResponse, PlainTextResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +28,10 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]  # fmt: skip
 _SAFE = frozenset({"GET", "HEAD"})
+_WELCOME = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Fumehood</title>'
+    '<meta http-equiv="refresh" content="0; url=/"><p><a href="/">Go on</a></p></html>\n'
+)
 _USED = (
     "This browser is not known here: the link was used already, or the page was started anew since.\n"
     "End `fumehood web`, start it again, and open the link that it prints.\n"
@@ -63,7 +67,7 @@ class Gate:
         else:
             await self._app(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope) -> PlainTextResponse | RedirectResponse | None:
+    def _refusal(self, scope: Scope) -> PlainTextResponse | HTMLResponse | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host, path = headers.get("host", ""), scope["path"]
         if host not in self._hosts:
@@ -82,11 +86,12 @@ class Gate:
         is_known = path.startswith("/static/") or _same(self._cookie_of(headers), self._cookie)
         return None if is_known else PlainTextResponse(_USED, 403)
 
-    def _welcome(self, token: str) -> PlainTextResponse | RedirectResponse:
+    def _welcome(self, token: str) -> PlainTextResponse | HTMLResponse:
         if not self.token or not _same(token, self.token):
             return PlainTextResponse(_USED, 403)
         self.token = ""
-        response = RedirectResponse("/", 303)
+        # Not by a redirect: a browser that came from a link on another site would not send a strict cookie along.
+        response = HTMLResponse(_WELCOME)
         response.set_cookie(self._name, self._cookie, httponly=True, samesite="strict", path="/")
         return response
 

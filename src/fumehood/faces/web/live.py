@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import time
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 from starlette.responses import StreamingResponse
 
+from fumehood.core.limits import size_told
 from fumehood.errors import FumehoodError
 from fumehood.faces.web.text import coloured
 from fumehood.service import overview
@@ -25,8 +28,9 @@ if TYPE_CHECKING:
 
 _EVERY_S = 0.5
 _AWAY_S = 5.0  # how long somebody counts as present while a page is loaded anew
-_MOST_AT_ONCE = 1 << 16  # bytes of output in one event
+_MOST_AT_ONCE = 1 << 16  # bytes of output in one event; a command that prints more than that is followed with gaps
 _MOST_WRITTEN = 200
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 def attending(house: House) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
@@ -128,13 +132,17 @@ def _new_of(house: House, run: Run, read: list[int]) -> dict[str, str]:
     for number, stream in enumerate(("stdout", "stderr")):
         try:
             with open(house.store.places.output(run.run, stream), "rb") as file:
-                file.seek(read[number])
+                passed = max(0, os.fstat(file.fileno()).st_size - _MOST_AT_ONCE - read[number])
+                file.seek(read[number] + passed)
                 piece = file.read(_MOST_AT_ONCE)
         except FileNotFoundError:
             continue  # nothing yet, or all of it is in the record now
-        read[number] += len(piece)
-        if piece:
-            shown[stream] = str(coloured(piece.decode("utf-8", "replace")))
+        decoder = _UTF8("replace")
+        text = decoder.decode(piece)
+        read[number] += passed + len(piece) - len(decoder.getstate()[0])  # the rest of a letter is still to come
+        if text:
+            note = f"\n… {size_told(passed)} more …\n" if passed else ""
+            shown[stream] = str(coloured(note + text))
     each = overview.live(house.store, run)
     shown["use"] = house.fragment("use.html", each=each, now=time.time())
     paths, is_more = overview.written(house.store, run, _MOST_WRITTEN)

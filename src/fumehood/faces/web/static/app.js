@@ -74,6 +74,7 @@ if (window.SharedWorker) {
 }
 
 // A running command's own page: what it prints is added, as long as somebody looks.
+const PIECES = 50; // of output that are kept here; all of it can be saved when the command has ended
 const followed = document.querySelector("[data-follow]");
 if (followed) {
   let source = null;
@@ -87,7 +88,10 @@ if (followed) {
       const place = followed.querySelector(`[data-output="${name}"]`);
       const isAtEnd = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
       after = event.lastEventId;
-      place.insertAdjacentHTML("beforeend", event.data);
+      const piece = document.createElement("span");
+      piece.innerHTML = event.data;
+      place.append(piece);
+      if (place.childElementCount > PIECES) place.firstElementChild.remove();
       if (isAtEnd) place.scrollTop = place.scrollHeight;
     }));
     ["written", "use"].forEach((name) => source.addEventListener(name, (event) => {
