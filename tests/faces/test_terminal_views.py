@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,12 @@ class Watcher:
 
     async def until(self, happens: Callable[[], Any]) -> Any:
         """Wait for something to be so."""
-        for _ in range(int(LONG_S * 20)):
-            if result := happens():
-                return result
+        deadline = time.monotonic() + LONG_S
+        while not (result := happens()):
+            said = [note.message for note in self.app._notifications]
+            assert time.monotonic() < deadline, f"it never came to that; shown: {self.shown}; said: {said}"
             await self.pilot.pause(0.05)
-        raise AssertionError(f"it never came to that; shown: {self.shown}")
+        return result
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)

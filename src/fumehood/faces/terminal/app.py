@@ -165,6 +165,7 @@ class Views(App[None]):
         """Go to a view."""
         while len(self.screen_stack) > 1:
             self.pop_screen()
+        self.set_focus(None)  # what has it is hidden now, and would bring its own view back
         self.query_one(TabbedContent).active = view
 
     def on_tabbed_content_tab_activated(self) -> None:
