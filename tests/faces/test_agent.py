@@ -55,6 +55,14 @@ def test_what_it_does_is_one_run_of_a_session_and_can_be_taken_back(agent, cli, 
     assert os.listdir(project) == ["notes.txt"]
 
 
+def test_all_that_it_does_can_be_in_a_draft(agent, cli, project):
+    cli("draft", "new", "idea")
+    assert agent("echo x >made; ls", "--draft", "idea").stdout == "made\n"
+    assert os.listdir(project) == []
+    assert cli("draft", "apply", "idea").returncode == 0
+    assert os.listdir(project) == ["made"]
+
+
 def test_it_has_its_own_credentials_and_no_other_secret(agent, home):
     (home / ".claude.json").write_text('{"oauthAccount": "mine", "projects": {"/another": 1}, /* a note */}')
     (home / ".claude/history.jsonl").write_text("what was said elsewhere")
