@@ -8,6 +8,7 @@ before a block says what a reader need not see: `<!-- before: … -->` is run fi
 block out, `<!-- needs: programs -->` names what must be installed.
 """
 
+import ast
 import importlib.util
 import os
 import re
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import fumehood
 from forked import command_line
 from patience import LONG_S
 
@@ -140,6 +142,17 @@ def test_every_block_of_commands_is_run_or_says_why_not(name: str) -> None:
         assert block.language in RUN or not is_typed, f"{name}, line {block.line}: commands are in console or sh"
     typed = [line for line in indented(name) if LIKE_A_COMMAND.match(line)]
     assert not typed, f"{name}: {typed[0]!r} is not in a block of console or sh"
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "docs/reference.md"])  # which has signatures
+def test_python_can_be_read_and_calls_what_exists(name: str) -> None:
+    for block in read(name).blocks:
+        if block.language == "python":
+            tree = ast.parse(block.text, f"{name}, line {block.line}")
+            called = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            for node in (each.func for each in called if isinstance(each.func, ast.Attribute)):
+                if isinstance(node.value, ast.Name) and node.value.id == "sandbox":
+                    assert hasattr(fumehood.Sandbox, node.attr), f"{name}, line {block.line}: {ast.unparse(node)}"
 
 
 @pytest.mark.namespaces
