@@ -212,6 +212,24 @@ def shape(line: str) -> str:
     return ".*".join(map(re.escape, line.rstrip().split("…")))
 
 
+def test_what_is_shown_is_compared_but_for_what_stands_open() -> None:
+    shown = pattern("#1  …  applied\n…\nend")
+    assert re.fullmatch(shown, "#1  2026-11-16  applied\nend\n")
+    assert re.fullmatch(shown, "#1  2026-11-16  applied\none\ntwo\nend\n")
+    assert not re.fullmatch(shown, "#1  2026-11-16  held\nend\n")
+    assert not re.fullmatch(shown, "#1  2026-11-16  applied\nend\nmore\n")
+    assert not re.fullmatch(pattern("a.b"), "axb\n")
+
+
+def test_a_failing_line_ends_a_script_and_is_told(home: Path, test_directory: Path) -> None:
+    status, printed = typed_in_one_shell(test_directory, home, [("echo a", True), ("echo b; false", False)])
+    assert (status, printed) == (0, ["a\n", "b\n", ""])
+    shutil.rmtree(test_directory / "bin")
+    steps = [("echo a", True), ("echo b\nfalse", True), ("echo c", True)]
+    status, printed = typed_in_one_shell(test_directory, home, steps)
+    assert (status, printed) == (1, ["a\n", "b\n"])
+
+
 def headings(text: str) -> Iterator[str]:
     for found in re.finditer(r"^#{1,6} (.*)$", text, re.MULTILINE):
         yield re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", found[1])

@@ -27,11 +27,11 @@ def main() -> int:
     line = [environment_of("site") / "bin/python", "-I", "-m", "mkdocs", "build", "--strict", "--clean"]
     # That MkDocs 2 will be another program is known: requirements/site.in stays below it.
     status = subprocess.run(line, cwd=CHECKOUT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
-    fetched = [] if status else list(from_elsewhere(SITE))
-    for each in fetched:
-        print(each, file=sys.stderr)
-    print(f"{SITE}/index.html")
-    return 1 if status or fetched else 0
+    if status:
+        return 1
+    fetched = list(from_elsewhere(SITE))
+    print("\n".join(fetched) or f"{SITE}/index.html")
+    return 1 if fetched else 0
 
 
 def from_elsewhere(site: Path) -> Iterator[str]:
