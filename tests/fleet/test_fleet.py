@@ -111,7 +111,7 @@ def test_a_store_can_be_a_directory(machines: Machines, project: Path, test_dire
 def test_a_store_can_be_a_bucket(machines: Machines, project: Path, packages: Path) -> None:
     filled(project)
     (project / "many").mkdir()
-    for number in range(600):
+    for number in range(510):
         (project / f"many/{number}").write_text(str(number))
     log = machines.directory / "moto.log"
     with log.open("w") as printed:
@@ -128,10 +128,10 @@ def test_a_store_can_be_a_bucket(machines: Machines, project: Path, packages: Pa
         subprocess.run([packages / "bin/python", "-c", make], env=os.environ | bucket, check=True)
         machines.start_worker("", "--store", "s3://blobs/fumehood", **bucket)
         run = sent(
-            machines, project, "run", "--store", "s3://blobs/fumehood", "--", "cat many/599; ls many | wc -l; env",
+            machines, project, "run", "--store", "s3://blobs/fumehood", "--", "cat many/509; ls many | wc -l; env",
             **bucket,
         )  # fmt: skip
-        assert run["output"].startswith("599600\n")
+        assert run["output"].startswith("509510\n")
         assert "AWS_SECRET" not in run["output"]
     finally:
         server.kill()
@@ -231,6 +231,28 @@ def test_redis_goes_and_comes_back_while_a_job_is_done(machines: Machines, proje
     machines.start_redis()
     run = sent(machines, project, "attach", job)
     assert (run["state"], run["output"]) == ("held", "done\n")
+    assert sent(machines, project, "run", "--", "echo next")["output"] == "next\n"
+
+
+def test_a_redis_that_comes_back_empty_gets_its_jobs_again(machines: Machines, project: Path) -> None:
+    filled(project)
+    job = sent(machines, project, "run", "--detach", "--", "cat src/a.py")["job"]
+    redis(machines, "flushall")
+    machines.start_worker()
+    run = sent(machines, project, "attach", job)
+    assert (run["state"], run["output"]) == ("empty", "one = 1\n")
+
+
+def test_a_job_is_cancelled_wherever_it_is(machines: Machines, project: Path) -> None:
+    filled(project)
+    job = sent(machines, project, "run", "--detach", "--", "sleep 1000")["job"]
+    sent(machines, project, "cancel", job)
+    assert sent(machines, project, "attach", job)["state"] == "failed"
+    machines.start_worker()
+    job = sent(machines, project, "run", "--detach", "--", "sleep 1000")["job"]
+    assert eventually(lambda: "started" in status(machines, job)), machines.logs()
+    sent(machines, project, "cancel", job)
+    assert sent(machines, project, "attach", job)["state"] == "failed"
     assert sent(machines, project, "run", "--", "echo next")["output"] == "next\n"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.service.fleet.jobs import KEPT_S, digest
@@ -162,10 +162,9 @@ class FileBlobs(Blobs):
             os.rename(beside, place)
 
     def _get(self, names: Sequence[str]) -> Sequence[bytes | None]:
-        contents: dict[str, Any] = self._files.cat([self._place(name) for name in names], on_error="return")
-        # One alone is asked for by a list too, and so comes in a table.
-        found = [contents.get(self._place(name)) for name in names]
-        return [each if isinstance(each, bytes) else None for each in found]
+        nothing = [None] * len(names)  # whole files, and no request besides for each
+        contents = self._files.cat_ranges([self._place(name) for name in names], nothing, nothing, on_error="return")
+        return [each if isinstance(each, bytes) else None for each in contents]
 
 
 def opened(url: str, connection: Redis) -> Blobs:

@@ -43,6 +43,7 @@ SILENCE_S = 8  # so long after its last sign of life a worker counts as dead
 LOOK_S = 3  # how often an idle worker looks for jobs of dead ones
 OUTAGE_S = 60  # for how long a Redis that does not answer is waited for
 LIMITS = Limits._fields
+_ENDED = frozenset({b"finished", b"failed", b"stopped", b"canceled"})
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[0-9a-z]{26}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -193,6 +194,9 @@ class FleetJob(RqJob):
 
 class _SoonCleaned(IntermediateQueue):
     def should_be_cleaned_up(self, job_id: str) -> bool:
+        if self.connection.hget(RqJob.key_for(job_id), "status") in _ENDED:
+            self.remove(job_id)  # it was taken up from a worker that was killed before it could take it off here
+            return False
         first_seen = self.get_first_seen(job_id)
         return first_seen is not None and now() - first_seen > timedelta(seconds=SILENCE_S)
 

@@ -257,6 +257,7 @@ class FleetSender:
         try:
             job = jobs.FleetJob.fetch(note["id"], connection=self._connection, serializer=JSONSerializer)
         except NoSuchJobError:
+            send(self._project.path, self._survey(), self._blobs)  # it may have forgotten the files too
             self._enqueue(note)
             return None
         result = job.latest_result()

@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import closing
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -51,6 +52,8 @@ TAKEN_UP_S = 15  # by then, an idle worker has the job of one that was killed
 _BEAT_S = 2  # seconds between two signs of life
 _MOST_OUTPUT = 1 << 20  # bytes of each output in a report
 _MOST_PIECES = 1000  # of an output in its stream
+# Loaded before jobs are forked from here: each would load them again.
+_NEEDED = ("danger_facts", "now", "owners", "recover", "decide", "held")
 _OWN_VARIABLES = ("XDG_STATE_HOME", "FUMEHOOD_REDIS", "RQ_*")
 
 
@@ -217,11 +220,9 @@ def work(url: str, *, store: str = "", directory: str = "", name: str = jobs.QUE
             hint="sign.signers of the configuration names a file of allowed signers (docs/fleet.md)",
         )
     slot = _slot(directory)
-    state = f"{slot.name}-state"
-    if os.path.isdir(state):
-        with Closing(open_top(directory)) as top:
-            remove_tree(top, os.path.basename(state))
-    os.environ["XDG_STATE_HOME"] = state
+    for each in _NEEDED:
+        import_module(f"fumehood.service.{each}")
+    os.environ["XDG_STATE_HOME"] = _fresh_state(directory, os.path.basename(slot.name))
     while True:
         try:
             workshop = Workshop(connection, store, directory, settings)
@@ -247,3 +248,15 @@ def _slot(directory: str) -> Any:
             file.close()
             continue
         return file
+
+
+def _fresh_state(directory: str, slot: str) -> str:
+    """Return where this worker keeps its records; what the one before it had in its place is thrown away."""
+    with Closing(open_top(directory)) as top:
+        for name in os.listdir(directory):
+            if name.startswith(f"{slot}-"):
+                try:
+                    remove_tree(top, name)
+                except OSError:
+                    continue  # a sandbox of it is just ending
+    return f"{directory}/{slot}-{os.getpid()}"
