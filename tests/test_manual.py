@@ -301,7 +301,7 @@ def test_every_example_of_the_help_is_understood() -> None:
             if typed[1] == name:
                 words = shlex.shlex(typed[2], posix=True, punctuation_chars=True)
                 words.whitespace_split = True
-                ours = takewhile(lambda word: word[0] not in ";|&()<>", words)
+                ours = takewhile(lambda word: word != "--" and word[0] not in ";|&()<>", words)
                 _options, unknown = parser.parse_known_args(list(ours))
                 assert not unknown, line
 
