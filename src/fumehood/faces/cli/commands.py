@@ -53,7 +53,7 @@ _WHERE = {
     "permit.add_config": "config tool",
 }
 
-_WITH_WORDS = frozenset({"fleet"})  # commands that take another one's words as `rest`
+WITH_WORDS = frozenset({"fleet"})  # commands that take another one's words as `rest`
 
 # Commands whose options are not argparse's, in the order of the help.
 ABOUT = {
@@ -152,8 +152,8 @@ def main(arguments: Sequence[str]) -> int:
         raise BadRequest(f"there is no command {name}", hint=meant(name, commands) or otherwise)
     # What argparse leaves over where an option stands between two words: a command's words come after "--".
     at = list(arguments).index("--") if "--" in arguments else len(arguments)
-    options, unknown = parser.parse_known_args(arguments[:at] if name in _WITH_WORDS else arguments)
-    if name in _WITH_WORDS:
+    options, unknown = parser.parse_known_args(arguments[:at] if name in WITH_WORDS else arguments)
+    if name in WITH_WORDS:
         options.rest += [word for word in unknown if not word.startswith("-")] + list(arguments[at + 1 :])
         unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
