@@ -40,12 +40,16 @@ def test_a_draft_is_made_looked_at_and_applied(cli: Any, project: Path) -> None:
     assert "+new" in cli("draft", "diff", "one").stdout
     assert cli("draft", "diff", "one", "b").stdout.count("diff --git") == 1
     assert [run["state"] for run in told(cli, "draft", "log", "one")["runs"]] == ["held"]
-    assert told(cli, "status")["held"] == []
+    status = told(cli, "status")
+    assert (status["held"], status["drafts"]) == ([], ["one"])
+    assert "one  (fumehood draft diff one)" in cli("status").stdout
+    assert cli("log").stdout.startswith("draft one\n  #1 ")
     assert cli("review").stdout == "nothing is held\n"
     assert "3 changes" not in cli("draft", "show", "one").stdout
     assert cli("draft", "rename", "one", "other").returncode == 0
     assert told(cli, "draft", "apply", "other")["state"] == "applied"
     assert (project / "b").read_text() == "b\n"
+    assert "2 changes taken over: it went with draft other, by run 2\n" in cli("show", "1").stdout
     assert "no draft here" in cli("draft", "list").stdout
     assert cli("undo").returncode == 0
     assert os.listdir(project) == ["a"]

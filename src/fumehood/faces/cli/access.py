@@ -76,13 +76,14 @@ def _status(context: Context) -> int:
     is_agent = bool(options.only_session)
     missed = [] if is_agent else store.grants.missed(project.path)
     questions = [] if is_agent else [each for each in Desk(store.places).waiting() if _is_about(each, project.path)]
+    drafts = store.drafts.open_ones(project.id)
     undo = next(store.history.undos(context.reach, reach), None)
     undone = store.history.find(undo.of) if undo is not None and undo.of is not None else None
     answer = {
         "project": project.path, "session": session or None, "roots": list(project.roots), "network": network,
         "hosts": list(policy.hosts), "show": list(policy.show),
         "held": [_named(run) for run in held], "running": [_named(run) for run in running],
-        "taken_back": None if undone is None else _named(undone),
+        "drafts": [draft.name for draft in drafts], "taken_back": None if undone is None else _named(undone),
         "questions": [each.as_dict() for each in questions], "missed": [each.fields() for each in missed],
     }  # fmt: skip
 
@@ -93,13 +94,15 @@ def _status(context: Context) -> int:
             rows += [("running", f"{numbered(run)}  {elapsed(time.time() - run.started_at)}  {run.command}")]
         rows += [("waiting", f"{numbered(run)}  {run.command}") for run in held]
         rows += [("", "fumehood review")] if held and not is_agent else []
+        rows += [("draft", f"{draft.name}  (fumehood draft diff {draft.name})") for draft in drafts]
         if undone is not None and undo is not None:
             rows += [("undone", f"{numbered(undone)}  {undone.command}"), ("", "fumehood redo")]
         rows += [("question", f"{each.question.lines[0]}  (fumehood watch)") for each in questions]
         for each in missed[:_MISSED]:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.at))
             rows += [("missed", f"{when}  {each.text}"), *([("", each.ahead)] if each.ahead else [])]
-        rows += [] if running or held or undone or questions or missed else [("", "nothing runs, nothing waits")]
+        if not (running or held or drafts or undone or questions or missed):
+            rows += [("", "nothing runs, nothing waits")]
         for name, values in (("write", project.roots), ("hosts", policy.hosts), ("shown", policy.show)):
             rows += [(name, value) for value in values]
         rows += [("network", network)]

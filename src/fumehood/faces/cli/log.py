@@ -10,7 +10,7 @@ from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.core.wording import fitted
 from fumehood.faces.cli.commands import Context, add_reach, paint
-from fumehood.faces.cli.look import SIGNS, event_line
+from fumehood.faces.cli.look import SIGNS, event_line, line_of
 from fumehood.faces.cli.output import whole_number, width
 from fumehood.store.history import CHECKPOINT, Reach
 
@@ -74,14 +74,13 @@ def _log(context: Context) -> int:
             print(lines.line(run, colour, before=f"{drawn} ", after=note))
         return 0
     cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
-    # The runs of one session are told together, where its latest stands.
+    # The runs of one session, or one draft, are told together, where its latest stands.
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        one = f"session {run.session}" if run.session is not None else "" if options.all else run.run
+        one = line_of(run, lambda name: name) or ("" if options.all else run.run)
         groups.setdefault((run.project if options.all else "", one), []).append(run)
     for (path, _), group in groups.items():
-        session = group[0].session
-        heading = f"session {colour(printable(session), 'bold')}" if session is not None else ""
+        heading = line_of(group[0], lambda name: colour(printable(name), "bold"))
         if options.all:
             heading = f"project {colour(printable(path), 'bold')}{'  ' if heading else ''}{heading}"
         print(f"{heading}\n" if heading else "", end="")

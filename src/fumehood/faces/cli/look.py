@@ -9,6 +9,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.report import named, printable, summary
 from fumehood.core.report import short as brief
+from fumehood.core.request import loopback_of
 from fumehood.core.value import Value
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
 from fumehood.faces.cli.output import ModelText, Paint, here, sink_to, width
@@ -48,6 +49,13 @@ _FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version
 def numbered(run: Run) -> str:
     """Write a run's number as people know numbers of this kind; the id of one that has none here."""
     return run.name if run.name == run.run else f"#{run.name}"
+
+
+def line_of(run: Run, shown: Callable[[str], str]) -> str:
+    """Write to which line of runs one belongs: a draft, or else a session, or none."""
+    if run.draft_name is not None:
+        return f"draft {shown(run.draft_name)}"
+    return "" if run.session is None else f"session {shown(run.session)}"
 
 
 def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
@@ -115,6 +123,8 @@ def headline(run: Run) -> str:
     counts = {verdict: verdicts.count(verdict) for verdict in _VERDICTS if verdict in verdicts}
     if run.state == "undone":
         counts = {run.state: len(verdicts)}
+    if run.draft is not None and run.state == "applied":
+        counts = {"taken over": len(verdicts)}
     if run.act == "undo" and c.APPLIED in counts:
         counts = {run.outcome if verdict == c.APPLIED else verdict: count for verdict, count in counts.items()}
     (first, count), *others = counts.items()
@@ -191,7 +201,9 @@ def line(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | 
     modes = ""
     if not path and change.change == c.MODE and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
-    verdict = "" if change.verdict == c.APPLIED else f"  [{change.verdict}: {printable(change.reason)}]"
+    why = f": {printable(change.reason)}" if change.reason else ""
+    is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied")
+    verdict = "" if is_over else f"  [{change.verdict}{why}]"
     flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
     return f"{paint(sign, colour)} {place}{modes}{flags}{verdict}"
 
@@ -240,7 +252,7 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
     }
     if run.draft_name is not None:
         facts["draft"] = run.draft_name
-    if run.session is not None:
+    if run.session is not None and (run.draft is None or run.session != loopback_of(run.draft)):
         facts["session"] = run.session
     if run.dropped:
         facts["withheld"] = ", ".join(run.dropped)

@@ -9,7 +9,7 @@ from fumehood.core.report import printable
 from fumehood.core.report import short as brief
 from fumehood.core.wording import elapsed
 from fumehood.faces.cli.commands import Context, add_reach, add_run
-from fumehood.faces.cli.look import numbered, tell_run
+from fumehood.faces.cli.look import line_of, numbered, tell_run
 from fumehood.service import now
 from fumehood.service.settle import FAILED
 from fumehood.store.history import Reach
@@ -43,10 +43,10 @@ def _ps(context: Context) -> int:
 
     def show() -> None:
         for run in runs:
-            session = f"  session {printable(run.session)}" if run.session else ""
+            line = line_of(run, printable)
             where = f"  {printable(run.project)}" if context.options.all else ""
             since = elapsed(time.time() - run.started_at)
-            print(f"{numbered(run):5}  {since:>8}  {brief(run.command)}{session}{where}")
+            print(f"{numbered(run):5}  {since:>8}  {brief(run.command)}{'  ' if line else ''}{line}{where}")
         if not runs:
             print("nothing runs")
 
