@@ -10,6 +10,14 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from web_page import WebPage
 
+PICTURES = os.environ.get("FUMEHOOD_TESTS_PICTURES")  # where to put what was seen, for somebody to look at
+
+
+def keep_picture(page: Page, name: str) -> None:
+    """Keep what the page shows, if somebody wants to look at it."""
+    if PICTURES:
+        page.screenshot(path=f"{PICTURES}/{name}.png", full_page=True)
+
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
@@ -21,6 +29,14 @@ def chromium() -> Iterator[Browser]:
         )
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def project(home: Path) -> Path:
+    """A fresh project in the home, as people have them."""
+    project = home / "shop"
+    project.mkdir()
+    return project
 
 
 class Visitor:

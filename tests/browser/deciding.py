@@ -10,7 +10,7 @@ from typing import Any
 from playwright.sync_api import expect
 
 from at_terminal import Terminal
-from browser.conftest import Visitor
+from browser.conftest import Visitor, keep_picture
 from conftest import command_line
 from patience import LONG_S, eventually
 from servers import Web, serving
@@ -48,6 +48,8 @@ def test_a_question_of_a_hooked_command_is_answered_in_the_page(
         expect(question).to_contain_text(f"localhost:{web.port}")
         assert web.asked == []
         expect(page).to_have_title("(1) Now · Fumehood")
+        expect(page.locator(".question.new")).to_have_count(0)
+        keep_picture(page, "question")
         question.get_by_role("button", name="allow once").click()
         assert "from the server" in command.communicate(timeout=LONG_S)[0]
     expect(page.locator(".dock .question:not(.ended)")).to_have_count(0)
@@ -75,7 +77,7 @@ def test_two_browsers_and_a_terminal_race_for_one_question(
         code = terminal.end()
         said = [page.locator(".question.ended .outcome").inner_text() for page in pages]
     # Whoever was first, the others know that they were not.
-    assert ("granted" in terminal.seen, code) in ((True, 0), (False, 126)), terminal.seen
+    assert code in (0, 126), terminal.seen
     assert (said[0] == "Answered.") == (code == 0)
     assert said.count("Answered.") <= 1
     assert served.call("GET", "/api/questions")["questions"] == []
@@ -127,7 +129,8 @@ def test_a_conflict_is_merged_by_hand(cli: Any, project: Path, served: WebPage, 
     cli("run", "--hold", "--", "echo one > f; echo 2 >> f; echo 3 >> f")
     (project / "f").write_text("uno\n2\n3\n")
     cli("apply", "1")
-    page = visitor().go("/waiting")
+    somebody = visitor()
+    page = somebody.go("/waiting")
     page.get_by_text("Show").first.click()
     editor = page.locator("textarea[name=content]")
     expect(editor).to_have_value("<<<<<<< in the project\nuno\n=======\none\n>>>>>>> run 1\n2\n3\n")
@@ -139,6 +142,7 @@ def test_a_conflict_is_merged_by_hand(cli: Any, project: Path, served: WebPage, 
     page.get_by_role("button", name="Keep what stands here").click()
     expect(page.locator("main")).to_contain_text("Nothing waits.")
     assert (project / "f").read_text() == "uno, one\n2\n3\n"
+    somebody.complaints[:] = [each for each in somebody.complaints if "409" not in each]  # of the first try
 
 
 def test_a_run_is_taken_back_by_path_and_brought_back(
@@ -169,8 +173,8 @@ def test_hostile_names_output_and_contents_do_nothing(
     (run,) = served.call("GET", "/api/waiting")["waiting"]
     for path in ("/", "/waiting", "/history", "/files", f"/runs/{run['run']}"):
         page = somebody.go(path)
-        for each in page.get_by_text("Show", exact=False).all():
-            each.click()
+        while (closed := page.locator("details:not([open]) > summary")).count():
+            closed.first.click()
         expect(page.locator("main img, main script")).to_have_count(0)
         assert "Fumehood" in page.title()
     expect(page.locator(".diff .lines").first).to_contain_text("document.title")

@@ -1,15 +1,15 @@
 """Every view as people see it: in light and dark, wide and narrow, and with what a screen reader meets (axe)."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
-from browser.conftest import Visitor
+from browser.conftest import Visitor, keep_picture
+from fumehood.service.store import Store
 from web_page import WebPage
 from web_scene import at_work, morning
 
@@ -18,7 +18,6 @@ SHAPES = {
     "dark": {"color_scheme": "dark", "viewport": {"width": 1200, "height": 800}},
     "narrow": {"color_scheme": "light", "viewport": {"width": 390, "height": 780}},
 }
-PICTURES = os.environ.get("FUMEHOOD_TESTS_PICTURES")  # where to put what was seen
 AWAITED = {
     "now": "text=compiled part", "running": "text=compiled part",
     "run": ".diff table", "held": ".diff table", "draft": ".diff table",
@@ -67,11 +66,43 @@ def _looked_at(page: Page, name: str, shape: str) -> list[str]:
     """Wait until a view is whole, keep a picture of it, and return what is wrong with it."""
     if name in AWAITED:
         page.wait_for_selector(AWAITED[name])
-    if PICTURES:
-        page.screenshot(path=f"{PICTURES}/{name}-{shape}.png", full_page=True)
+    keep_picture(page, f"{name}-{shape}")
     beyond = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     wrong = [f"wider than its window by {beyond}"] if beyond > 0 else []
     if shape == "narrow":
         return wrong  # but for its width, it is as light as the first
     violations = Axe().run(page, options=AXE).response["violations"]
     return wrong + [f"{each['id']} ({each['impact']}): {each['nodes'][0]['html'][:200]}" for each in violations]
+
+
+def test_a_page_opened_with_ten_thousand_runs_shows_them_all_a_page_at_a_time(
+    cli: Any, project: Path, store: Store, served: WebPage, visitor: Callable[..., Visitor]
+) -> None:
+    cli("run", "--", "echo the first > a")
+    columns = [row[1] for row in store.database.rows("PRAGMA table_info(runs)")]
+    own = {"number": "number + i", "id": "'01Z' || printf('%023d', i)", "layer": "'01Z' || printf('%023d', i)"}
+    own |= {"project_number": "project_number + i", "command": "'true ' || i", "started_at": "started_at + i"}
+    with store.database.transaction() as connection:
+        connection.execute(
+            "WITH RECURSIVE numbers(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM numbers WHERE i < 10000)"
+            f" INSERT INTO runs SELECT {', '.join(own.get(name, name) for name in columns)} FROM runs, numbers"
+        )
+    page = visitor().go("/")
+    expect(page.locator("main")).to_contain_text("10001 runs")
+    page.keyboard.press("h")
+    page.wait_for_url("**/history")
+    expect(page.locator(".drawn")).to_have_count(50)
+    page.get_by_text("Earlier ones").click()
+    expect(page.locator(".drawn")).to_have_count(100)
+    expect(page.locator(".drawn").last).to_contain_text("true 9901")
+    page.keyboard.press("/")
+    page.keyboard.type("true 1234")
+    page.keyboard.press("Enter")
+    expect(page.locator(".drawn")).to_have_count(1)
+    page.go_back()
+    page.locator("[name=words]").fill("")
+    page.locator("[name=path]").fill("a")
+    page.keyboard.press("Enter")
+    expect(page.locator(".drawn")).to_contain_text("echo the first")
+    peak = Path(f"/proc/{served.process.pid}/status").read_text().partition("VmHWM:")[2].split()[0]
+    assert int(peak) < 300_000  # kB
