@@ -221,6 +221,8 @@ def add_commands(add: Add) -> None:
         help="only these, and what is in them: absolute, from here, or as the report shows them",
     )  # fmt: skip
     diff.add_argument("--stat", action="store_true", help="only how many lines of each path")
+    diff.add_argument("--difftool", action="store_true", help="in the difftool that git is set to use")
+    diff.add_argument("--tool", metavar="NAME", help="in this one (git difftool --tool-help)")
     diff.add_argument("--no-pager", action="store_true", help="print it here, not through $PAGER (default: less)")
     output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
     add_run(output, default="last")
@@ -311,6 +313,12 @@ def _connection(connection: Connection, colour: Callable[[str, str], str]) -> st
 def _diff(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
     wanted = context.store, run, options.paths
+    if options.tool or options.difftool:
+        from fumehood.faces.cli.difftool import show as show_in_tool
+
+        for line in show_in_tool(*wanted, here=here(), tool=options.tool or ""):
+            print(f"not shown: {line}")
+        return 0
     if options.stat:
         return _stat(context, run, [_counted(each) for each in each_difference(*wanted, here=here())])
     if context.as_json:
