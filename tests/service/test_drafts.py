@@ -228,6 +228,19 @@ def test_many_runs_are_folded_and_still_show_the_same(sandbox: Sandbox, project:
     assert sorted(os.listdir(project)) == ["own-37", "own-38", "own-39", "same"]
 
 
+def test_a_file_of_a_folded_run_has_the_names_that_commands_see(sandbox: Sandbox, project: Path) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo 1 > one; echo 2 > two; ln two also")
+    for n in range(20):
+        draft.run(f"echo {n} > other")
+    (change,) = draft.run("echo more >> one").changes
+    assert change.flags == ()
+    assert [each.path for each in draft.run("echo more >> two").changes] == ["also", "two"]
+    draft.apply()
+    assert (project / "also").read_text() == (project / "two").read_text() == "2\nmore\n"
+    assert (project / "also").samefile(project / "two")
+
+
 def test_a_draft_can_have_another_name(sandbox: Sandbox) -> None:
     draft = sandbox.draft("one")
     draft.run("echo a > a.txt")

@@ -288,8 +288,34 @@ def keep_links(changes: list[c.Change], upper: int, *below: int) -> list[c.Chang
     `changes` are those of the layer `upper` over `below`, as for a scan. A name that lies elsewhere, or changed
     otherwise, is left alone.
     """
+    _count_names(changes, below[:-1])
     with Stack(below) as stack, Loosened(upper) as layer:
         return c.by_path((*changes, *_Links(changes, layer, stack).kept()))
+
+
+def _count_names(changes: Sequence[c.Change], layers: Sequence[int]) -> None:
+    """Let files that lie in held layers have as many links as they have names there: a fold gives each one more."""
+    for layer in layers:
+        mine = []
+        for change in changes:
+            before = change.before
+            if before is None or before.links < 2:
+                continue
+            parent, name = split(change.path)
+            try:
+                with Closing(open_below(layer, parent)) as directory:
+                    status = look(directory, name)
+            except OSError:
+                continue  # not in this one
+            if status is not None and status.st_ino == before.inode:
+                mine.append(before)
+        if mine:
+            wanted = dict.fromkeys((before.inode for before in mine), 0)
+            for _, status in walk(layer, ""):
+                if status.st_ino in wanted:
+                    wanted[status.st_ino] += 1
+            for before in mine:
+                before.links = wanted[before.inode] or before.links
 
 
 class _Links:
