@@ -63,7 +63,7 @@ def story(directory: Path, python: Path, count: int, workers: int, every_s: floa
         took = time.monotonic() - began
         is_over.set()
         killer.join()
-        log = json.loads(machines.send("log", "--json", project=project).stdout)["runs"]
+        log = json.loads(machines.send("log", "--json", "-n", str(10 * count), project=project).stdout)["runs"]
         drafts = json.loads(machines.send("draft", "list", "--json", project=project).stdout)["drafts"]
         logs = machines.logs()
     if not done.stdout:
