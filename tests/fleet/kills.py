@@ -59,10 +59,13 @@ def story(directory: Path, python: Path, count: int, workers: int, every_s: floa
         killer.start()
         began = time.monotonic()
         line = "sleep 0.$(( {} % 10 )); echo {} >> log; echo out {}"
-        done = machines.send("fleet", "map", "--json", "--from", "tasks", "--", line, project=project, timeout_s=3000)
+        words = ("fleet", "map", "--json", "--from", "tasks", "--", line)
+        try:
+            done = machines.send(*words, project=project, timeout_s=3000)
+        finally:
+            is_over.set()
+            killer.join()
         took = time.monotonic() - began
-        is_over.set()
-        killer.join()
         log = json.loads(machines.send("log", "--json", "-n", str(10 * count), project=project).stdout)["runs"]
         drafts = json.loads(machines.send("draft", "list", "--json", project=project).stdout)["drafts"]
         logs = machines.logs()
