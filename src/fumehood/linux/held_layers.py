@@ -333,23 +333,14 @@ class _Links:
         alone = {
             change.path for change, before in several if written[before.inode] == 1 and self._is_in_place(change.path)
         }
-        held = {change.path for change, _ in several if self._is_held(change.path)}
-        names, paths = self._names(alone | held), {change.path for change in self._changes}
+        names, paths = self._names(alone), {change.path for change in self._changes}
         for change, before in several:
-            others = [path for path in names.get(change.path, ()) if path not in paths and change.path in alone]
-            # What is held may have names in folds, which are nobody's.
-            number = len(names.get(change.path, ())) if change.path in held else before.links
-            left = number - changed[before.inode] - len(others)
+            others = [path for path in names.get(change.path, ()) if path not in paths]
+            left = before.links - changed[before.inode] - len(others)
             if left > 0:
                 change.flags = (*change.flags, f"{c.OTHER_NAMES}:{left}")
             if others:
                 yield from self._also_at(change, others)
-
-    def _is_held(self, path: str) -> bool:
-        """Tell whether what a command saw at a path is no file of the project's, but waits itself."""
-        parent, name = split(path)
-        with self._below.reach(parent) as live:
-            return live.look(name)[1] in live.layers
 
     @staticmethod
     def _inodes(changes: Iterable[c.Change]) -> list[int]:
