@@ -51,6 +51,7 @@ _WHERE = {
     "permit.add_capabilities": "capabilities",
     "setup.add_commands": "setup",
     "permit.add_config": "config tool",
+    "completion.add_commands": "completion",
 }
 
 WITH_WORDS = frozenset({"fleet"})  # commands that take another one's words as `rest`

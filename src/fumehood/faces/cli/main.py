@@ -150,6 +150,10 @@ def _dispatch(words: list[str]) -> int:
         act = _web
     elif name == "mcp" and not set(rest) & {"-h", "--help"}:
         act = _mcp
+    elif name == "complete":
+        from fumehood.faces.cli import completion
+
+        act = completion.complete
     else:
         from fumehood.faces.cli import commands
 

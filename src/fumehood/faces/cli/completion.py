@@ -1,0 +1,236 @@
+"""Completion of command lines: scripts for three shells, and `fumehood complete`, which they ask.
+
+It is asked with the words so far, the last of them unfinished. It prints what the shell is to complete by itself
+(`files`, `directories`, `commands` or `nothing`), then a line for each other word, with a tab before what it means.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from fumehood.core.wording import fitted, printable
+from fumehood.faces.cli.commands import ABOUT, NAMES
+from fumehood.faces.cli.shapes import Taken, shape_of
+from fumehood.service.store import Store
+from fumehood.store.history import Reach
+from fumehood.store.places import state_directory
+from fumehood.store.search import page_of_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fumehood.faces.cli.commands import Add, Context
+    from fumehood.faces.cli.shapes import Shape
+
+    Word = tuple[str, str]  # with what it means
+
+_RUNS = 30
+_PATHS = 500
+_ABOUT = 60  # columns of what a word means
+_FILES, _DIRECTORIES, _COMMANDS, _NOTHING = "files", "directories", "commands", "nothing"
+_BY_SHELL = {"PATH": _FILES, "FILE": _FILES, "FILE|URL": _FILES, "DIR": _DIRECTORIES, "DIRECTORY": _DIRECTORIES}
+# What became of the runs that a command can be about.
+_STATES = {
+    "apply": ("held",), "discard": ("held",), "review": ("held",), "undo": ("applied", "held"),
+    "redo": ("undone", "applied"), "stop": ("running",), "checkpoint": ("running",),
+}  # fmt: skip
+SCRIPTS = {
+    "bash": r"""# In ~/.bashrc: eval "$(fumehood completion bash)"
+_fumehood() {
+    local line cur=${COMP_WORDS[COMP_CWORD]} IFS=$'\n'
+    local lines
+    mapfile -t lines < <("${COMP_WORDS[0]/#\~/$HOME}" complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    [[ $cur == = ]] && cur=
+    COMPREPLY=()
+    compopt -o nosort 2>/dev/null
+    for line in "${lines[@]:1}"; do
+        line=${line%%$'\t'*}
+        [[ $line == "$cur"* ]] && COMPREPLY+=("$line")
+    done
+    case ${lines[0]} in
+        files) compopt -o filenames; COMPREPLY+=($(compgen -f -- "$cur")) ;;
+        directories) compopt -o filenames; COMPREPLY+=($(compgen -d -- "$cur")) ;;
+        commands) COMPREPLY+=($(compgen -c -- "$cur")) ;;
+    esac
+}
+complete -F _fumehood fumehood
+""",
+    "zsh": r"""#compdef fumehood
+# In ~/.zshrc, after compinit: eval "$(fumehood completion zsh)"
+_fumehood() {
+    local -a lines described
+    local line what
+    lines=("${(@f)$(${~words[1]} complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    what=$lines[1]
+    for line in "${(@)lines[2,-1]}"; do
+        described+=("${${line%%$'\t'*}//:/\\:}:${line#*$'\t'}")
+    done
+    (( $#described )) && _describe -V fumehood described
+    case $what in
+        files) _files ;;
+        directories) _files -/ ;;
+        commands) _command_names -e ;;
+    esac
+}
+if [[ $funcstack[1] == _fumehood ]]; then _fumehood "$@"; else compdef _fumehood fumehood; fi
+""",
+    "fish": r"""# In ~/.config/fish/completions/fumehood.fish, or: fumehood completion fish | source
+function __fumehood_complete
+    set -l words (commandline -opc) (commandline -ct)
+    set -l lines ($words[1] complete $words[2..] 2>/dev/null)
+    switch "$lines[1]"
+        case files
+            __fish_complete_path (commandline -ct)
+        case directories
+            __fish_complete_directories (commandline -ct) ''
+        case commands
+            __fish_complete_command
+    end
+    test (count $lines) -gt 1; and printf '%s\n' $lines[2..]
+end
+complete -c fumehood -f -a '(__fumehood_complete)'
+""",
+}
+
+
+def add_commands(add: Add) -> None:
+    """Make `completion` known."""
+    command = add(
+        "completion", "print what has a shell complete Fumehood's commands", _print_script,
+        "  eval \"$(fumehood completion bash)\"     in ~/.bashrc\n"
+        "  eval \"$(fumehood completion zsh)\"      in ~/.zshrc, after compinit\n"
+        "  fumehood completion fish | source      in ~/.config/fish/config.fish",
+    )  # fmt: skip
+    command.add_argument("shell", choices=tuple(SCRIPTS), metavar=f"{{{','.join(SCRIPTS)}}}", help="the shell")
+
+
+def _print_script(context: Context) -> int:
+    script = SCRIPTS[context.options.shell]
+    return context.say({"script": script}, lambda: print(script, end=""))
+
+
+# ---- What the scripts ask.
+
+def complete(words: Sequence[str]) -> int:
+    """Print what the last of some words could become."""
+    by_shell, candidates = completed([word for word in words if word != "="] if "=" in words[:-1] else words)
+    lines = [by_shell]
+    for word, about in candidates:
+        # What does not show could act on the terminal, and could not be typed.
+        if word.isprintable() and word.startswith(words[-1] if words else ""):
+            lines.append(f"{word}\t{fitted(printable(about), _ABOUT)}")
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def completed(words: Sequence[str]) -> tuple[str, list[Word]]:
+    """Return what the shell is to complete, and the words that the last one could become."""
+    *before, current = words or ("",)
+    if not before:
+        options = [("--help", "show the commands"), ("--version", "show the version")]
+        return _NOTHING, options if current.startswith("-") else [(name, ABOUT.get(name, "")) for name in NAMES]
+    shape = shape_of(before[0])
+    if shape is None or "--" in before:
+        return _COMMANDS if before[-1] == "--" else _FILES, []
+    taken, arguments = _at(shape, before[1:])
+    if current.startswith("-") and (taken is None or not taken.names):
+        return _NOTHING, [(option.names[-1], option.about) for option in shape.options]
+    if taken is None:
+        return _COMMANDS if before[0] == "run" else _FILES, []
+    values = _Values(before[0], arguments, before)
+    return _BY_SHELL.get(taken.value, _NOTHING), list(values.of(taken, current))
+
+
+def _at(shape: Shape, words: Sequence[str]) -> tuple[Taken | None, list[str]]:
+    """Return what comes next after some words, and those of them that are arguments."""
+    by_name = {name: option for option in shape.options for name in option.names}
+    arguments: list[str] = []
+    waiting: Taken | None = None
+    for word in words:
+        if waiting is not None:
+            waiting = None
+        elif word.startswith("-"):
+            option = by_name.get(word)
+            waiting = option if option is not None and option.value else None
+        else:
+            arguments.append(word)
+    if waiting is not None:
+        return waiting, arguments
+    places_of = shape.arguments
+    if len(arguments) < len(places_of):
+        return places_of[len(arguments)], arguments
+    return places_of[-1] if places_of and places_of[-1].is_repeated else None, arguments
+
+
+class _Values:
+    """What a value could be, by what it is called; what is recorded is only read, and only if it is asked for."""
+
+    def __init__(self, command: str, arguments: Sequence[str], words: Sequence[str]) -> None:
+        self._command, self._arguments = command, arguments
+        named = words.index("--project") + 1 if "--project" in words else 0
+        self._project = words[named] if 0 < named < len(words) else ""
+
+    def of(self, taken: Taken, current: str) -> Iterator[Word]:
+        """Yield what an option or argument may be."""
+        yield from ((choice, "") for choice in taken.choices)
+        names = set(taken.names)
+        by_value: dict[str, Callable[[Store], Iterator[Word]]] = {
+            "RUN": lambda store: self._runs(store, current), "HOST": self._hosts, "PROJECT": self._projects,
+        }  # fmt: skip
+        read = by_value.get(taken.value)
+        if "--session" in names or "--only-session" in names:
+            read = self._sessions
+        elif "--workspace" in names or (self._command == "workspace" and taken.value == "NAME"):
+            read = self._workspaces
+        elif self._command == "grants" and not names and not taken.choices:
+            read = self._grants
+        elif taken.value == "PATH" and not names and self._command in ("apply", "discard", "undo", "diff"):
+            read = self._paths
+        elif "--project" in names:
+            read = self._projects
+        if read is None or not os.path.isdir(state_directory()):
+            return  # nothing was recorded yet
+        store = Store()
+        yield from read(store)
+
+    def _reach(self, store: Store) -> Reach:
+        where = self._project or store.projects.holding(os.getcwd())
+        return Reach(project=store.projects.number_at(os.path.realpath(where)) or 0)
+
+    def _runs(self, store: Store, current: str) -> Iterator[Word]:
+        yield "last", "the latest"
+        states = _STATES.get(self._command)
+        runs = store.history.runs(self._reach(store), limit=_RUNS)
+        for run in runs:
+            if states is None or run.state in states:
+                # No number begins with 0, and all ids do.
+                yield run.run if current.startswith("0") else str(run.number), f"{run.outcome}: {run.command}"
+
+    def _paths(self, store: Store) -> Iterator[Word]:
+        if not self._arguments:
+            return
+        reach = self._reach(store)
+        store.history.here = reach.project
+        run = store.history.find(self._arguments[0], reach)
+        changes, _ = page_of_changes(store.database, run.run, most=_PATHS)
+        yield from ((each.path, f"{each.change}, {each.verdict}") for each in changes if each.root == 0)
+
+    def _sessions(self, store: Store) -> Iterator[Word]:
+        yield from ((session.name, f"{count} runs") for session, count in store.sessions.counts()[:_RUNS])
+
+    def _workspaces(self, store: Store) -> Iterator[Word]:
+        yield from ((each.name, "") for each in store.workspaces.all())
+
+    def _grants(self, store: Store) -> Iterator[Word]:
+        yield from ((str(each.id), f"{each.answer} {each.what} {each.target}") for each in store.grants.all())
+
+    def _hosts(self, store: Store) -> Iterator[Word]:
+        granted = {each.target for each in store.grants.all() if each.what == "host"}
+        yield from ((host, "granted") for host in sorted(granted))
+
+    def _projects(self, store: Store) -> Iterator[Word]:
+        yield from ((each.path, f"{each.runs} runs") for each in store.projects.known())
+
+
