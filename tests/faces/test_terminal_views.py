@@ -66,8 +66,7 @@ class Watcher:
 
     @property
     def paths(self) -> list[str]:
-        branches = [node.data for node in self._nodes]
-        return [branch.change.path for branch in branches if branch is not None and branch.change is not None]
+        return [path for node in self._nodes if (path := _path_of(node))]
 
     @property
     def _nodes(self) -> list[TreeNode[Branch]]:
@@ -79,11 +78,16 @@ class Watcher:
         """Go to a path of the tree, until what is about it is shown."""
         await self.until(lambda: path in self.paths)
         tree = self.app.screen.query_one(ChangesTree)
-        node = next(node for node in self._nodes if node.data and node.data.change and node.data.change.path == path)
-        while tree.cursor_node is not node:
-            await self.press("down" if tree.cursor_line < node.line else "up")
+        while path != _path_of(tree.cursor_node):
+            line = next((node.line for node in self._nodes if _path_of(node) == path), -1)  # it may be made anew
+            await self.press("down" if tree.cursor_line < line else "up")
         shown = quoted(path)
         await self.until(lambda: self.app.screen.query_one(Pieces).text.split("\n")[0].endswith(f" {shown}"))
+
+
+def _path_of(node: TreeNode[Branch] | None) -> str:
+    branch = None if node is None else node.data
+    return "" if branch is None or branch.change is None else branch.change.path
 
 
 def at(app: Views, does: Callable[[Watcher], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:

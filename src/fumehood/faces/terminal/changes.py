@@ -174,9 +174,10 @@ class ChangesView(Acting):
             return
         nodes = list(_nodes(tree.root))
         same = next((node for node in nodes if chosen and node.data and node.data.key == chosen.key), None)
+        last = tree.last_line  # now every place has its line
         # Where it is gone, the next one is in its line.
-        self.call_after_refresh(lambda: tree.move_cursor(same) if same else _move_to(tree, line))
-        self.call_after_refresh(self._look)
+        tree.cursor_line = same.line if same is not None and same.line >= 0 else max(0, min(line, last))
+        self._look()
 
     @property
     def _branch(self) -> Branch | None:
@@ -294,10 +295,6 @@ def _nodes(top: TreeNode[Branch]) -> list[TreeNode[Branch]]:
     for node in top.children:
         nodes += [node, *_nodes(node)]
     return nodes
-
-
-def _move_to(tree: ChangesTree, line: int) -> None:
-    tree.cursor_line = max(0, min(line, tree.last_line))
 
 
 def _add_run(top: TreeNode[Branch], each: RunChanges, opened: dict[_Key, bool]) -> None:
