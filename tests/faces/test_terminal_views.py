@@ -201,7 +201,10 @@ def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, projec
         await watcher.press("3")
         await watcher.go_to("app.py")
         await watcher.press("a")
-        await watcher.until(lambda: any("changed in the project" in note.message for note in app._notifications))
+        await watcher.until(lambda: any("conflict" in label for label in watcher.labels))
+        await watcher.go_to("app.py")
+        await watcher.press("a")
+        await watcher.until(lambda: any("f takes the run's version" in note.message for note in app._notifications))
         assert (project / "app.py").read_text() == "a person's\n"
         await watcher.press("f")
         await watcher.until(lambda: "LINE 5" in (project / "app.py").read_text())
