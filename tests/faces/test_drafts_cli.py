@@ -56,13 +56,15 @@ def test_a_draft_is_made_looked_at_and_applied(cli: Any, project: Path) -> None:
 
 
 def test_a_conflict_is_shown_with_marks_and_resolved_in_the_draft(cli: Any, project: Path) -> None:
-    (project / "a").write_text("old\n")
+    lines = [f"{number}\n" for number in range(50)]
+    (project / "a").write_text("".join(lines))
     cli("draft", "new", "one")
-    cli("run", "--draft", "one", "--", "echo draft > a")
-    (project / "a").write_text("person\n")
+    cli("run", "--draft", "one", "--", "sed -i 's/^20$/draft/' a")
+    (project / "a").write_text("".join(lines).replace("20\n", "person\n"))
     done = cli("draft", "apply", "one")
     assert done.returncode == 1
-    assert "<<<<<<< in the project\nperson\n=======\ndraft\n>>>>>>> draft one\n" in done.stdout
+    marked = "<<<<<<< in the project\nperson\n=======\ndraft\n>>>>>>> draft one\n"
+    assert done.stdout.endswith(f"[line 18]\n17\n18\n19\n{marked}21\n22\n23\n")
     assert "nothing was applied" in done.stderr
     (conflict,) = told(cli, "draft", "apply", "one", code=1)["conflicts"]
     assert conflict["path"] == "a"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from faulty import BEFORE, CHANGE
-from fumehood import BadRequest, DraftConflict, Sandbox
+from fumehood import BadRequest, DraftConflict, Policy, Sandbox
+from fumehood.core.hunks import merged
 from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
@@ -92,6 +94,34 @@ def test_texts_that_both_have_changed_are_merged(sandbox: Sandbox, project: Path
     assert (project / "a.txt").read_text() == text.replace("line 3\n", "draft 3\n")
     sandbox.undo(run)
     assert (project / "a.txt").read_text() == text
+
+
+def edited(lines: list[str], by: random.Random) -> list[str]:
+    """Some edits of a text, wherever they fall."""
+    lines = list(lines)
+    for _ in range(by.randint(1, 3)):
+        at, what = by.randrange(len(lines) + 1), by.choice(("insert", "remove", "replace"))
+        if what == "insert":
+            lines.insert(at, f"new {by.randint(0, 5)}\n")
+        elif at < len(lines):
+            lines[at : at + 1] = [f"changed {by.randint(0, 5)}\n"] if what == "replace" else []
+    return lines
+
+
+def test_a_merge_is_clean_only_where_git_s_is_and_then_the_same(tmp_path: Path) -> None:
+    by, clean = random.Random(3), 0
+    for _ in range(60):
+        base = [f"line {number if by.random() < 0.8 else 0}\n" for number in range(by.randint(1, 25))]
+        texts = {"base": "".join(base), "ours": "".join(edited(base, by)), "theirs": "".join(edited(base, by))}
+        for name, text in texts.items():
+            (tmp_path / name).write_text(text)
+        command = ["git", "merge-file", "-p", "ours", "base", "theirs"]
+        git = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        text, places = merged(texts["base"], texts["ours"], texts["theirs"], ("ours", "theirs"))
+        if not places:
+            clean += 1
+            assert (git.returncode, git.stdout) == (0, text), texts
+    assert clean > 20
 
 
 def test_two_drafts_are_applied_one_after_the_other(sandbox: Sandbox, project: Path) -> None:
@@ -289,6 +319,27 @@ def test_a_frozen_draft_sees_the_project_as_it_was(sandbox: Sandbox, project: Pa
     assert sorted(os.listdir(project / "d")) == ["draft", "new"]
     objects = (path for path in (project / ".git/objects").rglob("*") if path.is_file())
     assert {path.stat().st_nlink for path in objects} == {1}
+
+
+@pytest.mark.parametrize("way", ["kernel", "bwrap", "fuse", "copy"], indirect=True)
+@pytest.mark.parametrize("frozen", [False, True], ids=["live", "frozen"])
+def test_a_draft_works_however_writes_are_captured(way: str, frozen: bool, project_on_either: Path) -> None:
+    project = project_on_either
+    (project / "a.txt").write_text("".join(f"line {n}\n" for n in range(20)))
+    (project / "gone").mkdir()
+    (project / "gone/x").write_text("x\n")
+    with Sandbox(project, policy=Policy(capture=way)) as sandbox:
+        draft = sandbox.draft("one", frozen=frozen)
+        draft.run("sed -i 's/line 3$/draft 3/' a.txt; rm -r gone; mkdir new; echo n > new/n")
+        (project / "a.txt").write_text((project / "a.txt").read_text().replace("line 15\n", "person 15\n"))
+        seen = draft.run("echo more >> new/n; ls; cat new/n; grep -c person a.txt")
+        assert seen.stdout == "a.txt\nnew\nn\nmore\n0\n"
+        assert draft.apply().state == "applied"
+        changed = [line for line in (project / "a.txt").read_text().split("\n") if not line.startswith("line")]
+        assert changed == ["draft 3", "person 15", ""]
+        assert sorted(os.listdir(project)) == ["a.txt", "new"]
+        sandbox.undo()
+        assert sorted(os.listdir(project)) == ["a.txt", "gone"]
 
 
 def test_a_frozen_draft_finds_a_conflict_with_what_came_later(sandbox: Sandbox, project: Path) -> None:

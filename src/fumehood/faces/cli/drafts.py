@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from fumehood.core.hunks import MARKS
 from fumehood.core.report import printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
@@ -33,6 +34,7 @@ _EXAMPLES = """  fumehood draft new idea
   fumehood draft diff idea
   fumehood draft apply idea"""
 _WIDEST = 60
+_AROUND = 3  # lines that are shown before and after a conflict
 
 
 def add_commands(add: Add) -> None:
@@ -134,7 +136,25 @@ def _tell_conflicts(conflicts: Sequence[Conflict]) -> None:
     for conflict in conflicts:
         print(f"  {paint()('conflict', 'red')}: {printable(conflict.path)}: {conflict.reason}")
         if conflict.text:
-            write_difference(conflict.text)
+            write_difference(around_marks(conflict.text))
+
+
+def around_marks(text: str) -> str:
+    """Return only what a person must choose between in a merged text, with a few lines around each place."""
+    lines = text.splitlines(keepends=True)
+    shown: set[int] = set()
+    begun = None
+    for number, line in enumerate(lines):
+        if line.startswith(MARKS[0]):
+            begun = number
+        elif line.startswith(MARKS[2]) and begun is not None:
+            shown.update(range(max(0, begun - _AROUND), min(len(lines), number + _AROUND + 1)))
+            begun = None
+    pieces = [
+        line if number - 1 in shown or number == 0 else f"[line {number + 1}]\n{line}"
+        for number, line in enumerate(lines) if number in shown
+    ]  # fmt: skip
+    return "".join(pieces)
 
 
 def _diff(context: Context, draft: DraftRecord) -> int:
