@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Limits
     from fumehood.core.report import Run
     from fumehood.service.commands import Command
-    from fumehood.service.drafts import WholeDraft
+    from fumehood.service.draft_merge import WholeDraft
 
 NUMBER = "FUMEHOOD_CANDIDATE"  # the variable that tells a candidate which it is
 WAITING, PASSED, FAILED, SAME, ENDED, BROKEN = "not begun", "passed", "failed", "same", "ended", "error"

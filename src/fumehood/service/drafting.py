@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
-from fumehood.service import drafts
+from fumehood.service import draft_merge, drafts
 from fumehood.service.commands import Commands
 from fumehood.service.decide import discard_held
 from fumehood.service.differences import each_difference
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.core.report import ReportedChange, Run
-    from fumehood.service.drafts import Conflict
+    from fumehood.service.draft_merge import Conflict
     from fumehood.service.store import Store
     from fumehood.store.drafts import DraftRecord
     from fumehood.store.projects import Project
@@ -80,7 +80,7 @@ class Draft(Commands):
     def conflicts(self) -> list[Conflict]:
         """Return what both it and the project have changed, and can't be merged."""
         with drafts.Preview(self._store, self._project, self._record) as whole:
-            return drafts.compared(self._store, self._record, whole)[1]
+            return draft_merge.compared(self._store, self._record, whole)[1]
 
     def apply(self, *, force: bool = False) -> Run:
         """Take over all that it holds, as one run; texts that the project has changed too are merged.
@@ -124,18 +124,18 @@ class Draft(Commands):
         Returns their paths, and what is still a conflict: of a text, the lines in question are marked in the draft.
         """
         with drafts.Preview(self._store, self._project, self._record) as whole:
-            merges, conflicts = drafts.compared(self._store, self._record, whole)
+            merges, conflicts = draft_merge.compared(self._store, self._record, whole)
         merges = [merge for merge in merges if merge.root == self._project.path]
         if merges:
             with io.BytesIO() as packed:
                 with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as layer:
                     for merge in merges:
-                        drafts.pack(layer, merge)
+                        draft_merge.pack(layer, merge)
                 packed.seek(0)
                 from fumehood.service.bundles import UNPACK
 
                 run = self._taken_in(UNPACK, packed, f"draft rebase {self.name}")
-            drafts.note_rebased(
+            draft_merge.note_rebased(
                 self._store, run,
                 [(each.change.path, each.change.before, each.live) for each in merges if each.change.before],
             )  # fmt: skip

@@ -13,7 +13,7 @@ from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.faces.cli.look import SIGNS, tell_run, write_difference
 from fumehood.faces.cli.output import here, tell_error
 from fumehood.faces.cli.progress import Ticking
-from fumehood.service import drafts
+from fumehood.service import draft_merge, drafts
 from fumehood.service.differences import differences, each_difference
 from fumehood.store.history import Reach
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.faces.cli.commands import Add
-    from fumehood.service.drafts import Conflict
+    from fumehood.service.draft_merge import Conflict
     from fumehood.service.library import Sandbox
     from fumehood.store.drafts import DraftRecord
 
@@ -112,7 +112,7 @@ def _show(context: Context, draft: DraftRecord) -> int:
     with drafts.Preview(context.store, context.project, draft) as whole:
         run = whole.run
         shown = run.fields_of(run.found)
-        merges, conflicts = drafts.compared(context.store, draft, whole)
+        merges, conflicts = draft_merge.compared(context.store, draft, whole)
     merged = [merge.change.path for merge in merges if not merge.places]
     answer = {
         **_fields(context, draft), "changes": shown, "merged": merged,

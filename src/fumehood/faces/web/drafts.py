@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fumehood.errors import BadRequest, ChangedMeanwhile
 from fumehood.faces.web import past
 from fumehood.faces.web.house import asked_number, asked_path
-from fumehood.service import drafts
+from fumehood.service import draft_merge, drafts
 from fumehood.service.differences import contents
 from fumehood.service.library import Sandbox
 from fumehood.store.audit import WEB
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fumehood.core.changes import Change
     from fumehood.core.report import Run
     from fumehood.faces.web.house import House, View
-    from fumehood.service.drafts import Conflict
+    from fumehood.service.draft_merge import Conflict
     from fumehood.store.drafts import DraftRecord
     from fumehood.store.projects import Project
 
@@ -72,7 +72,7 @@ def every(house: House, _request: Request) -> View:
 def compared(house: House, project: Project, record: DraftRecord) -> tuple[Run, set[str], list[Conflict]]:
     """Return what a draft would change, as a run, which of it is merged with the project's, and what is in the way."""
     with drafts.Preview(house.store, project, record) as whole:
-        merges, conflicts = drafts.compared(house.store, record, whole)
+        merges, conflicts = draft_merge.compared(house.store, record, whole)
         return whole.run, {merge.change.path for merge in merges if not merge.places}, conflicts
 
 
