@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from patience import LONG_S
 from web_page import WebPage
+
+expect.set_options(timeout=LONG_S * 1000)
 
 PICTURES = os.environ.get("FUMEHOOD_TESTS_PICTURES")  # where to put what was seen, for somebody to look at
 
@@ -44,7 +47,7 @@ class Visitor:
 
     def __init__(self, chromium: Browser, served: WebPage, **options: Any) -> None:
         self.context: BrowserContext = chromium.new_context(**options)
-        self.context.set_default_timeout(60_000)
+        self.context.set_default_timeout(LONG_S * 1000)
         self.complaints: list[str] = []
         self.served = served
         if served.cookie:

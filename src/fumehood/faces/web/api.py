@@ -14,13 +14,13 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import drafts
 from fumehood.faces.web.house import asked_number
 from fumehood.linux.doctor import examine
-from fumehood.service import acts, overview, scratch
-from fumehood.service.differences import differences
+from fumehood.service import acts, decide, overview, scratch
+from fumehood.service.differences import contents, differences
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
 from fumehood.store.config import file_of, write_checked
 from fumehood.store.files import Files
-from fumehood.store.search import Search, count_waiting, page_of_changes, search
+from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +139,13 @@ def _changes(house: House, request: Request, _body: dict[str, Any]) -> dict[str,
 def _diff(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     run = house.run(request)
     paths = request.query_params.getlist("path")
-    return {"differences": [each.fields() for each in differences(house.store, run, paths, here=run.project)]}
+    shown = [each.fields() for each in differences(house.store, run, paths, here=run.project)]
+    if paths and run.state == "held":
+        for each in shown:  # pieces of these can be chosen: the digest says of which versions
+            change = change_at(house.store.database, run.run, run.roots.index(each["root"]), each["path"])
+            if change is not None:
+                each["digest"] = decide.versions_digest(run, change, *contents(house.store, run, change))
+    return {"differences": shown}
 
 
 def _running(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
