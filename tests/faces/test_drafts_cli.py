@@ -90,7 +90,9 @@ def test_a_hook_s_commands_can_be_in_a_draft_and_edits_are_then_asked_about(cli:
     def asked(tool: str, **given: str) -> Any:
         call = {"hook_event_name": "PreToolUse", "tool_name": tool, "tool_input": given, "session_id": "s",
                 "tool_use_id": tool, "cwd": str(project)}  # fmt: skip
-        answer = cli("hook", "--client", "claude", "--draft", "agent", input=json.dumps(call))
+        answer = cli(
+            "hook", "--client", "claude", "--draft", "agent", input=json.dumps(call), command=command_line()
+        )  # in a process of its own: what it writes begins with how that was started
         assert answer.returncode == 0, answer.stderr
         return json.loads(answer.stdout)["hookSpecificOutput"]
 
