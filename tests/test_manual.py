@@ -279,6 +279,12 @@ def test_every_command_and_option_that_is_named_exists(name: str) -> None:
             assert set(re.split(r"[|\\]+", word)) <= set(acts), f"{name}: there is no {found[0].strip()!r}"
 
 
+def test_the_readme_names_every_command() -> None:
+    text = " ".join(re.findall(r"`[^`]+`", read("README.md").prose))
+    missing = [name for name in every_command() if not re.search(rf"[`| ]{name}\b", text)]
+    assert not missing, f"the README's table has nothing about {', '.join(missing)}"
+
+
 def test_the_site_has_every_page_and_no_other() -> None:
     # The file has tags that a plain reader of YAML refuses: only the names are looked at.
     named = re.findall(r"^ +-.*?: ([\w./-]+\.md)$", (CHECKOUT / "mkdocs.yml").read_text(), re.MULTILINE)
