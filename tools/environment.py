@@ -2,8 +2,8 @@
 
 NAME is a lock in requirements/: `run` has what ./fumehood needs, `mcp` what its MCP server needs too, `web` its page in
 the browser, `terminal` its views in the terminal, `desktop` its notifications, `test` all of that and the tools of
-`make test`. The environments lie outside the checkout, because a command in the hood may write the project and must not
-be able to replace what the host executes.
+`make test`; `fleet` has what its workers need. The environments lie outside the checkout, because a command in the hood
+may write the project and must not be able to replace what the host executes.
 """
 
 import fcntl
@@ -24,6 +24,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 # Each has what the first has, the last has all, and all have the checkout's sources. Those of other locks are not a
 # checkout's.
 OURS = ("run", "mcp", "web", "terminal", "desktop", "test")
+APART = ("fleet",)  # a checkout's too, and the last has nothing of them
 SUPERSEDED_KEPT_S = 30 * 24 * 3600
 LOCKED = ("--no-deps", "--require-hashes", "--only-binary=:all:")
 PACKAGE = re.compile(r"^[\w.-]+==(?!.*sys_platform == '(?!linux))", re.MULTILINE)
@@ -74,10 +75,10 @@ def place_of(name: str, python: str = sys.executable) -> Path:
     """Where that environment is or will be, by everything that it depends on."""
     lock, program = inputs(name)
     parts = [os.fsencode(os.path.realpath(python)), "{}.{}".format(*sys.version_info).encode(), lock.read_bytes()]
-    if name in OURS:
+    if name in OURS + APART:
         parts += [os.fsencode(CHECKOUT), program.read_bytes()]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    return cache_directory() / f"{'venv' if name in OURS else 'packages'}-{name}-{digest}"
+    return cache_directory() / f"{'venv' if name in OURS + APART else 'packages'}-{name}-{digest}"
 
 
 def inputs(name: str) -> list[Path]:
@@ -163,7 +164,7 @@ def build(target: Path, name: str, python: str, lock: int) -> None:
         step([python, "-I", "-m", "venv", "--symlinks", "--without-pip", target], lock)
         (target / "made-from").mkdir()
         install(target, name, python, lock)
-        if name in OURS:
+        if name in OURS + APART:
             add_sources(target)
         record.write_bytes(os.fsencode(CHECKOUT))
     except (OSError, subprocess.CalledProcessError) as exc:
