@@ -10,7 +10,7 @@ sys.path.insert(0, str(CHECKOUT / "src"))
 from fumehood import __version__  # noqa: E402 - found only now
 from fumehood.errors import ApplyFailed  # noqa: E402
 from fumehood.faces.cli.commands import ABOUT, DESCRIPTION, EXAMPLES, NAMES  # noqa: E402
-from fumehood.faces.cli.shapes import Shape, Taken, shape_of  # noqa: E402
+from fumehood.faces.cli.shapes import Parameter, Shape, shape_of  # noqa: E402
 
 PAGE = CHECKOUT / "docs/fumehood.1"
 _EXIT = {
@@ -76,7 +76,7 @@ def _paragraphs(text: str) -> list[str]:
     return said.split("\n\n") if said else []
 
 
-def _taken(each: Taken) -> list[str]:
+def _taken(each: Parameter) -> list[str]:
     if each.names:
         names = ", ".join(f"\\fB{_text(name)}\\fR" for name in each.names)
         term = f"{names} \\fI{_text(each.value)}\\fR" if each.value else names

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.wording import fitted, printable
 from fumehood.faces.cli.commands import ABOUT, NAMES
-from fumehood.faces.cli.shapes import Taken, shape_of
+from fumehood.faces.cli.shapes import Parameter, shape_of
 from fumehood.service.store import Store
 from fumehood.store.history import Reach
 from fumehood.store.places import state_directory
@@ -143,11 +143,11 @@ def completed(words: Sequence[str]) -> tuple[str, list[Word]]:
     return _BY_SHELL.get(taken.value, _NOTHING), list(values.of(taken, current))
 
 
-def _at(shape: Shape, words: Sequence[str]) -> tuple[Taken | None, list[str]]:
+def _at(shape: Shape, words: Sequence[str]) -> tuple[Parameter | None, list[str]]:
     """Return what comes next after some words, and those of them that are arguments."""
     by_name = {name: option for option in shape.options for name in option.names}
     arguments: list[str] = []
-    waiting: Taken | None = None
+    waiting: Parameter | None = None
     for word in words:
         if waiting is not None:
             waiting = None
@@ -172,7 +172,7 @@ class _Values:
         named = words.index("--project") + 1 if "--project" in words else 0
         self._project = words[named] if 0 < named < len(words) else ""
 
-    def of(self, taken: Taken, current: str) -> Iterator[Word]:
+    def of(self, taken: Parameter, current: str) -> Iterator[Word]:
         """Yield what an option or argument may be."""
         yield from ((choice, "") for choice in taken.choices)
         names = set(taken.names)

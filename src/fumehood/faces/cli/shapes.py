@@ -23,7 +23,7 @@ _BESIDES = {"shell": "run", "agent": "run", "acp": "agent"}
 _OPTION = re.compile(r"  (?:(-\w), )?(--[\w-]+)(?:[ =]([A-Z][A-Z|:=]*))?(?: {2,}(.*))?")
 
 
-class Argument(Value):
+class Parameter(Value):
     """An option or an argument: how it is called, what its value is called, and what it may be."""
 
     names: tuple[str, ...] = ()  # none: an argument
@@ -38,18 +38,18 @@ class Shape(Value):
 
     name: str
     about: str
-    taken: tuple[Argument, ...]
+    taken: tuple[Parameter, ...]
     usage: str = ""
     text: str = ""  # a help that is written by hand
     examples: str = ""
 
     @property
-    def options(self) -> tuple[Argument, ...]:
+    def options(self) -> tuple[Parameter, ...]:
         """What begins with a dash."""
         return tuple(each for each in self.taken if each.names)
 
     @property
-    def arguments(self) -> tuple[Argument, ...]:
+    def arguments(self) -> tuple[Parameter, ...]:
         """What does not, in order."""
         return tuple(each for each in self.taken if not each.names)
 
@@ -59,7 +59,7 @@ def shape_of(name: str) -> Shape | None:
     if name in _BY_HAND:
         return _by_hand(name)
     if name == "help":
-        return Shape(name=name, about="show how a command is used", taken=(Argument(value="COMMAND", choices=NAMES),))
+        return Shape(name=name, about="show how a command is used", taken=(Parameter(value="COMMAND", choices=NAMES),))
     parser = parser_of(name) if name in NAMES else None
     if parser is None:
         return None
@@ -69,14 +69,14 @@ def shape_of(name: str) -> Shape | None:
     return Shape(name=name, about=parser.description or "", taken=taken, usage=usage, examples=examples)
 
 
-def _taken(action: argparse.Action) -> Argument:
+def _taken(action: argparse.Action) -> Parameter:
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     choices = tuple(str(choice) for choice in action.choices or ())
     if metavar.startswith("{"):
         choices = tuple(metavar.strip("{}").split(","))
     takes_value = action.nargs != 0
     value = metavar or (f"{{{','.join(choices)}}}" if choices else action.dest.upper())
-    return Argument(
+    return Parameter(
         names=tuple(action.option_strings), value=value if takes_value else "", choices=choices,
         about=action.help or "", is_repeated=action.nargs == "*",
     )  # fmt: skip
@@ -94,7 +94,7 @@ def _by_hand(name: str) -> Shape:
     return Shape(name=name, about=about, taken=tuple(taken), usage=usage, text=text)
 
 
-def _options_in(text: str) -> Iterator[Argument]:
+def _options_in(text: str) -> Iterator[Parameter]:
     """Yield the options that a help lists; what a line goes on with belongs to the option before."""
     names: tuple[str, ...] = ()
     value = about = ""
@@ -104,7 +104,7 @@ def _options_in(text: str) -> Iterator[Argument]:
             about = f"{about} {line.strip()}"
             continue
         if names:
-            yield Argument(names=names, value=value, about=about)
+            yield Parameter(names=names, value=value, about=about)
             names = ()
         if option is not None:
             short, long, value, about = (group or "" for group in option.groups())
