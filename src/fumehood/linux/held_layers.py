@@ -234,8 +234,12 @@ def _is_used(directory: int, name: str) -> bool:
 _NO_MORE_LINKS = (errno.EMLINK, errno.EPERM, errno.EXDEV)
 
 
-def fold(target: int, layers: Sequence[int]) -> None:
-    """Fill an empty directory with what layers show together; all are named by descriptors, the topmost first."""
+def fold(target: int, layers: Sequence[int], *, goes: bool = False) -> None:
+    """Fill an empty directory with what layers show together; all are named by descriptors, the topmost first.
+
+    Where that `goes` into the project, links are made of regular files only, which are parted from their other names
+    before. Otherwise all must have the inodes by which held changes are known.
+    """
     with Stack(layers, over_project=False) as stack:
 
         def make(layer: int, folded: int, name: str, path: str, status: os.stat_result | None) -> bool:
@@ -248,14 +252,13 @@ def fold(target: int, layers: Sequence[int]) -> None:
                     with Closing(open_below(folded, name, LISTING)) as directory:
                         set_opaque(directory)
                 return True
-            if not stat.S_ISLNK(status.st_mode):
+            if stat.S_ISREG(status.st_mode) or not goes:
                 try:
                     os.link(name, name, src_dir_fd=layer, dst_dir_fd=folded, follow_symlinks=False)
                     return False
                 except OSError as error:
                     if error.errno not in _NO_MORE_LINKS:
                         raise
-            # A symlink is as quickly made anew, and then has no other name when it goes into a project.
             copy_entry(layer, name, folded, name)
             return False
 

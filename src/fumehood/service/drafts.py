@@ -141,7 +141,7 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
         upper = layers[number].upper
         os.mkdir(os.path.dirname(upper), 0o700)
         if trees:
-            held_runs.fold_root(upper, trees)
+            held_runs.fold_root(upper, trees, goes=True)
         else:
             os.mkdir(upper, 0o700)
             layering.resemble(upper, roots[number])

@@ -380,14 +380,14 @@ def _folded(store: Store, project: int, items: Sequence[StackedTree]) -> Stacked
     return StackedTree(runs=runs, roots=roots, trees=trees, name=name)
 
 
-def fold_root(target: str, trees: Sequence[str]) -> None:
-    """Fold trees of one root into a new one."""
+def fold_root(target: str, trees: Sequence[str], *, goes: bool = False) -> None:
+    """Fold trees of one root into a new one, which `goes` into the project or is seen by commands."""
     if not trees:
         return
     os.mkdir(target, 0o700)
     tops = [open_top(path) for path in (target, *trees)]
     try:
-        fold(tops[0], tops[1:])
+        fold(tops[0], tops[1:], goes=goes)
     finally:
         for top in tops:
             os.close(top)
