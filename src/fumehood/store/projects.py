@@ -238,7 +238,7 @@ class Projects:
         """Return every project that there is a record of."""
         rows = self.database.rows(
             "SELECT projects.id, path, added_at, replaced_at, device, inode, born, count(runs.id),"
-            " coalesce(sum(state = 'held'), 0) FROM projects LEFT JOIN runs ON project = projects.id"
+            " coalesce(sum(state = 'held' AND draft IS NULL), 0) FROM projects LEFT JOIN runs ON project = projects.id"
             " GROUP BY projects.id ORDER BY projects.id"
         )
         return [
