@@ -12,6 +12,7 @@ import jinja2
 
 from fumehood.core import changes as c
 from fumehood.core.limits import size_told
+from fumehood.core.questions import question_lines
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
 from fumehood.faces.web.text import coloured
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from fumehood.core.questions import Question
     from fumehood.core.report import Run
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
@@ -49,7 +51,7 @@ class House:
         self._templates = jinja2.Environment(autoescape=True, loader=loader, undefined=jinja2.StrictUndefined)
         self._templates.filters.update(
             printable=printable, size=size_told, ago=_ago, clock=_clock, sign=_SIGNS.get, coloured=coloured,
-            sent=_sent, home=_from_home, lasted=_lasted,
+            sent=_sent, home=_from_home, lasted=_lasted, asked=_asked,
         )  # fmt: skip
         self._templates.globals.update(link=_link)
 
@@ -146,6 +148,11 @@ def _ago(at: float) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
+
+
+def _asked(question: Question) -> list[str]:
+    """Write a question without breaking its lines: each is shown by itself, so that none can look like the next."""
+    return [line.strip() for line in question_lines(question, 1 << 20)]
 
 
 def _lasted(seconds: float) -> str:
