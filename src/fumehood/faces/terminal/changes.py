@@ -103,12 +103,26 @@ class ChangesTree(Tree[Branch]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "cursor_down", "Down", show=False), Binding("k", "cursor_up", "Up", show=False),
+        Binding("right,l", "open", "Open", show=False), Binding("left,h", "close", "Close", show=False),
     ]  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__(Text(""), id="tree")
         self.show_root = False
         self.guide_depth = 2
+
+    def action_open(self) -> None:
+        """Show what lies in it."""
+        if self.cursor_node is not None:
+            self.cursor_node.expand()
+
+    def action_close(self) -> None:
+        """Hide what lies in it; of what is closed already, go to where it lies."""
+        node = self.cursor_node
+        if node is not None and node.allow_expand and node.is_expanded:
+            node.collapse()
+        elif node is not None and node.parent is not None and not node.parent.is_root:
+            self.move_cursor(node.parent)
 
 
 class ChangesView(Acting):

@@ -94,7 +94,7 @@ class QuestionsView(Acting):
         if question is None:
             lines.show([Text("Nothing is asked.", "dim")])
         else:
-            width = max(lines.size.width, 40)
+            width = self.app.size.width - 2  # it is not drawn yet where the view is not in sight
             place = self._open.index(question) + 1
             head = [Text(f"question {place} of {len(self._open)}, asked at {_clock(question.asked_at)}", "dim")]
             lines.show([*head, *(shown(line) for line in question_lines(question.question, width))])
