@@ -238,6 +238,42 @@ def test_each_run_of_a_draft_has_its_own_undo(sandbox: Sandbox, project: Path) -
     assert draft.run("cat b.txt").stdout == "b\n"
 
 
+def test_an_agent_s_undo_takes_back_its_last_run_in_its_draft(sandbox: Sandbox, project: Path) -> None:
+    with Sandbox(project, draft="one") as inside:
+        agent = inside.session("agent")
+        agent.run("echo a > a.txt")
+        agent.run("echo b > b.txt")
+        agent.undo()
+        assert agent.run("ls").stdout == "a.txt\n"
+    with pytest.raises(BadRequest, match="nothing is left to undo"):
+        sandbox.undo()  # a person's is about the project
+
+
+def test_nothing_is_run_in_a_draft_that_is_settled(sandbox: Sandbox, project: Path) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo a > a.txt")
+    seen = sandbox.draft("one")
+    draft.discard()
+    for act in (seen.apply, seen.discard):
+        with pytest.raises(BadRequest, match="is no longer there"):
+            act()
+    with pytest.raises(BadRequest, match="there is no draft one"):
+        seen.run("true")
+    assert os.listdir(project) == []
+
+
+def test_a_command_that_runs_keeps_its_draft_from_being_settled(sandbox: Sandbox) -> None:
+    draft = sandbox.draft("one")
+    with draft.start("echo begun; cat") as command:
+        assert command.stdout.readline() == "begun\n"
+        for act in (draft.apply, draft.discard):
+            with pytest.raises(BadRequest, match="a command is running in draft one"):
+                act()
+        command.stdin.close()
+        command.wait()
+    assert draft.discard() == 0
+
+
 def test_a_run_of_a_draft_is_not_applied_by_itself(sandbox: Sandbox) -> None:
     run = sandbox.draft("one").run("echo a > a.txt")
     with pytest.raises(BadRequest, match="in draft one"):

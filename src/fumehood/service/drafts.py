@@ -137,15 +137,19 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
     )  # fmt: skip
     claim.take()
     layers = layering.layers_of(store.places, run.run, roots)
-    for number, trees in enumerate(held_runs.trees(store, members, roots)):
-        upper = layers[number].upper
-        os.mkdir(os.path.dirname(upper), 0o700)
-        if trees:
-            held_runs.fold_root(upper, trees, goes=True)
-        else:
-            os.mkdir(upper, 0o700)
-            layering.resemble(upper, roots[number])
-    run.found = layering.scanned(layers, whole=False)
+    try:
+        for number, trees in enumerate(held_runs.trees(store, members, roots)):
+            upper = layers[number].upper
+            os.mkdir(os.path.dirname(upper), 0o700)
+            if trees:
+                held_runs.fold_root(upper, trees, goes=True)
+            else:
+                os.mkdir(upper, 0o700)
+                layering.resemble(upper, roots[number])
+        run.found = layering.scanned(layers, whole=False)
+    except BaseException:
+        layering.drop(store.places, run.run)
+        raise
     for change in run.found:
         change.verdict, change.reason = c.HELD, f"it is in draft {draft.name}"
     return WholeDraft(run=run, layers=layers, members=tuple(members))
@@ -272,6 +276,9 @@ def _refuse_conflicts(draft: DraftRecord, conflicts: Sequence[Conflict]) -> None
 
 
 def _refuse_running(store: Store, draft: DraftRecord) -> None:
+    """Refuse where a command runs in a draft, or somebody was faster to settle it; no other begins meanwhile."""
+    if not store.drafts.is_open(draft.id):
+        raise BadRequest(f"draft {draft.name} is no longer there", hint="fumehood log tells what became of it")
     if store.drafts.runs_now(draft):
         raise BadRequest(f"a command is running in draft {draft.name}", hint="wait for it, or end it: fumehood ps")
 

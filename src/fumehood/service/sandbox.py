@@ -257,6 +257,9 @@ class Hood(Workplace):
         self.store.recover()
         claim.take()
         with self.store.stack(self.project.id, settling=False):
+            if run.draft is not None and not self.store.drafts.is_open(run.draft):
+                layering.drop(places, run.run)
+                raise BadRequest(f"draft {run.draft_name} is no longer there", hint="fumehood draft new begins one")
             run.below = tuple(self.store.history.held(self.project.id, run.draft))
             self.store.history.begin(self.project.id, run, os.getpid())
         held: list[tuple[str, ...]] = []

@@ -323,10 +323,6 @@ def undo_command(store: Store, project: Project, run: Run, *, by: str = "", forc
     """Take back a command, with all that checkpoints of it settled while it ran: all of it, or nothing."""
     from fumehood.service.undo import undo
 
-    if run.draft is not None and run.state == "held":
-        from fumehood.service.decide import discard_held
-
-        return [discard_held(store, project, run)]  # nothing of it is in the project
     settled = store.history.checkpoints_of(run) if run.act == "run" else []
     runs = [each for each in (run, *settled) if each.state in ("applied", "held")]
     # By itself, it also says why there is nothing to undo.

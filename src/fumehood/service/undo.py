@@ -29,12 +29,12 @@ from fumehood.linux.staging import open_elsewhere
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
-from fumehood.service.decide import recorded
+from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import record, release
 from fumehood.service.restore import versions
 from fumehood.service.settle import chosen, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
-from fumehood.store.history import APPLYING, CHECKPOINT, LAST, UNFINISHED
+from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 UNDONE = "undone"
 _STANDING = ("applied", "held")
+_LATEST = 50  # runs of an agent among which the one in a draft is that it takes back
 _UNDONE_BY = "undone by run {}"
 _NAMED = 5  # paths named in a refusal
 _ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
@@ -64,6 +65,8 @@ def undo(
     is saved in the layer first.
     `by` is the session that asks, and that the undo belongs to: an agent can't take back what a person took back.
     """
+    if run.draft is not None and run.state == HELD:
+        return discard_held(store, project, run, paths, here=here)  # nothing of it is in the project
     with store.alone(project.id), InterruptsHeld() as interrupts:
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
         run = recorded(store, project, run)
@@ -113,8 +116,12 @@ def _in_layer(store: Store, back: Run, first: Run) -> Iterator[c.Change]:
 
 
 def last_to_undo(store: Store, *reaches: Reach) -> Run:
-    """Return the last run that changed something and is not taken back yet."""
+    """Return the last run that changed something and is not taken back yet; an agent's may be in a draft."""
     run = next(store.history.standing(*reaches), None)
+    if any(reach.sessions for reach in reaches):
+        latest = store.history.runs(*reaches, limit=_LATEST)
+        drafted = next((each for each in latest if each.draft is not None and each.state == HELD), None)
+        run = drafted if run is None or (drafted is not None and drafted.number > run.number) else run
     if run is None:
         raise BadRequest("nothing is left to undo", hint="fumehood log shows what ran; see fumehood redo too")
     return run

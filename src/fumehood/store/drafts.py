@@ -116,6 +116,10 @@ class Drafts:
         with self.database.transaction(durable=True) as connection:
             return _close(connection, draft.id, state, "", why)
 
+    def is_open(self, number: int | None) -> bool:
+        """Tell whether a draft is neither applied nor thrown away."""
+        return bool(self.database.rows("SELECT 1 FROM drafts WHERE id = ? AND state = 'open'", (number,)))
+
     def runs_now(self, draft: DraftRecord) -> bool:
         """Tell whether a command is running in a draft."""
         query = "SELECT 1 FROM runs WHERE draft = ? AND state IN ('running', 'applying', 'settling') LIMIT 1"
