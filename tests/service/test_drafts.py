@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -432,3 +433,24 @@ def test_what_git_ignores_is_not_thrown_away_for_a_commit(sandbox: Sandbox, repo
         draft.commit("main", force=True)
     assert draft.commit("other", force=True).state == "applied"
     assert git(repository, "show", "other:a.txt") == "new\n"
+
+
+def test_caches_that_both_have_written_are_no_conflict(sandbox: Sandbox, project: Path) -> None:
+    (project / "one.py").write_text("".join(f"line_{n} = {n}\n" for n in range(20)))
+    (project / "test_one.py").write_text("import one\n\nassert one.line_2 + one.line_16\n")
+    before = snapshot(project)
+    drafts = [sandbox.draft(f"draft-{n}") for n in (2, 16)]
+    for draft in drafts:
+        number = draft.name.partition("-")[2]
+        draft.run(f"mkdir .pytest_cache; echo '{{\"failed\": {number}}}' >.pytest_cache/last")
+        run = draft.run(f"sed -i 's/line_{number} = .*/line_{number} = 1{number}/' one.py; python3 test_one.py")
+        assert run.exit_code == 0, run.output
+    for draft in drafts:
+        assert draft.conflicts() == []
+        assert draft.apply().state == "applied"
+    line = [sys.executable, "-B", "-c", "import one; print(one.line_2, one.line_16)"]
+    assert subprocess.run(line, cwd=project, capture_output=True, check=True).stdout == b"12 116\n"
+    assert (project / ".pytest_cache/last").read_text() == '{"failed": 16}\n'
+    sandbox.undo()
+    sandbox.undo()
+    assert snapshot(project) == before

@@ -167,12 +167,13 @@ class _Choice:
 # Nothing depends on these rules for safety: a file that a command changes or deletes gets its record and its
 # backup whether it is ignored or not.
 
+# What tools write here is right in any version or made again: they check it against what it was made from.
+CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 # Directories with these names: the insides of repositories, packages, virtual environments, caches.
-SKIPPED = frozenset({
+SKIPPED = CACHES | frozenset({
     ".git", ".hg", ".svn", ".bzr", ".jj",
     "node_modules", "bower_components", ".pnpm-store", ".yarn", ".venv", "venv", ".tox", ".nox", ".eggs",
-    "__pycache__", ".cache", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".ipynb_checkpoints",
-    ".gradle", ".terraform", ".parcel-cache", ".turbo", ".direnv",
+    ".cache", ".hypothesis", ".ipynb_checkpoints", ".gradle", ".terraform", ".parcel-cache", ".turbo", ".direnv",
 })  # fmt: skip
 OURS = ".fumehood-"  # begins the name of a directory that an apply uses for a moment
 # A directory that holds one of these is a virtual environment, or calls itself a cache.
@@ -193,6 +194,11 @@ def is_skipped(name: str) -> bool:
 def lies_in_skipped(parent: str) -> bool:
     """Return True if a directory is one that a scan leaves out, or lies in one."""
     return any(map(is_skipped, set(parent.split("/"))))
+
+
+def lies_in_cache(path: str) -> bool:
+    """Return True if a path is a cache whose owner checks what is in it, or lies in one."""
+    return not CACHES.isdisjoint(path.split("/"))
 
 
 class IgnoreRules:

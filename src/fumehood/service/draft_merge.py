@@ -8,6 +8,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.hunks import MARKS, merged
+from fumehood.core.patterns import lies_in_cache
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -209,7 +210,9 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
 
 
 def _both(draft: DraftRecord, whole: WholeDraft, bases: _Bases, change: c.Change) -> Merge | Conflict | str:
-    """Bring together what a draft and the project have made of a path; nothing where only one has changed it."""
+    """Bring together what a draft and the project have made of a path; nothing where the draft's version counts."""
+    if lies_in_cache(change.path):
+        return ""
     root = whole.run.roots[change.root]
     ours, theirs = _content(whole.layers[change.root].upper, change.path), _content(root, change.path)
     is_file = change.change in (c.MODIFIED, c.MODE) and change.kind == c.FILE and not is_gits(change.path)
