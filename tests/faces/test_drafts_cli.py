@@ -102,7 +102,9 @@ def test_a_hook_s_commands_can_be_in_a_draft_and_edits_are_then_asked_about(cli:
     assert "not applied" not in done.stdout
     assert os.listdir(project) == []
     assert told(cli, "draft", "list")["drafts"][0]["name"] == "agent"
-    assert asked("Write", file_path=str(project / "b"), content="b\n")["permissionDecision"] == "ask"
+    answer = asked("Write", file_path=str(project / "b"), content="b\n")
+    assert answer["permissionDecision"] == "ask"
+    assert "a shell command can make it in the draft" in answer["permissionDecisionReason"]
 
 
 def test_each_session_can_have_a_draft_of_its_own(home: Path, project: Path) -> None:

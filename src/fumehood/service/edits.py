@@ -68,14 +68,18 @@ class Judged(Value):
     flags: Flags
 
 
-def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target]) -> Judged:
+def judged(
+    seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], *, is_in_draft: bool = False
+) -> Judged:
     """Judge an edit before it is made, as the changes of a command are judged once they are made."""
     from fumehood.service.danger_facts import concerns
 
     outside = [each.real for each in wanted if each.root < 0]
     reasons = [f"{printable(path)} lies outside of what commands may write" for path in outside]
     inside = [each for each in wanted if each.root >= 0]
-    if mode in (HOLD, DISCARD) and inside:
+    if is_in_draft and inside:
+        reasons.append("it would go to the project itself: a shell command can make it in the draft")
+    elif mode in (HOLD, DISCARD) and inside:
         reasons.append(f"changes are to be {'held' if mode == HOLD else 'thrown away'}")
     changes: list[c.Change] = []
     contents: dict[tuple[int, str], bytes] = {}

@@ -89,11 +89,11 @@ def begun(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
         seat = keep_seat(places, session, lambda: _seat(call, session, passed_on, places))
     policy = policy_for(places, seat.roots)
     # An edit goes to the project itself, which the commands of a draft leave alone.
-    is_held = policy.drafts or {"--hold", "--draft"} & {*passed_on}
-    mode = policy.mode(HOLD if is_held else DISCARD if "--discard" in passed_on else None)
+    is_in_draft = bool(policy.drafts) or "--draft" in passed_on
+    mode = policy.mode(HOLD if is_in_draft or "--hold" in passed_on else DISCARD if "--discard" in passed_on else None)
     cwd = os.path.join(call.directory if isinstance(call.directory, str) else here(), directory)
     wanted = edits.targets(seat, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned])
-    verdict = edits.judged(seat, policy, mode, wanted)
+    verdict = edits.judged(seat, policy, mode, wanted, is_in_draft=is_in_draft)
     reason = "; ".join(verdict.reasons)
     if reason and not call.client.honours_ask:
         raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
