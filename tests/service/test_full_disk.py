@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.linux.streams import INLINE, Stream
+
 pytestmark = pytest.mark.once
 
 TESTS = Path(__file__).parent.parent
@@ -212,3 +214,20 @@ def test_what_a_command_wrote_to_a_full_disk_is_held_because_it_may_not_be_whole
 @pytest.mark.parametrize("then", [AND_IT_IS_HELD_ONCE_THERE_IS_ROOM, AND_IT_CAN_BE_THROWN_AWAY], ids=["held", "gone"])
 def test_what_could_not_be_recorded_is_kept_until_it_can_be(told, then):
     told(WHILE_IT_RUNS + AND_NOTHING_CAN_BE_RECORDED + then, "--quiet", "without a reserve")
+
+
+def test_a_little_output_that_can_not_be_saved_is_kept_in_memory_and_much_is_an_error(tmp_path):
+    stream = Stream("stdout", str(tmp_path / "out"), 1 << 30)
+    stream.spill()  # the command lasts, and somebody may follow it
+    stream.feed(b"before ")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, stream._file)
+    stream.feed(b"and after")
+    assert stream.kept()[0] == b"before and after"
+    assert not (tmp_path / "out").exists()
+    stream.spill()
+    os.dup2(full, stream._file)
+    os.close(full)
+    with pytest.raises(OSError, match="No space left"):
+        stream.feed(bytes(INLINE))
+    stream.close()

@@ -88,8 +88,14 @@ class Stream:
                 self._drop()
 
     def _save(self, data: bytes) -> None:
-        if self._file >= 0 or self.size + len(data) > self._inline:
+        if self._file < 0 and self.size + len(data) <= self._inline:
+            return
+        try:
             self._write_on(data)
+        except OSError:
+            if self._file < 0 or self.size + len(data) > self._inline:
+                raise
+            self._drop()  # the disk is full, and memory has all of it
 
     def _write_on(self, data: bytes) -> None:
         if self._file < 0:
