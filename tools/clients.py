@@ -29,6 +29,7 @@ def main() -> int:
     environment = node_environment(tools)
     # Those that need all of them come last.
     clients += (("Whole agents in the hood", None, "whole_agents", ""),)
+    clients += (("Five Claude Codes in five drafts", None, "drafts", ""),)
     clients += (("Agents behind an editor (ACP)", None, "acp_agents", "FUMEHOOD_TESTS_PROGRAMS"),)
     rows, status = [], 0
     for name, program, tests, variable in clients:
