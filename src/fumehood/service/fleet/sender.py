@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 _LOST_S = 2.0  # how often jobs are looked for that Redis may have forgotten
 _FOR_FETCHING_S = 600  # besides a command's own time: the base may have to be fetched first
 _LARGEST_BUNDLE = 4 << 30
+_AT_ONCE = min(8, os.cpu_count() or 1)  # results that are taken over
 _MOST_TRIES = 20  # a job is tried so often again whose workers are killed
 
 
@@ -217,9 +219,15 @@ class FleetSender:
                 yield each, self._store.history.find(note["run"])
             else:
                 waiting[each] = note
+        taking: dict[Future[Run], str] = {}
         try:
-            for job, outcome in self._outcomes(waiting, on_output):
-                yield job, self._taken(job, outcome)
+            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fumehood-fleet") as pool:
+                for job, outcome in self._outcomes(waiting, on_output):
+                    taking[pool.submit(self._taken, job, outcome)] = job
+                    for done in [each for each in taking if each.done()]:
+                        yield taking.pop(done), done.result()
+                for done in as_completed(taking):
+                    yield taking[done], done.result()
         except RedisError as error:
             raise jobs.unreachable(error) from error
 
