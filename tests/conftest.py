@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ from fumehood.linux.host import Host
 from fumehood.linux.probe import CAPTURES, host
 from fumehood.store.places import places
 from patience import LONG_S
+
+# What drives a browser has an environment of its own: make browser.
+collect_ignore = [] if find_spec("playwright") else ["browser"]
 
 if TYPE_CHECKING:
     from fumehood.service.store import Store
