@@ -64,7 +64,7 @@ class Launcher:
                 self._socket.sendall(message)
         except OSError as error:
             mine.close()
-            raise LaunchFailed("the launcher is gone", hint="it was killed; the next run starts another") from error
+            raise LaunchFailed(process.LAUNCHER_GONE, hint="it was killed; the next run starts another") from error
         finally:
             theirs.close()
         return Remote(mine)
@@ -102,7 +102,7 @@ class Remote:
         except ConnectionResetError:
             # It closed the channel without reading what it was asked last; what it said before that is still there.
             message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 1)
-        event: Any = marshal.loads(message) if message else (None, "the launcher is gone", 0)  # noqa: S302 - our own
+        event: Any = marshal.loads(message) if message else (None, process.LAUNCHER_GONE, 0)  # noqa: S302 - our own
         if isinstance(event, int):
             self._init, self._asked = event or None, event != 0
             return None

@@ -332,6 +332,9 @@ class Attendance:
             self._feeding = None
 
 
+LAUNCHER_GONE = "the launcher is gone"  # the command may have run
+
+
 class Exit(Value):
     """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
 

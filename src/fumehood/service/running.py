@@ -17,7 +17,7 @@ from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner
 from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
-from fumehood.linux.process import Attendance, Outcome
+from fumehood.linux.process import LAUNCHER_GONE, Attendance, Outcome
 from fumehood.linux.streams import CLOSED, Stream, can_be_given_again, on_terminal, piped
 from fumehood.service.layers import init_file, remove_note
 from fumehood.service.permission import Permissions
@@ -211,7 +211,8 @@ class Execution:
             if world.scratch is not None:
                 world.scratch.remove()
         if ended.outcome.exit.status is None:
-            remove_note(init_file(capture.layers))  # nothing can have been written
+            if ended.outcome.exit.failure != LAUNCHER_GONE:
+                remove_note(init_file(capture.layers))  # nothing can have been written
             _raise_failure(ended, cwd, self._seen)
         return ended.replace(seen=self._seen, left_at_home=left)
 
