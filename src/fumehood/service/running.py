@@ -211,9 +211,7 @@ class Execution:
             if world.scratch is not None:
                 world.scratch.remove()
         if ended.outcome.exit.status is None:
-            if ended.outcome.exit.failure != LAUNCHER_GONE:
-                remove_note(init_file(capture.layers))  # nothing can have been written
-            _raise_failure(ended, cwd, self._seen)
+            _raise_failure(ended, cwd, self._seen, capture.layers)
         return ended.replace(seen=self._seen, left_at_home=left)
 
     def would_see(self, world: World) -> Seen:
@@ -403,8 +401,10 @@ def _listening_inside(access: Access, command: tuple[str, ...], world: World) ->
     return from_inside(access.listen, command)
 
 
-def _raise_failure(ended: Ended, cwd: str, seen: Seen | None) -> NoReturn:
-    """Raise the error that says why the sandbox itself failed: the command did not run."""
+def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[Layer]) -> NoReturn:
+    """Raise the error that says why the sandbox itself failed: the command did not run, or nobody can tell."""
+    if ended.outcome.exit.failure != LAUNCHER_GONE:
+        remove_note(init_file(layers))  # nothing can have been written
     said = ended.stderr.text().strip() or ended.stdout.text().strip()
     why = ended.outcome.exit.failure or said or "it ended without a message"
     if "Can't chdir to" not in why:
