@@ -55,6 +55,7 @@ clients:
 	@$(PYTHON) tools/clients.py $(ARGS)
 
 # The page of `fumehood web` in a real browser; needs Chromium. make browser ARGS='-k race'
+# One test asks with the real Claude Code: that which `make clients` got, or FUMEHOOD_TESTS_CLAUDE=<its program>
 browser:
 	@$(PYTHON) tools/browser.py $(ARGS)
 

@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import sys
 
-from environment import CHECKOUT, environment_of
+from clients import claude
+from environment import CHECKOUT, environment_of, is_whole, place_of
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -20,6 +21,9 @@ def main() -> int:
         "PYTHONPATH": str(packages), "PYTHONDONTWRITEBYTECODE": "1", "FUMEHOOD_TESTS_BROWSER": browser,
         "FUMEHOOD_TESTS_MUST_RUN": "1",
     }  # fmt: skip
+    # Too large to be got for one test.
+    if is_whole(place_of("clients")):
+        environment.setdefault("FUMEHOOD_TESTS_CLAUDE", str(claude()))
     line = [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     names = sorted(str(path) for path in (CHECKOUT / "tests/browser").glob("[a-z]*.py") if path.name != "conftest.py")
     return subprocess.run([*line, *names, *sys.argv[1:]], env=environment, check=False).returncode

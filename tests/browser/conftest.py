@@ -22,6 +22,11 @@ def keep_picture(page: Page, name: str) -> None:
         page.screenshot(path=f"{PICTURES}/{name}.png", full_page=True)
 
 
+def attended(home: Path) -> bool:
+    """Whether somebody is there to be asked."""
+    return bool(list((home / ".local/state/fumehood/desk").glob("*.present")))
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """The browser that is here."""

@@ -10,7 +10,7 @@ from typing import Any
 from playwright.sync_api import expect
 
 from at_terminal import Terminal
-from browser.conftest import Visitor, keep_picture
+from browser.conftest import Visitor, attended, keep_picture
 from conftest import command_line
 from patience import LONG_S, eventually
 from servers import Web, serving
@@ -39,7 +39,7 @@ def test_a_question_of_a_hooked_command_is_answered_in_the_page(
         }  # fmt: skip
         answered = json.loads(cli("hook", input=json.dumps(call)).stdout)
         line = answered["hookSpecificOutput"]["updatedInput"]["command"]
-        assert eventually(lambda: served.call("GET", "/api/questions")["questions"] == [] and _attended(home))
+        assert eventually(lambda: served.call("GET", "/api/questions")["questions"] == [] and attended(home))
         command = subprocess.Popen(
             ["bash", "-c", line], cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
             start_new_session=True,
@@ -56,15 +56,11 @@ def test_a_question_of_a_hooked_command_is_answered_in_the_page(
     assert (project / "got").read_text() == "from the server\n"
 
 
-def _attended(home: Path) -> bool:
-    return bool(list((home / ".local/state/fumehood/desk").glob("*.present")))
-
-
 def test_two_browsers_and_a_terminal_race_for_one_question(
     home: Path, project: Path, served: WebPage, visitor: Visit
 ) -> None:
     pages = [visitor().go("/questions"), visitor().go("/")]
-    assert eventually(lambda: _attended(home))
+    assert eventually(lambda: attended(home))
     with Terminal(ASKING, project) as terminal:
         for page in pages:
             expect(page.locator(".question:not(.new)")).to_have_count(1)
