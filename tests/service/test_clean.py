@@ -374,3 +374,16 @@ def test_nobody_waits_for_a_cleaning_that_another_process_is_at(project: Path, s
         fcntl.flock(lock, fcntl.LOCK_EX)
         aged(store, 2)
         assert sandbox.run("echo x > a").state == "applied"
+
+
+def test_notes_of_a_fleets_jobs_go_when_they_are_old_and_no_result_can_come(store: Store) -> None:
+    notes = Path(store.places.state) / "fleet"
+    notes.mkdir()
+    (notes / "01kabc.json").write_text("{}")
+    (notes / "01kabc.json.77").write_text("{")  # of a sender that was killed while it wrote
+    cleaned(store, 6, days=0)
+    assert len(os.listdir(notes)) == 2
+    cleaned(store, 29)
+    assert len(os.listdir(notes)) == 2
+    cleaned(store, 31)
+    assert os.listdir(notes) == []

@@ -50,6 +50,7 @@ _LOCK = "clean"
 _SHORT = 16  # letters of an id, as reports show it
 _NAMED = 5
 _AT_ONCE = 500  # names in one query
+_FLEET_DAYS = 8  # at least; by then, neither a job nor its result is in Redis any more
 _ANY_DAY = 1 << 62  # after every recorded one
 
 
@@ -125,6 +126,8 @@ def clean(
         if not dry:
             if project is None:
                 forget(store.places.cache, (confine.KEPT, hostview.KEPT), old)
+                # Notes of jobs are written when these are sent, and when they have ended.
+                forget(f"{store.places.state}/fleet", ("",), recorded.moment(max(days, _FLEET_DAYS), moment))
                 remove_left(store.places)
             if freed != Freed(days=days):
                 store.audit.tell("", CLEANED, freed.in_words().replace("\n", "; "), project=owner)
