@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
+from contextlib import contextmanager
 from datetime import timedelta
+from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, TimeoutError  # noqa: A004 - theirs
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+from redis.exceptions import ConnectionError as Disconnected
+from redis.exceptions import TimeoutError as Unanswered
 from redis.retry import Retry
 from rq import Queue
 from rq.intermediate_queue import IntermediateQueue
@@ -32,7 +37,7 @@ from fumehood.errors import BadRequest, Refused, Unavailable
 from fumehood.linux.signing import signer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fumehood.core.policy import Policy
 
@@ -48,6 +53,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[0-9a-z]{26}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST = 1 << 20  # bytes of a job
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # in an address, as redis-py has them
 
 
 class SignedJob(Value):
@@ -225,22 +231,73 @@ def queue(name: str, connection: Redis) -> Queue:
 
 # ---- Redis.
 
+class _Patience(Retry):
+    """Ask again for a while, by the clock: a request to a network that stalls may itself take long."""
+
+    def call_with_retry(
+        self, do: Callable[[], Any], fail: Callable[..., Any],
+        is_retryable: Callable[[Exception], bool] | None = None, with_failure_count: bool = False,
+    ) -> Any:  # fmt: skip
+        """Do something until it succeeds, the time is over, or it is refused for good."""
+        until = time.monotonic() + OUTAGE_S
+
+        def may_change(error: Exception) -> bool:
+            is_over = time.monotonic() > until or is_final(error)
+            return not is_over and (is_retryable is None or is_retryable(error))
+
+        return super().call_with_retry(do, fail, may_change, with_failure_count)
+
+
 def connected(url: str) -> Redis:
     """Connect to a Redis that may go away for a while: what is asked of it waits, and is asked again."""
     try:
         connection = Redis.from_url(
-            url, retry=Retry(ExponentialBackoff(cap=1, base=0.05), OUTAGE_S),
-            retry_on_error=[ConnectionError, TimeoutError, BusyLoadingError], socket_timeout=20,
+            url, retry=_Patience(ExponentialBackoff(cap=1, base=0.05), -1),
+            retry_on_error=[Disconnected, Unanswered, BusyLoadingError], socket_timeout=20,
             socket_connect_timeout=5, health_check_interval=10,
         )  # fmt: skip
-    except ValueError as error:
-        raise BadRequest(f"that is not the address of a Redis: {error}", hint="redis://HOST:6379/0") from error
+        pool = connection.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # an option that there is not is noticed now
+    except (ValueError, TypeError, RedisError) as error:
+        # Not in the library's words: they may hold a part of the password.
+        raise BadRequest(
+            "that is not the address of a Redis",
+            hint="rediss://:PASSWORD@HOST:6379/0?ssl_ca_certs=FILE, with %2F for a slash in the password, and so on",
+        ) from error
+    for name in _FILES:
+        path = pool.connection_kwargs.get(name)
+        if path is not None and not os.path.isfile(path):
+            raise BadRequest(f"{name} of the address of Redis is not a file: {printable(path)}", hint="check the path")
     return connection
+
+
+def is_final(error: BaseException) -> bool:
+    """Tell whether Redis would refuse the same again: the password, or we its certificate."""
+    return isinstance(error, AuthenticationError) or isinstance(error.__context__, SSLCertVerificationError)
 
 
 def unreachable(error: RedisError) -> Unavailable:
     """Say that Redis can't be reached, without the address, which may hold a password."""
+    if isinstance(error, AuthenticationError):
+        return Unavailable(
+            f"Redis does not let us in: {printable(str(error))}",
+            hint="the password is in the address: FUMEHOOD_REDIS=rediss://:PASSWORD@HOST",
+        )
+    if is_final(error):
+        return Unavailable(
+            f"the certificate of Redis is not trusted: {printable(str(error))}",
+            hint="the address names the file of who issued it: rediss://…?ssl_ca_certs=FILE",
+        )
     return Unavailable(f"Redis can't be reached: {printable(str(error))}", hint="check --redis, and that it runs")
+
+
+@contextmanager
+def reached() -> Iterator[None]:
+    """Say it in our words where Redis can't be reached."""
+    try:
+        yield
+    except RedisError as error:
+        raise unreachable(error) from error
 
 
 def output_key(job: str) -> str:

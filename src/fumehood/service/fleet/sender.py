@@ -14,7 +14,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError
 from rq import Retry
 from rq.command import send_stop_job_command
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
@@ -81,6 +80,7 @@ class FleetSender:
 
     # ---- Out.
 
+    @jobs.reached()
     def plan(self) -> dict[str, Any]:
         """Return what would be sent, what of it is in the store already, and what stays at home with the reason."""
         base = self._survey()
@@ -103,6 +103,7 @@ class FleetSender:
         """How many bytes of contents this sender has put into the store."""
         return self._blobs.sent
 
+    @jobs.reached()
     def send(
         self, command: Command, *, cwd: str = "", timeout: float | None = None, hosts: Sequence[str] = (),
         root: str = "host", env: Mapping[str, str] | None = None, secrets: Sequence[str] = (),
@@ -220,16 +221,13 @@ class FleetSender:
             else:
                 waiting[each] = note
         taking: dict[Future[Run], str] = {}
-        try:
-            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fumehood-fleet") as pool:
-                for job, outcome in self._outcomes(waiting, on_output):
-                    taking[pool.submit(self._taken, job, outcome)] = job
-                    for done in [each for each in taking if each.done()]:
-                        yield taking.pop(done), done.result()
-                for done in as_completed(taking):
-                    yield taking[done], done.result()
-        except RedisError as error:
-            raise jobs.unreachable(error) from error
+        with jobs.reached(), ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fumehood-fleet") as pool:
+            for job, outcome in self._outcomes(waiting, on_output):
+                taking[pool.submit(self._taken, job, outcome)] = job
+                for done in [each for each in taking if each.done()]:
+                    yield taking.pop(done), done.result()
+            for done in as_completed(taking):
+                yield taking[done], done.result()
 
     def _outcomes(
         self, notes: dict[str, dict[str, Any]], on_output: Callable[[str, str], object] | None
@@ -292,6 +290,7 @@ class FleetSender:
             return {"failed": f"the result was changed on its way: {error.message}"}
         return outcome
 
+    @jobs.reached()
     def cancel(self, job: str) -> None:
         """Take a job back that has not ended: from the queue, or from the worker that does it."""
         self._note(job)

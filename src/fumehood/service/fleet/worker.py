@@ -225,12 +225,15 @@ def work(url: str, *, store: str = "", directory: str = "", name: str = jobs.QUE
     os.environ["XDG_STATE_HOME"] = _fresh_state(directory, os.path.basename(slot.name))
     while True:
         try:
+            connection.ping()
             workshop = Workshop(connection, store, directory, settings)
             worker = FleetWorker([jobs.queue(name, connection)], connection, workshop)
             worker.work(burst=burst, logging_level="WARNING")
             if worker.is_to_end or burst:
                 return 0
         except RedisError as error:
+            if jobs.is_final(error):
+                raise jobs.unreachable(error) from error
             print(f"fumehood: {jobs.unreachable(error).message}; trying again", file=sys.stderr, flush=True)  # noqa: T201
         time.sleep(1)
 
