@@ -16,7 +16,8 @@ from pydantic import BaseModel, Field
 
 from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE
 from fumehood.errors import ChangedMeanwhile
-from fumehood.store.places import new_id
+from fumehood.service.desk import Desk
+from fumehood.store.places import new_id, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +82,10 @@ class OpenQuestions:
             self._numbers[digest] = new_id()
         return self._numbers[digest]
 
+    def has(self, question: Question) -> bool:
+        """Tell whether a client was sent a question that is not settled."""
+        return question.digest in self._numbers
+
     def close(self, question: Question) -> None:
         """The call that it was asked for has come to its end."""
         self._numbers.pop(question.digest, None)
@@ -92,8 +97,11 @@ def asked_before(
     """Put a question into the shape that the client shows before the call; None where it can't, or need not.
 
     A client of the older era is asked while the tool runs: whoever is at the desk may be faster, and its form goes.
+    This form can't be taken back, so with somebody at the desk the question is theirs alone.
     """
     if question is None or question.unaskable or not can_elicit(context) or context.session.can_send_request:
+        return None
+    if not open_questions.has(question) and Desk(places()).is_attended_for(question.project):
         return None
     is_one_time = question.options == (ALLOW_ONCE, DENY_ONCE)
     words = _worded(question, open_questions.number(question))
