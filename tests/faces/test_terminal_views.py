@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -347,9 +349,16 @@ def test_watch_follows_the_size_of_the_window(cli: Any, project: Path) -> None:
     with Screen(project, "watch") as screen:
         screen.wait_for("Nothing runs.")
         screen.shown = b""
-        screen.resize(40, 132)
-        os.kill(screen.process.pid, 28)
-        screen.wait_for("Waiting")
+        sizes = cycle([(40, 132), (24, 80)])
+
+        def is_drawn_anew() -> bool:
+            screen.resize(*next(sizes))
+            os.kill(screen.process.pid, signal.SIGWINCH)
+            for _ in range(20):
+                screen.read()
+            return "Waiting" in screen.seen
+
+        assert eventually(is_drawn_anew)
         screen.type("q")
         assert screen.end() == 0
 
