@@ -137,7 +137,7 @@ class FleetSender:
     def _enqueue(self, note: Mapping[str, Any]) -> None:
         self._queue.enqueue_call(
             jobs.FUNCTION, args=(note["text"], note["signature"]), job_id=note["id"], timeout=int(note["timeout"]),
-            result_ttl=jobs.KEPT_S, failure_ttl=jobs.KEPT_S, retry=Retry(max=_MOST_TRIES),
+            result_ttl=jobs.KEPT_S, failure_ttl=jobs.KEPT_S, retry=Retry(max=_MOST_TRIES, enqueue_at_front=True),
             description=printable(_shown(note["command"]))[:200],
         )  # fmt: skip
 
