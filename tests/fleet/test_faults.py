@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
-from test_fleet import filled, sent
+from test_fleet import filled, sent, status
 
 from patience import eventually
 
@@ -104,3 +109,119 @@ def test_a_refusal_of_redis_is_one_plain_line_without_the_password(machines: Mac
                 assert words in lines[0], lines
                 assert [line[:5] for line in lines] == ["ERROR", "hint:"], lines
                 assert not any(part in "".join(lines) for part in ("a pass", "a%20", "word@", "word%40")), lines
+
+
+class Relay:
+    """A way to Redis that can stand still: what is sent meanwhile arrives later, and connections stay open."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._flows = threading.Event()
+        self._flows.set()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self._sockets = [self._server]
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, target: Callable[..., None], *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=target, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return  # closed
+            far = socket.socket(socket.AF_UNIX)
+            self._sockets += [near, far]
+            far.connect(self._path)
+            self._start(self._forward, near, far)
+            self._start(self._forward, far, near)
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                self._flows.wait()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # the other side has gone
+
+    def stall(self) -> None:
+        self._flows.clear()
+
+    def go_on(self) -> None:
+        self._flows.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.go_on()
+        for each in self._sockets:
+            with suppress(OSError):  # it has ended by itself
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in self._sockets:
+            each.close()
+
+
+def test_a_job_ends_once_when_the_network_stands_still_for_a_while(machines: Machines, project: Path) -> None:
+    filled(project)
+    direct = machines.url
+    with Relay(f"{machines.directory}/redis.sock") as relay, ThreadPoolExecutor() as pool:
+        # Requests are given up after two seconds and made again; after eight of silence, a worker counts as dead.
+        machines.url = through_relay = f"redis://127.0.0.1:{relay.port}?socket_timeout=2"
+        worker = machines.start_worker()
+        job = sent(machines, project, "run", "--detach", "--", "sleep 3; echo done; echo n > new")["job"]
+        machines.url = direct
+        assert eventually(lambda: "started" in status(machines, job)), machines.logs()
+        machines.url = through_relay
+        relay.stall()
+        attached = pool.submit(sent, machines, project, "attach", job)
+        time.sleep(12)
+        assert (worker.poll(), attached.done()) == (None, False), machines.logs()
+        relay.go_on()
+        run = attached.result()
+        assert (run["state"], run["output"]) == ("held", "done\n")
+        assert sent(machines, project, "run", "--", "echo next")["output"] == "next\n"
+        assert worker.poll() is None
+    log = json.loads(machines.send("log", "--json", project=project).stdout)["runs"]
+    assert [each["command"].partition(":")[0] for each in log].count(f"fleet {job}") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_job_that_fills_the_workers_disk_fails_and_the_next_is_done(
+    machines: Machines, project: Path, test_directory: Path
+) -> None:
+    filled(project)
+    small = test_directory / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "fumehood-test", str(small)], check=True)
+    try:
+        worker = machines.start_worker("", "--directory", str(small))
+        assert sent(machines, project, "run", "--", "echo n > new")["state"] == "held"
+        before = used(small)
+        # What was written fits into a bundle, or no bundle can be made of it.
+        for source, state, told_in in (("zero", "held", "output"), ("urandom", "failed", "reason")):
+            full = sent(machines, project, "run", "--", f"head -c 64M /dev/{source} > big")
+            assert (full["state"], full["exit_code"] or 1) == (state, 1), full["reason"]
+            assert "No space left" in full[told_in], full[told_in]
+        assert "Traceback" not in machines.logs(), machines.logs()
+        run = sent(machines, project, "run", "--", "cat src/a.py; echo n > new")
+        assert (run["state"], run["output"]) == ("held", "one = 1\n")
+        assert worker.poll() is None
+        assert used(small) - before < 1 << 20, list(small.rglob("*"))
+        worker.kill()
+        worker.wait()
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def used(directory: Path) -> int:
+    room = os.statvfs(directory)
+    return (room.f_blocks - room.f_bfree) * room.f_bsize

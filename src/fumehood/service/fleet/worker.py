@@ -27,7 +27,7 @@ from rq.serializers import JSONSerializer
 
 from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.report import printable, short
-from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
+from fumehood.errors import BadRequest, FumehoodError, Refused, Unavailable, plain_error
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_top, remove_tree
@@ -151,10 +151,11 @@ class Workshop:
                 command, cwd=os.path.join(project, job.cwd), apply=HOLD, env=dict(job.environment),
                 on_output=self._teller(job.id),
             )  # fmt: skip
-            result = {"report": _report(run, project), "bundle": _bundle(run, blobs), **_judged(sandbox, job)}
-            if run.state == "held":
-                sandbox.discard(run)
-        return result
+            try:
+                return {"report": _report(run, project), "bundle": _bundle(run, blobs), **_judged(sandbox, job)}
+            finally:
+                if run.state == "held":
+                    sandbox.discard(run)
 
     def _secrets(self, job: jobs.SignedJob) -> dict[str, str]:
         for name in job.secrets:
@@ -180,7 +181,10 @@ def _bundle(run: Run, blobs: Blobs) -> dict[str, Any]:
     """Put what a run changed into the store."""
     with tempfile.TemporaryDirectory(dir=places().state) as directory, closing(OpenedStore()) as store:
         path = f"{directory}/bundle"
-        count = export(store, run, path, may_be_empty=True)
+        try:
+            count = export(store, run, path, may_be_empty=True)
+        except BadRequest as error:  # no fault of the sender's
+            raise Unavailable(f"what it changed can't be sent back: {error.message}", hint=error.hint) from error
         with open(path, "rb") as file:
             data = file.read()
     (name,) = blobs.put(data)
