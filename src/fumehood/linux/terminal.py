@@ -202,7 +202,11 @@ class Signals:
                 _signal.signal(number, self._heard)
 
     def _heard(self, _number: int, _frame: object) -> None:
-        if self._raises and time.process_time() >= self._from_s:
+        try:
+            is_end = self._raises and time.process_time() >= self._from_s
+        except RecursionError:
+            return  # they come quicker than they are heard, each while the one before is
+        if is_end:
             self._raises = False  # once: nothing is to be cut short that follows from it
             raise KeyboardInterrupt
 
