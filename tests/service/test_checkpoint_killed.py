@@ -20,9 +20,10 @@ pytestmark = pytest.mark.namespaces
 # Attends a command, which is checkpointed by itself, and dies where a function is called for the nth time after its
 # processes were stopped.
 ATTEND = """
-import importlib, os, signal, sys
+import glob, importlib, os, signal, sys, time
 from fumehood import Policy, Sandbox
 from fumehood.linux.freeze import Stopped
+from fumehood.store.places import places
 
 project, command, place, count = sys.argv[1:]
 module, _, name = place.rpartition(":")
@@ -41,6 +42,8 @@ def dying(*arguments, **options):
 
 def stopping(self):
     global is_stopped
+    while not glob.glob(f"{places().state}/runs/*/0/upper/finished"):
+        time.sleep(0.01)  # on a busy machine, the command may not have done all yet
     stop(self)
     is_stopped = True
 
