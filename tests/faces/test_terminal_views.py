@@ -2,13 +2,10 @@
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -343,24 +340,6 @@ def test_review_draws_on_a_plain_terminal_and_leaves_it_as_it_was(cli: Any, proj
     assert "\x1b[?1049l" in screen.seen
     assert "\x1b]0;owned" not in screen.seen
     assert "\x1b[38;2;" not in screen.seen, "colours that this terminal has not"
-
-
-def test_watch_follows_the_size_of_the_window(cli: Any, project: Path) -> None:
-    with Screen(project, "watch") as screen:
-        screen.wait_for("Nothing runs.")
-        screen.shown = b""
-        sizes = cycle([(40, 132), (24, 80)])
-
-        def is_drawn_anew() -> bool:
-            screen.resize(*next(sizes))
-            os.kill(screen.process.pid, signal.SIGWINCH)
-            for _ in range(20):
-                screen.read()
-            return "Waiting" in screen.seen
-
-        assert eventually(is_drawn_anew)
-        screen.type("q")
-        assert screen.end() == 0
 
 
 def test_watch_without_a_terminal_says_what_to_do(cli: Any) -> None:
