@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from fumehood.errors import UndoRefused as UndoRefused
     from fumehood.errors import Unfinished as Unfinished
     from fumehood.errors import Unforeseen as Unforeseen
-    from fumehood.service.available import Availability as Availability
-    from fumehood.service.available import available as available
     from fumehood.service.best import Best as Best
     from fumehood.service.best import Candidate as Candidate
     from fumehood.service.desk import OpenQuestion as OpenQuestion
     from fumehood.service.desk import Questions as Questions
+    from fumehood.service.doctor import Availability as Availability
+    from fumehood.service.doctor import available as available
     from fumehood.service.drafting import Draft as Draft
+    from fumehood.service.explain import tool as tool
     from fumehood.service.library import Sandbox as Sandbox
     from fumehood.service.started import Started as Started
-    from fumehood.service.tools import tool as tool
 
     Change = ReportedChange
 
@@ -49,11 +49,11 @@ _PUBLIC = {
     "Candidate": ("fumehood.service.best", "Candidate"),
     "Draft": ("fumehood.service.drafting", "Draft"),
     "Started": ("fumehood.service.started", "Started"),
-    "available": ("fumehood.service.available", "available"),
-    "tool": ("fumehood.service.tools", "tool"),
+    "available": ("fumehood.service.doctor", "available"),
+    "tool": ("fumehood.service.explain", "tool"),
     "rootfs": ("fumehood.rootfs", ""),
     "workspaces": ("fumehood.workspaces", ""),
-    "Availability": ("fumehood.service.available", "Availability"),
+    "Availability": ("fumehood.service.doctor", "Availability"),
     "Policy": ("fumehood.core.policy", "Policy"),
     "Question": ("fumehood.core.questions", "Question"),
     "Questions": ("fumehood.service.desk", "Questions"),

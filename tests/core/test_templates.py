@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from fumehood.core.config import read
-from fumehood.core.templates import templates
+from fumehood.core.tool import templates
 from fumehood.errors import BadRequest
 
 HOSTILE = (

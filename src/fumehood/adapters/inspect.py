@@ -26,7 +26,7 @@ from inspect_ai.util import (
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
 from fumehood.adapters.common import fresh_project, is_cut, printed, read, write
-from fumehood.core.templates import Template, templates
+from fumehood.core.tool import Template, templates
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
 

@@ -450,7 +450,7 @@ _IN_PROFILES = ("timeout", "hosts", "environment.", "limits.")
 
 
 def _tool_problems(table: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    from fumehood.core.templates import problems
+    from fumehood.core.tool import problems
 
     return problems(table)
 

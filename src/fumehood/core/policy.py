@@ -236,7 +236,7 @@ class Policy(Value):
     fleet: Fleet = Fleet()
     skills: tuple[dict[str, Any], ...] = ()
     in_roots: tuple[dict[str, Any], ...] = ()  # what commands in some root get besides
-    tools: tuple[dict[str, Any], ...] = ()  # command templates: core/templates.py
+    tools: tuple[dict[str, Any], ...] = ()  # command templates: core/tool.py
     profiles: tuple[Profile, ...] = SHIPPED
     agents: tuple[dict[str, Any], ...] = ()  # a person's own words on agents; ours are in core/agents.py
 

@@ -1,4 +1,7 @@
-"""Take judged changes over into the project: all of them, or none."""
+"""Take judged changes over into the project: all of them, or none.
+
+How far something has come that takes a while, for a face that shows it from another thread.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from fumehood.linux.gitindex import refreshed
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
-from fumehood.service import under_way
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Sized
 
     from fumehood.core.changes import Step
+
 
 _NAMED = 5  # paths named in a refusal
 _MOST_WAITS = 100  # for git, which refreshes an index or holds a lock: an apply must end, whatever it does
@@ -184,7 +187,7 @@ def _perform(
     note: Callable[[str], None], *, or_nothing: bool, asks: bool,
 ) -> None:  # fmt: skip
     at = waits = 0
-    under_way.note(done, len(steps))
+    note_progress(done, len(steps))
     while at < len(steps):
         step = steps[at]
         sides = between.sides[step.change.root]
@@ -379,3 +382,18 @@ class Between:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self.sides, self._staging, self._descriptors = {}, {}, []
+
+
+_now: tuple[Sized, int] = (), 0
+
+
+def note_progress(done: Sized, total: int) -> None:
+    """Say what is added to whenever one more of so many is done."""
+    global _now
+    _now = done, total
+
+
+def progress() -> tuple[int, int]:
+    """Return how many are done, and of how many."""
+    done, total = _now
+    return len(done), total

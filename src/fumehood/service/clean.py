@@ -16,13 +16,13 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
 from fumehood.linux.cache import forget
 from fumehood.linux.nofollow import entries, look, open_top
+from fumehood.service import apply
 from fumehood.service import layers as layering
-from fumehood.service import under_way
 from fumehood.service.files import LiveFiles, catch_up_all, forget_file
 from fumehood.service.layers import entries_in, space_of
+from fumehood.service.projects import remove_left
 from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
-from fumehood.service.thrown import remove_left
 from fumehood.store import backups, records
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
@@ -303,7 +303,7 @@ class _Cleaning:
     def _remove_gone(self, names: Sequence[str], runs: int) -> None:
         """Remove what was set aside."""
         done: list[str] = []
-        under_way.note(done, len(names))
+        apply.note_progress(done, len(names))
         for name in names:
             done.append(name)
             size = space_of(runs, name, freed=True)

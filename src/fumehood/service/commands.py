@@ -19,8 +19,7 @@ from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
-from fumehood.service.dialogue import Dialogue, attend_in_thread, has_begun
-from fumehood.service.partner import LoopListener
+from fumehood.service.dialogue import Dialogue, LoopListener, attend_in_thread, has_begun
 from fumehood.service.running import Wishes
 from fumehood.service.started import Started, terminal_of
 from fumehood.service.upkeep import is_cleaning_due, upkeep
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from fumehood.linux.streams import Wish
     from fumehood.service.ask import Answering, Ask
     from fumehood.service.opened import OpenedStore
+    from fumehood.service.projects import Thrown
     from fumehood.service.sandbox import Hood
-    from fumehood.service.thrown import Thrown
     from fumehood.store.projects import Project
 
     OnOutput = Callable[[str, str], object]

@@ -3,6 +3,8 @@
 Nothing is kept for this: an apply leaves the old version in the layer's slot and the new one in the
 project, an undo the other way round, and what a later run took out of the project lies in its layer.
 Each version is known by its stamp, so the right one is found wherever it is, or it is said to be gone.
+
+Who wrote each line of a file: the runs that changed it, one after the other, and whoever changed it between them.
 """
 
 from __future__ import annotations
@@ -11,20 +13,26 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.hunks import hunks, quoted
+from fumehood.core.hunks import equal_lines, hunks, quoted
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top, stamp_of
 from fumehood.service.held import trees
+from fumehood.service.restore import versions
 from fumehood.service.settle import chosen
+from fumehood.store.files import Files
+from fumehood.store.search import change_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fumehood.core.changes import Change
     from fumehood.core.report import Run
     from fumehood.service.store import Store
+    from fumehood.store.projects import Project
 
     Reader = Callable[[int, c.Stamp], "_Version"]
 
@@ -450,3 +458,71 @@ def _sizes(old: _Version, new: _Version) -> str:
 
 def _size(size: int) -> str:
     return f"{size:,} byte{'' if size == 1 else 's'}"
+
+
+_MOST_RUNS = 100  # of one file, the latest
+
+
+class FileChange(Value):
+    """What one run did to a file."""
+
+    run: Run
+    change: Change
+
+
+def changes_of(store: Store, project: Project, root: str, path: str) -> list[FileChange]:
+    """Return what runs did to a file, and have not taken back, the latest first."""
+    pasts = Files(store.database).past(project.id, root, path)[:_MOST_RUNS]
+    runs = {run.run: run for run in store.history.runs(among=[past.run for past in pasts])}
+    changed = []
+    for past in pasts:
+        change = change_at(store.database, past.run, past.change.root, path)
+        if change is not None and past.run in runs:
+            changed.append(FileChange(run=runs[past.run], change=change))
+    return changed
+
+
+def content_of(store: Store, project: Project, root: str, path: str, source: str = "") -> bytes | None:
+    """Return what a file holds now, or what its version of a run or day holds; None where there is none."""
+    if not source:
+        return _text_at(root, path)
+    version = next((each for each in versions(store, project, root, path) if each.source == source), None)
+    return None if version is None else _text_at(version.top, version.path)
+
+
+def _text_at(top: str, path: str) -> bytes | None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        with Closing(open_top(top)) as directory, open(open_below(directory, path, flags), "rb") as file:
+            return file.read(LONGEST + 1)
+    except OSError:
+        return None  # gone, or nothing that has a content
+
+
+def blamed(store: Store, project: Project, root: str, path: str) -> list[tuple[str, Run | None]] | None:
+    """Return each line of a file as it is now with the run that wrote it; None: it was there before, or a person did.
+
+    None instead of a list where the file is gone, binary or too long.
+    """
+    data = _text_at(root, path)
+    if data is None or b"\0" in data or len(data) > LONGEST or data.count(b"\n") > MOST_LINES:
+        return None
+    lines: list[str] = []
+    writers: list[Run | None] = []
+    for changed in reversed(changes_of(store, project, root, path)):
+        # By what it found there, what was changed between the runs is nobody's.
+        for text, writer in zip(contents(store, changed.run, changed.change), (None, changed.run), strict=True):
+            lines, writers = _next(lines, writers, text, writer)
+    lines, writers = _next(lines, writers, data, None)
+    return list(zip(lines, writers, strict=True))
+
+
+def _next(
+    lines: list[str], writers: list[Run | None], data: bytes, writer: Run | None
+) -> tuple[list[str], list[Run | None]]:
+    """Return the lines of the next version, and who wrote each: those that stay keep their writers."""
+    new = data.decode("utf-8", "replace").splitlines(keepends=True)
+    wrote: list[Run | None] = [writer] * len(new)
+    for old_at, new_at, count in equal_lines(lines, new):
+        wrote[new_at : new_at + count] = writers[old_at : old_at + count]
+    return new, wrote

@@ -1,4 +1,7 @@
-"""A thorough look at this machine, at our own records and at the project at hand: what works, what is missing."""
+"""A thorough look at this machine, at our own records and at the project at hand: what works, what is missing.
+
+Whether a sandbox can be had on this machine, for programs that want to know before they offer one.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ from typing import Any
 
 from fumehood.core.policy import Policy
 from fumehood.core.value import Value
-from fumehood.errors import BadConfiguration, NoRoom
+from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, plain_error
 from fumehood.linux import doctor, probe
 from fumehood.linux.capture import LABELS
 from fumehood.linux.doctor import Ability
-from fumehood.linux.host import Host
+from fumehood.linux.host import FIX, Host
+from fumehood.linux.probe import host
 from fumehood.service import owners, recover
 from fumehood.store import database
 from fumehood.store.config import policy_for
+from fumehood.store.places import places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,3 +83,33 @@ def _policy(store: Store, project: Project | None) -> Policy:
         return policy_for(store.places, ()) if project is None else store.policy_of(project)
     except BadConfiguration:
         return Policy()  # `config check` tells of it
+
+
+class Availability(Value):
+    """Whether commands can be sandboxed here; true if they can.
+
+    `way` is how their writes are captured: "kernel", "bwrap", "fuse" or "copy", best first. Without a sandbox it is
+    empty; `reason` then says why, and `hint` what to do about it.
+    """
+
+    ok: bool
+    way: str = ""
+    reason: str = ""
+    hint: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def available() -> Availability:
+    """Say whether a sandbox can be had, which way, or why not; never raises. What was tried once is remembered."""
+    try:
+        ours = places()
+        machine = host(ours.cache, ours.state)
+    except (FumehoodError, OSError, UnicodeError) as error:
+        plain = plain_error(error)
+        return Availability(ok=False, reason=plain.message, hint=plain.hint)
+    if machine.why_bare:
+        reason, _, fix = machine.why_bare.partition(FIX)
+        return Availability(ok=False, reason=reason, hint=fix or "fumehood doctor says what is missing")
+    return Availability(ok=True, way=machine.captures[0])

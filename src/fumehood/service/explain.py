@@ -1,23 +1,43 @@
-"""What a command would see and may do, without running it; and what commands find, asked in a sandbox."""
+"""What a command would see and may do, without running it; and what commands find, asked in a sandbox.
+
+What a configuration asks for and does not get on this machine: told by `config check`, in the way of no command.
+
+The tools that a model is offered: ours, and the command templates of the person's configuration.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import stat
 import time
 from contextlib import contextmanager
 from typing import Any
 
+from fumehood.core.config import Complaint, dotted_name, in_order, line_numbers
 from fumehood.core.limits import TIME, amount_told
+from fumehood.core.masks import FRESH, is_below, is_in, masks
 from fumehood.core.network import FULL, NONE, decided
-from fumehood.core.policy import HIDDEN
+from fumehood.core.policy import EVERYWHERE, HIDDEN, Policy
 from fumehood.core.request import arguments, checked, shown
-from fumehood.core.tool import Capabilities, limits_told, parsed, script
-from fumehood.errors import FumehoodError, Unavailable
+from fumehood.core.tool import (
+    NAME,
+    Capabilities,
+    Template,
+    definition,
+    limits_told,
+    parsed,
+    schema,
+    script,
+    shaped,
+    templates,
+)
+from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.linux import cache
 from fumehood.linux import capture as capturing
 from fumehood.linux.confine import memory_limit
+from fumehood.linux.devices import fault_of
 from fumehood.linux.host import read
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
@@ -26,12 +46,14 @@ from fumehood.service import layers as layering
 from fumehood.service.owners import failed_on
 from fumehood.service.running import Execution, Wishes
 from fumehood.service.surroundings import HOST, around
-from fumehood.store.places import new_id
+from fumehood.store.config import policy_for
+from fumehood.store.places import home, new_id, places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from fumehood.core.config import Checked
     from fumehood.core.request import Request
     from fumehood.service.sandbox import Hood
     from fumehood.service.surroundings import World
@@ -53,7 +75,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     if host.why_bare:
         raise Unavailable(f"there is no sandbox here: {host.why_bare}", hint="fumehood doctor says what is missing")
     if request.write is not None:
-        from fumehood.service.writing import limited
+        from fumehood.service.access import limited
 
         hood, request = limited(hood, request)
     project = hood.project
@@ -194,3 +216,100 @@ def _remember(path: str, versions: dict[str, str]) -> None:
             os.unlink(entry.path)
     except OSError:
         return
+
+
+def remarks(path: str, checked: Checked) -> tuple[Complaint, ...]:
+    """Return what of a configuration without mistakes has no effect here, by line."""
+    with open(path, encoding="utf-8-sig") as file:
+        lines = line_numbers(file.read())
+    complaints = []
+    everywhere = Policy().under(checked.settings.get(EVERYWHERE, {}))
+    for place, line in lines.items():
+        *above, name = place
+        if name not in ("unmask", "devices") or len(above) not in (0, 2):
+            continue
+        project = os.path.join(home(), str(above[1]).removeprefix("~/")) if above else EVERYWHERE
+        settings = checked.settings.get(project, {})
+        policy = everywhere.under(settings) if above else everywhere
+        for each in settings.get(name, ()):
+            message, hint = _of_device(each) if name == "devices" else _of_unmask(each, policy, project)
+            if message:
+                key = dotted_name(place)
+                complaints.append(Complaint(line=line, key=key, message=f"{each}: {message}", hint=hint))
+    return in_order(complaints)
+
+
+def _of_device(path: str) -> tuple[str, str]:
+    fault = fault_of(path)
+    if not fault and not os.access(path, os.R_OK | os.W_OK):
+        return "it is closed to you, and so to your commands", "fumehood doctor says to whom it is open"
+    return fault, ""
+
+
+def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
+    """Say why a path stays hidden although a person unmasks it, and what to do; nothing where it does not."""
+    own = path.rstrip("/").removeprefix("./")
+    if not own.startswith("/"):
+        return _of_relative(own, [each.rstrip("/").removeprefix("./") for each in policy.mask])
+    if is_in(own, FRESH):
+        hint = f'devices = ["{own}"]' if is_in(own, ("/dev",)) and not fault_of(own) else ""
+        return "every command has its own, and none of the host's", hint
+    if policy.root != "host" and not (project and is_in(own, (project,))):
+        return f"no path of the host's is in the root {policy.root}", "run with --root host"
+    hidden = masks([home()], (), policy.mask, policy.unmask, root=os.geteuid() == 0).hidden
+    around = next((each for each in hidden if is_below(own, each) and project and is_in(each, (project,))), "")
+    if around:
+        return f"{around} is masked whole, and lies in the project", f"unmask {around}, or mask less of it"
+    if os.path.exists(own) and stat.S_ISSOCK(os.stat(own).st_mode):
+        return "a socket of the host's can't be connected to, masked or not", "start the service in the command"
+    # What is not there may come.
+    return ("you can't read it yourself", "") if os.path.exists(own) and not os.access(own, os.R_OK) else ("", "")
+
+
+def _of_relative(path: str, masked: list[str]) -> tuple[str, str]:
+    around = next((each for each in masked if is_below(path, each)), "")
+    if path in masked:
+        return "", ""
+    if around:
+        return f"{around} is masked whole in every root", f"unmask {around}, or mask less of it"
+    return "nothing of this name is masked", "a relative path takes back one of `mask`"
+
+
+def tool(format: str = "openai", *, extra: str = "", name: str = NAME) -> dict[str, Any]:  # noqa: A002 - as users say it
+    """Return the tool that runs commands, as openai, ollama, anthropic or mcp wants it; or a `[[tool]]` by its name.
+
+    `extra` is added to its description: sentences of an application's own, for example that web pages are read by
+    another tool. A `Sandbox` has the same with its mark, and `Sandbox.run_tool` runs what a model asks for.
+    """
+    return defined(policy_for(places(), ()), format, name, extra)
+
+
+def defined(policy: Policy, form: str, name: str = NAME, extra: str = "", mark: str = "") -> dict[str, Any]:
+    """Return a tool by its name, as an interface wants it."""
+    if name == NAME:
+        return definition(form, mark, extra)
+    template = _named(policy, name)
+    words = f"{template.description}\n\n{extra.strip()}" if extra.strip() else template.description
+    return shaped(form, template.name, words, template.schema)
+
+
+def every(policy: Policy, form: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
+    """Return all the tools, ours first; `extra` is said of ours."""
+    return [definition(form, mark, extra), *(defined(policy, form, name) for name in templates(policy.tools))]
+
+
+def _named(policy: Policy, name: str) -> Template:
+    own = templates(policy.tools)
+    if name not in own:
+        raise BadRequest(f"there is no tool {name!r}", hint=f"there is: {', '.join((NAME, *own))}")
+    return own[name]
+
+
+def asked_for(policy: Policy, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `Sandbox.run` is to be given for a model's call of a tool."""
+    if name != NAME:
+        return {"command": _named(policy, name).line(arguments)}
+    whole = schema()
+    own = Template(name=NAME, description="", command="", properties=whole["properties"], required=("command",))
+    values = own.values(arguments)
+    return {"cwd" if key == "working_dir" else key: value for key, value in values.items()}

@@ -14,6 +14,7 @@ from fumehood.service.commands import Commands
 from fumehood.service.dialogue import end_all
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
+from fumehood.service.projects import Thrown
 from fumehood.service.sandbox import Hood
 from fumehood.service.session import (
     keep_variables,
@@ -23,7 +24,6 @@ from fumehood.service.session import (
     undo_command,
     undo_session,
 )
-from fumehood.service.thrown import Thrown
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
 from fumehood.service.upkeep import upkeep
@@ -123,25 +123,25 @@ class Sandbox(Commands):
 
         `extra` is added to its description. `name` may be that of a `[[tool]]` of the configuration.
         """
-        from fumehood.service.tools import defined
+        from fumehood.service.explain import defined
 
         return defined(self._hood.policy, format, name, extra, self._mark)
 
     def tools(self, format: str = "openai", *, extra: str = "") -> list[dict[str, Any]]:  # noqa: A002
         """Return every tool to offer to a model: what `tool` returns, and each `[[tool]]` of the configuration."""
-        from fumehood.service.tools import every
+        from fumehood.service.explain import every
 
         return every(self._hood.policy, format, extra, self._mark)
 
     def run_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
         """Run what a model asks for by calling one of `tools`; `options` are those of `run`."""
-        from fumehood.service.tools import asked_for
+        from fumehood.service.explain import asked_for
 
         return self.run(**asked_for(self._hood.policy, name, arguments), **options)
 
     async def arun_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
         """Do the same without blocking the event loop; `options` are those of `arun`."""
-        from fumehood.service.tools import asked_for
+        from fumehood.service.explain import asked_for
 
         return await self.arun(**asked_for(self._hood.policy, name, arguments), **options)
 
@@ -176,7 +176,7 @@ class Sandbox(Commands):
     def only_news(self, run: Run) -> Run:
         """Leave out of what a run was refused what this session's agent was told before, for a model's sake."""
         if run.blocked and self._session:
-            from fumehood.service.told import news
+            from fumehood.service.session import news
 
             run.blocked = news(self._store.places.session(self._session), run.blocked)
         return run

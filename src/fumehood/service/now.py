@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
-    from fumehood.service.agent_commands import ShellCommands
+    from fumehood.service.agents import ShellCommands
     from fumehood.service.checkpoint import Checkpoints, Judge
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store

@@ -38,9 +38,9 @@ from fumehood.service import layers as layering
 from fumehood.service.apply import Between
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.held import bring_back, set_apart, throw_away
+from fumehood.service.projects import remove_left
 from fumehood.service.settle import FAILED, HELD, find_conflicts, state_of
 from fumehood.service.store import Store
-from fumehood.service.thrown import remove_left
 from fumehood.store import records
 from fumehood.store.audit import RECOVERED
 from fumehood.store.backups import DIRECTORY, parsed

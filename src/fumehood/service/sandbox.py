@@ -92,12 +92,12 @@ class Hood(Workplace):
         if hood.policy.rootfs.install and (request.root or hood.policy.root) == ALPINE and not self.host().why_bare:
             install_if_missing(self.store, hood.policy.rootfs, wishes.on_install)
         if request.beside:
-            from fumehood.service.beside import offer
+            from fumehood.service.access import offer
 
             request = offer(hood, request, wishes)
             self.project = hood.project
         if request.write is not None:
-            from fumehood.service.writing import limited
+            from fumehood.service.access import limited
 
             hood, request = limited(hood, request)
         try:
@@ -204,7 +204,7 @@ class Hood(Workplace):
                 run.found = layering.scanned(layers, claim.indexes)
                 run.blocked = missed(self, run, network, request.hosts, world, ended, seat, self._withheld)
                 if request.beside:
-                    from fumehood.service.beside import told
+                    from fumehood.service.access import told
 
                     run.blocked += told(request.beside)
                 ended_by = _cut_short(ended.outcome, wishes) or lacked_room(run, self.store.places.state)
@@ -272,7 +272,7 @@ class Hood(Workplace):
         parts = self, run, layers, claim.indexes, [target for _, target in capture.targets], self.give_verdicts
         commands = None
         if request.each_command and seat is not None and seat.door is not None:
-            from fumehood.service.agent_commands import ShellCommands
+            from fumehood.service.agents import ShellCommands
             from fumehood.service.checkpoint import Checkpoints
 
             commands = ShellCommands(Checkpoints(*parts), request.agent, layering.init_file(layers))
@@ -295,7 +295,7 @@ class Hood(Workplace):
         """Run the command to its end, with its network; write down how it ended and what it printed."""
         shell = world.shell
         if request.each_command:
-            from fumehood.service.shells import real_shell
+            from fumehood.service.session import real_shell
 
             shell = real_shell(shell)
         line = arguments(checked(request.command), shell, source=request.source, tells_cwd=seat is not None)

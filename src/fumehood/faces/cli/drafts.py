@@ -1,7 +1,13 @@
-"""The command `draft`: copies of a project that cost nothing, know what they changed, and can be merged or dropped."""
+"""The command `draft`: copies of a project that cost nothing, know what they changed, and can be merged or dropped.
+
+The command `best`: one command run several times, each in a draft, and the best of them applied.
+
+Commands about changes that travel: export, import.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -11,10 +17,12 @@ from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.faces.cli.look import SIGNS, tell_run, write_difference
-from fumehood.faces.cli.output import here, tell_error
+from fumehood.faces.cli.output import here, tell_error, whole_number
 from fumehood.faces.cli.progress import Ticking
-from fumehood.service import draft_merge, drafts
+from fumehood.service import best as comparing
+from fumehood.service import bundles, draft_merge, drafts
 from fumehood.service.differences import differences, each_difference
+from fumehood.service.drafts import Preview
 from fumehood.store.history import Reach
 
 TYPE_CHECKING = False
@@ -24,9 +32,11 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.faces.cli.commands import Add
+    from fumehood.service.best import Best, Candidate
     from fumehood.service.draft_merge import Conflict
     from fumehood.service.library import Sandbox
     from fumehood.store.drafts import DraftRecord
+
 
 _ACTS = ("list", "new", "show", "diff", "log", "apply", "discard", "rename", "rebase")
 _EXAMPLES = """  fumehood draft new idea
@@ -253,3 +263,121 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
 
     context.say(answer, show)
     return int(bool(conflicts))
+
+
+_HEADINGS = ("", "", "score", "files", "lines", "time", "")
+_EXAMPLES_OF_BEST = """  fumehood best -n 8 --jobs 4 --check 'pytest -q' -- 'agent --seed $FUMEHOOD_CANDIDATE'
+  fumehood best -n 3 --check 'make test' --score './speed' --hold -- ./try.sh"""
+
+
+def add_best(add: Add) -> None:
+    """Make `best` known."""
+    command = add("best", "run a command several times, each in a draft, and apply the best", _best, _EXAMPLES_OF_BEST)
+    many = whole_number(1, comparing.MOST)
+    command.add_argument("-n", dest="count", type=many, default=8, metavar="N", help="how many (default: 8)")
+    command.add_argument("--jobs", type=many, default=4, metavar="N", help="how many at once (default: 4)")
+    command.add_argument("--check", metavar="CMD", help="what a candidate must pass; run in each")
+    command.add_argument("--score", metavar="CMD", help="prints a number at its end, the higher the better")
+    command.add_argument("--timeout", type=whole_number(1), metavar="SECONDS", help="for all together")
+    command.add_argument("--keep", action="store_true", help="keep the drafts of the others too")
+    command.add_argument("--hold", action="store_true", help="apply nothing: the best one's draft stays")
+    command.add_argument("command", nargs="+", metavar="COMMAND", help="one word is a shell line")
+
+
+def _best(context: Context) -> int:
+    options = context.options
+    line = options.command[0] if len(options.command) == 1 else options.command
+    is_silent = context.as_json or options.quiet
+
+    def tell(candidate: Candidate) -> None:
+        sys.stderr.write(f"candidate {candidate.number}: {_status(candidate)}, {candidate.duration_s:.1f} s\n")
+        sys.stderr.flush()
+
+    with opened(context) as sandbox:
+        result = sandbox.best(
+            line, options.count, jobs=options.jobs, check=options.check, score=options.score, keep=options.keep,
+            apply=not options.hold, timeout=options.timeout, on_candidate=None if is_silent else tell,
+        )  # fmt: skip
+    context.say(result.as_dict, lambda: show_best(result))
+    if result.is_interrupted:
+        return 130
+    return int(result.best is None or (result.run is None and not options.hold))
+
+
+def _status(candidate: Candidate) -> str:
+    status = f"same as {candidate.same_as}" if candidate.same_as is not None else candidate.status
+    return f"{status}: {printable(candidate.reason)}" if candidate.reason else status
+
+
+def show_best(result: Best) -> None:
+    """Show the candidates as a table, and what became of the best."""
+    colour = paint()
+    rows = [_HEADINGS]
+    for each in result.candidates:
+        score = "" if each.score is None else f"{each.score:g}"
+        mark = "← the best" if each is result.best else ""
+        rows.append((
+            str(each.number), _status(each), score, str(each.files), f"+{each.added} -{each.removed}",
+            f"{each.duration_s:.1f} s", mark,
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for at, row in enumerate(rows):
+        text = "  ".join(f"{cell:{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip()
+        print(colour(text, "bold") if row[-1] else colour(text, "dim") if at == 0 else text)
+    if result.reason:
+        print(printable(result.reason))
+    if result.run is not None:
+        tell_run(result.run, sys.stdout)
+    if result.kept:
+        print(f"drafts: {', '.join(result.kept)}; fumehood draft diff NAME, then draft apply or discard NAME")
+
+
+def add_bundles(add: Add) -> None:
+    """Make `export` and `import` known."""
+    out = add(
+        "export", "write the changes of a run or draft to a file that travels (an OCI image of one layer)", _export,
+        "  fumehood export last -o fix.tar\n  fumehood export 214 -o fix.patch --patch",
+    )  # fmt: skip
+    out.add_argument("run", metavar="RUN|DRAFT", help="a run by its number, id or `last`; or the name of a draft")
+    out.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write")
+    out.add_argument("--patch", action="store_true", help="write a patch that git applies instead")
+    out.add_argument("--key", metavar="FILE", default="", help="sign it with this key (default: sign.key)")
+    into = add(
+        "import", "take up what export wrote, as a run that is held", _import,
+        "  fumehood import fix.tar\n  fumehood import --patch fix.patch",
+    )  # fmt: skip
+    into.add_argument("file", metavar="FILE")
+    into.add_argument("--draft", metavar="NAME", help="into this draft, which begins if there is none")
+    into.add_argument("--patch", action="store_true", help="it is a patch, as git writes them")
+
+
+def _export(context: Context) -> int:
+    draft = context.store.drafts.at(context.project.id, context.options.run)
+    if draft is None:
+        run = context.run(context.options.run)
+        return _written(context, run, {"run": run.run, "number": run.number}, f"run {run.name}")
+    with Preview(context.store, context.project, draft) as whole:
+        return _written(context, whole.run, {"draft": draft.name}, f"draft {draft.name}")
+
+
+def _written(context: Context, run: Run, answer: dict[str, object], what: str) -> int:
+    path = context.options.output
+    key = context.options.key or context.store.policy_of(context.project_of(run)).sign.key
+    if context.options.patch:
+        key, count = "", bundles.export_patch(context.store, run, os.path.abspath(path))
+    else:
+        count = bundles.export(context.store, run, os.path.abspath(path), key=key)
+    told = f"{count} change{'' if count == 1 else 's'} of {what} written to {printable(path)}"
+    told += f", signed with {printable(key)}" if key else ""
+    return context.say({**answer, "file": os.path.abspath(path), "changes": count, "key": key}, lambda: print(told))
+
+
+def _import(context: Context) -> int:
+    from fumehood.service.library import Sandbox
+    from fumehood.store.audit import CLI
+
+    with Sandbox(context.project.path, face=CLI) as sandbox:
+        into = sandbox if context.options.draft is None else sandbox.draft(context.options.draft)
+        take = into.import_patch if context.options.patch else into.import_bundle
+        run = take(context.options.file)
+        return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))

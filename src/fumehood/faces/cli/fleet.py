@@ -227,7 +227,7 @@ def _map(context: Context, sender: FleetSender) -> int:
 
 
 def _best(context: Context, sender: FleetSender) -> int:
-    from fumehood.faces.cli.best import show_best
+    from fumehood.faces.cli.drafts import show_best
 
     options = context.options
     result = sender.best(

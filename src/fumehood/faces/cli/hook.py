@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from fumehood.faces.cli.hook_clients import ToolCall
-    from fumehood.faces.cli.hook_tools import Command
+    from fumehood.faces.cli.hook_clients import Command, ToolCall
 
 HELP = """usage: fumehood hook [--client NAME] [--ask] [OPTIONS]
 
@@ -141,7 +140,7 @@ def answered(data: bytes, options: HookOptions) -> str:
 
             ended(call, _session(call, options))
         elif kind == SHELL:
-            from fumehood.faces.cli.hook_tools import command_of
+            from fumehood.faces.cli.hook_clients import command_of
 
             tool_input = _rewritten(command_of(call), call, options)
             decision = ASK if options.leaves_asking and client.honours_ask else ALLOW
@@ -149,7 +148,7 @@ def answered(data: bytes, options: HookOptions) -> str:
             mark = session_mark(state_directory(), _session(call, options)) if client.tells_before else ""
             answer = client.rewritten(tool_input, decision, told_ahead(mark) if mark else "")
         elif kind == OTHER:
-            from fumehood.faces.cli.hook_tools import refuse_what_runs
+            from fumehood.faces.cli.hook_clients import refuse_what_runs
 
             refuse_what_runs(call, options.allowed_tools)
     except BadRequest as error:

@@ -33,7 +33,7 @@ _MOST_OPEN = 16  # edits that wait to be recorded: each is looked at before and 
 
 def shell_patch(call: ToolCall) -> tuple[list[Planned], str] | None:
     """Return what a shell line does that the client takes for a patch, and the directory it is for; None: a command."""
-    from fumehood.faces.cli.hook_tools import command_of
+    from fumehood.faces.cli.hook_clients import command_of
 
     command = command_of(call)
     patch, directory = (None if command.is_list else patch_in(command.text)) or ("", "")

@@ -1,9 +1,25 @@
-"""Commands that look (show, diff, output), and what a person or an agent is told about a run."""
+"""Commands that look (show, diff, output), and what a person or an agent is told about a run.
+
+What a run changed, file by file, in the difftool that the person uses with git.
+
+Both versions are copied to a directory of our own first, where no repository is: the tool gets these two files, and git
+reads the person's own settings and nothing that a command wrote.
+
+A long text is read through the person's own pager.
+
+The pager gets the text on its standard input and nothing else: it opens no file that a command wrote, and `less` is
+told to open none by itself either. It starts in /, so that no relative entry of PATH leads it into the project.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 
 from fumehood.core import changes as c
@@ -11,9 +27,11 @@ from fumehood.core.report import named, printable, summary
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.value import Value
+from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
-from fumehood.faces.cli.output import ModelText, Paint, here, sink_to, width
-from fumehood.service.differences import differences, each_difference
+from fumehood.faces.cli.output import GuardedText, ModelText, Paint, here, sink_to, width
+from fumehood.service.differences import contents, differences, each_difference
+from fumehood.service.settle import chosen
 from fumehood.store.history import UNFINISHED
 from fumehood.store.records import pieces
 
@@ -26,7 +44,9 @@ if TYPE_CHECKING:
     from fumehood.core.report import Blocked, Run
     from fumehood.faces.cli.commands import Add
     from fumehood.service.differences import Difference
+    from fumehood.service.store import Store
     from fumehood.store.audit import Event
+
 
 _MOST = 12  # lines about changes; what is alike is then told by directory
 _SAME_LINE = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common
@@ -314,9 +334,8 @@ def _diff(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
     wanted = context.store, run, options.paths
     if options.tool or options.difftool:
-        from fumehood.faces.cli.difftool import show as show_in_tool
 
-        for line in show_in_tool(*wanted, here=here(), tool=options.tool or ""):
+        for line in show(*wanted, here=here(), tool=options.tool or ""):
             print(f"not shown: {line}")
         return 0
     if options.stat:
@@ -324,7 +343,6 @@ def _diff(context: Context) -> int:
     if context.as_json:
         changed = [each.fields() for each in differences(*wanted, here=here())]
         return context.say({"run": run.run, "differences": changed}, lambda: None)
-    from fumehood.faces.cli.pager import Paged  # here, because `run` loads this module at its end
 
     with Paged(wanted=not options.no_pager):
         for each in each_difference(*wanted, here=here()):
@@ -442,3 +460,81 @@ def _follow(context: Context, run: Run) -> Run:
         go_on(name, iter([whole[count:]] if whole[count:] else []))
     sink(b"")
     return run
+
+
+_SHOWN = (0, 1)  # what git exits with: nothing differs, or something does
+
+
+def show(store: Store, run: Run, paths: Sequence[str], *, here: str, tool: str) -> list[str]:
+    """Show each file of a run in the tool, one after the other; returns a line for each path that is not a file."""
+    git = shutil.which("git")
+    if git is None:
+        raise Unavailable("a difftool is found and started by git, which is not here", hint="fumehood diff without it")
+    left_out = []
+    with tempfile.TemporaryDirectory(prefix="fumehood-diff-") as place:
+        environment = {**os.environ, "GIT_CEILING_DIRECTORIES": os.path.dirname(place)}
+        for number, change in enumerate(chosen(run, paths, here=here)):
+            if change.kind != c.FILE or change.change == c.MODE:
+                left_out.append(f"{change.change} {change.kind} {printable(change.path)}")
+                continue
+            files = _written(f"{place}/{number}", os.path.basename(change.path), contents(store, run, change))
+            named = [f"--tool={tool}"] if tool else []
+            command = [git, "difftool", "--no-index", "--no-prompt", *named, "--", *files]
+            code = subprocess.run(command, cwd=place, env=environment, check=False).returncode
+            if code not in _SHOWN:
+                raise BadRequest(
+                    f"git difftool failed with {code} on {printable(change.path)}",
+                    hint="git difftool --tool-help lists those that can be used",
+                )
+    return left_out
+
+
+def _written(place: str, name: str, versions: tuple[bytes, bytes]) -> list[str]:
+    """Write both versions; none of them has a name that git itself would read."""
+    files = []
+    for side, content in zip(("before", "after"), versions, strict=True):
+        os.makedirs(f"{place}/{side}")
+        files.append(f"{place}/{side}/{'_' if name.startswith('.') else ''}{name}")
+        with open(files[-1], "xb") as file:
+            file.write(content)
+    return files
+
+
+_NONE = ("", "cat")
+_USUAL = "command -v less >/dev/null && exec less; exec cat"
+
+
+class Paged:
+    """Has standard output read through a pager for a `with` block, where it goes to a terminal."""
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._pager = os.environ.get("PAGER", _USUAL).strip()
+        is_read = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_on = wanted and is_read and self._pager not in _NONE
+
+    def __enter__(self) -> None:
+        self._before, self._process = sys.stdout, None
+        if not self._is_on:
+            return
+        hidden = ("LESSOPEN", "LESSCLOSE")  # programs that less would start
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        environment = {"LESS": "FRX", **environment, "LESSSECURE": "1"}
+        command = ["/bin/sh", "-c", self._pager]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", env=environment)
+        assert self._process.stdin is not None
+        text = io.TextIOWrapper(self._process.stdin, encoding="utf-8", errors="backslashreplace")
+        sys.stdout = GuardedText(text)
+        self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> bool:
+        if self._process is None:
+            return False
+        try:
+            sys.stdout.close()
+        except BrokenPipeError:
+            pass  # the person has read enough
+        finally:
+            sys.stdout = self._before
+            self._process.wait()
+            signal.signal(signal.SIGINT, self._interrupt)
+        return kind is BrokenPipeError

@@ -1,16 +1,30 @@
-"""Commands about what runs now: ps, stop, checkpoint."""
+"""Commands about what runs now: ps, stop, checkpoint.
+
+The command `forward`: a port of a session, opened to the person's own programs.
+
+Commands about what an agent's session may do: status, and ask for more.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 
+from fumehood.core.inside import widenings
 from fumehood.core.report import printable
 from fumehood.core.report import short as brief
-from fumehood.core.wording import elapsed
-from fumehood.faces.cli.commands import Context, add_reach, add_run
+from fumehood.core.request import loopback_of
+from fumehood.core.wording import elapsed, fitted
+from fumehood.errors import BadRequest
+from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import line_of, numbered, tell_run
-from fumehood.service import now
+from fumehood.faces.cli.output import here, whole_number, width
+from fumehood.faces.cli.prompt import terminal
+from fumehood.service import access, loopback, now
+from fumehood.service.desk import Desk
+from fumehood.service.permission import Permissions
 from fumehood.service.settle import FAILED
 from fumehood.store.history import Reach
 
@@ -20,6 +34,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.faces.cli.commands import Add
+    from fumehood.service.desk import OpenQuestion
 
 
 def add_commands(add: Add) -> None:
@@ -75,3 +90,147 @@ def _checkpoint(context: Context) -> int:
 
     context.say(run.as_dict, show)
     return 125 if run.state == FAILED else 0
+
+
+def add_forward(add: Add) -> None:
+    """Make `forward` known."""
+    command = add(
+        "forward", "open a port of a session to this machine's programs, until Ctrl-C", _forward,
+        "  fumehood forward 8000\n  fumehood forward 8000 --session agent-1 --to 9000\n"
+        "  fumehood forward 3000 --draft idea --to 3001",
+    )  # fmt: skip
+    command.add_argument("port", type=whole_number(1, 65535), metavar="PORT", help="where a command listens")
+    command.add_argument("--session", metavar="NAME", help="default: the latest with a command that runs")
+    command.add_argument("--draft", metavar="NAME", help="a draft's instead")
+    command.add_argument("--to", type=whole_number(1, 65535), metavar="PORT", help="the port here, if it is another")
+
+
+def _forward(context: Context) -> int:
+    options = context.options
+    if options.draft is not None:
+        session = loopback_of(context.store.drafts.find(context.project.id, options.draft).id)
+    else:
+        session = options.session or _latest(context)
+        if options.session and context.store.sessions.find(session) is None:
+            raise BadRequest(f"there is no session {session}", hint="fumehood log shows the names of sessions")
+    here = options.to or options.port
+    try:
+        listener = socket.create_server(("127.0.0.1", here))
+    except OSError as error:
+        another = f"another one: fumehood forward {options.port} --to …"
+        raise BadRequest(f"port {here} can't be opened here: {error.strerror}", hint=another) from error
+    answer = {"address": "127.0.0.1", "port": here, "session": session, "to": options.port, "draft": options.draft}
+    whose = f"session {printable(session)}" if options.draft is None else f"draft {printable(options.draft)}"
+    meaning = f"port {options.port} of {whose}"
+    with listener:
+        context.say(answer, lambda: print(f"http://127.0.0.1:{here}/ is {meaning}; Ctrl-C ends it"))
+        sys.stdout.flush()
+        try:
+            loopback.serve(context.store, session, options.port, listener, lambda text: print(text, file=sys.stderr))
+        except KeyboardInterrupt:
+            return 0
+
+
+def _latest(context: Context) -> str:
+    """Return the session whose command began last of those that run now."""
+    for run in now.running(context.store, Reach(project=context.project.id)):
+        if run.session:
+            return run.session if run.draft is None else loopback_of(run.draft)
+    raise BadRequest("no command of a session runs now", hint="fumehood ps shows what runs; --session NAME")
+
+
+_MISSED = 5  # questions that found nobody that are shown
+
+
+def add_access(add: Add) -> None:
+    """Make `status` and `ask` known."""
+    status = add(
+        "status", "show what runs, what waits, what was taken back last, and what commands may do here", _status,
+        "  fumehood status\n  fumehood status --session claude-1",
+    )  # fmt: skip
+    ask = add(
+        "ask", "let an agent's commands reach a host, see a path of the home, or write a directory", _ask,
+        "  fumehood ask example.org --session claude-1\n  fumehood ask --show ~/.npmrc",
+    )  # fmt: skip
+    ask.add_argument("hosts", nargs="*", metavar="HOST")
+    ask.add_argument("--show", action="append", default=[], metavar="PATH", help="a path of the home, to be read")
+    ask.add_argument("--write", action="append", default=[], metavar="DIR", help="a directory, to be written")
+    ask.add_argument("--host", action="append", default=[], metavar="HOST", help="as HOST")
+    ask.add_argument("--reason", default="", metavar="TEXT", help="why, for whoever is asked")
+    for command in (status, ask):
+        command.add_argument("--session", metavar="NAME", help="for this session only")
+        add_reach(command)
+
+
+def _ask(context: Context) -> int:
+    """Ask whoever is at this terminal; an agent that asks from inside the hood has none."""
+    options, store = context.options, context.store
+    words = [*options.hosts, *options.host, *(f"--show={path}" for path in options.show)]
+    words += [*(f"--write={path}" for path in options.write), f"--reason={options.reason}"]
+    asked = widenings(words, lambda path: os.path.join(here(), os.path.expanduser(path)))
+    project = store.projects.open(context.project.path)
+    session = options.only_session or options.session or ""
+    if session and store.sessions.find(session) is None:
+        raise BadRequest(f"there is no session {session}", hint="fumehood log shows the names of sessions")
+    may_ask = () if options.only_session else terminal
+    permissions = Permissions(store, may_ask, patience_s=store.policy_of(project).ask_timeout)
+    said = access.settle(store, project, session, asked, permissions.decide)
+    return context.say({"asked": [each.fields() for each in asked], "said": said}, lambda: print("\n".join(said)))
+
+
+def _status(context: Context) -> int:
+    options, store = context.options, context.store
+    project = context.project
+    session = options.only_session or options.session or ""
+    policy = access.widened(store.policy_of(project), store.grants.allowed(project.path, session))
+    reach = Reach(project=project.id, sessions=(session,) if session else ())
+    held = store.history.runs(context.reach, reach, among=set(store.history.held(project.id)))
+    running = now.running(store, context.reach, reach)
+    network = policy.network if policy.network != "none" or not policy.hosts else "hosts"
+    is_agent = bool(options.only_session)
+    missed = [] if is_agent else store.grants.missed(project.path)
+    questions = [] if is_agent else [each for each in Desk(store.places).waiting() if _is_about(each, project.path)]
+    drafts = store.drafts.open_ones(project.id)
+    undo = next(store.history.undos(context.reach, reach), None)
+    undone = store.history.find(undo.of) if undo is not None and undo.of is not None else None
+    answer = {
+        "project": project.path, "session": session or None, "roots": list(project.roots), "network": network,
+        "hosts": list(policy.hosts), "show": list(policy.show),
+        "held": [_named(run) for run in held], "running": [_named(run) for run in running],
+        "drafts": [draft.name for draft in drafts], "taken_back": None if undone is None else _named(undone),
+        "questions": [each.as_dict() for each in questions], "missed": [each.fields() for each in missed],
+    }  # fmt: skip
+
+    def show() -> None:
+        rows: list[tuple[str, str]] = [("project", project.path)]
+        rows += [("session", session)] if session else []
+        for run in running:
+            rows += [("running", f"{numbered(run)}  {elapsed(time.time() - run.started_at)}  {run.command}")]
+        rows += [("waiting", f"{numbered(run)}  {run.command}") for run in held]
+        rows += [("", "fumehood review")] if held and not is_agent else []
+        rows += [("draft", f"{draft.name}  (fumehood draft diff {draft.name})") for draft in drafts]
+        if undone is not None and undo is not None:
+            rows += [("undone", f"{numbered(undone)}  {undone.command}"), ("", "fumehood redo")]
+        rows += [("question", f"{each.question.lines[0]}  (fumehood watch)") for each in questions]
+        for each in missed[:_MISSED]:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.at))
+            rows += [("missed", f"{when}  {each.text}"), *([("", each.ahead)] if each.ahead else [])]
+        if not (running or held or drafts or undone or questions or missed):
+            rows += [("", "nothing runs, nothing waits")]
+        for name, values in (("write", project.roots), ("hosts", policy.hosts), ("shown", policy.show)):
+            rows += [(name, value) for value in values]
+        rows += [("network", network)]
+        colour, room = paint(), width()
+        for name, text in rows:
+            said = fitted(printable(text), room - 10) if room else brief(text)
+            print(f"{colour(f'{name:9}', 'dim')} {said if name else colour(said, 'dim')}")
+
+    return context.say(answer, show)
+
+
+def _named(run: Run) -> dict[str, object]:
+    return {"run": run.run, "number": run.number, "command": run.command}
+
+
+def _is_about(question: OpenQuestion, project: str) -> bool:
+    return question.question.project in ("", project)

@@ -132,7 +132,7 @@ def add_config(add: Add) -> None:
 
 
 def _tool(context: Context) -> int:
-    from fumehood.service.tools import defined, every
+    from fumehood.service.explain import defined, every
 
     options = context.options
     try:
@@ -163,7 +163,7 @@ def _check(context: Context, path: str) -> int:
     checked = compile_file(path)[1]
     complaints, notes = checked.complaints, tuple[Complaint, ...]()
     if not complaints:
-        from fumehood.service.remarks import remarks
+        from fumehood.service.explain import remarks
 
         notes = remarks(path, checked)
         # What is no matter of its text: who may write it.

@@ -308,7 +308,7 @@ def _placed(store: Store, options: Options, request: Request, work: Callable[[Re
     """Do something about a request; without a project, it has a directory that is thrown away with it."""
     if "--no-project" not in options.flags:
         return work(request)
-    from fumehood.service.thrown import Thrown
+    from fumehood.service.projects import Thrown
 
     thrown = Thrown(store.places)
     try:
@@ -439,7 +439,7 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
         return plain.replace(is_one_stream=True, on_stdout=brief.sink(1), on_again=brief.tell_again)
     if "--quiet" in options.flags or not os.isatty(2) or os.environ.get("TERM") == "dumb":
         return plain.replace(on_stdout=sink_to(1), on_stderr=sink_to(2), on_again=_tell_again)
-    from fumehood.faces.cli.live import LiveLine
+    from fumehood.faces.cli.progress import LiveLine
 
     live = LiveLine()
     out, err = live.around(sink_to(1)), live.around(sink_to(2))
@@ -523,7 +523,7 @@ class Brief:
 
         blocked = run.blocked
         if blocked and self._session:
-            from fumehood.service.told import news
+            from fumehood.service.session import news
 
             blocked = news(f"{state_directory()}/sessions/{self._session}", blocked)
         self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run, blocked)])

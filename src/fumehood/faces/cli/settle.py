@@ -1,4 +1,7 @@
-"""Commands that settle what a run left: apply, discard, undo, redo, review."""
+"""Commands that settle what a run left: apply, discard, undo, redo, review.
+
+`fumehood watch`: what runs, what is asked and what waits, drawn on the terminal; `review` begins with what waits.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,9 @@ from fumehood.core.wording import MOST_OF_A_NAME, by_kind, listed, quoted, wrapp
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import apply_line, headline, numbered, tell_run, write_difference
-from fumehood.faces.cli.output import here
+from fumehood.faces.cli.output import here, lacking
 from fumehood.faces.cli.progress import Ticking
 from fumehood.faces.cli.prompt import Keys, columns, turn
-from fumehood.faces.cli.watch import drawn
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.session import project_of, redo_command, redo_session, undo_command, undo_session
@@ -33,6 +35,49 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.core.wording import Item
     from fumehood.faces.cli.commands import Add
+
+
+_TERMINAL_EXTRA = ("textual", "rich")  # packages that the extra `terminal` brings
+
+
+def add_watch(add: Add) -> None:
+    """Make `watch` known."""
+    about = "show what runs, what is asked and what waits on the terminal, as it happens"
+    watch = add("watch", about, _watch, "  fumehood watch\n  fumehood watch --here")
+    watch.add_argument("--here", action="store_true", help="what runs and ran in this project only")
+
+
+def _watch(context: Context) -> int:
+    if not _is_drawable():
+        raise BadRequest("watch needs a terminal that can be drawn on", hint="fumehood status tells the same in lines")
+    try:
+        from fumehood.faces.terminal.app import watch
+    except ModuleNotFoundError as error:
+        raise lacking(error, "watch", "terminal", _TERMINAL_EXTRA) from error
+    with turn(0) as mine:
+        mine.wait()  # nobody else asks on this terminal meanwhile
+        watch(context.store, project=context.project.id if context.options.here else None)
+    return 0
+
+
+def drawn() -> Callable[..., None] | None:
+    """Return what draws the views; None where that can't be, and a person is asked line by line."""
+    if not _is_drawable():
+        return None
+    try:
+        from fumehood.faces.terminal.app import watch
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _TERMINAL_EXTRA:
+            raise
+        return None
+    return watch
+
+
+def _is_drawable() -> bool:
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    return is_terminal and is_unicode and os.environ.get("TERM", "dumb") != "dumb"
+
 
 _ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
 _CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"

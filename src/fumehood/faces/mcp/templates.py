@@ -9,7 +9,7 @@ from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
 from fumehood.core.report import refusal
-from fumehood.core.templates import templates
+from fumehood.core.tool import templates
 from fumehood.errors import BadConfiguration, FumehoodError
 from fumehood.faces.mcp.results import MARK
 from fumehood.faces.mcp.tools import run_command

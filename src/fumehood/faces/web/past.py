@@ -13,7 +13,7 @@ from fumehood.errors import BadRequest
 from fumehood.faces.web.house import asked_number, asked_path
 from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
 from fumehood.faces.web.views import title_of
-from fumehood.service import blame, decide, overview
+from fumehood.service import decide, differences, overview
 from fumehood.service.acts import shown_at
 from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
 from fumehood.service.files import catch_up
@@ -254,7 +254,7 @@ def file(house: House, request: Request) -> View:
     return "file.html", {
         "title": path, "project": project, "root": root, "file": path,
         "versions": kept_versions(house.store, project, root, path),
-        "runs": blame.changes_of(house.store, project, root, path),
+        "runs": differences.changes_of(house.store, project, root, path),
     }  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def version(house: House, request: Request) -> View:
     """What one version of a file holds."""
     project, root, path = _place(house, request)
     source = request.query_params.get("source", "")
-    data = blame.content_of(house.store, project, root, path, source)
+    data = differences.content_of(house.store, project, root, path, source)
     shown: object = None
     if data is not None and b"\0" not in data and len(data) <= LONGEST:
         shown = numbered(data.decode("utf-8", "replace"), path)
@@ -272,7 +272,7 @@ def version(house: House, request: Request) -> View:
 def lines(house: House, request: Request) -> View:
     """Which run wrote each line of a file."""
     project, root, path = _place(house, request)
-    blamed = blame.blamed(house.store, project, root, path)
+    blamed = differences.blamed(house.store, project, root, path)
     shown = None if blamed is None else numbered("".join(line for line, _ in blamed), path)
     return "blame.html", {
         "title": os.path.basename(path), "lines": shown, "blamed": blamed,
