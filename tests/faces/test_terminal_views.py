@@ -17,12 +17,16 @@ from textual.widgets.tree import TreeNode
 from at_terminal import Terminal
 from conftest import command_line
 from fumehood.core.wording import quoted
+from fumehood.errors import ChangedMeanwhile
+from fumehood.faces.terminal import changes
 from fumehood.faces.terminal import questions as questions_view
 from fumehood.faces.terminal.app import Views, WaitingView
 from fumehood.faces.terminal.changes import Branch, ChangesTree
 from fumehood.faces.terminal.lines import Lines, Pieces
+from fumehood.service.acts import Chosen, perform
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
+from fumehood.store.search import page_of_changes
 from patience import LONG_S, eventually
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -189,6 +193,25 @@ def test_what_changed_since_it_was_shown_is_not_accepted(cli: Any, opened: Opene
     at(app, decide)
     assert verdicts(cli, run)["app.py"] == "held"
     assert "LINE" not in (project / "app.py").read_text()
+
+
+def test_what_changes_while_it_is_read_is_not_accepted(
+    cli: Any, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = opened.history.find(held(cli, project))
+
+    def read(*arguments: Any, **options: Any) -> Any:
+        page = page_of_changes(*arguments, **options)
+        cli("discard", run.run, "sub")
+        return page
+
+    monkeypatch.setattr(changes, "page_of_changes", read)
+    shown = changes.read_run(opened, run, only_waiting=True)
+    assert "sub/new.py" in [change.path for change in shown.changes]
+    for paths in ((), ("app.py",)):
+        with pytest.raises(ChangedMeanwhile, match="changed since it was shown"):
+            perform(opened, opened.history.find(run.run), Chosen(act="apply", paths=paths, seen=shown.seen))
+    assert verdicts(cli, run.run)["app.py"] == "held"
 
 
 def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, project: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.hunks import MARKS
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, ChangedMeanwhile
+from fumehood.errors import BadRequest
 from fumehood.service import decide, now
 from fumehood.service.undo import undo
 
@@ -18,15 +18,14 @@ ACTS = ("apply", "discard", "undo", "redo", "stop", "checkpoint", "hunks", "merg
 
 
 class Chosen(Value):
-    """What was chosen: an act, some paths or all of the run, and the digest of what was shown."""
+    """What was chosen: an act, some paths or all of the run, and what names that which was shown."""
 
     act: str
     paths: tuple[str, ...] = ()
     force: bool = False
-    expected: str = ""
+    expected: str = ""  # the digest of what was shown
     hunks: tuple[int, ...] = ()
     content: str = ""
-    is_part: bool = False  # the digest is for all that the run holds, of which the paths are a part
     seen: str = ""  # in place of a digest: the state of the run that was shown (`shown_at`)
 
 
@@ -63,29 +62,23 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
 def shown_at(store: Store, run: Run) -> str:
     """Name the state of a run that is shown: what it holds is the same until something more is recorded of it.
 
-    To make a digest of all that it holds takes seconds where that is much.
+    It is read before what is shown: what is recorded between the two is refused then. To make a digest of all that a
+    run holds takes seconds where that is much.
     """
     ((last,),) = store.database.rows("SELECT coalesce(max(n), 0) FROM events WHERE run = ?", (run.run,))
     return str(last)
 
 
-def _refuse_another(store: Store, run: Run, seen: str) -> None:
-    if shown_at(store, run) != seen:
-        raise ChangedMeanwhile(
-            f"run {run.number} is not as it was shown: nothing was done", hint="look at it again, then decide"
-        )
-
-
 def _expected(store: Store, run: Run, chosen: Chosen) -> str:
     """Return the digest of what the paths mean, if all that the run holds is still what was shown."""
-    if chosen.seen and chosen.act in ("apply", "discard"):
-        _refuse_another(store, run, chosen.seen)
-        digest = decide.shown_digest(run, chosen.paths, here=run.project, forth=chosen.act == "apply")
-        _refuse_another(store, run, chosen.seen)  # what it holds was read only now
-        return digest
-    if not chosen.is_part or not chosen.expected:
+    if not chosen.seen or chosen.act not in ("apply", "discard"):
         return chosen.expected
-    forth = chosen.act == "apply"
-    is_as_shown = run.state == "held" and decide.shown_digest(run) == chosen.expected
-    # One that fits nothing is refused by whoever has the lock, in their words.
-    return decide.shown_digest(run, chosen.paths, here=run.project, forth=forth) if is_as_shown else chosen.expected
+    _refuse_another(store, run, chosen.seen)
+    digest = decide.shown_digest(run, chosen.paths, here=run.project, forth=chosen.act == "apply")
+    _refuse_another(store, run, chosen.seen)  # what it holds was read only now
+    return digest
+
+
+def _refuse_another(store: Store, run: Run, seen: str) -> None:
+    if shown_at(store, run) != seen:
+        raise decide.changed_since_shown(run)

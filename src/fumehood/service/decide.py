@@ -101,7 +101,7 @@ def apply_edited(
         change = _one_file(run, waiting)
         old, new = contents(store, run, change)
         if expected and versions_digest(run, change, old, new) != expected:
-            raise _another(run)
+            raise changed_since_shown(run)
         _refuse_before_others(store, run, waiting)
         _refuse_built_upon(store, project, run, waiting)
         content = edit(old, new)
@@ -169,10 +169,11 @@ def _refuse_in_draft(run: Run) -> None:
 
 def _refuse_another(run: Run, waiting: Sequence[c.Change], expected: str) -> None:
     if expected and held_digest(run, waiting) != expected:
-        raise _another(run)
+        raise changed_since_shown(run)
 
 
-def _another(run: Run) -> ChangedMeanwhile:
+def changed_since_shown(run: Run) -> ChangedMeanwhile:
+    """Return what refuses a word on a run that holds something else than the person was shown."""
     return ChangedMeanwhile(
         f"what run {run.name} holds has changed since it was shown: nothing was done",
         hint=f"fumehood show {run.name}, then decide again",

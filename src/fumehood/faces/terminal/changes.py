@@ -20,7 +20,7 @@ from fumehood.faces.cli.look import SIGNS
 from fumehood.faces.terminal.acting import Acting
 from fumehood.faces.terminal.lines import Pieces, shown
 from fumehood.service import decide, overview
-from fumehood.service.acts import Chosen
+from fumehood.service.acts import Chosen, shown_at
 from fumehood.service.differences import contents, difference_of
 from fumehood.store.search import count_waiting, page_of_changes
 
@@ -42,15 +42,14 @@ _EXPANDED = 20  # changes of a run that is shown open
 
 
 class RunChanges(Value):
-    """A run, and some of what it changed or holds, as they were read at one moment."""
+    """A run, and some of what it changed or holds."""
 
     run: Run
     changes: tuple[c.Change, ...]
     total: int
     is_more: bool
-    digest: str  # of all that it holds
+    seen: str  # names its state before that was read
     rules: dict[str, str]  # lines of the configuration, by reason
-    version: int
 
     @property
     def is_held(self) -> bool:
@@ -74,6 +73,8 @@ class Branch(Value):
 
 def read_run(store: Store, run: Run, *, only_waiting: bool, most: int = _PAGE) -> RunChanges:
     """Read what a run holds, or all that it changed."""
+    seen = shown_at(store, run)
+    run = store.history.find(run.run)
     changes, rest = page_of_changes(store.database, run.run, most=most, waiting=only_waiting)
     if only_waiting:
         total = count_waiting(store.database, run.run)
@@ -81,15 +82,8 @@ def read_run(store: Store, run: Run, *, only_waiting: bool, most: int = _PAGE) -
         total = sum(store.history.count_changes([run.run]).get(run.run, {}).values())
     return RunChanges(
         run=run, changes=tuple(changes), total=total, is_more=rest is not None,
-        digest=decide.shown_digest(run) if run.state == "held" else "",
-        rules=overview.lines_of_rules(store, changes), version=version_of(store, run),
+        seen=seen, rules=overview.lines_of_rules(store, changes),
     )  # fmt: skip
-
-
-def version_of(store: Store, run: Run) -> int:
-    """Return a number that changes with everything that happens to a run."""
-    ((last,),) = store.database.rows("SELECT coalesce(max(n), 0) FROM events WHERE run = ?", (run.run,))
-    return int(last)
 
 
 def place_of(run: Run, change: c.Change) -> str:
@@ -152,7 +146,7 @@ class ChangesView(Acting):
         self._only_waiting = only_waiting
         self._runs: dict[str, RunChanges] = {}
         self._most: dict[str, int] = {}
-        self._versions: list[tuple[str, int, int]] | None = None
+        self._versions: list[tuple[str, str, int]] | None = None
         self._versions_digest = ""  # of the two versions that are shown
 
     def compose(self) -> ComposeResult:
@@ -164,14 +158,14 @@ class ChangesView(Acting):
 
     def look(self, runs: Sequence[Run]) -> Callable[[], None] | None:
         """Read runs in a thread, if anything happened to any of them; returns what then shows them."""
-        versions = [(run.run, version_of(self.store, run), self._most.get(run.run, _PAGE)) for run in runs]
+        versions = [(run.run, shown_at(self.store, run), self._most.get(run.run, _PAGE)) for run in runs]
         if versions == self._versions:
             return None
-        self._versions = versions
         read = [
             read_run(self.store, run, only_waiting=self._only_waiting, most=self._most.get(run.run, _PAGE))
             for run in runs
         ]
+        self._versions = versions
         return lambda: self._show_runs(read)
 
     def _show_runs(self, runs: Sequence[RunChanges]) -> None:
@@ -257,7 +251,7 @@ class ChangesView(Acting):
         each = self._runs[branch.run]
         chosen = Chosen(
             act="discard" if act == "discard" else "apply", paths=branch.paths, force=act == "force",
-            expected=each.digest, is_part=bool(branch.paths),
+            seen=each.seen,
         )  # fmt: skip
         if act == "discard" and branch.change is None:
             what = printable(branch.paths[0]) if branch.paths else "all that it holds"
