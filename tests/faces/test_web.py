@@ -12,9 +12,15 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from starlette.requests import Request
 
 from conftest import command_line
 from fumehood import Sandbox
+from fumehood.errors import ChangedMeanwhile
+from fumehood.faces.web import api, past, views
+from fumehood.faces.web.house import House
+from fumehood.service import acts
+from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually
 from web_page import WebPage, fields_of
 
@@ -134,6 +140,40 @@ def test_a_held_hook_is_refused_and_a_source_file_accepted(cli: Any, project: Pa
     assert page.send(f"/runs/{run['run']}/apply", **{**fields, "path": "src/a.py"}).status == 303
     assert (project / "src/a.py").read_text() == "x = 1\n"
     assert not (project / ".git/hooks/pre-commit").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "view"),
+    [
+        (views, "page_of_changes", lambda house, asked: views.waiting(house, asked)[1]["runs"][0]),
+        (past, "page_of_changes", lambda house, asked: past.run(house, asked)[1]),
+        (api, "count_waiting", lambda house, asked: _call("/api/waiting").answer(house, asked, {})["waiting"][0]),
+    ],
+)
+def test_what_changes_while_it_is_read_is_not_accepted(
+    cli: Any, home: Path, project: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, view: Any
+) -> None:
+    cli("run", "--hold", "--", "echo a > a; echo b > b")
+    read = getattr(module, name)
+
+    def read_before(*arguments: Any, **options: Any) -> Any:
+        was = read(*arguments, **options)
+        assert cli("discard", "last", "b").returncode == 0
+        return was
+
+    monkeypatch.setattr(module, name, read_before)
+    store = OpenedStore()
+    run = store.history.find("last")
+    asked = {"type": "http", "path_params": {"run": run.run}, "query_string": b"", "headers": []}
+    shown = view(House(store), Request(asked))
+    with pytest.raises(ChangedMeanwhile, match="changed since it was shown"):
+        acts.perform(store, store.history.find(run.run), acts.Chosen(act="apply", seen=shown["seen"]))
+    store.close()
+    assert not (project / "a").exists()
+
+
+def _call(path: str) -> api.Call:
+    return next(call for call in api.CALLS if call.path == path)
 
 
 def test_a_conflict_is_shown_with_three_versions_and_merged(cli: Any, project: Path, page: WebPage) -> None:

@@ -165,8 +165,8 @@ def _waiting(house: House, request: Request, _body: dict[str, Any]) -> dict[str,
     runs, before = overview.waiting(house.store, most=_limit(request), before=asked_number(request, "before"))
     held = [
         {
-            **_summary(run), "waiting": count_waiting(house.store.database, run.run),
-            "seen": acts.shown_at(house.store, run),
+            **_summary(run), "seen": acts.shown_at(house.store, run),  # before what it holds is counted
+            "waiting": count_waiting(house.store.database, run.run),
         }
         for run in runs
     ]  # fmt: skip

@@ -131,6 +131,7 @@ def run(house: House, request: Request) -> View:
     """All of one run."""
     chosen = house.run(request)
     store = house.store
+    seen = shown_at(store, chosen)
     changes, rest = page_of_changes(store.database, chosen.run, most=_CHANGES)
     is_held = chosen.state == "held" and chosen.draft is None  # a draft is taken over as a whole
     held = count_waiting(store.database, chosen.run) if is_held else 0
@@ -140,7 +141,7 @@ def run(house: House, request: Request) -> View:
     others = store.history.runs(among=sorted({*users, *about, *([chosen.of] if chosen.of else ()), *chosen.below}))
     kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
     return "run.html", {
-        "title": title_of(chosen), "run": chosen, "held": held, "seen": shown_at(store, chosen),
+        "title": title_of(chosen), "run": chosen, "held": held, "seen": seen,
         "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
         "others": others, "shown": changes, "rest": rest, "kinds": kinds,
         "can_undo": chosen.state in ("applied", "held") and any(each.verdict == c.APPLIED for each in changes),

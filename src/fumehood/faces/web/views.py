@@ -63,9 +63,10 @@ def more_waiting(house: House, request: Request) -> View:
 
 
 def _held(house: House, run: Run, after: tuple[int, int]) -> dict[str, object]:
+    seen = shown_at(house.store, run)
     changes, rest = page_of_changes(house.store.database, run.run, after, most=_HELD, waiting=True)
     return {
-        "run": run, "directories": by_directory(run, changes), "rest": rest, "seen": shown_at(house.store, run),
+        "run": run, "directories": by_directory(run, changes), "rest": rest, "seen": seen,
         "total": count_waiting(house.store.database, run.run), "lines": overview.lines_of_rules(house.store, changes),
     }  # fmt: skip
 
