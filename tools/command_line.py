@@ -11,17 +11,10 @@ from typing import NamedTuple
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "src"))
 
-from fumehood.faces.acp.command import HELP as ACP_HELP  # noqa: E402 - found only now
-from fumehood.faces.cli.agent import HELP as AGENT_HELP  # noqa: E402
-from fumehood.faces.cli.commands import _parser  # noqa: E402
-from fumehood.faces.cli.hook import HELP as HOOK_HELP  # noqa: E402
-from fumehood.faces.cli.run import _FLAGS, _VALUES, HELP, SHELL_HELP  # noqa: E402
+from fumehood.faces.cli.commands import _parser  # noqa: E402 - found only now
+from fumehood.faces.cli.run import _FLAGS, _VALUES  # noqa: E402
+from fumehood.faces.cli.shapes import BESIDES, BY_HAND, help_of  # noqa: E402
 
-# These are read by hand, because an agent waits for them: what they say of themselves, and whose options they take too.
-_BY_HAND = {
-    "run": (HELP, ""), "shell": (SHELL_HELP, "run"), "agent": (AGENT_HELP, "run"), "acp": (ACP_HELP, "agent"),
-    "hook": (HOOK_HELP, ""),
-}  # fmt: skip
 _EVERYWHERE = ("--json", "--quiet", "--project", "--workspace")
 _NOT_RUN = "<!-- not run: examples of the help; a test sees that the parser takes each -->\n"
 _NOT_RUN_BY_HAND = "<!-- not run: examples of the help; a test sees that each option is there -->\n"
@@ -57,9 +50,9 @@ class Command(NamedTuple):
 def every_command() -> dict[str, Command]:
     """Return all commands by name, with their options and what can be done by each."""
     commands = {"help": Command({"--help"})}
-    for name, (text, base) in _BY_HAND.items():
-        options = {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
-        commands[name] = Command(options | (commands[base].options if base else set()))
+    for name in BY_HAND:
+        options = {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", help_of(name))}
+        commands[name] = Command(options | (commands[BESIDES[name]].options if name in BESIDES else set()))
     commands["run"].options.update(_FLAGS | _VALUES)  # those of the hook's too, which the help leaves out
     for name, parser in argparse_parsers().items():
         options = {option for action in parser._actions for option in action.option_strings}
@@ -74,9 +67,9 @@ def page() -> str:
     some = next(iter(parsers.values()))
     shared = [_row(action) for action in some._actions if {*action.option_strings} & {*_EVERYWHERE, "--help"}]
     parts = [_HEAD, *shared]
-    for name, (text, _base) in _BY_HAND.items():
+    for name in BY_HAND:
         parts.append(f"\n## `fumehood {name}`\n")
-        parts += [_section(section) for section in text.strip().split("\n\n")]
+        parts += [_section(section) for section in help_of(name).strip().split("\n\n")]
     parts += [_described(name, parser) for name, parser in parsers.items()]
     return "".join(parts)
 
@@ -111,7 +104,7 @@ def _as_comments(text: str) -> str:
 
 def argparse_parsers() -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of all commands that are not read by hand."""
-    return {name: parser for name, parser in _parser("")[1].items() if name not in _BY_HAND and name != "help"}
+    return {name: parser for name, parser in _parser("")[1].items() if name not in BY_HAND and name != "help"}
 
 
 def _acts(action: argparse.Action) -> tuple[str, ...]:

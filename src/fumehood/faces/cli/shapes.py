@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Commands that start before a parser could be loaded: their help is written by hand, and alone lists their options.
-_BY_HAND = {
+BY_HAND = {
     "run": ("cli.run", "HELP"), "shell": ("cli.run", "SHELL_HELP"), "agent": ("cli.agent", "HELP"),
     "acp": ("acp.command", "HELP"), "hook": ("cli.hook", "HELP"),
 }  # fmt: skip
 # Whose options they take besides.
-_BESIDES = {"shell": "run", "agent": "run", "acp": "agent"}
+BESIDES = {"shell": "run", "agent": "run", "acp": "agent"}
 _OPTION = re.compile(r"  (?:(-\w), )?(--[\w-]+)(?:[ =]([A-Z][A-Z|:=]*))?(?: {2,}(.*))?")
 
 
@@ -56,7 +56,7 @@ class Shape(Value):
 
 def shape_of(name: str) -> Shape | None:
     """Return what a command takes; None where there is no such command."""
-    if name in _BY_HAND:
+    if name in BY_HAND:
         return _by_hand(name)
     if name == "help":
         return Shape(name=name, about="show how a command is used", taken=(Parameter(value="COMMAND", choices=NAMES),))
@@ -82,13 +82,19 @@ def _taken(action: argparse.Action) -> Parameter:
     )  # fmt: skip
 
 
-def _by_hand(name: str) -> Shape:
-    module, constant = _BY_HAND[name]
+def help_of(name: str) -> str:
+    """Return the help of a command that is written by hand."""
+    module, constant = BY_HAND[name]
     text: str = getattr(import_module(f"fumehood.faces.{module}"), constant)
+    return text
+
+
+def _by_hand(name: str) -> Shape:
+    text = help_of(name)
     taken = list(_options_in(text))
-    if name in _BESIDES:
+    if name in BESIDES:
         names = {each.names for each in taken}
-        taken += [each for each in _by_hand(_BESIDES[name]).taken if each.names not in names]
+        taken += [each for each in _by_hand(BESIDES[name]).taken if each.names not in names]
     usage = text.partition("\n")[0].removeprefix("usage: ")
     about = text.partition("\n\n")[2].partition("\n\n")[0]
     return Shape(name=name, about=about, taken=tuple(taken), usage=usage, text=text)
