@@ -314,7 +314,8 @@ def test_a_draft_is_looked_at_and_taken_over_as_it_was_shown(cli: Any, page: Web
     assert f"/runs/{run['run']}/apply" not in page.get(f"/runs/{run['run']}")
     # Another command has run in it since, and then the project has changed the same line.
     cli("run", "--draft", "idea", "--", "echo newer > g")
-    assert page.send(f"{address}/apply", **fields).status == 409
+    stale = page.send(f"{address}/apply", **fields)
+    assert (stale.status, "draft idea has changed since it was shown" in stale.text) == (409, True)
     (project / "f").write_text("1\n2\n3.0\n")
     shown = page.get(address)
     assert "In the way" in shown

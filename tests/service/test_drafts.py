@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from faulty import BEFORE, CHANGE
-from fumehood import BadRequest, DraftConflict, Policy, Sandbox
+from fumehood import BadRequest, ChangedMeanwhile, DraftConflict, Policy, Sandbox
 from fumehood.core.hunks import merged
+from fumehood.service.drafts import apply_draft, discard_draft
+from fumehood.service.store import Store
+from fumehood.store.projects import Project
 from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
@@ -390,6 +393,22 @@ def test_a_frozen_draft_finds_a_conflict_with_what_came_later(sandbox: Sandbox, 
         sandbox.draft("one", new=True, frozen=True)
     draft.discard()
     assert (project / "a.txt").read_text() == "person\n"
+
+
+def test_a_word_on_a_draft_is_for_what_was_shown(sandbox: Sandbox, store: Store, known: Project, project: Path) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo 1 > f")
+    record = store.drafts.find(known.id, "one")
+    seen = store.drafts.shown_at(record)
+    draft.run("echo 2 > f")
+    before = snapshot(project)
+    with pytest.raises(ChangedMeanwhile, match="draft one has changed since it was shown"):
+        apply_draft(store, known, record, seen=seen)
+    with pytest.raises(ChangedMeanwhile, match="draft one has changed since it was shown"):
+        discard_draft(store, known, record, seen=seen)
+    assert snapshot(project) == before
+    assert apply_draft(store, known, record, seen=store.drafts.shown_at(record)).state == "applied"
+    assert (project / "f").read_text() == "2\n"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from fumehood.core import changes as c
 from fumehood.core.judge import APPLY, DISCARD, HOLD, judge
 from fumehood.core.report import Run, printable
 from fumehood.core.request import loopback_of
-from fumehood.errors import ApplyFailed, BadRequest, DraftConflict
+from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
 from fumehood.linux.copying import copy_entry, copy_whole
 from fumehood.linux.layer import Stack
 from fumehood.linux.libc import Closing, InterruptsHeld
@@ -221,17 +221,20 @@ def _is_never_written(path: str, status: os.stat_result) -> bool:
 
 
 def apply_draft(
-    store: Store, project: Project, draft: DraftRecord, *, force: bool = False, only: Sequence[str] = ()
-) -> Run:
+    store: Store, project: Project, draft: DraftRecord, *, force: bool = False, only: Sequence[str] = (),
+    seen: str = "",
+) -> Run:  # fmt: skip
     """Take over all that a draft holds as one run, merged with what the project has changed meanwhile.
 
     Where both have changed the same, DraftConflict is raised and nothing done; with `force`, the draft's version counts
     there, and what the project has is saved first. What the host would act on by itself is held, as of any run.
-    `only` are paths: nothing else of it is taken over then, and the rest is thrown away.
+    `only` are paths: nothing else of it is taken over then, and the rest is thrown away. `seen` names the state that
+    the person was shown (`Drafts.shown_at`); any other raises ChangedMeanwhile.
     """
     claim = layering.Claim(store.places, new_id())
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld(), claim:
         _refuse_running(store, draft)
+        refuse_another(store, draft, seen)
         whole = folded_draft(store, project, draft, claim)
         try:
             refuse_marks(store, draft, whole)
@@ -281,6 +284,14 @@ def _refuse_running(store: Store, draft: DraftRecord) -> None:
         raise BadRequest(f"draft {draft.name} is no longer there", hint="fumehood log tells what became of it")
     if store.drafts.runs_now(draft):
         raise BadRequest(f"a command is running in draft {draft.name}", hint="wait for it, or end it: fumehood ps")
+
+
+def refuse_another(store: Store, draft: DraftRecord, seen: str) -> None:
+    """Refuse a word on a draft in which something ran since it was shown."""
+    if seen and store.drafts.shown_at(draft) != seen:
+        raise ChangedMeanwhile(
+            f"draft {draft.name} has changed since it was shown: nothing was done", hint="look at it again, then decide"
+        )
 
 
 def _judge(store: Store, project: Project, whole: WholeDraft) -> None:
@@ -382,10 +393,11 @@ def _remove(directory: str) -> None:
         remove_tree(top, name)
 
 
-def discard_draft(store: Store, project: Project, draft: DraftRecord) -> int:
-    """Throw away a draft with all that it holds; returns how many runs held something."""
+def discard_draft(store: Store, project: Project, draft: DraftRecord, *, seen: str = "") -> int:
+    """Throw away a draft with all that it holds; returns how many runs held something. `seen` as in `apply_draft`."""
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
         _refuse_running(store, draft)
+        refuse_another(store, draft, seen)
         members = store.drafts.close(draft, DISCARDED, f"draft {draft.name} was thrown away")
         drop_layers(store, draft, members)
     return len(members)

@@ -96,6 +96,12 @@ class Drafts:
         query = f"SELECT {_COLUMNS} FROM drafts WHERE project = ? AND state = 'open' ORDER BY id"
         return [_draft(row) for row in self.database.rows(query, (project,))]
 
+    def shown_at(self, draft: DraftRecord) -> str:
+        """Name the state of a draft: another one as soon as something is recorded of a run in it."""
+        query = "SELECT coalesce(max(events.n), 0) FROM events JOIN runs ON runs.id = events.run WHERE runs.draft = ?"
+        ((last,),) = self.database.rows(query, (draft.id,))
+        return str(last)
+
     def rename(self, draft: DraftRecord, name: str) -> DraftRecord:
         """Give a draft another name."""
         checked_name(name, "draft")

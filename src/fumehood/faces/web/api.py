@@ -204,9 +204,9 @@ def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]
 
 def _draft(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     project, record = drafts.chosen(house, request)
+    about = drafts.fields(house, project.path, record)  # with its state, before what it holds is looked at
     run, _, conflicts = drafts.compared(house, project, record)
-    changes, waits = run.fields_of(run.found), [each.as_dict() for each in conflicts]
-    return {**drafts.fields(house, project.path, record), "changes": changes, "conflicts": waits}
+    return {**about, "changes": run.fields_of(run.found), "conflicts": [each.as_dict() for each in conflicts]}
 
 
 def _do_to_draft(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:

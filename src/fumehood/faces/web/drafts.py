@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fumehood.errors import BadRequest, ChangedMeanwhile
+from fumehood.errors import BadRequest
 from fumehood.faces.web import past
 from fumehood.faces.web.house import asked_number, asked_path
 from fumehood.service import draft_merge, drafts
@@ -44,15 +44,8 @@ def fields(house: House, project: str, draft: DraftRecord) -> dict[str, Any]:
         "name": draft.name, "project": project, "address": f"{draft.project}/{draft.name}",
         "frozen": draft.base is not None, "created_at": draft.created_at,
         "runs": len(house.store.history.held(draft.project, draft.id)),
-        "running": house.store.drafts.runs_now(draft), "seen": _seen(house, draft),
+        "running": house.store.drafts.runs_now(draft), "seen": house.store.drafts.shown_at(draft),
     }  # fmt: skip
-
-
-def _seen(house: House, draft: DraftRecord) -> str:
-    """Name the state of a draft: another one as soon as something is recorded of a run in it."""
-    query = "SELECT coalesce(max(events.n), 0) FROM events JOIN runs ON runs.id = events.run WHERE runs.draft = ?"
-    ((last,),) = house.store.database.rows(query, (draft.id,))
-    return str(last)
 
 
 def chosen(house: House, request: Request) -> tuple[Project, DraftRecord]:
@@ -80,9 +73,10 @@ def draft(house: House, request: Request) -> View:
     """What a draft would change in the project as that is now, what stands in its way, and its runs."""
     project, record = chosen(house, request)
     first = asked_number(request, "from")
+    about = fields(house, project.path, record)  # with its state, before what it holds is looked at
     run, merged, conflicts = compared(house, project, record)
     return "draft.html", {
-        "title": f"Draft {record.name}", "draft": fields(house, project.path, record), "conflicts": conflicts,
+        "title": f"Draft {record.name}", "draft": about, "conflicts": conflicts,
         "merged": merged, "run": run, "shown": run.found[first : first + _CHANGES], "total": len(run.found),
         "later": first + _CHANGES if len(run.found) > first + _CHANGES else 0,
         "runs": house.store.history.runs(Reach(draft=record.id), limit=_RUNS),
@@ -117,16 +111,15 @@ def versions(house: House, request: Request) -> tuple[bytes, bytes]:
 def perform(house: House, request: Request, wishes: dict[str, str]) -> Run | None:
     """Do something to a draft, if nothing ran in it since it was shown; returns the run that did, if one did."""
     project, record = chosen(house, request)
-    act = request.path_params["act"]
-    if wishes.get("seen") and _seen(house, record) != wishes["seen"]:
-        raise ChangedMeanwhile(f"draft {record.name} is not as it was shown: nothing was done", hint="look at it again")
+    act, seen = request.path_params["act"], wishes.get("seen", "")
     if act == "apply":
-        return drafts.apply_draft(house.store, project, record, force=bool(wishes.get("force")))
+        return drafts.apply_draft(house.store, project, record, force=bool(wishes.get("force")), seen=seen)
     if act == "discard":
-        drafts.discard_draft(house.store, project, record)
+        drafts.discard_draft(house.store, project, record, seen=seen)
         return None
     if act not in ACTS:
         raise BadRequest(f"nothing can be done to a draft by {act!r}", hint=f"one of: {', '.join(ACTS)}")
+    drafts.refuse_another(house.store, record, seen)  # the others are commands in the draft, which wait for no lock
     with Sandbox(project.path, face=WEB) as sandbox:
         mine = sandbox.draft(record.name)
         if act == "rebase":
