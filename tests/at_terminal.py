@@ -25,8 +25,10 @@ class Terminal:
         self._screen, self._slave = pty.openpty()
         self.resize(rows, columns)
         self.before = self.modes()
+        # The window tells its size, and no variable of whoever runs the tests.
+        variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
-            command, cwd=cwd, env=os.environ | {"TERM": "xterm-256color", "PAGER": "cat"} | dict(env or {}),
+            command, cwd=cwd, env=variables | {"TERM": "xterm-256color", "PAGER": "cat"} | dict(env or {}),
             stdin=self._slave, stdout=self._slave, stderr=self._slave, preexec_fn=_take_terminal,  # noqa: PLW1509
         )  # fmt: skip
 
@@ -102,3 +104,4 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     for ignored in (signal.SIGINT, signal.SIGHUP):  # they may be, where the tests run in the background
         signal.signal(ignored, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program begins with what its parent has blocked

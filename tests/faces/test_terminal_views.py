@@ -1,7 +1,9 @@
 """The views in a terminal: what a person sees and does there, by Textual's own pilot and at a real terminal."""
 
 import asyncio
+import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -10,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import textual.timer
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Input
+from textual.widgets import DataTable, Footer, Input
 from textual.widgets.tree import TreeNode
 
 from at_terminal import Terminal
@@ -363,6 +366,40 @@ def test_review_draws_on_a_plain_terminal_and_leaves_it_as_it_was(cli: Any, proj
     assert "\x1b[?1049l" in screen.seen
     assert "\x1b]0;owned" not in screen.seen
     assert "\x1b[38;2;" not in screen.seen, "colours that this terminal has not"
+
+
+def test_watch_follows_the_size_of_the_window(home: Path, project: Path) -> None:
+    with Screen(project, "watch") as screen:
+        screen.wait_for("Nothing runs.")
+        for rows, columns in ((40, 132), (24, 80), (50, 100)):
+            screen.shown = b""
+            screen.resize(rows, columns)
+            process = Path(f"/proc/{screen.process.pid}")
+            signals = [line for line in (process / "status").read_text().split("\n") if line.startswith("Sig")]
+            size = re.findall(rb"(?:COLUMNS|LINES)=\d+", (process / "environ").read_bytes())
+            try:
+                screen.wait_for(f"\x1b[{rows};1H")  # the last row is drawn
+            except AssertionError as error:
+                error.add_note(f"it has {signals} and {size}")
+                raise
+        screen.type("q")
+        assert screen.end() == 0
+
+
+def test_a_new_size_of_the_window_is_not_missed_on_a_busy_machine(
+    opened: OpenedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Views(opened)
+    # Time enough passes between any two looks at the clock for a short timer of Textual's to be given up.
+    looks, time_of = itertools.count(), textual.timer._time.get_time
+
+    async def look(watcher: Watcher) -> None:
+        monkeypatch.setattr(textual.timer._time, "get_time", lambda: time_of() + 0.02 * next(looks))
+        await watcher.pilot.resize_terminal(132, 40)
+        await watcher.until(lambda: app.query_one(Footer).region.right == 132)
+        assert app.query_one(Footer).region.bottom == 40
+
+    at(app, look)
 
 
 def test_watch_without_a_terminal_says_what_to_do(cli: Any) -> None:

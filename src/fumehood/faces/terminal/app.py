@@ -9,6 +9,7 @@ from textual import constants
 from textual.app import App
 from textual.binding import Binding
 from textual.containers import VerticalScroll
+from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static, Tab, TabbedContent, TabPane
 
@@ -101,6 +102,15 @@ class Views(App[None]):
     def on_mount(self) -> None:
         """Look for what is new, from now on."""
         self.set_interval(_EVERY_S, self.look_again)
+
+    def on_resize(self, event: Resize) -> None:
+        """Draw for another size of the window at once.
+
+        Textual does so by a timer of 8 ms, and gives that up where it comes late on a busy machine: the size would
+        stay as it was, for good.
+        """
+        if self.screen_stack:
+            self.screen.post_message(Resize(event.size, event.virtual_size))
 
     # ---- What is new.
 
