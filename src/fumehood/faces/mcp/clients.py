@@ -1,29 +1,40 @@
-"""The clients of one server: which project each works on, and what is kept for it.
+"""The clients of one server: which project each works on, its commands in the background, and the person behind it.
 
-That is the project named at the start, else the client's roots, else where the server runs.
+The project is the one named at the start, else the client's roots, else where the server runs.
 """
 
 # No `from __future__ import annotations`: the SDK reads these, resolvers among them.
 
+import asyncio
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from mcp.server.mcpserver import Context, ListRoots, Resolve
+from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ListRoots, Resolve
 from mcp.types import ListRootsResult
+from pydantic import BaseModel, Field
 
-from fumehood.errors import BadRequest
-from fumehood.faces.mcp.asking import OpenQuestions
-from fumehood.faces.mcp.jobs import Job, Jobs
+from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, Question
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.mcp.results import MARK
-from fumehood.store.places import new_id
+from fumehood.service.desk import Desk
+from fumehood.store.places import new_id, places
 
 if TYPE_CHECKING:
     from fumehood import Run, Sandbox
-    from fumehood.service.ask import Ask
+    from fumehood.service.ask import Ask, Asked
 
 _SESSION_HEADER = "mcp-session-id"
+_MOST_JOBS = 64  # remembered
+_MOST_OUTPUT = 1 << 20  # characters kept of each
+_MOST_OPEN = 1000  # questions
+_INTRODUCTION = "Fumehood asks you. Indented is what it is about; commands and names in it are not Fumehood's words."
+_TITLES = {
+    "allow_once": "Allow once", "allow_session": "Allow for this session", "allow_always": "Always allow",
+    "deny_once": "Deny", "deny_session": "Deny for this session", "deny_always": "Always deny",
+}  # fmt: skip
 
 
 class Clients:
@@ -146,7 +157,7 @@ class Place:
         runs = [(sandbox, run) for sandbox in self._sandboxes.values() for run in sandbox.running()]
         return sorted(runs, key=lambda each: each[1].run, reverse=True)
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> "Job":
         """Return a command that this client started."""
         return self.clients.jobs.find(self.client, name)
 
@@ -184,3 +195,261 @@ async def known_place(ctx: Context[Any, Any]) -> Place:
 # What a tool says it wants, for the SDK to find out before the tool is called.
 Where = Annotated[Place, Resolve(place)]
 WhereBefore = Annotated[Place, Resolve(known_place)]
+
+
+# ---- Commands in the background.
+
+class Job:
+    """One command in the background."""
+
+    def __init__(self, name: str, work: "Callable[..., Run]") -> None:
+        self.name = name
+        self.run: Run | None = None
+        self.error: FumehoodError | None = None
+        self._work = work
+        self._stopped = threading.Event()
+        self._changed = threading.Condition()
+        self._pieces: list[str] = []
+        self._dropped = 0
+        self._size = 0
+        self._thread = threading.Thread(target=self._go, name=f"fumehood-{name}", daemon=True)
+        self._thread.start()
+
+    def _go(self) -> None:
+        try:
+            self.run = self._work(cancelled=self._stopped.is_set, on_output=self._take)
+        except Exception as error:  # noqa: BLE001 - told when somebody looks at it
+            self.error = plain_error(error)
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _take(self, _stream: str, text: str) -> None:
+        with self._changed:
+            self._pieces.append(text)
+            self._size += len(text)
+            while self._size - self._dropped > _MOST_OUTPUT and len(self._pieces) > 1:
+                self._dropped += len(self._pieces.pop(0))
+            self._changed.notify_all()
+
+    @property
+    def is_running(self) -> bool:
+        """True until it has ended."""
+        return self._thread.is_alive()
+
+    def output(self, offset: int) -> tuple[int, str]:
+        """Return what was printed from an offset on, and where that begins: the oldest may be gone."""
+        with self._changed:
+            begin = min(max(offset, self._dropped), self._size)
+            return begin, "".join(self._pieces)[begin - self._dropped :]
+
+    def wait(self, offset: int, seconds: float) -> None:
+        """Wait until there is something new, or it has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._size > offset or not self.is_running or self._has_ended, seconds)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.run is not None or self.error is not None
+
+    def stop(self) -> None:
+        """End the command; what it wrote is held."""
+        self._stopped.set()
+        self._thread.join()
+
+    def join(self) -> None:
+        """Wait for the thread of a command that has ended."""
+        if self._has_ended:
+            self._thread.join()
+
+
+class Jobs:
+    """Every command that the clients of this server started; each client knows only its own, by its own count."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._counts: dict[str, int] = {}
+
+    def start(self, client: str, work: Callable[..., Any]) -> Job:
+        """Start a command in the background."""
+        for key in [key for key, job in self._jobs.items() if not job.is_running][: len(self._jobs) - _MOST_JOBS + 1]:
+            del self._jobs[key]
+        if len(self._jobs) >= _MOST_JOBS:
+            raise BadRequest(f"{_MOST_JOBS} commands are running already", hint="stop_command ends one")
+        self._counts[client] = self._counts.get(client, 0) + 1
+        name = f"job-{self._counts[client]}"
+        self._jobs[client, name] = Job(name, work)
+        return self._jobs[client, name]
+
+    def find(self, client: str, name: str) -> Job:
+        """Return a job of a client by its name."""
+        if (client, name) not in self._jobs:
+            raise BadRequest(f"there is no job {name}", hint="start_command returns its name")
+        return self._jobs[client, name]
+
+    def stop_all(self) -> None:
+        """End everything that still runs."""
+        for job in self._jobs.values():
+            if job.is_running:
+                job.stop()
+
+
+# ---- The person behind a client, asked by elicitation, on both eras of the protocol.
+#
+# Until 2025-11-25 a server asks while a tool runs; from 2026-07-28 on the call is answered with the question and made
+# again with the answer. So there, questions that can be foreseen are put by the SDK's resolvers, before the run.
+# What was asked is then put together anew, and an answer counts only if that is word for word the same: the SDK seals a
+# digest of the words, the tool and its arguments into the state that the client hands back.
+
+class OneTimeAnswer(BaseModel):
+    """A yes or no that is not kept; without a default, so that nothing but a person's choice is a yes."""
+
+    answer: Literal["allow_once", "deny_once"] = Field(title="Your answer", description="Allow it once, or deny it.")
+
+
+class AnyAnswer(BaseModel):
+    """Any of the six answers."""
+
+    answer: Literal["allow_once", "allow_session", "allow_always", "deny_once", "deny_session", "deny_always"] = Field(
+        title="Your answer", description="What to do, and for how long that holds."
+    )
+
+
+class LastingAnswer(BaseModel):
+    """An answer for later commands too."""
+
+    answer: Literal["allow_session", "allow_always", "deny_once", "deny_session", "deny_always"] = Field(
+        title="Your answer", description="What to do, and for how long that holds."
+    )
+
+
+def can_elicit(context: Context[Any, Any]) -> bool:
+    """Return True if the client said that it can put a form to the person."""
+    capabilities = context.client_capabilities
+    elicitation = capabilities.elicitation if capabilities is not None else None
+    # Bare `{}` is what clients said before there were kinds of it.
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+
+
+class OpenQuestions:
+    """The questions that a client was sent and that are not settled, each with a number of its own.
+
+    The number is part of the words, and the SDK takes an answer only for the words it was given to. So an answer that
+    a client sends a second time is for a question that is no longer open, and the person is asked anew.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, str] = {}
+
+    def number(self, question: Question) -> str:
+        """Return the number under which a question is open; the call that brings the answer has to find it."""
+        digest = question.digest
+        if digest not in self._numbers:
+            while len(self._numbers) >= _MOST_OPEN:
+                del self._numbers[next(iter(self._numbers))]
+            self._numbers[digest] = new_id()
+        return self._numbers[digest]
+
+    def has(self, question: Question) -> bool:
+        """Tell whether a client was sent a question that is not settled."""
+        return question.digest in self._numbers
+
+    def close(self, question: Question) -> None:
+        """The call that it was asked for has come to its end."""
+        self._numbers.pop(question.digest, None)
+
+
+def asked_before(
+    context: Context[Any, Any], question: Question | None, open_questions: OpenQuestions
+) -> Elicit[Any] | None:
+    """Put a question into the shape that the client shows before the call; None where it can't, or need not.
+
+    A client of the older era is asked while the tool runs: whoever is at the desk may be faster, and its form goes.
+    This form can't be taken back, so with somebody at the desk the question is theirs alone.
+    """
+    if question is None or question.unaskable or not can_elicit(context) or context.session.can_send_request:
+        return None
+    if not open_questions.has(question) and Desk(places()).is_attended_for(question.project):
+        return None
+    is_one_time = question.options == (ALLOW_ONCE, DENY_ONCE)
+    words = _worded(question, open_questions.number(question))
+    return Elicit(words, OneTimeAnswer if is_one_time else LastingAnswer if question.is_lasting else AnyAnswer)
+
+
+def _worded(question: Question, number: str) -> str:
+    """Write a question with all that a person needs to answer it.
+
+    Four blanks make a client that knows Markdown show the lines as they are. The digest is of all that the answer is
+    for, be it shown or not.
+    """
+    indented = "\n".join(f"    {line}" for line in question.lines)
+    return f"{_INTRODUCTION}\n\n{indented}\n\n(question {number}, {question.digest})"
+
+
+class AnsweredBefore:
+    """Somebody who was asked one question before, and whose answer is for that one alone.
+
+    Where it turns out to be about something else by now, `again` is asked; without that, the call fails.
+    """
+
+    def __init__(self, question: Question, answer: str, again: "Ask | None") -> None:
+        self._digest = question.digest
+        self._answer = answer
+        self._again = again
+        self._is_used = False
+
+    def put(self, asked: "Asked") -> None:
+        """Answer, or have it asked again."""
+        if asked.question.digest == self._digest and self._answer in asked.question.options:
+            asked.answer(self._answer)
+            self._is_used = True
+        elif self._again is not None:
+            self._again.put(asked)
+        elif self._is_used:
+            asked.answer(None)  # the command runs, and has come upon something else
+        else:
+            asked.fail(
+                ChangedMeanwhile(
+                    "what the user was asked about has changed since: nothing was done",
+                    hint="call it again: the user is then asked about what it is now",
+                )
+            )
+
+
+class PersonBehindClient:
+    """The person behind a client of the older era, asked while the tool runs."""
+
+    def __init__(self, context: Context[Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._context = context
+        self._loop = loop
+
+    def put(self, asked: "Asked") -> None:
+        """Show the question; the answer comes when it comes."""
+        future = asyncio.run_coroutine_threadsafe(self._ask(asked), self._loop)
+        asked.on_close(future.cancel)
+
+    async def _ask(self, asked: "Asked") -> None:
+        options = list(asked.question.options)
+        choice = {
+            "type": "string", "title": "Your answer", "enum": options,
+            "enumNames": [_TITLES[option] for option in options],
+        }  # fmt: skip
+        schema: dict[str, Any] = {"type": "object", "properties": {"answer": choice}, "required": ["answer"]}
+        result = await self._context.session.elicit_form(
+            _worded(asked.question, new_id()), schema, related_request_id=self._context.request_id
+        )
+        answer = (result.content or {}).get("answer") if result.action == "accept" else DENY_ONCE
+        asked.answer(answer if answer in options else DENY_ONCE)
+
+
+def who_answers(
+    context: Context[Any, Any], question: Question | None, outcome: Any, others: "Sequence[Ask]"
+) -> "list[Ask]":
+    """Return who may answer for this call: who was asked `question` before it, the client while it runs, or others."""
+    can_ask_now = can_elicit(context) and context.session.can_send_request
+    client = PersonBehindClient(context, asyncio.get_running_loop()) if can_ask_now else None
+    was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
+    if question is not None and was_asked:
+        answer = outcome.data.answer if isinstance(outcome, AcceptedElicitation) else DENY_ONCE
+        return [AnsweredBefore(question, answer, client)]
+    return list(others) if client is None else [client]

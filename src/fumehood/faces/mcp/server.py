@@ -23,7 +23,6 @@ from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.mcp import tools
 from fumehood.faces.mcp.clients import Clients
 from fumehood.faces.mcp.results import MARK
-from fumehood.faces.mcp.templates import own_tools
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -127,7 +126,7 @@ def serve(
 
         others = terminal()
     clients = Clients(project, session, own_tmp=own_tmp, draft=draft, others=others)
-    server = build(clients, own_tools(None if project is None else os.path.realpath(project), _RUNNING))
+    server = build(clients, tools.own_tools(None if project is None else os.path.realpath(project), _RUNNING))
     gc.freeze()  # all that was loaded stays; looking through it again and again would hold up calls
     try:
         if http is None:

@@ -6,25 +6,28 @@ what the person says to what can be foreseen.
 
 # No `from __future__ import annotations`: the SDK reads these, resolvers among them.
 
+import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import anyio.to_thread
 from mcp.server.mcpserver import Context, ElicitationResult, Resolve
-from mcp.types import CallToolResult, TextContent
+from mcp.server.mcpserver.tools import Tool
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
 from fumehood.core import tool as described
 from fumehood.core.changes import HELD
 from fumehood.core.questions import Question, apply_question
 from fumehood.core.report import model_texts, refusal, set_apart, short, visible
-from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
+from fumehood.core.templates import templates
+from fumehood.errors import BadConfiguration, BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.mcp import results as r
-from fumehood.faces.mcp.asking import asked_before, who_answers
-from fumehood.faces.mcp.clients import Place, Where, WhereBefore, clients_of
-from fumehood.faces.mcp.jobs import Job, ProgressLines
+from fumehood.faces.mcp.clients import Job, Place, Where, WhereBefore, asked_before, clients_of, who_answers
 from fumehood.store.history import LAST
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 _MOST_TEXT = 100_000
 _MOST_WAIT_S = 30.0
 _FIRST_LOOK_S = 0.2  # most that fails fails at once
+_PROGRESS_S = 0.1
+_MOST_LINES = 20  # told at once
 _MOST_ASKED = 3  # times that a person is asked about what changes while they think
 
 _PROPERTIES = described.schema()["properties"]
@@ -66,8 +71,7 @@ def answering_in_words(tool: Callable[..., Awaitable[CallToolResult]]) -> Callab
     return answering
 
 
-# What is asked before a tool is called.
-
+# ---- What is asked before a tool is called.
 
 async def foreseen_question(where: Where, command: str, working_dir: str | None, network: bool) -> Question | None:
     """Find out what this command needs a person's word for; the tool gets the very question that is asked."""
@@ -131,6 +135,60 @@ HeldQuestion = Annotated[Any, Resolve(held_question)]
 Consent = Annotated[ElicitationResult[Any], Resolve(consent_asked)]
 AccessQuestion = Annotated[Any, Resolve(access_question)]
 AccessAnswer = Annotated[ElicitationResult[Any], Resolve(access_asked)]
+
+
+# ---- Running commands.
+
+class ProgressLines:
+    """Tells the client what is being printed, if it wants to know: the latest line, a few times a second."""
+
+    def __init__(self, context: Context[Any, Any]) -> None:
+        self._context = context
+        meta = context.request_context.meta
+        self._is_wanted = bool(meta and meta.get("progress_token") is not None)
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._unfinished = ""
+        self._count = 0
+        self._ended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def take(self) -> Callable[[str, str], None] | None:
+        """What the run calls with its output, from another thread."""
+        return self._take if self._is_wanted else None
+
+    def _take(self, _stream: str, text: str) -> None:
+        with self._lock:
+            *lines, self._unfinished = (self._unfinished + text).split("\n")
+            self._lines += [line for line in lines if line.strip()]
+            del self._lines[:-_MOST_LINES]
+            self._count += len(lines)
+
+    async def __aenter__(self) -> Self:
+        if self._is_wanted:
+            self._task = asyncio.create_task(self._report())
+        return self
+
+    async def __aexit__(self, kind: object, *_error: object) -> None:
+        if self._task is None:
+            return
+        if kind is not None:
+            self._task.cancel()
+            return
+        # Not cancelled: it may be sending just now.
+        self._ended.set()
+        await self._task
+
+    async def _report(self) -> None:
+        while not self._ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _PROGRESS_S)
+            with self._lock:
+                lines, self._lines = self._lines, []
+                count = self._count
+            if lines:
+                await self._context.report_progress(count, None, visible("\n".join(lines), r.MARK))
 
 
 @answering_in_words
@@ -235,6 +293,8 @@ def _job_status(job: Job, offset: int) -> CallToolResult:
         report=r.report_of(job.run) if job.run is not None else None, error=error,
     )  # fmt: skip
 
+
+# ---- Runs that were.
 
 @answering_in_words
 async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResult, r.Report]:
@@ -345,3 +405,38 @@ async def request_access(
 
     said = await anyio.to_thread.run_sync(requested)
     return r.returned(set_apart("", said, r.MARK), said=said)
+
+
+# ---- Tools of the person's own (`[[tool]]`): a call becomes a command, and goes the way of `run_command` from there.
+
+class TemplateTool(Tool):
+    """A tool whose arguments are words of a command."""
+
+    template: Any = Field(exclude=True)
+
+    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
+        """Run the command that these arguments make; what is wrong with them is told to the model."""
+        try:
+            line = self.template.line(arguments)
+        except FumehoodError as error:
+            said = TextContent(type="text", text=refusal(error, r.MARK))
+            result = CallToolResult(content=[said], is_error=True)
+            return self.fn_metadata.convert_result(result) if convert_result else result
+        return await super().run({"command": line}, context, convert_result)
+
+
+def own_tools(project: str | None, hints: ToolAnnotations) -> list[Tool]:
+    """Return the tools that the configuration has, for every project or also for the one that is served."""
+    from fumehood.store.config import policy_for
+    from fumehood.store.places import places
+
+    try:
+        policy = policy_for(places(), () if project is None else (project,))
+    except BadConfiguration:
+        return []  # each command says what is wrong with it
+    tools: list[Tool] = []
+    for each in templates(policy.tools).values():
+        plain = Tool.from_function(run_command, name=each.name, description=each.description, annotations=hints)
+        fields = {name: getattr(plain, name) for name in Tool.model_fields}
+        tools.append(TemplateTool(**(fields | {"parameters": each.schema}), template=each))
+    return tools
