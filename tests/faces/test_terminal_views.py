@@ -21,11 +21,10 @@ from at_terminal import Terminal
 from conftest import command_line
 from fumehood.core.wording import quoted
 from fumehood.errors import ChangedMeanwhile
-from fumehood.faces.terminal import changes
-from fumehood.faces.terminal import questions as questions_view
+from fumehood.faces.terminal import changes, present
 from fumehood.faces.terminal.app import Views, WaitingView
 from fumehood.faces.terminal.changes import Branch, ChangesTree
-from fumehood.faces.terminal.lines import Lines, Pieces
+from fumehood.faces.terminal.widgets import Lines, Pieces
 from fumehood.service.acts import Chosen, perform
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
@@ -285,7 +284,7 @@ def test_a_command_is_watched_as_it_prints_and_stopped(
 def test_a_question_comes_rings_and_is_answered_by_one_key(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions_view, "_NOT_YET_S", 0.0)
+    monkeypatch.setattr(present, "_NOT_YET_S", 0.0)
     app = Views(opened)
     rings: list[bool] = []
     monkeypatch.setattr(app, "bell", lambda: rings.append(True))

@@ -18,8 +18,7 @@ from fumehood.core.wording import quoted
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.terminal.changes import ChangesView
 from fumehood.faces.terminal.history import HistoryView, RunScreen
-from fumehood.faces.terminal.questions import QuestionsView
-from fumehood.faces.terminal.running import RunningView
+from fumehood.faces.terminal.present import QuestionsView, RunningView
 from fumehood.service import overview
 from fumehood.service.desk import Desk
 from fumehood.store.history import Reach

@@ -17,8 +17,7 @@ from fumehood.core.value import Value
 from fumehood.core.wording import by_kind, fitted, listed, quoted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.look import SIGNS
-from fumehood.faces.terminal.acting import Acting
-from fumehood.faces.terminal.lines import Pieces, shown
+from fumehood.faces.terminal.widgets import Acting, Pieces, shown
 from fumehood.service import decide, overview
 from fumehood.service.acts import Chosen, shown_at
 from fumehood.service.differences import contents, difference_of

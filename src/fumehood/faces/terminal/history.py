@@ -15,14 +15,13 @@ from fumehood.core.report import printable
 from fumehood.core.wording import fitted, quoted
 from fumehood.faces.cli.log import STATES
 from fumehood.faces.cli.look import SIGNS
-from fumehood.faces.terminal.acting import Acting
 from fumehood.faces.terminal.changes import ChangesView
-from fumehood.faces.terminal.lines import Lines, printed, shown
+from fumehood.faces.terminal.widgets import Acting, Lines, both, shown
 from fumehood.service.acts import Chosen
 from fumehood.store.search import Search, search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from textual.app import ComposeResult
     from textual.binding import BindingType
@@ -211,12 +210,3 @@ class OutputScreen(Screen[None]):
         outputs = (text.encode(errors="replace") for text in (run.stdout, run.stderr))
         self.query_one(Lines).show(both(outputs, _MOST_PRINTED))
         self.query_one(Lines).focus()
-
-
-def both(outputs: Iterable[bytes], most: int) -> list[Text]:
-    """Write both outputs of a command, the standard one first."""
-    stdout, stderr = outputs
-    lines = printed(stdout, most)
-    if stderr:
-        lines += [*([Text("── standard error", "dim")] if lines else []), *printed(stderr, most)]
-    return lines or [Text("It has printed nothing.", "dim")]

@@ -1,4 +1,4 @@
-"""Text that scrolls: somebody else's words made safe to show, and a difference whose pieces can be marked."""
+"""What the views are made of: text that scrolls, somebody else's words made safe, and acts done in a thread."""
 
 from __future__ import annotations
 
@@ -9,18 +9,31 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual.binding import Binding
+from textual.containers import Container, Vertical
 from textual.geometry import Size
+from textual.screen import ModalScreen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.widgets import Static
 
 from fumehood.core.report import printable
+from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.escapes import Filter
+from fumehood.faces.cli.look import headline
+from fumehood.service import acts
+from fumehood.service.acts import Chosen
+from fumehood.service.undo import to_redo
+from fumehood.service.upkeep import upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from textual import events
+    from textual.app import ComposeResult
     from textual.binding import BindingType
+
+    from fumehood.core.report import Run
+    from fumehood.service.store import Store
 
 _TAB = 8
 _LONGEST = 4000  # characters of a line that are shown; what is longer was not made to be read
@@ -44,6 +57,15 @@ def printed(data: bytes, most: int) -> list[Text]:
     for line in decoded:
         line.expand_tabs(_TAB)
     return decoded
+
+
+def both(outputs: Iterable[bytes], most: int) -> list[Text]:
+    """Write both outputs of a command, the standard one first."""
+    stdout, stderr = outputs
+    lines = printed(stdout, most)
+    if stderr:
+        lines += [*([Text("── standard error", "dim")] if lines else []), *printed(stderr, most)]
+    return lines or [Text("It has printed nothing.", "dim")]
 
 
 class Lines(ScrollView, can_focus=True):
@@ -176,3 +198,71 @@ class Pieces(Lines):
         if self.count and line in self._starts:
             self._at = self._starts.index(line)
             self.action_mark()
+
+
+# ---- Acts.
+
+class AskFirst(ModalScreen[bool]):
+    """One question with a yes and a no, before something that can't be taken back."""
+
+    DEFAULT_CSS = """
+    AskFirst { align: center middle; }
+    AskFirst Vertical { width: 64; max-width: 90%; height: auto; border: heavy $warning; padding: 0 1;
+                        background: $surface; }
+    AskFirst Static { width: 1fr; height: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "Yes"), Binding("n,escape,q", "dismiss(False)", "No"),
+    ]  # fmt: skip
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """The question, and the keys that answer it."""
+        with Vertical():
+            yield Static(printable(self._question), markup=False)
+            yield Static("\\[y] yes   \\[n] no", classes="keys")
+
+
+class Acting(Container):
+    """A view that acts on runs."""
+
+    store: Store
+
+    def ask_first(self, question: str, act: Callable[[], None]) -> None:
+        """Do something once the person says yes."""
+        self.app.push_screen(AskFirst(question), lambda is_yes: act() if is_yes else None)
+
+    def act(self, run: Run, chosen: Chosen) -> None:
+        """Do something to a run, in a thread, for it may wait for a lock."""
+        self._in_thread(lambda: acts.perform(self.store, self.store.history.find(run.run), chosen))
+
+    def redo(self, run: Run) -> None:
+        """Bring back what was taken back of a run."""
+
+        def bring_back() -> Run:
+            return acts.perform(self.store, to_redo(self.store, run.run), Chosen(act="redo"))
+
+        self._in_thread(bring_back)
+
+    def _in_thread(self, perform: Callable[[], Run]) -> None:
+        def work() -> None:
+            try:
+                done = perform()
+            except (FumehoodError, OSError) as error:
+                self.app.call_from_thread(self._tell_error, plain_error(error))
+                return
+            self.app.call_from_thread(self._tell, done)
+            upkeep(self.store, self.store.history.project_of(done.run))
+
+        self.run_worker(work, thread=True, group="acts")
+
+    def _tell(self, done: Run) -> None:
+        said = headline(done) if done.found else f"it is {done.outcome}"
+        self.notify(f"#{done.number}: {said}", markup=False)
+
+    def _tell_error(self, error: FumehoodError) -> None:
+        text = f"{printable(error.message)}\n{printable(error.hint)}" if error.hint else printable(error.message)
+        self.notify(text, severity="error", markup=False, timeout=10)
