@@ -25,9 +25,9 @@ from fumehood.faces.terminal import changes, present
 from fumehood.faces.terminal.app import Views, WaitingView
 from fumehood.faces.terminal.changes import Branch, ChangesTree
 from fumehood.faces.terminal.widgets import Lines, Pieces
-from fumehood.service.acts import Chosen, perform
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
+from fumehood.service.overview import Chosen, perform
 from fumehood.store.search import page_of_changes
 from patience import LONG_S, eventually
 

@@ -19,7 +19,7 @@ from fumehood import Sandbox
 from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.web import api, past, views
 from fumehood.faces.web.house import House
-from fumehood.service import acts
+from fumehood.service import overview
 from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually
 from web_page import WebPage, fields_of
@@ -167,7 +167,7 @@ def test_what_changes_while_it_is_read_is_not_accepted(
     asked = {"type": "http", "path_params": {"run": run.run}, "query_string": b"", "headers": []}
     shown = view(House(store), Request(asked))
     with pytest.raises(ChangedMeanwhile, match="changed since it was shown"):
-        acts.perform(store, store.history.find(run.run), acts.Chosen(act="apply", seen=shown["seen"]))
+        overview.perform(store, store.history.find(run.run), overview.Chosen(act="apply", seen=shown["seen"]))
     store.close()
     assert not (project / "a").exists()
 

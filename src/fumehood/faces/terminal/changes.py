@@ -19,8 +19,8 @@ from fumehood.errors import BadRequest
 from fumehood.faces.cli.look import SIGNS
 from fumehood.faces.terminal.widgets import Acting, Pieces, shown
 from fumehood.service import decide, overview
-from fumehood.service.acts import Chosen, shown_at
 from fumehood.service.differences import contents, difference_of
+from fumehood.service.overview import Chosen, shown_at
 from fumehood.store.search import count_waiting, page_of_changes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from fumehood.faces.cli.log import STATES
 from fumehood.faces.cli.look import SIGNS
 from fumehood.faces.terminal.changes import ChangesView
 from fumehood.faces.terminal.widgets import Acting, Lines, both, shown
-from fumehood.service.acts import Chosen
+from fumehood.service.overview import Chosen
 from fumehood.store.search import Search, search
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from fumehood.core.wording import elapsed, fitted
 from fumehood.faces.cli.prompt import KEYS
 from fumehood.faces.terminal.widgets import Acting, Lines, both, shown
 from fumehood.service import overview
-from fumehood.service.acts import Chosen
+from fumehood.service.overview import Chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable

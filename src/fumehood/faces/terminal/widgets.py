@@ -20,8 +20,8 @@ from fumehood.core.report import printable
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.escapes import Filter
 from fumehood.faces.cli.look import headline
-from fumehood.service import acts
-from fumehood.service.acts import Chosen
+from fumehood.service import overview
+from fumehood.service.overview import Chosen
 from fumehood.service.undo import to_redo
 from fumehood.service.upkeep import upkeep
 
@@ -237,13 +237,13 @@ class Acting(Container):
 
     def act(self, run: Run, chosen: Chosen) -> None:
         """Do something to a run, in a thread, for it may wait for a lock."""
-        self._in_thread(lambda: acts.perform(self.store, self.store.history.find(run.run), chosen))
+        self._in_thread(lambda: overview.perform(self.store, self.store.history.find(run.run), chosen))
 
     def redo(self, run: Run) -> None:
         """Bring back what was taken back of a run."""
 
         def bring_back() -> Run:
-            return acts.perform(self.store, to_redo(self.store, run.run), Chosen(act="redo"))
+            return overview.perform(self.store, to_redo(self.store, run.run), Chosen(act="redo"))
 
         self._in_thread(bring_back)
 

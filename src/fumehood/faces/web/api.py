@@ -14,7 +14,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import drafts
 from fumehood.faces.web.house import asked_number
 from fumehood.linux.doctor import examine
-from fumehood.service import acts, decide, overview, scratch
+from fumehood.service import decide, overview, scratch
 from fumehood.service.differences import contents, differences
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
@@ -165,7 +165,7 @@ def _waiting(house: House, request: Request, _body: dict[str, Any]) -> dict[str,
     runs, before = overview.waiting(house.store, most=_limit(request), before=asked_number(request, "before"))
     held = [
         {
-            **_summary(run), "seen": acts.shown_at(house.store, run),  # before what it holds is counted
+            **_summary(run), "seen": overview.shown_at(house.store, run),  # before what it holds is counted
             "waiting": count_waiting(house.store.database, run.run),
         }
         for run in runs
@@ -194,12 +194,12 @@ def _versions(house: House, request: Request, _body: dict[str, Any]) -> dict[str
 
 
 def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    chosen = acts.Chosen(
+    chosen = overview.Chosen(
         act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), force=body.get("force", False),
         expected=body.get("digest", ""), seen=body.get("seen", ""), content=body.get("content", ""),
         hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),
     )  # fmt: skip
-    return acts.perform(house.store, house.run(request), chosen).as_dict()
+    return overview.perform(house.store, house.run(request), chosen).as_dict()
 
 
 def _draft(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +242,7 @@ CALLS = (
     Call(path="/api/runs/{run}/changes", answer=_changes, query=("verdict", "limit", "after"),
          about="What a run changed, some at a time; `verdict=held`: what waits"),
     Call(path="/api/runs/{run}/diff", about="What a run changed, line by line", answer=_diff, query=("path",)),
-    Call(path="/api/runs/{run}/{act}", answer=_act, about=f"Do something to a run: {', '.join(acts.ACTS)}",
+    Call(path="/api/runs/{run}/{act}", answer=_act, about=f"Do something to a run: {', '.join(overview.ACTS)}",
          body={"paths": "strings", "force": "boolean", "seen": "string", "digest": "string", "hunks": "numbers",
                "content": "string"}),
     Call(path="/api/running", about="What runs now, with memory, processes and what it writes", answer=_running),

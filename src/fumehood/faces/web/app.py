@@ -15,7 +15,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_e
 from fumehood.faces.web import api, drafts, live, past, views
 from fumehood.faces.web.gate import Gate
 from fumehood.faces.web.house import received
-from fumehood.service import acts, scratch
+from fumehood.service import overview, scratch
 from fumehood.service.restore import restore
 from fumehood.store.config import file_of, write_checked
 
@@ -128,13 +128,13 @@ def _done(
 def _act(house: House, request: Request, form: FormData) -> str:
     """Apply, discard, undo, redo, stop, checkpoint or merge a run, all of it or some paths."""
     run = house.run(request)
-    chosen = acts.Chosen(
+    chosen = overview.Chosen(
         act=request.path_params["act"], paths=tuple(received(str(path)) for path in form.getlist("path")),
         force=bool(form.get("force")), expected=str(form.get("digest", "")), seen=str(form.get("seen", "")),
         hunks=tuple(int(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
         content=_text(form),
     )  # fmt: skip
-    done = acts.perform(house.store, run, chosen)
+    done = overview.perform(house.store, run, chosen)
     back = str(form.get("back", ""))
     return f"/waiting?done={done.run}" if back == "waiting" else f"/runs/{done.run}"
 

@@ -14,9 +14,9 @@ from fumehood.faces.web.house import asked_number, asked_path
 from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
 from fumehood.faces.web.views import title_of
 from fumehood.service import decide, differences, overview
-from fumehood.service.acts import shown_at
 from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
 from fumehood.service.files import catch_up
+from fumehood.service.overview import shown_at
 from fumehood.service.restore import versions as kept_versions
 from fumehood.store.files import Files
 from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search

@@ -10,7 +10,7 @@ from fumehood.core.report import printable
 from fumehood.faces.web.house import asked_number, asked_path
 from fumehood.linux.doctor import examine
 from fumehood.service import overview, scratch
-from fumehood.service.acts import shown_at
+from fumehood.service.overview import shown_at
 from fumehood.store.config import file_of, text_of
 from fumehood.store.search import Search, count_waiting, page_of_changes, search
 
