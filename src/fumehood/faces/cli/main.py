@@ -202,7 +202,7 @@ def _web(arguments: Sequence[str]) -> int:
     _add_web_options(parser)
     options = _parsed(parser, arguments, "web")
     try:
-        from fumehood.faces.web.command import serve
+        from fumehood.faces.web.app import serve
     except ModuleNotFoundError as error:
         raise lacking(error, "the page", "web", _WEB_EXTRA) from error
     return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)

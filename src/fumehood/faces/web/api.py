@@ -11,7 +11,7 @@ from starlette.routing import Route
 from fumehood import __version__
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.web import drafts
+from fumehood.faces.web import runs
 from fumehood.faces.web.house import asked_number
 from fumehood.linux.doctor import examine
 from fumehood.service import decide, overview, scratch
@@ -203,14 +203,14 @@ def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]
 
 
 def _draft(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    project, record = drafts.chosen(house, request)
-    about = drafts.fields(house, project.path, record)  # with its state, before what it holds is looked at
-    run, _, conflicts = drafts.compared(house, project, record)
+    project, record = runs.chosen_draft(house, request)
+    about = runs.draft_fields(house, project.path, record)  # with its state, before what it holds is looked at
+    run, _, conflicts = runs.compared_draft(house, project, record)
     return {**about, "changes": run.fields_of(run.found), "conflicts": [each.as_dict() for each in conflicts]}
 
 
 def _do_to_draft(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    done = drafts.perform(house, request, {name: value for name, value in body.items() if value})
+    done = runs.perform_on_draft(house, request, {name: value for name, value in body.items() if value})
     return {} if done is None else done.as_dict()
 
 
@@ -257,10 +257,10 @@ CALLS = (
         "sessions": [{"name": each.name, "started_at": each.started_at, "runs": count}
                      for each, count in house.store.sessions.counts()]}),
     Call(path="/api/drafts", about="Every open draft", answer=lambda house, _request, _body: {
-        "drafts": list(drafts.listed(house))}),
+        "drafts": list(runs.open_drafts(house))}),
     Call(path="/api/drafts/{project:int}/{draft}", about="What a draft would change, and what stands in its way",
          answer=_draft),
-    Call(path="/api/drafts/{project:int}/{draft}/{act}", about=f"Do something to a draft: {', '.join(drafts.ACTS)}",
+    Call(path="/api/drafts/{project:int}/{draft}/{act}", about=f"Do something to a draft: {', '.join(runs.DRAFT_ACTS)}",
          body={"seen": "string", "force": "boolean", "branch": "string", "message": "string"}, answer=_do_to_draft),
     Call(path="/api/files", about="The files of a project that runs changed", answer=_files,
          query=("project", "words", "limit", "after")),

@@ -1,10 +1,16 @@
-"""The page's addresses, and what stands behind each."""
+"""`fumehood web`: serve the page and say where; its addresses, what stands behind each, and who may use it."""
 
 from __future__ import annotations
 
+import hmac
 import os
+import secrets
+import socket
+from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
@@ -12,11 +18,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
-from fumehood.faces.web import api, drafts, live, past, views
-from fumehood.faces.web.gate import Gate
-from fumehood.faces.web.house import received
+from fumehood.faces.web import api, runs, views
+from fumehood.faces.web.house import House, received
+from fumehood.linux.cache import replace
 from fumehood.service import overview, scratch
+from fumehood.service.opened import OpenedStore
 from fumehood.service.restore import restore
+from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, write_checked
 
 if TYPE_CHECKING:
@@ -24,26 +32,91 @@ if TYPE_CHECKING:
 
     from starlette.datastructures import FormData
     from starlette.requests import Request
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from fumehood.faces.web.house import House, View
+    from fumehood.faces.web.house import View
+    from fumehood.store.places import Places
 
 _DRAFT = "/drafts/{project:int}/{draft}"
 _HERE = os.path.dirname(__file__)
 _IMAGES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 _PARTS = ("changes.html", "held.html", "history_rows.html", "version.html", "blame.html", "doctor.html")
 _MOST_SENT = 8 << 20  # bytes of a form
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self';"
+    " frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", _POLICY.encode()), (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]  # fmt: skip
+_SAFE = frozenset({"GET", "HEAD"})
+_WELCOME = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Fumehood</title>'
+    '<meta http-equiv="refresh" content="0; url=/"><p><a href="/">Go on</a></p></html>\n'
+)
+_USED = (
+    "This browser is not known here: the link was used already, or the page was started anew since.\n"
+    "End `fumehood web`, start it again, and open the link that it prints.\n"
+)
 
 
-def page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gate:
+def serve(port: int, *, bind: str = "127.0.0.1", hosts: tuple[str, ...] = (), opens: bool = True) -> int:
+    """Serve until interrupted; prints one line with the address when it listens."""
+    store = OpenedStore(face=WEB)
+    listener = _listening(bind, port)
+    port = listener.getsockname()[1]
+    shown = f"[{bind}]" if ":" in bind else bind
+    names = ("127.0.0.1", "localhost", "[::1]", shown, *hosts)
+    served = frozenset((*(f"{name}:{port}" for name in names), *hosts))
+    gate = _page(House(store), port, served, _api_token(store.places))
+    address = f"http://{hosts[0] if hosts else f'{shown}:{port}'}/?token={gate.token}"
+    print(f"Fumehood is at {address}", flush=True)
+    if opens and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        import webbrowser
+
+        webbrowser.open(address)
+    # What nobody foresaw is shown in the page as one line; where it happened, to whoever asks for it.
+    level = "error" if os.environ.get("FUMEHOOD_DEBUG") else "critical"
+    config = uvicorn.Config(gate, log_level=level, timeout_graceful_shutdown=1, server_header=False)
+    uvicorn.Server(config).run([listener])
+    return 0
+
+
+def _listening(bind: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in bind else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((bind, port))
+    except OSError as error:
+        listener.close()
+        message = f"port {port} of {bind} can't be used: {error.strerror}"
+        raise BadRequest(message, hint="another one: --port 0") from error
+    listener.listen()
+    return listener
+
+
+def _api_token(places: Places) -> str:
+    """Return the token of the interface for programs, made once; whoever can read the file is the person."""
+    path = f"{places.state}/api-token"
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        replace(path, secrets.token_urlsafe(32).encode(), by_many=True)
+        return _api_token(places)
+
+
+def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gate:
     """Return the whole page, behind its gate."""
     views_at = {
-        "/": views.now, "/questions": views.questions, "/waiting": views.waiting, "/history": past.history,
-        "/files": past.files, "/file": past.file, "/file/version": past.version, "/file/lines": past.lines,
-        "/settings": views.settings, "/settings/doctor": views.doctor, "/runs/{run}": past.run,
-        "/runs/{run}/diff": past.difference, "/runs/{run}/changes": past.changes,
-        "/runs/{run}/held": views.more_waiting, "/drafts": drafts.every, _DRAFT: drafts.draft,
-        f"{_DRAFT}/diff": drafts.difference,
+        "/": views.now, "/questions": views.questions, "/waiting": views.waiting, "/history": runs.history,
+        "/files": runs.files, "/file": runs.file, "/file/version": runs.version, "/file/lines": runs.lines,
+        "/settings": views.settings, "/settings/doctor": views.doctor, "/runs/{run}": runs.run,
+        "/runs/{run}/diff": runs.difference, "/runs/{run}/changes": runs.changes,
+        "/runs/{run}/held": views.more_waiting, "/drafts": runs.every_draft, _DRAFT: runs.draft,
+        f"{_DRAFT}/diff": runs.draft_difference,
     }  # fmt: skip
     acts_at: dict[str, Callable[[House, Request, FormData], str]] = {
         "/runs/{run}/{act}": _act, "/questions/{question}": _answer, "/missed/{number:int}": _forget,
@@ -52,18 +125,18 @@ def page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gate
     }  # fmt: skip
     routes: list[Route | Mount] = [
         *(Route(path, _shown(house, view)) for path, view in views_at.items()),
-        Route("/events", live.events(house)),
-        Route("/runs/{run}/events", live.output(house)),
+        Route("/events", views.events(house)),
+        Route("/runs/{run}/events", views.output(house)),
         Route("/runs/{run}/output", _output(house)),
-        Route("/runs/{run}/content", _picture(house, past.versions)),
-        Route(f"{_DRAFT}/content", _picture(house, drafts.versions)),
+        Route("/runs/{run}/content", _picture(house, runs.versions)),
+        Route(f"{_DRAFT}/content", _picture(house, runs.draft_versions)),
         *api.routes(house),
         *(Route(path, _done(house, act), methods=["POST"]) for path, act in acts_at.items()),
         Mount("/static", StaticFiles(directory=f"{_HERE}/static")),
     ]
     told = _told(house)
     app: ASGIApp = Starlette(
-        routes=routes, lifespan=live.attending(house),
+        routes=routes, lifespan=views.attending(house),
         exception_handlers={FumehoodError: told, OSError: told, HTTPException: told, Exception: told},
     )  # fmt: skip
     return Gate(app, port, hosts, api_token)
@@ -150,7 +223,7 @@ def _answer(house: House, request: Request, form: FormData) -> str:
 
 
 def _draft(house: House, request: Request, form: FormData) -> str:
-    done = drafts.perform(house, request, {name: str(value) for name, value in form.items()})
+    done = runs.perform_on_draft(house, request, {name: str(value) for name, value in form.items()})
     if done is not None:
         return f"/runs/{done.run}" if done.state != "empty" else "/drafts"
     address = request.url.path.rpartition("/")[0]
@@ -208,3 +281,78 @@ def _picture(house: House, versions: Callable[[House, Request], tuple[bytes, byt
         return Response(data, media_type=kind)
 
     return picture
+
+
+# ---- Who may use the page: this machine's own person, by a link that works once, and no other page's script.
+#
+# The link's token becomes a strict cookie. Host and Origin are compared with the address that is served, so neither a
+# name that leads here (DNS rebinding) nor another site's form or script gets anything. Nothing may be loaded from
+# elsewhere, and no script or style may stand in the page itself, so text that a command wrote stays text.
+
+class Gate:
+    """Lets in whoever came by the link; the interface for programs has a token of its own."""
+
+    def __init__(self, app: ASGIApp, port: int, hosts: frozenset[str], api_token: str) -> None:
+        self._app = app
+        self._hosts = hosts  # with the port, as browsers write it
+        self._api_token = api_token
+        self.token = secrets.token_urlsafe(24)
+        self._cookie = secrets.token_urlsafe(32)
+        # Cookies don't know ports: two pages of one person must not take each other's.
+        self._name = f"fumehood-{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, with_headers)
+        else:
+            await self._app(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> PlainTextResponse | HTMLResponse | None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        host, path = headers.get("host", ""), scope["path"]
+        if host not in self._hosts:
+            return PlainTextResponse("This is not the address of the page.\n", 400)
+        origins = (f"http://{host}", f"https://{host}")  # a person's own tunnel may speak TLS
+        if path.startswith("/api/"):
+            token = headers.get("authorization", "").removeprefix("Bearer ")
+            is_ours = headers.get("origin", origins[0]) in origins and _same(token, self._api_token)
+            return None if is_ours else PlainTextResponse("A token is needed.\n", 401)
+        # A browser that does not say where a form comes from is too old to be told from another site.
+        if scope["method"] not in _SAFE and headers.get("origin") not in origins:
+            return PlainTextResponse("This came from another site.\n", 403)
+        token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if path == "/" and token:
+            return self._welcome(token)
+        is_known = path.startswith("/static/") or _same(self._cookie_of(headers), self._cookie)
+        return None if is_known else PlainTextResponse(_USED, 403)
+
+    def _welcome(self, token: str) -> PlainTextResponse | HTMLResponse:
+        if not self.token or not _same(token, self.token):
+            return PlainTextResponse(_USED, 403)
+        self.token = ""
+        # Not by a redirect: a browser that came from a link on another site would not send a strict cookie along.
+        response = HTMLResponse(_WELCOME)
+        response.set_cookie(self._name, self._cookie, httponly=True, samesite="strict", path="/")
+        return response
+
+    def _cookie_of(self, headers: dict[str, str]) -> str:
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._name)
+        except CookieError:
+            return ""
+        return cookie.value if cookie is not None else ""
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

@@ -1,4 +1,4 @@
-"""What the views of the past show: the history, one run, one difference, and files over time."""
+"""The views of what was run: the history, one run, one difference, files over time, and drafts."""
 
 from __future__ import annotations
 
@@ -12,27 +12,34 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.web.house import asked_number, asked_path
 from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
-from fumehood.faces.web.views import title_of
-from fumehood.service import decide, differences, overview
+from fumehood.service import decide, differences, draft_merge, drafts, overview
 from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
 from fumehood.service.files import catch_up
+from fumehood.service.library import Sandbox
 from fumehood.service.overview import shown_at
 from fumehood.service.restore import versions as kept_versions
+from fumehood.store.audit import WEB
 from fumehood.store.files import Files
+from fumehood.store.history import Reach
 from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import Any
 
     from starlette.requests import Request
 
     from fumehood.core.report import Run
     from fumehood.faces.web.house import House, View
+    from fumehood.service.draft_merge import Conflict
+    from fumehood.store.drafts import DraftRecord
     from fumehood.store.files import Record
     from fumehood.store.projects import Project
 
+DRAFT_ACTS = ("apply", "discard", "rebase", "commit")
 _RUNS = 50  # on one page of the history
-_CHANGES = 200  # on one page of a run
+_RUNS_OF_DRAFT = 100
+_CHANGES = 200  # on one page of a run or a draft
 _FILES = 200
 _MOST_PRINTED = 200_000  # characters of an output that the page shows; all of it can be saved
 _REPEATS = ("diff --git ", "--- ", "+++ ", "Binary files ")
@@ -141,7 +148,7 @@ def run(house: House, request: Request) -> View:
     others = store.history.runs(among=sorted({*users, *about, *([chosen.of] if chosen.of else ()), *chosen.below}))
     kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
     return "run.html", {
-        "title": title_of(chosen), "run": chosen, "held": held, "seen": seen,
+        "title": _title_of(chosen), "run": chosen, "held": held, "seen": seen,
         "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
         "others": others, "shown": changes, "rest": rest, "kinds": kinds,
         "can_undo": chosen.state in ("applied", "held") and any(each.verdict == c.APPLIED for each in changes),
@@ -151,15 +158,19 @@ def run(house: House, request: Request) -> View:
     }  # fmt: skip
 
 
+def _title_of(run: Run) -> str:
+    return f"#{run.number} {printable(run.command)[:60]}"
+
+
 def changes(house: House, request: Request) -> View:
     """Some more of what a run changed."""
     chosen = house.run(request)
     after = asked_number(request, "row"), asked_number(request, "entry")
     shown, rest = page_of_changes(house.store.database, chosen.run, after, most=_CHANGES)
-    return "changes.html", {"run": chosen, "shown": shown, "rest": rest, "title": title_of(chosen)}
+    return "changes.html", {"run": chosen, "shown": shown, "rest": rest, "title": _title_of(chosen)}
 
 
-def change_of(house: House, run: Run, request: Request) -> c.Change:
+def _change_of(house: House, run: Run, request: Request) -> c.Change:
     """Return the change of a run that an address names."""
     path = asked_path(request)
     change = change_at(house.store.database, run.run, asked_number(request, "root"), path)
@@ -171,10 +182,10 @@ def change_of(house: House, run: Run, request: Request) -> c.Change:
 def difference(house: House, request: Request) -> View:
     """What a run did to one path."""
     chosen = house.run(request)
-    return shown_difference(house, request, chosen, change_of(house, chosen, request), f"/runs/{chosen.run}")
+    return _shown_difference(house, request, chosen, _change_of(house, chosen, request), f"/runs/{chosen.run}")
 
 
-def shown_difference(
+def _shown_difference(
     house: House, request: Request, chosen: Run, change: c.Change, address: str, draft: str = ""
 ) -> View:
     """One path before and after: words, a picture, a notebook's cells, or a few bytes."""
@@ -205,7 +216,7 @@ def shown_difference(
 def versions(house: House, request: Request) -> tuple[bytes, bytes]:
     """One path that a run changed, before and after."""
     chosen = house.run(request)
-    return contents(house.store, chosen, change_of(house, chosen, request))
+    return contents(house.store, chosen, _change_of(house, chosen, request))
 
 
 def _three(house: House, run: Run, change: c.Change) -> dict[str, object]:
@@ -278,3 +289,102 @@ def lines(house: House, request: Request) -> View:
     return "blame.html", {
         "title": os.path.basename(path), "lines": shown, "blamed": blamed,
     }  # fmt: skip
+
+
+# ---- Drafts, and what a person does to one: take it over, bring it up to date, or drop it.
+
+def open_drafts(house: House) -> Iterator[dict[str, Any]]:
+    """Yield every open draft, of all projects."""
+    for project in house.store.projects.known():
+        for draft in house.store.drafts.open_ones(project.id):
+            yield draft_fields(house, project.path, draft)
+
+
+def draft_fields(house: House, project: str, draft: DraftRecord) -> dict[str, Any]:
+    """Return what is told of a draft without looking at what it would change."""
+    return {
+        "name": draft.name, "project": project, "address": f"{draft.project}/{draft.name}",
+        "frozen": draft.base is not None, "created_at": draft.created_at,
+        "runs": len(house.store.history.held(draft.project, draft.id)),
+        "running": house.store.drafts.runs_now(draft), "seen": house.store.drafts.shown_at(draft),
+    }  # fmt: skip
+
+
+def chosen_draft(house: House, request: Request) -> tuple[Project, DraftRecord]:
+    """Return the project and the draft that an address names."""
+    number, name = request.path_params["project"], request.path_params["draft"]
+    path = next((each.path for each in house.store.projects.known() if each.id == number), None)
+    if path is None:
+        raise BadRequest(f"there is no project {number}", hint="choose a draft of the list")
+    return house.project(path), house.store.drafts.find(number, name)
+
+
+def every_draft(house: House, _request: Request) -> View:
+    """All drafts."""
+    return "drafts.html", {"title": "Drafts", "drafts": list(open_drafts(house))}
+
+
+def compared_draft(house: House, project: Project, record: DraftRecord) -> tuple[Run, set[str], list[Conflict]]:
+    """Return what a draft would change, as a run, which of it is merged with the project's, and what is in the way."""
+    with drafts.Preview(house.store, project, record) as whole:
+        merges, conflicts = draft_merge.compared(house.store, record, whole)
+        return whole.run, {merge.change.path for merge in merges if not merge.places}, conflicts
+
+
+def draft(house: House, request: Request) -> View:
+    """What a draft would change in the project as that is now, what stands in its way, and its runs."""
+    project, record = chosen_draft(house, request)
+    first = asked_number(request, "from")
+    about = draft_fields(house, project.path, record)  # with its state, before what it holds is looked at
+    run, merged, conflicts = compared_draft(house, project, record)
+    return "draft.html", {
+        "title": f"Draft {record.name}", "draft": about, "conflicts": conflicts,
+        "merged": merged, "run": run, "shown": run.found[first : first + _CHANGES], "total": len(run.found),
+        "later": first + _CHANGES if len(run.found) > first + _CHANGES else 0,
+        "runs": house.store.history.runs(Reach(draft=record.id), limit=_RUNS_OF_DRAFT),
+    }  # fmt: skip
+
+
+def _change_in_draft(run: Run, request: Request) -> c.Change:
+    """Return the change that an address names."""
+    place = asked_number(request, "root"), asked_path(request)
+    change = next((each for each in run.found if (each.root, each.path) == place), None)
+    if change is None:
+        raise BadRequest("the draft does not change that any more", hint="look at the draft again")
+    return change
+
+
+def draft_difference(house: House, request: Request) -> View:
+    """What a draft would do to one path."""
+    project, record = chosen_draft(house, request)
+    with drafts.Preview(house.store, project, record) as whole:
+        change = _change_in_draft(whole.run, request)
+        address = f"/drafts/{record.project}/{record.name}"
+        return _shown_difference(house, request, whole.run, change, address, record.name)
+
+
+def draft_versions(house: House, request: Request) -> tuple[bytes, bytes]:
+    """One path that a draft would change, before and after."""
+    project, record = chosen_draft(house, request)
+    with drafts.Preview(house.store, project, record) as whole:
+        return contents(house.store, whole.run, _change_in_draft(whole.run, request))
+
+
+def perform_on_draft(house: House, request: Request, wishes: dict[str, str]) -> Run | None:
+    """Do something to a draft, if nothing ran in it since it was shown; returns the run that did, if one did."""
+    project, record = chosen_draft(house, request)
+    act, seen = request.path_params["act"], wishes.get("seen", "")
+    if act == "apply":
+        return drafts.apply_draft(house.store, project, record, force=bool(wishes.get("force")), seen=seen)
+    if act == "discard":
+        drafts.discard_draft(house.store, project, record, seen=seen)
+        return None
+    if act not in DRAFT_ACTS:
+        raise BadRequest(f"nothing can be done to a draft by {act!r}", hint=f"one of: {', '.join(DRAFT_ACTS)}")
+    drafts.refuse_another(house.store, record, seen)  # the others are commands in the draft, which wait for no lock
+    with Sandbox(project.path, face=WEB) as sandbox:
+        mine = sandbox.draft(record.name)
+        if act == "rebase":
+            mine.rebase()
+            return None
+        return mine.commit(wishes.get("branch", ""), message=wishes.get("message", ""))
