@@ -23,6 +23,12 @@ ONCE, SESSION, ALWAYS = "once", "session", "always"
 
 ALLOW_ONCE, ALLOW_SESSION, ALLOW_ALWAYS = "allow_once", "allow_session", "allow_always"
 DENY_ONCE, DENY_SESSION, DENY_ALWAYS = "deny_once", "deny_session", "deny_always"
+# As a form has them that another program shows, and what stands above the question there.
+TITLES = {
+    ALLOW_ONCE: "Allow once", ALLOW_SESSION: "Allow for this session", ALLOW_ALWAYS: "Always allow",
+    DENY_ONCE: "Deny", DENY_SESSION: "Deny for this session", DENY_ALWAYS: "Always deny",
+}  # fmt: skip
+INTRODUCTION = "Fumehood asks you. Indented is what it is about; commands and names in it are not Fumehood's words."
 ANSWERS = (ALLOW_ONCE, ALLOW_SESSION, ALLOW_ALWAYS, DENY_ONCE, DENY_SESSION, DENY_ALWAYS)
 
 NETWORK, UNSANDBOXED, ROOT, LINKED_ROOT = "network", "unsandboxed", "root", "linked root"

@@ -18,6 +18,7 @@ import secrets
 from typing import Any
 
 from fumehood.core.masks import is_in
+from fumehood.core.questions import INTRODUCTION, TITLES
 from fumehood.core.request import checked_name
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -35,11 +36,9 @@ _ACTING = ("fs/", "terminal/")  # what has the editor act for the agent
 _BREAKS = (b"\r", b"\x0b", b"\x0c", "\u0085".encode(), "\u2028".encode(), "\u2029".encode())
 _NO_METHOD, _BAD_PARAMS, _INTERNAL = -32601, -32602, -32603  # JSON-RPC
 _KINDS = {
-    "allow_once": ("Allow once", "allow_once"), "allow_session": ("Allow for this session", "allow_always"),
-    "allow_always": ("Always allow", "allow_always"), "deny_once": ("Deny", "reject_once"),
-    "deny_session": ("Deny for this session", "reject_always"), "deny_always": ("Always deny", "reject_always"),
+    "allow_once": "allow_once", "allow_session": "allow_always", "allow_always": "allow_always",
+    "deny_once": "reject_once", "deny_session": "reject_always", "deny_always": "reject_always",
 }  # fmt: skip
-_INTRODUCTION = "Fumehood asks you. Indented is what it is about; commands and names in it are not Fumehood's words."
 
 
 class NotAMessage(Exception):
@@ -125,12 +124,12 @@ class Conversation:
         # Nobody can guess it: else an agent could give a question of its own the same, and have ours answered by that.
         token = f"fumehood-{secrets.token_hex(16)}"
         self._questions[json.dumps(token)] = _Open(number=number, options=tuple(options))
-        text = "\n".join([_INTRODUCTION, "", *(f"    {line}" for line in lines)])
+        text = "\n".join([INTRODUCTION, "", *(f"    {line}" for line in lines)])
         call = {
             "toolCallId": token, "title": lines[0] if lines else "Fumehood asks you", "kind": "other",
             "status": "pending", "content": [{"type": "content", "content": {"type": "text", "text": text}}],
         }  # fmt: skip
-        choices = [{"optionId": each, "name": _KINDS[each][0], "kind": _KINDS[each][1]} for each in options]
+        choices = [{"optionId": each, "name": TITLES[each], "kind": _KINDS[each]} for each in options]
         params = {"sessionId": session, "toolCall": call, "options": choices}
         asked = {"jsonrpc": "2.0", "id": token, "method": "session/request_permission", "params": params}
         return [Sent(to=EDITOR, data=written(asked))]

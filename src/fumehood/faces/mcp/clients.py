@@ -16,7 +16,7 @@ from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ListRoots
 from mcp.types import ListRootsResult
 from pydantic import BaseModel, Field
 
-from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, Question
+from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, INTRODUCTION, TITLES, Question
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.mcp.results import MARK
 from fumehood.service.desk import Desk
@@ -30,11 +30,6 @@ _SESSION_HEADER = "mcp-session-id"
 _MOST_JOBS = 64  # remembered
 _MOST_OUTPUT = 1 << 20  # characters kept of each
 _MOST_OPEN = 1000  # questions
-_INTRODUCTION = "Fumehood asks you. Indented is what it is about; commands and names in it are not Fumehood's words."
-_TITLES = {
-    "allow_once": "Allow once", "allow_session": "Allow for this session", "allow_always": "Always allow",
-    "deny_once": "Deny", "deny_session": "Deny for this session", "deny_always": "Always deny",
-}  # fmt: skip
 
 
 class Clients:
@@ -383,7 +378,7 @@ def _worded(question: Question, number: str) -> str:
     for, be it shown or not.
     """
     indented = "\n".join(f"    {line}" for line in question.lines)
-    return f"{_INTRODUCTION}\n\n{indented}\n\n(question {number}, {question.digest})"
+    return f"{INTRODUCTION}\n\n{indented}\n\n(question {number}, {question.digest})"
 
 
 class AnsweredBefore:
@@ -432,7 +427,7 @@ class PersonBehindClient:
         options = list(asked.question.options)
         choice = {
             "type": "string", "title": "Your answer", "enum": options,
-            "enumNames": [_TITLES[option] for option in options],
+            "enumNames": [TITLES[option] for option in options],
         }  # fmt: skip
         schema: dict[str, Any] = {"type": "object", "properties": {"answer": choice}, "required": ["answer"]}
         result = await self._context.session.elicit_form(

@@ -18,7 +18,7 @@ from fumehood.service import decide, overview, scratch
 from fumehood.service.differences import contents, differences
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
-from fumehood.store.config import file_of, write_checked
+from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.files import Files
 from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
 
@@ -221,12 +221,7 @@ def _restore(house: House, _request: Request, body: dict[str, Any]) -> dict[str,
 
 
 def _configuration(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    path = file_of(house.store.places)
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return {"path": path, "text": file.read()}
-    except FileNotFoundError:
-        return {"path": path, "text": ""}
+    return {"path": file_of(house.store.places), "text": text_of(house.store.places)}
 
 
 def _configure(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
