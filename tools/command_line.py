@@ -12,8 +12,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "src"))
 
 from fumehood.faces.cli.commands import _parser  # noqa: E402 - found only now
+from fumehood.faces.cli.completion import BESIDES, BY_HAND, help_of  # noqa: E402
 from fumehood.faces.cli.run import _FLAGS, _VALUES  # noqa: E402
-from fumehood.faces.cli.shapes import BESIDES, BY_HAND, help_of  # noqa: E402
 
 _EVERYWHERE = ("--json", "--quiet", "--project", "--workspace")
 _NOT_RUN = "<!-- not run: examples of the help; a test sees that the parser takes each -->\n"

@@ -10,7 +10,7 @@ sys.path.insert(0, str(CHECKOUT / "src"))
 from fumehood import __version__  # noqa: E402 - found only now
 from fumehood.errors import ApplyFailed  # noqa: E402
 from fumehood.faces.cli.commands import ABOUT, DESCRIPTION, EXAMPLES, NAMES  # noqa: E402
-from fumehood.faces.cli.shapes import Parameter, Shape, shape_of  # noqa: E402
+from fumehood.faces.cli.completion import Parameter, Shape, shape_of  # noqa: E402
 
 PAGE = CHECKOUT / "docs/fumehood.1"
 _EXIT = {

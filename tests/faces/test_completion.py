@@ -13,7 +13,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line
 from fumehood.faces.cli.commands import NAMES
-from fumehood.faces.cli.shapes import shape_of
+from fumehood.faces.cli.completion import shape_of
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
