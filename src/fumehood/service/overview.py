@@ -64,6 +64,18 @@ def _resident(process: int) -> int:
     return int(fields[1]) * _PAGE_SIZE if fields else 0  # it has ended
 
 
+def printed_last(store: Store, run: Run, stream: str, most: int) -> bytes:
+    """Return the last of what a command that runs printed, as many bytes at most; what is cut begins at a line."""
+    try:
+        with open(store.places.output(run.run, stream), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - most))
+            data = file.read(most)
+    except FileNotFoundError:
+        return b""  # it has printed nothing there
+    return data if size <= most else data.partition(b"\n")[2] or data
+
+
 class Written(Value):
     """A path that a command which runs has written; `is_gone` tells that it deleted it."""
 

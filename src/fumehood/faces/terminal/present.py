@@ -79,7 +79,7 @@ class RunningView(Acting):
         chosen = runs.get(self._chosen) or next(iter(runs.values()), None)
         if chosen is None:
             return lambda: self._show([], "", [Text("Nothing runs.", "dim")], ())
-        ends = tuple(_end_of(self.store.places.output(chosen.run, stream)) for stream in ("stdout", "stderr"))
+        ends = tuple(overview.printed_last(self.store, chosen, stream, _END) for stream in ("stdout", "stderr"))
         paths, is_more = overview.written(self.store, chosen, _WRITTEN)
         now = chosen.run, ends, tuple(paths)
         lines: list[Text] | None = None
@@ -144,18 +144,6 @@ def _cells(each: LiveCommand) -> list[Text]:
         shown(fitted(printable(run.session or ""), 20)),
         Text.assemble((printable(where), "dim"), shown(fitted(printable(run.command), 200))),
     ]  # fmt: skip
-
-
-def _end_of(path: str) -> bytes:
-    """Return the last of what a command printed; it begins at a line."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _END))
-            data = file.read(_END)
-    except FileNotFoundError:
-        return b""  # it has printed nothing there
-    return data if size <= _END else data.partition(b"\n")[2] or data
 
 
 class QuestionsView(Acting):

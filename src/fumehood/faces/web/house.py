@@ -89,16 +89,9 @@ class House:
 
     def tail(self, run: Run) -> str:
         """Return the last lines that a running command printed."""
-        for stream in ("stdout", "stderr"):
-            try:
-                with open(self.store.places.output(run.run, stream), "rb") as file:
-                    file.seek(max(0, os.fstat(file.fileno()).st_size - 1000))
-                    text = file.read().decode("utf-8", "replace")
-            except FileNotFoundError:
-                continue  # it has not printed anything there
-            if text:
-                return "\n".join(text.rstrip("\n").split("\n")[-_TAIL:])
-        return ""
+        printed = (overview.printed_last(self.store, run, stream, 1000) for stream in ("stdout", "stderr"))
+        text = next(filter(None, printed), b"").decode("utf-8", "replace")
+        return "\n".join(text.rstrip("\n").split("\n")[-_TAIL:])
 
     def project(self, path: str) -> Project:
         """Return a project that is recorded; a page registers none."""
