@@ -24,7 +24,7 @@ from fumehood.core import tool as described
 from fumehood.core.changes import HELD
 from fumehood.core.questions import Question, apply_question
 from fumehood.core.report import model_texts, refusal, set_apart, short, visible
-from fumehood.core.templates import templates
+from fumehood.core.tool import templates
 from fumehood.errors import BadConfiguration, BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.mcp import results as r
 from fumehood.faces.mcp.clients import Job, Place, Where, WhereBefore, asked_before, clients_of, who_answers
