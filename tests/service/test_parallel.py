@@ -23,7 +23,8 @@ class Meeting:
 
     def __init__(self, project: Path, policy: Policy | None = None, session: str | None = None) -> None:
         self._project = project
-        self._policy = policy
+        # However long they wait for each other on a busy machine, they may be run again.
+        self._policy = policy or Policy(again=Again(within=LONG_S))
         self._session = session
 
     def run(self, *commands: str) -> list[Run]:

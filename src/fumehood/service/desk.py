@@ -19,6 +19,7 @@ import weakref
 from fumehood.core.questions import ALLOW, DENY, Question, understood
 from fumehood.core.wording import Item
 from fumehood.errors import BadRequest
+from fumehood.linux.terminal import leave_resuming_to_main
 from fumehood.store.places import LENGTH, make_private, new_id
 
 TYPE_CHECKING = False
@@ -157,6 +158,7 @@ class Desk:
 
     def _await(self, key: str, asked: Asked, settled: threading.Event) -> None:
         """Wait for an answer, and know whether anybody is there; who comes later may give it too."""
+        leave_resuming_to_main()
         project, options = asked.question.project, asked.question.options
         seen = time.monotonic()
         while not settled.wait(_LOOKS_EVERY_S):

@@ -147,6 +147,8 @@ class Views(App[None]):
         return views[first.query_one(TabbedContent).active]
 
     def _show_news(self, asked: list[OpenQuestion], waiting: int, show: Callable[[], None] | None) -> None:
+        if not self.is_running:
+            return  # the program ends, and what this would be shown in goes piece by piece
         if show is not None:
             show()
             self.screen.refresh_bindings()
