@@ -25,7 +25,8 @@ class Terminal:
         self._screen, self._slave = pty.openpty()
         self.resize(rows, columns)
         self.before = self.modes()
-        # The window tells its size, and no variable of whoever runs the tests.
+        # The window tells its size, and no variable: pytest loads readline, and with that whatever it starts, its own
+        # workers too, has COLUMNS and LINES.
         variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command, cwd=cwd, env=variables | {"TERM": "xterm-256color", "PAGER": "cat"} | dict(env or {}),

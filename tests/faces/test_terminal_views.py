@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -370,17 +371,18 @@ def test_review_draws_on_a_plain_terminal_and_leaves_it_as_it_was(cli: Any, proj
 def test_watch_follows_the_size_of_the_window(home: Path, project: Path) -> None:
     with Screen(project, "watch") as screen:
         screen.wait_for("Nothing runs.")
+        process = Path(f"/proc/{screen.process.pid}")
+        signals = re.findall(r"Sig(?:Blk|Ign):\s\w+", (process / "status").read_text())
+        variables = re.findall(rb"(?:COLUMNS|LINES)=\d+", (process / "environ").read_bytes())
+
+        def has_drawn(rows: int) -> bool:
+            screen.read()
+            return f"\x1b[{rows};1H" in screen.seen
+
         for rows, columns in ((40, 132), (24, 80), (50, 100)):
             screen.shown = b""
             screen.resize(rows, columns)
-            process = Path(f"/proc/{screen.process.pid}")
-            signals = [line for line in (process / "status").read_text().split("\n") if line.startswith("Sig")]
-            size = re.findall(rb"(?:COLUMNS|LINES)=\d+", (process / "environ").read_bytes())
-            try:
-                screen.wait_for(f"\x1b[{rows};1H")  # the last row is drawn
-            except AssertionError as error:
-                error.add_note(f"it has {signals} and {size}")
-                raise
+            assert eventually(partial(has_drawn, rows)), f"it has {signals} and {variables}: {screen.seen!r}"
         screen.type("q")
         assert screen.end() == 0
 
