@@ -28,7 +28,7 @@ from fumehood.faces.terminal.changes import Branch, ChangesTree
 from fumehood.faces.terminal.widgets import Lines, Pieces
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
-from fumehood.service.overview import Chosen, perform
+from fumehood.service.overview import Chosen, perform, shown_at
 from fumehood.store.search import page_of_changes
 from patience import LONG_S, eventually
 
@@ -79,6 +79,16 @@ class Watcher:
         tree = self.app.screen.query_one(ChangesTree)
         nodes = [tree.get_node_at_line(line) for line in range(tree.last_line + 1)]
         return [node for node in nodes if node is not None]
+
+    async def until_shown_as_it_is(self, run: str) -> None:
+        """Wait until what waits is shown with all that was done to a run: what is done next is for that."""
+        view = self.app.screen.query_one(WaitingView)
+
+        def is_shown() -> bool:
+            each = view._runs.get(run)
+            return each is not None and each.is_held and each.seen == shown_at(self.app.store, each.run)
+
+        await self.until(is_shown)
 
     async def go_to(self, path: str) -> None:
         """Go to a path of the tree, until what is about it is shown."""
@@ -167,6 +177,7 @@ def test_paths_and_directories_are_accepted_and_refused_and_names_do_nothing(
         await watcher.go_to("sub")
         await watcher.press("a")
         await watcher.until((project / "sub/new.py").exists)
+        await watcher.until_shown_as_it_is(run)
         await watcher.go_to(HOSTILE)
         await watcher.until(lambda: any("+x\\x1b]0;owned\\x07[bold]" in text for text in watcher.shown))
         await watcher.press("d")
@@ -218,7 +229,7 @@ def test_what_changes_while_it_is_read_is_not_accepted(
 
 
 def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, project: Path) -> None:
-    held(cli, project)
+    run = held(cli, project)
     (project / "app.py").write_text("a person's\n")
     app = Views(opened)
 
@@ -231,6 +242,7 @@ def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, projec
         await watcher.press("a")
         await watcher.until(lambda: any("f takes the run's version" in note.message for note in app._notifications))
         assert (project / "app.py").read_text() == "a person's\n"
+        await watcher.until_shown_as_it_is(run)
         await watcher.press("f")
         await watcher.until(lambda: "LINE 5" in (project / "app.py").read_text())
 
