@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
-from test_fleet import filled, sent, status
+from test_fleet import filled, redis, sent, status
 
 from patience import eventually
 
@@ -174,7 +175,7 @@ def test_a_job_ends_once_when_the_network_stands_still_for_a_while(machines: Mac
     filled(project)
     direct = machines.url
     with Relay(f"{machines.directory}/redis.sock") as relay, ThreadPoolExecutor() as pool:
-        # Requests are given up after two seconds and made again; after eight of silence, a worker counts as dead.
+        # Requests are given up after two seconds and made again; after six of silence, a worker counts as dead.
         machines.url = through_relay = f"redis://127.0.0.1:{relay.port}?socket_timeout=2"
         worker = machines.start_worker()
         job = sent(machines, project, "run", "--detach", "--", "sleep 3; echo done; echo n > new")["job"]
@@ -192,6 +193,87 @@ def test_a_job_ends_once_when_the_network_stands_still_for_a_while(machines: Mac
         assert worker.poll() is None
     log = json.loads(machines.send("log", "--json", project=project).stdout)["runs"]
     assert [each["command"].partition(":")[0] for each in log].count(f"fleet {job}") == 1
+
+
+QUEUE = "rq:queue:fumehood"
+BETWEEN = f"{QUEUE}:intermediate"  # where a job is from the queue until its worker has begun it
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that came from it, itself first."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in family(int(child)))]
+
+
+def times_in_log(machines: Machines, job: str) -> int:
+    return machines.logs().count(f"{job}: ")
+
+
+def test_a_worker_that_was_only_stopped_ends_its_job_a_second_time_and_the_record_has_it_once(
+    machines: Machines, project: Path
+) -> None:
+    filled(project)
+    job = sent(machines, project, "run", "--detach", "--", "sleep 3; echo done; echo n > new")["job"]
+    stopped = machines.start_worker()
+    assert eventually(lambda: "started" in status(machines, job)), machines.logs()
+    everything = family(stopped.pid)
+    for pid in everything:
+        os.kill(pid, signal.SIGSTOP)
+    machines.start_worker()
+    first = sent(machines, project, "attach", job)
+    assert (first["state"], first["output"], times_in_log(machines, job)) == ("held", "done\n", 1)
+    for pid in everything:
+        os.kill(pid, signal.SIGCONT)
+    assert eventually(lambda: times_in_log(machines, job) == 2), machines.logs()
+    assert sent(machines, project, "attach", job)["run"] == first["run"]
+    log = json.loads(machines.send("log", "--json", project=project).stdout)["runs"]
+    assert [each["run"] for each in log] == [first["run"]]
+    # Both go on working, and nothing waits to be done again.
+    (project / "tasks").write_text("".join(f"{number}\n" for number in range(4)))
+    runs = sent(machines, project, "map", "--from", "tasks", "--", "sleep 1; echo {}")["runs"]
+    assert [run["output"] for run in runs] == ["0\n", "1\n", "2\n", "3\n"]
+    assert [worker.poll() for worker in machines.workers] == [None, None]
+    assert [redis(machines, "llen", key).strip() for key in (QUEUE, BETWEEN)] == ["0", "0"]
+    assert times_in_log(machines, job) == 2
+
+
+def test_a_worker_that_is_stopped_for_a_moment_keeps_its_job(machines: Machines, project: Path) -> None:
+    filled(project)
+    job = sent(machines, project, "run", "--detach", "--", "sleep 8; echo done; echo n > new")["job"]
+    stopped = machines.start_worker()
+    assert eventually(lambda: "started" in status(machines, job)), machines.logs()
+    machines.start_worker()
+    everything = family(stopped.pid)
+    for signum in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in everything:
+            os.kill(pid, signum)
+        time.sleep(2)
+    assert sent(machines, project, "attach", job)["output"] == "done\n"
+    assert job in (machines.directory / "worker-1.log").read_text()
+    assert times_in_log(machines, job) == 1
+
+
+def test_a_job_whose_worker_was_killed_before_it_began_is_taken_up(machines: Machines, project: Path) -> None:
+    filled(project)
+    job = sent(machines, project, "run", "--detach", "--", "echo done")["job"]
+    assert redis(machines, "lmove", QUEUE, BETWEEN, "LEFT", "RIGHT").strip() == job
+    machines.start_worker()
+    assert sent(machines, project, "attach", job)["output"] == "done\n"
+    assert redis(machines, "llen", BETWEEN).strip() == "0"
+
+
+def test_a_job_that_waits_to_be_taken_up_again_is_not_put_there_twice(machines: Machines, project: Path) -> None:
+    filled(project)
+    before = [sent(machines, project, "run", "--detach", "--", "sleep 8")["job"] for _ in range(2)]
+    job = sent(machines, project, "run", "--detach", "--", "echo done")["job"]
+    # As it is when its worker was killed between what it writes down and what its process does, and others are busy.
+    redis(machines, "rpush", BETWEEN, job)
+    machines.start_worker()
+    assert sent(machines, project, "attach", job)["output"] == "done\n"
+    for each in before:
+        sent(machines, project, "attach", each)
+    assert sent(machines, project, "run", "--", "echo next")["output"] == "next\n"
+    assert times_in_log(machines, job) == 1, machines.logs()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")

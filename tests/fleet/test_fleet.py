@@ -174,6 +174,15 @@ def test_many_commands_on_one_base_end_in_a_draft_each(machines: Machines, proje
     assert all([each["path"] for each in run["changes"]] == ["src/a.py"] for run in answer["runs"])
 
 
+def test_a_job_that_is_to_go_first_is_done_before_those_that_wait(machines: Machines, project: Path) -> None:
+    filled(project)
+    wishes = [(), (), ("--first",), ("--first",)]
+    ids = [sent(machines, project, "run", *each, "--detach", "--", "true")["job"] for each in wishes]
+    machines.start_worker("", "--burst").wait(200)
+    done = [line.partition(":")[0] for line in machines.logs().splitlines() if line.partition(":")[0] in ids]
+    assert done == [ids[3], ids[2], ids[0], ids[1]]
+
+
 def test_the_best_of_several_candidates_is_applied(machines: Machines, project: Path) -> None:
     filled(project)
     machines.start_worker()

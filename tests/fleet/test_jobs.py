@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fumehood import BadRequest, Refused
 from fumehood.core.policy import Fleet, Limits, Policy
+from patience import let_time_pass
 
 pytestmark = [pytest.mark.installs, pytest.mark.usefixtures("packages")]
 ANY = st.recursive(
@@ -136,6 +137,38 @@ def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path,
     fetched = blobs.fetched
     cache.tree(first)
     assert blobs.fetched == fetched
+
+
+def bytes_read() -> int:
+    (line,) = (each for each in Path("/proc/self/io").read_text().splitlines() if each.startswith("rchar"))
+    return int(line.split()[1])
+
+
+def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -> None:
+    from fumehood.service.fleet.base import survey
+    from fumehood.store.places import places
+
+    size = 1 << 20
+    for name in ("one", "two", "three"):
+        (project / name).write_text(name[0] * size)
+    let_time_pass(project)
+
+    def surveyed() -> tuple[dict[str, str], int]:
+        before = bytes_read()
+        base = survey(str(project), Policy(), places())
+        return {each.path: each.content for each in base.entries}, (bytes_read() - before) // size
+
+    first, again = surveyed(), surveyed()
+    assert (again[0], first[1], again[1]) == (first[0], 3, 0)
+    # Another content of the same size, with the same times as far as anybody can set them.
+    status = (project / "one").stat()
+    (project / "one").write_text("n" * size)
+    os.utime(project / "one", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (project / "two").rename(project / "moved")
+    let_time_pass(project)
+    changed, megabytes = surveyed()
+    assert (changed["one"] != first[0]["one"], changed["moved"], megabytes) == (True, first[0]["two"], 2)
+    assert surveyed() == (changed, 0)
 
 
 def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_directory: Path) -> None:

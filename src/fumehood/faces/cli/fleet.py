@@ -44,6 +44,7 @@ def add_commands(add: Add) -> None:
     fleet.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set this variable")
     fleet.add_argument("--secret", action="append", default=[], metavar="NAME", help="a variable that the worker has")
     fleet.add_argument("--limit", action="append", default=[], metavar="NAME=AMOUNT", help="as limits.NAME, in bytes")
+    fleet.add_argument("--first", action="store_true", help="before all that waits; of several such, the latest")
     fleet.add_argument("--detach", action="store_true", help="don't wait: fleet attach ID comes back for it")
     fleet.add_argument("--from", dest="items", metavar="FILE", help="map: one job for each line; it stands for {}")
     fleet.add_argument("-n", dest="count", type=whole_number(1, 1000), default=8, metavar="N", help="best: how many")
@@ -128,6 +129,7 @@ def _wishes(context: Context) -> dict[str, Any]:
     return {
         "cwd": options.cwd, "timeout": options.timeout, "root": options.root, "hosts": options.allow_host,
         "env": dict(each.partition("=")[::2] for each in options.env), "secrets": options.secret, "limits": limits,
+        "first": options.first,
     }  # fmt: skip
 
 

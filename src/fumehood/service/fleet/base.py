@@ -7,6 +7,7 @@ a job names its hash, and with it every byte of the base.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -21,12 +22,14 @@ from fumehood.core.patterns import MARKERS, is_skipped
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.cache import TICK_NS, keep, recalled
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import Parents, look, open_top
 from fumehood.service.files import ignore_rules, is_ignored
 from fumehood.service.fleet.blobs import LARGEST, Blobs
 from fumehood.service.fleet.jobs import digest
-from fumehood.store.places import home
+from fumehood.service.scratch import digest_of
+from fumehood.store.places import home, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -48,6 +51,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _LONGEST_MANIFEST = 256 << 20
 _RECENT_S = 86400  # a job may be using it
 _READ_ONCE = os.O_RDONLY | os.O_NONBLOCK
+_KEY, _SUM = 16, 32  # bytes of a file's stamp and of its hash, where both are kept
 _SAME_TIME = 1_000_000_000  # seconds: one time for all files, so that a base is the same on every worker
 
 
@@ -85,15 +89,55 @@ class Base(Value):
 def survey(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
     """Read a project and return its base; `include` are paths that go although they would stay at home."""
     hidden = masks((home(),), places.own(), policy.mask, policy.unmask, root=False)
-    walk = _BaseWalk(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include))
+    hashes = _Hashes(f"{places.state}/fleet", path)
+    walk = _BaseWalk(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include), hashes)
     entries = tuple(sorted(walk.entries(), key=lambda each: each.path.split("/")))
+    hashes.keep()
     name = os.path.basename(path) or "project"
     return Base(name=name, entries=entries, at_home=tuple(sorted(walk.at_home)))
 
 
+class _Hashes:
+    """Hashes of a project's files from one survey to the next: a file that is as it was is not read again.
+
+    As of git's index, what a program writes through a mapping that it holds open may be noticed late.
+    """
+
+    def __init__(self, directory: str, project: str) -> None:
+        self._directory = directory
+        self._place = f"{directory}/hashes-{digest_of(project)}"
+        kept = recalled(self._place) or b""
+        both = (kept[at : at + _KEY + _SUM] for at in range(0, len(kept), _KEY + _SUM))
+        self._before = {each[:_KEY]: each[_KEY:] for each in both}
+        self._now: dict[bytes, bytes] = {}
+
+    def of(self, parents: Parents, path: str, status: os.stat_result) -> tuple[int, str]:
+        """Return a file's size and hash."""
+        stamp = (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        key = hashlib.blake2b(repr(stamp).encode(), digest_size=_KEY).digest()
+        size, content = status.st_size, self._before.get(key, b"").hex()
+        if not content:
+            is_old = time.time_ns() - status.st_ctime_ns > TICK_NS  # no later version can have the same stamp
+            data = _content(parents, path)
+            size, content = len(data), digest(data)
+            if not is_old:
+                return size, content
+        self._now[key] = bytes.fromhex(content)
+        return size, content
+
+    def keep(self) -> None:
+        """Keep them for the next time."""
+        if self._now != self._before:
+            make_private(self._directory)
+            keep(self._place, b"".join(key + content for key, content in self._now.items()))
+
+
 class _BaseWalk:
-    def __init__(self, path: str, hidden: Sequence[str], masked: Sequence[str], include: frozenset[str]) -> None:
+    def __init__(
+        self, path: str, hidden: Sequence[str], masked: Sequence[str], include: frozenset[str], hashes: _Hashes
+    ) -> None:
         self._path, self._hidden, self._masked, self._include = path, hidden, masked, include
+        self._hashes = hashes
         self.at_home: list[tuple[str, str]] = []
 
     def entries(self) -> Iterator[BaseEntry]:
@@ -142,9 +186,9 @@ class _BaseWalk:
         if stat.S_ISLNK(status.st_mode):
             yield BaseEntry(path=path, kind=SYMLINK, mode=0o777, content=os.readlink(name, dir_fd=directory))
         elif stat.S_ISREG(status.st_mode):
-            data = _content(parents, path)
             mode = stat.S_IMODE(status.st_mode) & 0o777
-            yield BaseEntry(path=path, kind=FILE, mode=mode, size=len(data), content=digest(data))
+            size, content = self._hashes.of(parents, path, status)
+            yield BaseEntry(path=path, kind=FILE, mode=mode, size=size, content=content)
         else:
             self.at_home.append((path, OTHER))
 

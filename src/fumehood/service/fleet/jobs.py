@@ -44,8 +44,16 @@ if TYPE_CHECKING:
 FUNCTION = "fumehood.job"  # the one that a worker knows; there is no module of that name
 QUEUE = "fumehood"
 KEPT_S = 7 * 86400  # how long results, outputs and a project's files in Redis are kept
-SILENCE_S = 8  # so long after its last sign of life a worker counts as dead
-LOOK_S = 3  # how often an idle worker looks for jobs of dead ones
+# How long the job of a killed worker waits for an idle one is the sum of these: SILENCE_S, until somebody looks
+# (LOOK_S after the last look, and WAIT_S until the next worker is awake), and what a slow machine takes. A worker that
+# is killed while it takes a job, or while it looks, costs one more look, or LOCK_S.
+BEAT_S = 1  # between two signs of life of a worker that does a job
+SILENCE_S = 6  # so long after its last sign of life a worker counts as dead
+WAIT_S = 1  # for how long an idle worker waits for a job, before it may look for lost ones
+LOOK_S = 1  # between two looks for jobs of dead workers, by all workers together
+LOCK_S = 2  # for how long one that is looking keeps the others from it: all at once would find the same job
+TAKEN_UP_S = 10  # SILENCE_S + LOOK_S + WAIT_S, and 2 for the machine
+TAKEN_UP_LATEST_S = 15  # with LOOK_S + WAIT_S once more, and LOCK_S + WAIT_S
 OUTAGE_S = 60  # for how long a Redis that does not answer is waited for
 LIMITS = Limits._fields
 _ENDED = frozenset({b"finished", b"failed", b"stopped", b"canceled"})
@@ -200,7 +208,8 @@ class FleetJob(RqJob):
 
 class _SoonCleaned(IntermediateQueue):
     def should_be_cleaned_up(self, job_id: str) -> bool:
-        if self.connection.hget(RqJob.key_for(job_id), "status") in _ENDED:
+        has_ended = self.connection.hget(RqJob.key_for(job_id), "status") in _ENDED
+        if has_ended or self.connection.lpos(self.queue_key, job_id) is not None:
             self.remove(job_id)  # it was taken up from a worker that was killed before it could take it off here
             return False
         first_seen = self.get_first_seen(job_id)
@@ -220,8 +229,12 @@ class FleetQueue(Queue):
         return _SoonCleaned(self.key, connection=self.connection)
 
     def acquire_maintenance_lock(self) -> bool:
-        """Look for lost jobs, unless another worker does right now."""
-        return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=LOOK_S))
+        """Look for lost jobs, unless another worker does or has just done so."""
+        return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=LOCK_S))
+
+    def release_maintenance_lock(self) -> None:
+        """Have nobody look for a while: Redis is asked no more by a thousand idle workers than by one."""
+        self.connection.expire(self.registry_cleaning_key, LOOK_S)
 
 
 def queue(name: str, connection: Redis) -> Queue:

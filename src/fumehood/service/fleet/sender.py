@@ -108,12 +108,13 @@ class FleetSender:
         self, command: Command, *, cwd: str = "", timeout: float | None = None, hosts: Sequence[str] = (),
         root: str = "host", env: Mapping[str, str] | None = None, secrets: Sequence[str] = (),
         limits: Mapping[str, int] | None = None, check: str = "", score: str = "", fresh: bool = True,
+        first: bool = False,
     ) -> str:  # fmt: skip
         """Send a command, and the project's base where the store lacks it; returns the job's id.
 
         `secrets` are names of variables that the worker has. `limits` are as in the configuration; the worker's own
         count where they are lower. `check` and `score` are run after it, as `best` has them. Without `fresh`, the base
-        is the one of the last command sent from here.
+        is the one of the last command sent from here. `first` puts it before all that waits.
         """
         if fresh or not self._base:
             self._base = send(self._project.path, self._survey(), self._blobs)
@@ -129,6 +130,7 @@ class FleetSender:
         note = {
             "id": job.id, "command": job.command, "text": text, "timeout": longest + _FOR_FETCHING_S,
             "signature": sign(self._key, JOB, text.encode()) if self._key else "", "run": "",
+            "first": first,
         }  # fmt: skip
         self._write(note)
         self._enqueue(note)
@@ -138,7 +140,7 @@ class FleetSender:
         self._queue.enqueue_call(
             jobs.FUNCTION, args=(note["text"], note["signature"]), job_id=note["id"], timeout=int(note["timeout"]),
             result_ttl=jobs.KEPT_S, failure_ttl=jobs.KEPT_S, retry=Retry(max=_MOST_TRIES, enqueue_at_front=True),
-            description=printable(_shown(note["command"]))[:200],
+            description=printable(_shown(note["command"]))[:200], at_front=note.get("first", False),
         )  # fmt: skip
 
     # ---- Back.

@@ -2,7 +2,7 @@
 
 It is RQ's own worker, with three differences. It knows one function, and looks nothing up by a name that came from
 Redis. What it does after a fault is quick: a Redis that comes back is worked for again, and the job of a worker that
-was killed is taken up by another within `TAKEN_UP_S`. A job's process dies with its worker.
+was killed is taken up by another within `jobs.TAKEN_UP_S`. A job's process dies with its worker.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.service.fleet.blobs import Blobs
 
-TAKEN_UP_S = 15  # by then, an idle worker has the job of one that was killed
-_BEAT_S = 2  # seconds between two signs of life
 _MOST_OUTPUT = 1 << 20  # bytes of each output in a report
 _MOST_PIECES = 1000  # of an output in its stream
 # Loaded before jobs are forked from here: each would load them again.
@@ -65,8 +63,8 @@ class FleetWorker(Worker):
     def __init__(self, queues: list[Queue], connection: Redis, workshop: Workshop) -> None:
         super().__init__(
             queues, connection=connection, job_class=jobs.FleetJob, queue_class=jobs.FleetQueue,
-            serializer=JSONSerializer, job_monitoring_interval=_BEAT_S, maintenance_interval=jobs.LOOK_S,
-            worker_ttl=15 + _BEAT_S,  # RQ waits 15 seconds less for a job: then it looks for lost ones
+            serializer=JSONSerializer, job_monitoring_interval=jobs.BEAT_S, maintenance_interval=jobs.LOOK_S,
+            worker_ttl=15 + jobs.WAIT_S,  # RQ waits 15 seconds less for a job: then it looks for lost ones
             default_result_ttl=jobs.KEPT_S, log_job_description=False, exception_handlers=[_give_up],
         )  # fmt: skip
         self._workshop = workshop
