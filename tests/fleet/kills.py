@@ -128,7 +128,7 @@ def story(
         "twice": sum(times > 1 for times in Counter(run["command"] for run in log).values()),
         "drafts": len(drafts), "killed": dict(killed), "seconds": round(took, 1),
         "taken_up": len(taking_up.seconds), "longest_until_taken_up_s": round(max(taking_up.seconds, default=0), 1),
-        "wrong": wrong[:5],
+        "until_taken_up_s": " ".join(f"{each:.1f}" for each in sorted(taking_up.seconds)), "wrong": wrong[:5],
     }  # fmt: skip
 
 

@@ -233,7 +233,7 @@ class FleetQueue(Queue):
         return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=LOCK_S))
 
     def release_maintenance_lock(self) -> None:
-        """Have nobody look for a while: Redis is asked no more by a thousand idle workers than by one."""
+        """Have nobody look for a while: of a thousand idle workers, one does in each second."""
         self.connection.expire(self.registry_cleaning_key, LOOK_S)
 
 
