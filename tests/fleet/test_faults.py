@@ -237,22 +237,6 @@ def test_a_worker_that_was_only_stopped_ends_its_job_a_second_time_and_the_recor
     assert times_in_log(machines, job) == 2
 
 
-def test_a_worker_that_is_stopped_for_a_moment_keeps_its_job(machines: Machines, project: Path) -> None:
-    filled(project)
-    job = sent(machines, project, "run", "--detach", "--", "sleep 8; echo done; echo n > new")["job"]
-    stopped = machines.start_worker()
-    assert eventually(lambda: "started" in status(machines, job)), machines.logs()
-    machines.start_worker()
-    everything = family(stopped.pid)
-    for signum in (signal.SIGSTOP, signal.SIGCONT):
-        for pid in everything:
-            os.kill(pid, signum)
-        time.sleep(2)
-    assert sent(machines, project, "attach", job)["output"] == "done\n"
-    assert job in (machines.directory / "worker-1.log").read_text()
-    assert times_in_log(machines, job) == 1
-
-
 def test_a_job_whose_worker_was_killed_before_it_began_is_taken_up(machines: Machines, project: Path) -> None:
     filled(project)
     job = sent(machines, project, "run", "--detach", "--", "echo done")["job"]
