@@ -199,10 +199,12 @@ QUEUE = "rq:queue:fumehood"
 BETWEEN = f"{QUEUE}:intermediate"  # where a job is from the queue until its worker has begun it
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that came from it, itself first."""
+def stop(pid: int) -> list[int]:
+    """Stop a process, then all that came from it, since one that is stopped neither begins nor buries another."""
+    os.kill(pid, signal.SIGSTOP)
+    assert eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZ")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(each for child in children for each in family(int(child)))]
+    return [pid, *(each for child in children for each in stop(int(child)))]
 
 
 def times_in_log(machines: Machines, job: str) -> int:
@@ -216,13 +218,11 @@ def test_a_worker_that_was_only_stopped_ends_its_job_a_second_time_and_the_recor
     job = sent(machines, project, "run", "--detach", "--", "sleep 3; echo done; echo n > new")["job"]
     stopped = machines.start_worker()
     assert eventually(lambda: "started" in status(machines, job)), machines.logs()
-    everything = family(stopped.pid)
-    for pid in everything:
-        os.kill(pid, signal.SIGSTOP)
+    everything = stop(stopped.pid)
     machines.start_worker()
     first = sent(machines, project, "attach", job)
     assert (first["state"], first["output"], times_in_log(machines, job)) == ("held", "done\n", 1)
-    for pid in everything:
+    for pid in reversed(everything):
         os.kill(pid, signal.SIGCONT)
     assert eventually(lambda: times_in_log(machines, job) == 2), machines.logs()
     assert sent(machines, project, "attach", job)["run"] == first["run"]
