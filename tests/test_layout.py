@@ -26,7 +26,8 @@ ORDER = ["errors", "bundle", "core", "linux", "proxy", "rootfs", "store", "servi
 ORDER += ["faces", "adapters", "__main__"]
 
 SLOW = {"argparse", "asyncio", "contextlib", "dataclasses", "enum", "inspect", "json", "logging", "pathlib"}
-SLOW |= {"re", "signal", "socket", "subprocess", "threading", "tomllib", "typing"}
+SLOW |= {"collections", "ctypes", "functools", "re", "signal", "socket", "sqlite3", "subprocess", "threading"}
+SLOW |= {"tomllib", "typing"}
 
 
 def layer(dotted: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from conftest import need
 from fumehood.core.network import FULL, Network
 from fumehood.errors import Unavailable
-from fumehood.linux import confine, doctor
+from fumehood.linux import confine, doctor, libc
 from fumehood.linux.bwrap import provide
 from fumehood.linux.guards import COMPILER, GUARDS, SOURCE
 from fumehood.service.network import Access
@@ -101,7 +101,7 @@ def test_a_command_has_one_ruleset_that_lets_files_be_moved(version, has_program
 
 def test_on_a_kernel_with_the_first_landlock_there_is_no_guard(monkeypatch):
     monkeypatch.setattr(confine, "_guard", None)
-    monkeypatch.setattr(confine, "version", lambda: 1)
+    monkeypatch.setattr(libc, "landlock_version", lambda: 1)
     assert confine.guard() == b""
     said = doctor.guarding()
     assert not said.works
@@ -110,7 +110,7 @@ def test_on_a_kernel_with_the_first_landlock_there_is_no_guard(monkeypatch):
 
 @pytest.mark.parametrize("version", [0, 1, 5])
 def test_the_whole_network_is_refused_where_landlock_has_no_scopes(version, monkeypatch):
-    monkeypatch.setattr(confine, "version", lambda: version)
+    monkeypatch.setattr(libc, "landlock_version", lambda: version)
     with pytest.raises(Unavailable, match=r"Linux 6\.12"):
         Access(Network(mode=FULL))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import zlib
 
@@ -76,23 +75,9 @@ def _tables() -> bytes:
 # A command gets one ruleset, never two: any further one that does not grant it denies moving files to another
 # directory.
 
-_CREATE_RULESET, _RESTRICT_SELF = 444, 446  # the same numbers on every architecture
-_VERSION = 1
-_SCOPE_ABSTRACT_SOCKETS = 1
 # Versions of the interface: Linux 5.19 and 6.12.
 MOVING_SINCE, _SCOPES_SINCE = 2, 6
 GUARD, SCOPE, NONE = "guard", "scope", "none"
-_PR_SET_NO_NEW_PRIVS = 38
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
-
-class _Ruleset(ctypes.Structure):
-    _fields_ = [
-        ("handled_access_fs", ctypes.c_uint64), ("handled_access_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64),
-    ]  # fmt: skip
-
 
 _guard: bytes | None = None
 
@@ -120,39 +105,19 @@ def guard() -> bytes:
             has_program = bool(text)
         except OSError:  # vm.memfd_noexec = 2
             has_program = False
-        is_used = ruleset(version(), has_program=has_program, network_shared=False) == GUARD
+        is_used = ruleset(libc.landlock_version(), has_program=has_program, network_shared=False) == GUARD
         _guard = a2b_base64(text) if is_used else b""
     return _guard
 
 
 def is_scoped_by_launcher(*, network_shared: bool) -> bool:
     """Return True if the launcher itself must keep a command from the host's abstract sockets."""
-    return ruleset(version(), has_program=bool(guard()), network_shared=network_shared) == SCOPE
-
-
-def version() -> int:
-    """Return the version of the interface that this kernel has; less than one is none."""
-    return int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION))
+    return ruleset(libc.landlock_version(), has_program=bool(guard()), network_shared=network_shared) == SCOPE
 
 
 def can_scope() -> bool:
     """Return True if this kernel can keep a process from abstract sockets."""
-    return version() >= _SCOPES_SINCE
-
-
-def forbid_outer_sockets() -> None:
-    """Keep this process, and all it starts, from abstract sockets that it, or they, did not make.
-
-    Only where the guard does not: on top of this ruleset, its own would deny every move to another directory.
-    """
-    wanted = _Ruleset(scoped=_SCOPE_ABSTRACT_SOCKETS)
-    ruleset = _libc.syscall(_CREATE_RULESET, ctypes.byref(wanted), ctypes.sizeof(wanted), 0)
-    if ruleset < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    if _libc.syscall(_RESTRICT_SELF, ruleset, 0):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    os.close(ruleset)
+    return libc.landlock_version() >= _SCOPES_SINCE
 
 
 def memory_limit(limits: Limits) -> int:

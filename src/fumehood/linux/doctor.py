@@ -11,7 +11,7 @@ import sys
 from fumehood.core.value import Value
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
-from fumehood.linux import confine, host, probe, warden
+from fumehood.linux import confine, host, libc, probe, warden
 from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, group_name, is_carried, user_name
 from fumehood.linux.devices import fault_of
 from fumehood.linux.host import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
@@ -268,9 +268,9 @@ def guarding() -> Ability:
     if confine.guard():
         scopes = ", signals and abstract sockets" if confine.can_scope() else ""
         return Ability(name=name, works=True, detail=f"in force: writing{scopes}, by Landlock")
-    if confine.version() < 1:
+    if libc.landlock_version() < 1:
         return Ability(name=name, works=False, detail="not in force: there is no Landlock here")
-    if confine.version() < confine.MOVING_SINCE:
+    if libc.landlock_version() < confine.MOVING_SINCE:
         detail = "not in force: before Linux 5.19, Landlock would deny moving files to another directory"
         return Ability(name=name, works=False, detail=detail)
     detail = f"not in force: no program for {confine.machine()}, or none can be run from memory (vm.memfd_noexec)"
@@ -278,7 +278,7 @@ def guarding() -> Ability:
 
 
 def _landlock() -> Ability:
-    version = confine.version()
+    version = libc.landlock_version()
     if version > 0:
         scopes = "with" if confine.can_scope() else "without"
         detail = f"ABI version {version}, {scopes} scopes for abstract sockets, which `run --network` needs"

@@ -259,7 +259,7 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
         os.setresuid(user, user, user)
     if plan.scoped:
         yield "keeping abstract sockets out of reach"
-        confine.forbid_outer_sockets()
+        libc.scope_abstract_sockets()
 
 
 def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
+import _ctypes
 import gc
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ctypes import c_char, c_char_p, c_int, c_long, c_uint, c_ulong, c_void_p
     from typing import Any
+else:
+    # These alone of `ctypes`, which makes forty such classes, and more, before it can be used.
+    c_char, c_char_p, c_int, c_long, c_uint, c_ulong, c_void_p = (
+        type(_ctypes._SimpleCData)(f"c_{code}", (_ctypes._SimpleCData,), {"_type_": code}) for code in "czilILP"
+    )
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
 MS_PRIVATE, MS_REC, MS_BIND, MS_REMOUNT, MNT_DETACH = 1 << 18, 0x4000, 0x1000, 32, 2
@@ -17,28 +24,46 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 16
 
-_SYS_OPENAT2 = 437  # the same number on every architecture
+_SYS_OPENAT2, _SYS_CREATE_RULESET, _SYS_RESTRICT_SELF = 437, 444, 446  # the same on every architecture
+_LANDLOCK_VERSION, _SCOPE_ABSTRACT_SOCKETS, _PR_SET_NO_NEW_PRIVS = 1, 1, 38
+_MSG_PEEK, _MSG_DONTWAIT = 2, 0x40
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, _STATX_SIZE = -100, 0x100, 0x800, 256
 _OVERLAY_MAGIC = 0x794C7630
 _SIG_BLOCK, _SIG_SETMASK = 0, 2
 _SIGINT, _SIGPIPE, _SIGTERM, _SIGXFSZ = 2, 13, 15, 25
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
-_libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-_libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-_libc.signal.restype = ctypes.c_void_p
-_libc.syscall.restype = ctypes.c_long
-_libc.getrlimit.argtypes = _libc.setrlimit.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+class _Function(_ctypes.CFuncPtr):
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = c_int
+
+
+class _Library:
+    """The C library: each function is looked up when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            function = _Function(_ctypes.dlsym(_HANDLE, name))
+        except OSError as error:
+            raise AttributeError(name) from error
+        setattr(self, name, function)
+        return function
+
+
+_HANDLE = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # this program and all it has loaded
+_libc = _Library()
+_libc.mount.argtypes = [c_char_p, c_char_p, c_char_p, c_ulong, c_char_p]
+_libc.renameat2.argtypes = [c_int, c_char_p, c_int, c_char_p, c_uint]
+_libc.signal.argtypes = [c_int, c_void_p]
+_libc.signal.restype = c_void_p
+_libc.syscall.restype = c_long
+_libc.getrlimit.argtypes = _libc.setrlimit.argtypes = [c_int, c_void_p]
 
 
 def _check(result: int, subject: bytes | str = "") -> int:
     if result < 0:
-        number = ctypes.get_errno()
+        number = _ctypes.get_errno()
         raise OSError(number, os.strerror(number), subject)
     return result
 
@@ -71,7 +96,7 @@ def prctl(option: int, value: int) -> None:
 def renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) -> None:
     """Rename between two directories: exchange the two, or refuse to replace."""
     if _libc.renameat2(old_dir, old, new_dir, new, flags):
-        number = ctypes.get_errno()
+        number = _ctypes.get_errno()
         raise OSError(number, os.strerror(number), old, None, new)
 
 
@@ -82,14 +107,42 @@ def exchanged(one: int, other: int, name: bytes) -> bool:
 
 def openat2(directory: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
     """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
-    return _check(_libc.syscall(_SYS_OPENAT2, directory, path, ctypes.byref(how), ctypes.sizeof(how)), path)
+    how = b"".join(number.to_bytes(8, sys.byteorder) for number in (flags | os.O_CLOEXEC, mode, resolve))
+    return _check(_libc.syscall(_SYS_OPENAT2, directory, path, how, len(how)), path)
+
+
+def landlock_version() -> int:
+    """Return the version of the interface that this kernel has; less than one is none."""
+    return int(_libc.syscall(_SYS_CREATE_RULESET, None, 0, _LANDLOCK_VERSION))
+
+
+def scope_abstract_sockets() -> None:
+    """Keep this process, and all it starts, from abstract sockets that it, or they, did not make.
+
+    Only where the guard does not: on top of this ruleset, its own would deny every move to another directory.
+    """
+    wanted = b"".join(number.to_bytes(8, sys.byteorder) for number in (0, 0, _SCOPE_ABSTRACT_SOCKETS))
+    ruleset = _check(_libc.syscall(_SYS_CREATE_RULESET, wanted, len(wanted), 0), "landlock")
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _check(_libc.syscall(_SYS_RESTRICT_SELF, ruleset, 0), "landlock")
+    os.close(ruleset)
+
+
+def tee(source: int, sink: int, size: int, flags: int) -> int:
+    """Copy what waits in one pipe to another, and leave it there; returns how much."""
+    return _check(_libc.tee(source, sink, c_ulong(size), flags), "tee")
+
+
+def peek(source: int, size: int) -> bytes:
+    """Return what waits at a socket, and leave it there."""
+    answer = (c_char * size)()
+    return answer.raw[: _check(_libc.recv(source, answer, c_ulong(size), _MSG_PEEK | _MSG_DONTWAIT), "recv")]
 
 
 def born_ns(path: bytes) -> int:
     """Return when a directory was made, in nanoseconds; 0 where the file system, or the C library, can't tell."""
     statx = getattr(_libc, "statx", None)
-    answer = ctypes.create_string_buffer(_STATX_SIZE)
+    answer = (c_char * _STATX_SIZE)()
     if statx is None or statx(_AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, answer):
         return 0
     if not int.from_bytes(answer.raw[0:4], "little") & _STATX_BTIME:
@@ -100,7 +153,7 @@ def born_ns(path: bytes) -> int:
 
 def is_overlay(path: bytes) -> bool:
     """Return True if a path is in an overlay."""
-    answer = ctypes.create_string_buffer(_STATX_SIZE)
+    answer = (c_char * _STATX_SIZE)()
     _check(_libc.statfs(path, answer), path)
     return int.from_bytes(answer.raw[0:4], "little") == _OVERLAY_MAGIC
 
@@ -110,7 +163,7 @@ def lower_limit(number: int, value: int, *, at_once: bool = False) -> None:
 
     What holds for now may be lower than what is allowed; `at_once` makes the two the same.
     """
-    pair = (ctypes.c_ulong * 2)()
+    pair = (c_ulong * 2)()
     _check(_libc.getrlimit(number, pair), "getrlimit")
     pair[1] = min(pair[1], value)
     pair[0] = pair[1] if at_once else min(pair[0], value)
@@ -121,7 +174,7 @@ def default_signals() -> None:
     """Return the next program the signals it expects: Python ignores two of them, and some may be held."""
     for number in (_SIGPIPE, _SIGXFSZ):
         _libc.signal(number, None)
-    _libc.pthread_sigmask(_SIG_SETMASK, (ctypes.c_ulong * 16)(), None)
+    _libc.pthread_sigmask(_SIG_SETMASK, (c_ulong * 16)(), None)
 
 
 class InterruptsHeld:
@@ -131,7 +184,7 @@ class InterruptsHeld:
     """
 
     def __init__(self) -> None:
-        self._before: Any = (ctypes.c_ulong * 16)()
+        self._before: Any = (c_ulong * 16)()
         self._collects = False
 
     def __enter__(self) -> InterruptsHeld:
@@ -147,7 +200,7 @@ class InterruptsHeld:
 
     def hold(self) -> None:
         """Keep them pending from here on."""
-        held = (ctypes.c_ulong * 16)()
+        held = (c_ulong * 16)()
         held[0] = 1 << (_SIGINT - 1) | 1 << (_SIGTERM - 1)
         _libc.pthread_sigmask(_SIG_BLOCK, held, None)
 

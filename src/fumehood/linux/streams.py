@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import ctypes
 import fcntl
 import os
 import select
 import stat
 
 from fumehood.errors import BadRequest
-from fumehood.linux import confine
+from fumehood.linux import confine, libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -355,12 +354,6 @@ _FIONREAD = 0x541B
 _KEYSTROKES = 4096
 _AT_ONCE, _MOMENT_MS = 64, 1
 _WITHOUT_WAITING = 2  # of splice and tee
-_MSG_PEEK, _MSG_DONTWAIT = 2, 0x40
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.tee.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint]
-_libc.recv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.tee.restype = _libc.recv.restype = ctypes.c_ssize_t
 
 
 def lent(source: int) -> tuple[int, Carrier | None]:
@@ -455,11 +448,10 @@ class Lent:
     def _show(self) -> int:
         """Copy a piece into the command's pipe; returns its size."""
         if self._kind == stat.S_IFIFO:
-            return _checked(_libc.tee(self._source, self._sink, _KEYSTROKES, _WITHOUT_WAITING))
+            return libc.tee(self._source, self._sink, _KEYSTROKES, _WITHOUT_WAITING)
         if self._kind == stat.S_IFSOCK:
-            buffer = ctypes.create_string_buffer(_KEYSTROKES)
-            size = _checked(_libc.recv(self._source, buffer, _KEYSTROKES, _MSG_PEEK | _MSG_DONTWAIT))
-            return os.write(self._sink, buffer.raw[:size]) if size else 0
+            data = libc.peek(self._source, _KEYSTROKES)
+            return os.write(self._sink, data) if data else 0
         data = os.pread(self._source, _KEYSTROKES, os.lseek(self._source, 0, os.SEEK_CUR))
         return os.write(self._sink, data) if data else 0
 
@@ -482,10 +474,3 @@ def _is_ready(fd: int, event: int, milliseconds: int) -> bool:
 def _waiting(fd: int) -> int:
     """Return how many bytes can be read at once."""
     return int.from_bytes(fcntl.ioctl(fd, _FIONREAD, bytes(4)), "little")
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result

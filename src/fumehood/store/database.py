@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import errno
 import os
+import sys
 import time
 
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
@@ -15,10 +16,19 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
-else:
+elif "functools" in sys.modules:
     import _sqlite3 as sqlite3  # without its wrapper, which loads datetime for what is not used here
+else:
+    # It wants one function of `functools`, which loads five modules more. Nobody else gets to see this stand-in: what
+    # has threads has loaded functools.
+    from _functools import _lru_cache_wrapper
 
-
+    sys.modules["functools"] = functools = type(sys)("functools")
+    functools.lru_cache = lambda size: lambda function: _lru_cache_wrapper(function, size, False, tuple)
+    try:
+        import _sqlite3 as sqlite3
+    finally:
+        del sys.modules["functools"], functools
 
 _FIRST = """
 CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied_at REAL NOT NULL);
