@@ -20,6 +20,7 @@ sys.meta_path.insert(0, bundle)
 sys.path += [path] if path else []
 import shown, inner.part
 import inspect, _json
+bundle.begin()
 exec(meanwhile)
 print(shown.VALUE, inner.part.VALUE, inner.__path__ == [sources + "/inner"], shown.__file__ == sources + "/shown.py")
 assert "VALUE" in inspect.getsource(shown)
@@ -105,6 +106,17 @@ def test_a_file_of_another_form_is_passed_over_and_made_anew(started: Started, c
     started.file.write_bytes(content)
     assert started.run() == "1 2 True True\n"
     assert started.run(path=False) == "1 2 True True\n"
+
+
+def test_what_is_loaded_when_a_command_begins_is_kept_apart_from_what_it_loads_later(started: Started) -> None:
+    (started.sources / "late.py").write_text("VALUE = 3\n")
+    started.run(meanwhile="import late")
+    first = "print(sorted({'shown', 'inner', 'inner.part', 'late'} & set(bundle._first)))"
+    assert started.run(meanwhile=f"import late; {first}").startswith("['inner', 'inner.part', 'shown']\n")
+    # Loaded late from now on, and the file is written anew.
+    (started.sources / "more.py").touch()
+    started.run(meanwhile="import late, more; bundle._begun -= {'shown'}")
+    assert started.run(path=False, meanwhile=f"import late, more; {first}").startswith("['inner', 'inner.part']\n")
 
 
 def test_a_place_that_can_not_be_written_is_no_error(started: Started) -> None:

@@ -33,7 +33,7 @@ def command(bundle: Bundle | None = None) -> NoReturn:
     Closing the database would write it all out and flush the disk, which costs more than the sandbox; what is
     committed is safe in its log. Nothing else is left to be tidied up.
     """
-    code = main()
+    code = main() if bundle is None else main(begin=bundle.begin)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -52,8 +52,8 @@ def only(*words: str) -> NoReturn:
     os._exit(code)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lambda: None) -> int:
+    """Run the command line; returns the exit code. `begin` is called when all that a command begins with is loaded."""
     _open_standard_descriptors()
     # A character that the terminal's encoding lacks becomes an escape, and no sequence acts on a terminal.
     reconfigure = getattr(sys.stdout, "reconfigure", None)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:
-            code = _dispatch(words)
+            code = _dispatch(words, begin)
         except SystemExit as end:  # the help was shown
             code = end.code if isinstance(end.code, int) else 0
         # Here and not when Python ends, where a closed pipe becomes a message and another exit code.
@@ -119,7 +119,7 @@ def _open_standard_descriptors() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], begin: Callable[[], None]) -> int:
     """Run a command. Some run before everything an agent does: they load as little as they can."""
     if words[:1] == ["help"]:
         words = [words[1], "--help"] if words[1:] else ["--help"]
@@ -158,6 +158,7 @@ def _dispatch(words: list[str]) -> int:
         from fumehood.faces.cli import commands
 
         act, rest = commands.main, words
+    begin()
     # Not before everything is imported: what is there now stays to the end, and is not looked through each time.
     gc.freeze()
     gc.enable()
