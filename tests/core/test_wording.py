@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.wording import CONTINUED, MOST_LETTERS, Item, brief, listed, printable, quoted, wrapped
+from fumehood.core.report import printable
+from fumehood.core.wording import CONTINUED, MOST_LETTERS, Item, brief, listed, quoted, wrapped
 
 # What hides, moves, turns round or looks like nothing, each with a name for the test.
 TRICKS = {

@@ -101,7 +101,7 @@ def test_a_directory_in_which_everything_is_held_is_not_left_as_a_shell(sandbox,
 
 def test_a_persons_own_globs_add_to_ours(project, home):
     from fumehood import Policy, Sandbox
-    from fumehood.core.concern import Rules
+    from fumehood.core.policy import Rules
 
     with Sandbox(project, Policy(rules=Rules(hold=("*.sql",), flag=("deploy/",)))) as sandbox:
         run = sandbox.run("echo x > a.sql; mkdir deploy; echo x > deploy/run; echo x > b")

@@ -198,17 +198,6 @@ class Concern(Value):
     flag: str
 
 
-class Rules(Value):
-    """A person's own globs, which add to ours.
-
-    A glob with a `/` is compared with the whole path below its root, one without with the last name,
-    and one that ends in `/` means everything below; `*` also matches `/`.
-    """
-
-    hold: tuple[str, ...] = ()
-    flag: tuple[str, ...] = ()
-
-
 class Ground(Value):
     """What is known about the roots as a whole; see `danger.survey`.
 

@@ -12,7 +12,6 @@ from fumehood.core.concern import (
     Concern,
     Facts,
     Ground,
-    Rules,
     became_executable,
     became_open,
     flagged,
@@ -24,6 +23,7 @@ from fumehood.core.concern import (
 )
 from fumehood.core.danger_tables import AREAS, DirectoryMeaning, is_agents, is_dot_git, surroundings
 from fumehood.core.loaders import environment_concern, is_program, is_what_cloning_writes, loading_concern, may_load
+from fumehood.core.policy import Rules
 from fumehood.core.wording import brief as shown
 
 TYPE_CHECKING = False

@@ -6,7 +6,6 @@ table in `config_keys.py` says what it takes and means.
 
 from __future__ import annotations
 
-from fumehood.core.concern import Rules
 from fumehood.core.judge import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -201,6 +200,17 @@ class Again(Value):
 
     tries: int = 3
     within: float = 20.0  # seconds that it took
+
+
+class Rules(Value):
+    """A person's own globs, which add to ours.
+
+    A glob with a `/` is compared with the whole path below its root, one without with the last name,
+    and one that ends in `/` means everything below; `*` also matches `/`.
+    """
+
+    hold: tuple[str, ...] = ()
+    flag: tuple[str, ...] = ()
 
 
 class Policy(Value):

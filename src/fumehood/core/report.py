@@ -15,7 +15,6 @@ import codecs
 
 from fumehood.core.changes import APPLIED, DELETED, DISCARDED, flags_in_words
 from fumehood.core.value import Value
-from fumehood.core.wording import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +31,15 @@ QUOTED = 300  # characters of somebody else's text that a sentence of ours repea
 _IN_NAMES = frozenset("@%+=:,./-_~")
 NO_OUTPUT = "(no output)"  # what a model reads where there is nothing else to tell
 REDO = "redo"  # begins the command of an undo that takes an undo back
+
+
+def printable(text: str) -> str:
+    """Write a name so that no letter of it reaches a terminal or a log as more, or less, than a letter."""
+    if text.isascii() and text.isprintable():
+        return text
+    from fumehood.core.wording import escaped
+
+    return escaped(text)
 
 
 class ReportedChange(Value):

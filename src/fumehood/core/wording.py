@@ -2,7 +2,7 @@
 
 A command, a path, a host and a reason are other people's words. In a question they are escaped, bounded and counted:
 
-    printable(text)      a name in a report: every letter that hides, moves or turns round others is an escape
+    escaped(text)        a name in a report: every letter that hides, moves or turns round others is an escape
     quoted(text, most)   the same for a question, where what was left out is counted too
     listed(items, most)  many things: the dangerous first, the rest counted by kind
     wrapped(line, width) broken by us, so that no words of others can begin a line
@@ -50,10 +50,8 @@ class Item(Value):
     after: str = ""  # and after it
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """Write a name so that no letter of it reaches a terminal or a log as more, or less, than a letter."""
-    if text.isascii() and text.isprintable():
-        return text
     return "".join(written for written, _ in _letters(text))
 
 

@@ -33,7 +33,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from fumehood.core.concern import Concern, Ground, Protected, Rules
+    from fumehood.core.concern import Concern, Ground, Protected
+    from fumehood.core.policy import Rules
 
 _MOST = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fumehood.core import questions
 from fumehood.core.value import Value
 from fumehood.errors import Refused
 from fumehood.store.places import has_entries
@@ -11,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fumehood.core.questions import Question
     from fumehood.service.ask import Ask
     from fumehood.service.store import Store
 
@@ -71,8 +71,10 @@ class Permissions:
         """Return the same grants and session with others to ask."""
         return Permissions(self._store, asks, self._session, self._patience_s)
 
-    def decide(self, question: questions.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
+    def decide(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Decision:
         """Return what the session, the kept grants, or a person says."""
+        from fumehood.core import questions
+
         if self._session is None and not question.is_lasting:
             question = question.replace(in_session=False)
         before = self._settled(question)
@@ -97,21 +99,27 @@ class Permissions:
             self._store.grants.keep(question.key, verdict)
         return Decision(allowed=verdict == questions.ALLOW, answer=reply.answer, reason=reply.reason)
 
-    def is_settled(self, question: questions.Question) -> bool:
+    def is_settled(self, question: Question) -> bool:
         """Return True if nobody needs to be asked, because of what was answered before."""
-        return self._settled(question) != questions.ASK
+        from fumehood.core.questions import ASK
 
-    def require(self, question: questions.Question, cancelled: Callable[[], bool] | None = None) -> Decision:
+        return self._settled(question) != ASK
+
+    def require(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Decision:
         """Decide, and raise Refused on a no."""
         decision = self.decide(question, cancelled)
         if not decision.allowed:
+            from fumehood.core.questions import NOBODY
+
             why = decision.reason or "a person said no"
-            is_unasked = why in (questions.NOBODY, question.unaskable)
+            is_unasked = why in (NOBODY, question.unaskable)
             help_ = question.remedy or (question.ahead if is_unasked else "")
             raise Refused(question.denial, hint=f"{why}; {help_}" if help_ else why)
         return decision
 
-    def _settled(self, question: questions.Question) -> str:
+    def _settled(self, question: Question) -> str:
+        from fumehood.core import questions
+
         if question.one_time_only:
             return questions.ASK
         kept = self._store.grants.find(question.key)

@@ -7,7 +7,6 @@ import stat
 import time
 
 from fumehood.core.environment import apart
-from fumehood.core.questions import NETWORK
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused, Unavailable
@@ -131,6 +130,8 @@ class Workplace:
 
     def note_decision(self, run: Run, question: Question, decision: Decision) -> None:
         """Leave in the audit trail what a person said."""
+        from fumehood.core.questions import NETWORK
+
         hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
         self.store.audit.tell(run.run, DECIDED, f"{decision.text}: {question.text}{hosts}", project=self.project.id)
 

@@ -10,7 +10,6 @@ from fumehood.core.judge import APPLY, DISCARD, HOLD, WHOLE, cut_short, judge
 from fumehood.core.limits import STOPPED
 from fumehood.core.network import NONE, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
-from fumehood.core.questions import network_question, write_question
 from fumehood.core.report import Run
 from fumehood.core.request import BIN, Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import BadRequest, Refused
@@ -189,8 +188,11 @@ class Hood(Workplace):
         )  # fmt: skip
         if network.to_ask:  # a plain sandboxed run needs nobody's word
             self.permit(run, _question(run, network.to_ask), wishes)
-        for path in request.besides:
-            self.permit(run, write_question(path, run.command, run.cwd, run.project, run.run), wishes)
+        if request.besides:
+            from fumehood.core.questions import write_question
+
+            for path in request.besides:
+                self.permit(run, write_question(path, run.command, run.cwd, run.project, run.run), wishes)
         layers, execution = self._begin(claim, run, world, request, seat)
         try:
             with world.entered(run.capture) as world:
@@ -503,11 +505,15 @@ class Hood(Workplace):
         hosts = decided(request.network, request.hosts, hood.policy).to_ask
         if not hosts:
             return ()
+        from fumehood.core.questions import network_question
+
         cwd = self._around(request).starting(request.cwd, self.project.path)
         return (network_question(shown(command), cwd, self.project.path, "", hosts, self.project.roots),)
 
 
 def _question(run: Run, hosts: tuple[str, ...]) -> Question:
+    from fumehood.core.questions import network_question
+
     return network_question(run.command, run.cwd, run.project, run.run, hosts, run.roots)
 
 

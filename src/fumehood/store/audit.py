@@ -10,7 +10,6 @@ import os
 import time
 
 from fumehood.core.network import Connection
-from fumehood.core.questions import ALLOW, Key
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.changes import Change
-    from fumehood.core.questions import Question
+    from fumehood.core.questions import Key, Question
     from fumehood.store.database import Database
-
-
 
 ASKED, DECIDED, RECOVERED, CLEANED = "asked", "decided", "recovered", "cleaned"
 REFUSED = "refused"
@@ -224,7 +221,7 @@ class Grants:
     def allowed(self, project: str, session: str) -> list[tuple[str, str]]:
         """Return what a project's commands, and those of this session, are allowed: its kind, and what exactly."""
         rows = self.database.rows(
-            f"SELECT what, target FROM grants WHERE answer = '{ALLOW}' AND project IN (?, ?) ORDER BY id",
+            "SELECT what, target FROM grants WHERE answer = 'allow' AND project IN (?, ?) ORDER BY id",
             (os.fsencode(project), os.fsencode(IN_SESSION + session)),
         )
         return [(what, os.fsdecode(target)) for what, target in rows]

@@ -8,6 +8,7 @@ import time
 from fumehood.core.changes import ABSENT, APPLIED
 from fumehood.core.value import Value
 from fumehood.store import records
+from fumehood.store.database import CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _LISTED_AT_ONCE = 500  # runs
 SOURCES = 20  # runs named as the sources of one file in a list of many
 _NOTED = ("id", "path", "kind", "size", "modified_ns", "last_approved_copy_path")
 _SEEN = ("path", "kind", "size", "modified_ns")
-_CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
+_CHANGES = ", ".join(f"changes.{column}" for column in CHANGES)
 _SET = (
     "kind = excluded.kind, size = excluded.size, modified_ns = excluded.modified_ns,"
     " is_deleted = excluded.is_deleted, recorded_at = excluded.recorded_at,"
@@ -42,7 +43,7 @@ _PAST = (
     f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run JOIN projects ON projects.id = runs.project"
 )
 _COLUMNS = 8  # of the run, before those of the change
-_ENTRIES = _COLUMNS + records.COLUMNS.index("entries")
+_ENTRIES = _COLUMNS + CHANGES.index("entries")
 _RECORD = (
     "SELECT files.id, root, path, kind, size, modified_ns, files.last_approved_copy_path, is_deleted, needs_approval,"
     " runs.id, coalesce(runs.day, 0) FROM files LEFT JOIN runs ON number = last_run"

@@ -10,9 +10,7 @@ from fumehood.core.report import Blocked, Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
-from fumehood.store import records
-from fumehood.store.database import note_day
-from fumehood.store.records import pieces, read_kept
+from fumehood.store.database import CHANGES, note_day
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
 
     Printed = tuple[bytes | None, int]
-
-
 
 RUNNING, APPLYING = "running", "applying"
 HELD = "held"
@@ -49,10 +45,8 @@ _SELECT = (
     f"SELECT projects.id, projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)},"
     " (SELECT name FROM drafts WHERE drafts.id = runs.draft) FROM runs JOIN projects ON projects.id = project"
 )
-_CHANGES = ", ".join(f"changes.{column}" for column in records.COLUMNS)
-_INSERT = f"INSERT INTO changes (run, n, {', '.join(records.COLUMNS)}) VALUES (?, ?{', ?' * len(records.COLUMNS)})"
-
-
+_CHANGES = ", ".join(f"changes.{column}" for column in CHANGES)
+_INSERT = f"INSERT INTO changes (run, n, {', '.join(CHANGES)}) VALUES (?, ?{', ?' * len(CHANGES)})"
 _NUMBER = "(SELECT number FROM runs WHERE id = ?)"
 
 
@@ -176,6 +170,8 @@ class History:
         return [(run, state, act, owner) for _, run, state, act, owner in sorted(rows, reverse=True)]
 
     def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
+        from fumehood.store import records
+
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
         connection.executemany(_INSERT, ((number, n, *row) for n, row in enumerate(records.rows_of_changes(run.found))))
         counts = records.counted(run.found)
@@ -229,6 +225,8 @@ class History:
 
     def _write_record(self, run: Run, *others: Run) -> None:
         """Let the layer say by itself what it is: should the database be lost, that is all there is."""
+        from fumehood.store import records
+
         if any(needs_layer(change) for change in run.found) or records.is_kept(self.places, run):
             for each in (run, *others):
                 records.write_record(self.places, each, self._rows_of_changes(each.run))
@@ -368,7 +366,7 @@ class History:
     def _has_applied(self, run: Run) -> bool:
         rows = self._rows_of_changes(run.run)
         # Most runs have applied their first change: the others need not be read.
-        return any(change.verdict == APPLIED for row in rows for change in records.changes_of_row(*row))
+        return any(change.verdict == APPLIED for row in rows for change in _changes_in([row]))
 
     def undos(self, *reaches: Reach, of_layer: str = "") -> Iterator[Run]:
         """Yield the undos that are not taken back themselves, the latest first; of one layer, or of all."""
@@ -408,6 +406,8 @@ class History:
 
     def amend(self, run: Run, others: Iterable[Run]) -> None:
         """Forget a run all of whose changes are told by earlier ones from now on."""
+        from fumehood.store import records
+
         with self.database.transaction() as connection:
             connection.execute(f"DELETE FROM changes WHERE run = {_NUMBER}", (run.run,))
             connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
@@ -430,6 +430,8 @@ class History:
 
     def printed(self, run: str, stream: str) -> Iterator[bytes]:
         """Yield all that is kept of what a run printed, byte for byte."""
+        from fumehood.store.records import pieces
+
         ((data,),) = self.database.rows(f"SELECT {stream} FROM runs WHERE id = ?", (run,))
         yield from pieces(self.places.output(run, stream)) if data is None else [data]
 
@@ -442,7 +444,7 @@ class History:
 
     def changes(self, run: str) -> list[Change]:
         """Return what a run changed."""
-        return records.changes_of_rows(self._rows_of_changes(run))
+        return _changes_in(self._rows_of_changes(run))
 
     def _rows_of_changes(self, run: str, most: int = -1) -> list[tuple[Any, ...]]:
         query = f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n LIMIT ?"
@@ -450,6 +452,8 @@ class History:
 
     def first_changes(self, run: str, most: int) -> list[Change]:
         """Return the first of what a run changed, without reading the rest."""
+        from fumehood.store import records
+
         rows = self._rows_of_changes(run, most)
         return records.changes_of_rows((*row[:-1], records.beginning(row[-1], most)) for row in rows)[:most]
 
@@ -461,12 +465,7 @@ class History:
             " AND +project = (SELECT project FROM runs WHERE id = ?) ORDER BY changes.run",
             (os.fsencode(path.rpartition("/")[0]), run, run),
         )
-        return [
-            (row[0], change)
-            for row in rows
-            for change in records.changes_of_rows([row[1:]])
-            if change.path == path
-        ]
+        return [(row[0], change) for row in rows for change in _changes_in([row[1:]]) if change.path == path]
 
     def applied_at(self, run: Run, root: str, path: str) -> Iterator[tuple[str, Change]]:
         """Yield the latest changes of a path that were applied, the last one first, with the runs that made them.
@@ -481,7 +480,7 @@ class History:
         )
         for name, joined, *row in rows:
             roots = _roots(run.project, joined)
-            for change in records.changes_of_rows([row]):
+            for change in _changes_in([row]):
                 if (roots[change.root], change.path, change.verdict) == (root, path, APPLIED):
                     yield name, change
 
@@ -516,10 +515,18 @@ class History:
 
     def _printed(self, fields: dict[str, Any], name: str) -> tuple[str, bool]:
         """Return an output from the record, or from its file."""
+        from fumehood.store.records import read_kept
+
         data, size = fields.pop(name), fields.pop(f"{name}_size")
         if data is None and size:
             return read_kept(self.places.output(fields["id"], name), size)
         return (data or b"").decode("utf-8", "replace"), False
+
+
+def _changes_in(rows: Sequence[Sequence[Any]]) -> list[Change]:
+    from fumehood.store.records import changes_of_rows  # most commands change nothing
+
+    return changes_of_rows(rows)
 
 
 def _counted_back(name: str) -> int | None:

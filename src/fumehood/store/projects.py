@@ -10,7 +10,6 @@ from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.store.audit import IN_SESSION
 from fumehood.store.database import packed, unpacked
-from fumehood.store.edits import forget_seats
 from fumehood.store.places import home, make_private
 
 TYPE_CHECKING = False
@@ -175,7 +174,7 @@ class Projects:
             connection.execute(_FORGET_SESSIONS_GRANTS, (number,))
             connection.execute("DELETE FROM sessions WHERE project = ?", (number,))
             connection.execute("UPDATE projects SET replaced_at = ? WHERE id = ?", (time.time(), number))
-        forget_seats(self.places)
+        self._forget_seats()
 
     def _moved_here(self, real: str, now: Identity | None) -> Project | None:
         """Return the project that this directory was at another path, if it is there no longer."""
@@ -218,7 +217,7 @@ class Projects:
             connection.execute("UPDATE files SET root = ? WHERE project = ? AND root = ?", (after, number, before))
             connection.execute("UPDATE OR REPLACE grants SET project = ? WHERE project = ?", (after, before))
             connection.execute("UPDATE sessions SET cwd = x'' WHERE project = ?", (number,))
-        forget_seats(self.places)
+        self._forget_seats()
         if self._when_moved is not None:
             self._when_moved()
 
@@ -274,7 +273,7 @@ class Projects:
             for table in ("files", "files_due", "runs", "roots", "sessions", "drafts"):
                 connection.execute(f"DELETE FROM {table} WHERE project = ?", (number,))
             connection.execute("DELETE FROM projects WHERE id = ?", (number,))
-        forget_seats(self.places)
+        self._forget_seats()
 
     def is_in_place(self, number: int) -> bool:
         """Tell whether no other directory is known to be at a project's path."""
@@ -348,13 +347,18 @@ class Projects:
                 )
         return real
 
+    def _forget_seats(self) -> None:
+        from fumehood.store.edits import forget_seats
+
+        forget_seats(self.places)
+
     def keep_root(self, project: Project, real: str) -> Project:
         """Record a root by its real path."""
         if project.path == self._nowhere():
             raise BadRequest("there is no project that could have another root", hint="write=[…], for one run")
         values = (project.id, os.fsencode(real), time.time())
         self.database.write("INSERT OR IGNORE INTO roots VALUES (?, ?, ?)", values)
-        forget_seats(self.places)
+        self._forget_seats()
         return self.open(project.path)
 
     def remove_root(self, project: Project, path: str) -> Project:
@@ -363,7 +367,7 @@ class Projects:
         if wanted not in project.extra:
             raise BadRequest(f"{wanted} is not a root of {project.path}", hint="fumehood roots list shows them")
         self.database.write("DELETE FROM roots WHERE project = ? AND path = ?", (project.id, os.fsencode(wanted)))
-        forget_seats(self.places)
+        self._forget_seats()
         return self.open(project.path)
 
     def _checked(self, path: str, what: str) -> str:

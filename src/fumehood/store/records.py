@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 #
 # A row a path would cost more than the swap it records; twenty thousand paths are a few hundred rows this way.
 
-COLUMNS = ("root", "directory", "within", "verdict", "entries")
-
-
 def rows_of_changes(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows that record changes, one for each directory."""
     grouped: dict[tuple[int, str, str | None], list[str]] = {}

@@ -7,6 +7,7 @@ import os
 from fumehood.core.changes import WAITING
 from fumehood.core.value import Value
 from fumehood.store import records
+from fumehood.store.database import CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Place = tuple[int, int]  # a row, and an entry in it
 
-_CHANGES = ", ".join(records.COLUMNS)
+_CHANGES = ", ".join(CHANGES)
 _OF_RUN = "FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)"
 # A name may look so too: whoever reads the rows looks closer.
 _HAS_WAITING = "verdict IS NULL AND (instr(entries, x'0968656c6409') OR instr(entries, x'09636f6e666c69637409'))"

@@ -13,8 +13,9 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fumehood.core.report import printable
 from fumehood.core.value import Value
-from fumehood.core.wording import fitted, printable
+from fumehood.core.wording import fitted
 from fumehood.faces.cli.commands import ABOUT, NAMES, parser_of
 from fumehood.service.store import Store
 from fumehood.store.history import Reach
