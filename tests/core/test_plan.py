@@ -4,7 +4,8 @@ import pytest
 
 from fumehood.core import changes as c
 from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, inverse, needs_layer, plan, sharing, staying
-from fumehood.core.judge import APPLY, DISCARD, HOLD, judge, keep_replacements_whole
+from fumehood.core.judge import judge, keep_replacements_whole
+from fumehood.core.request import APPLY, DISCARD, HOLD
 
 
 def stamp(kind=c.FILE, inode=1, links=1, mode=0o644):

@@ -23,9 +23,10 @@ from conftest import fresh_directory, need, remove_tree, scratch
 from fumehood.core import changes as c
 from fumehood.core.gitconfig import changed_keys, key_concern, may_name_program, parse
 from fumehood.core.hunks import hunks, quoted
-from fumehood.core.judge import APPLY, judge
+from fumehood.core.judge import judge
 from fumehood.core.patterns import IgnoreRules
 from fumehood.core.report import Run, printable
+from fumehood.core.request import APPLY
 from fumehood.core.shell import named_paths
 from fumehood.errors import FumehoodError
 from fumehood.faces.cli.escapes import Filter

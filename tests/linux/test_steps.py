@@ -9,7 +9,8 @@ from hypothesis import strategies
 
 from fumehood.core import changes as c
 from fumehood.core.changes import plan, sharing
-from fumehood.core.judge import APPLY, judge
+from fumehood.core.judge import judge
+from fumehood.core.request import APPLY
 from fumehood.errors import Unfinished
 from fumehood.linux import steps
 from fumehood.linux.layer import scan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fumehood.core import changes as c
+from fumehood.core.request import DISCARD, HOLD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,29 +11,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.concern import Concern
 
-APPLY, HOLD, DISCARD = "apply", "hold", "discard"
-WHOLE = "whole"  # as apply; but where the command did not come to its own end, what it wrote is thrown away
 MOUNTED_AT = "another file system is mounted at "  # the reason begins so; once it is gone, the change can be applied
-
-
-def cut_short(
-    *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False,
-    is_stopped: bool = False,
-) -> str:  # fmt: skip
-    """Say what ended a command before its own end, so that its changes are held; nothing where they are taken as asked.
-
-    Half of what a command does can be worse than none of it, and whoever asked for it has not seen what came of it. A
-    person who ends one with Ctrl-C at their terminal has: that is none of these `signals`.
-    """
-    if is_stopped:
-        return "ended by fumehood stop"
-    if limit:
-        return f"ended by a limit: {limit}"
-    if signals:
-        return f"ended by a signal: {signals[0]}"
-    if is_cancelled:
-        return "ended by the program that asked for it"
-    return "ended by the time limit" if is_timed_out else ""
 
 
 def judge(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from fumehood.core.report import Blocked
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _OVERFLOW = ("Value too large for", "EOVERFLOW")  # as the C libraries and as Node say it
 _QUOTA = ("Disk quota exceeded", "EDQUOT")
 _FULL = ("No space left on device", "ENOSPC")
@@ -110,3 +114,23 @@ def overflows(output: str) -> str:
         return ""
     lines = output[-LOOKED_AT:].splitlines()
     return "\n".join([line for line in lines if any(words in line for words in _OVERFLOW)][-_MOST_LINES:])
+
+
+def cut_short(
+    *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False,
+    is_stopped: bool = False,
+) -> str:  # fmt: skip
+    """Say what ended a command before its own end, so that its changes are held; nothing where they are taken as asked.
+
+    Half of what a command does can be worse than none of it, and whoever asked for it has not seen what came of it. A
+    person who ends one with Ctrl-C at their terminal has: that is none of these `signals`.
+    """
+    if is_stopped:
+        return "ended by fumehood stop"
+    if limit:
+        return f"ended by a limit: {limit}"
+    if signals:
+        return f"ended by a signal: {signals[0]}"
+    if is_cancelled:
+        return "ended by the program that asked for it"
+    return "ended by the time limit" if is_timed_out else ""

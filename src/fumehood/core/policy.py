@@ -6,7 +6,7 @@ table in `config_keys.py` says what it takes and means.
 
 from __future__ import annotations
 
-from fumehood.core.judge import APPLY, DISCARD, HOLD, WHOLE
+from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 

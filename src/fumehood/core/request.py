@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fumehood.core.judge import APPLY
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -12,6 +11,9 @@ if TYPE_CHECKING:
 
     from fumehood.core.agents import Agent
 
+# What becomes of its changes.
+APPLY, HOLD, DISCARD = "apply", "hold", "discard"
+WHOLE = "whole"  # as apply; but where the command did not come to its own end, what it wrote is thrown away
 
 # What the runs of one agent share: a name, a working directory, and the variables it asked to keep.
 

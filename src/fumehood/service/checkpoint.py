@@ -11,8 +11,9 @@ import stat
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.judge import APPLY, hold_open, hold_together
+from fumehood.core.judge import hold_open, hold_together
 from fumehood.core.report import Run, printable
+from fumehood.core.request import APPLY
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, FumehoodError
 from fumehood.linux.copying import copy_versions

@@ -9,9 +9,8 @@ from functools import partial
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING
 
-from fumehood.core.judge import APPLY, HOLD
 from fumehood.core.network import FULL, NONE
-from fumehood.core.request import BACKGROUND_AFTER, Request
+from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request
 from fumehood.errors import BadRequest, plain_error
 from fumehood.linux.monitor import watcher
 from fumehood.linux.process import CHANGES, KILL

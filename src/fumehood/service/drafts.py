@@ -11,9 +11,9 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.judge import APPLY, DISCARD, HOLD, judge
+from fumehood.core.judge import judge
 from fumehood.core.report import Run, printable
-from fumehood.core.request import loopback_of
+from fumehood.core.request import APPLY, DISCARD, HOLD, loopback_of
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
 from fumehood.linux.copying import copy_entry, copy_whole
 from fumehood.linux.layer import Stack

@@ -11,8 +11,8 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.report import Run, printable
+from fumehood.core.request import DISCARD, HOLD
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.libc import Closing

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.judge import APPLY, HOLD_ALL, WHOLE
+from fumehood.core.judge import HOLD_ALL
 from fumehood.core.report import NOT_YET, Blocked
+from fumehood.core.request import APPLY, WHOLE
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
 from fumehood.linux.libc import Closing

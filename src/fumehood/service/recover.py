@@ -13,8 +13,9 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import MKDIR, TAKE, WAITING, plan, staying
-from fumehood.core.judge import DISCARD, HOLD, WHOLE, judge
+from fumehood.core.judge import judge
 from fumehood.core.report import printable
+from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, TooDeep
 from fumehood.linux.capture import COPY, FUSE

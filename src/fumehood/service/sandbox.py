@@ -6,12 +6,23 @@ import os
 import time
 
 from fumehood.core.changes import HELD
-from fumehood.core.judge import APPLY, DISCARD, HOLD, WHOLE, cut_short, judge
-from fumehood.core.limits import STOPPED
+from fumehood.core.limits import STOPPED, cut_short
 from fumehood.core.network import NONE, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
 from fumehood.core.report import Run
-from fumehood.core.request import BIN, Request, arguments, check, checked, on_terminal, shown
+from fumehood.core.request import (
+    APPLY,
+    BIN,
+    DISCARD,
+    HOLD,
+    WHOLE,
+    Request,
+    arguments,
+    check,
+    checked,
+    on_terminal,
+    shown,
+)
 from fumehood.errors import BadRequest, Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
@@ -22,9 +33,8 @@ from fumehood.linux.streams import HeldBack, Stream
 from fumehood.service import layers as layering
 from fumehood.service.missed import lacked_room, missed
 from fumehood.service.permission import Permissions
-from fumehood.service.retry import Overtaken, may_be_forgotten
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
-from fumehood.service.settle import FAILED, Looking, settle
+from fumehood.service.settle import FAILED, Looking, Overtaken, may_be_forgotten, settle
 from fumehood.service.surroundings import ALPINE, Surroundings, around, install_if_missing
 from fumehood.store import database
 from fumehood.store.places import new_id
@@ -386,6 +396,7 @@ class Hood(Workplace):
             run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short
         if not run.found:
             return
+        from fumehood.core.judge import judge
         from fumehood.service.danger_facts import concerns
         from fumehood.service.owners import hold_what_is_not_ours
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.judge import HOLD_ALL, is_mounted_on, one_state
+from fumehood.core.network import FULL
 from fumehood.core.report import printable
 from fumehood.errors import ApplyFailed, BadRequest, TooDeep, Unfinished
 from fumehood.service import layers as layering
-from fumehood.service.retry import give_way
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from fumehood.core.policy import Again
     from fumehood.core.report import Run
     from fumehood.errors import FumehoodError
     from fumehood.linux.libc import InterruptsHeld
@@ -51,8 +51,12 @@ def settle(
         store.history.journal(run, printed)
         # Not before: the kernel is still busy with it when the command has just ended.
         layering.drop_scratch(layers)
-        if not any(map(is_mounted_on, run.found)):
-            layering.drop(store.places, run.run)
+        if run.found:
+            from fumehood.core.judge import is_mounted_on
+
+            if any(map(is_mounted_on, run.found)):
+                return
+        layering.drop(store.places, run.run)
 
 
 def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
@@ -123,6 +127,8 @@ def _apply(
         if may_run_again:
             # Nothing may be applied of what is then done again.
             going = [change for change in run.found if change.verdict == c.APPLIED]
+            from fumehood.core.judge import HOLD_ALL
+
             apply(HOLD_ALL)
             give_way(store, run)
             held = [change for change in going if change.verdict == c.HELD]
@@ -284,7 +290,58 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
 
 
 def _state(run: Run, change: c.Change) -> str:
+    from fumehood.core.judge import one_state
+
     return one_state(f"{run.roots[change.root]}/{change.path}")
+
+
+# ---- A run that conflicts with nothing but other runs is run once more, from the state that they left. Nothing that it
+# did has left the hood: it reached no network, and what it wrote was not applied.
+
+
+class Overtaken(Exception):
+    """Other runs changed what this one changed; it left nothing, not even a record."""
+
+
+def may_be_forgotten(run: Run, again: Again) -> bool:
+    """Return True if a command that has ended did nothing that can't be done again."""
+    return run.duration_s < again.within and run.network != FULL and not run.new_connections
+
+
+def give_way(store: Store, run: Run) -> None:
+    """Forget a run that has conflicts if all that it conflicts with was made by other runs; raises Overtaken then.
+
+    The project's lock is held. What a person changed after such a run is a conflict with the person.
+    """
+    from fumehood.linux.libc import Closing
+    from fumehood.linux.nofollow import looks, open_top
+
+    first = ""
+    for number, root in enumerate(run.roots):
+        conflicts = [change for change in run.found if change.root == number and change.verdict == c.CONFLICT]
+        if not conflicts:
+            continue
+        with Closing(open_top(root)) as top:
+            for change, status, is_reached in looks(top, conflicts):
+                by = _maker(store, run, change, status) if is_reached else ""
+                if not by:
+                    return
+                first = first or f"run {store.history.name(by)} changed {printable(change.path)} meanwhile"
+    if not first:
+        return
+    store.history.withdraw(run, first)
+    layering.drop(store.places, run.run)
+    raise Overtaken(first)
+
+
+def _maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:
+    """Return the run that left a path as it is, or nothing where none did."""
+    from fumehood.linux.nofollow import is_version
+
+    for name, change in store.history.applied_at(run, run.roots[conflict.root], conflict.path):
+        if change.after is None if status is None else change.after is not None and is_version(change.after, status):
+            return name
+    return ""
 
 
 # ---- The look at what a command changed, and what becomes of the run where it comes to no end: what it wrote is kept.

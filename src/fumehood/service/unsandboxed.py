@@ -6,11 +6,10 @@ import os
 import time
 
 from fumehood.core.environment import inherited
-from fumehood.core.judge import APPLY
 from fumehood.core.network import FULL, NONE
 from fumehood.core.questions import unsandboxed_question
 from fumehood.core.report import Run
-from fumehood.core.request import SHELL, Request, arguments, checked, shown
+from fumehood.core.request import APPLY, SHELL, Request, arguments, checked, shown
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from fumehood.core.edits import Planned, patch_in, patched, replaced, written
-from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.report import printable
+from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.output import here
 from fumehood.store.edits import EditSeat, keep_seat, note_end, open_edits, seat_of

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, NONE
 from fumehood.core.report import line_of, printable, refusal
-from fumehood.core.request import Request, quoted, shown
+from fumehood.core.request import DISCARD, HOLD, Request, quoted, shown
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices

@@ -25,8 +25,8 @@ from rq.exceptions import AbandonedJobError
 from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
-from fumehood.core.judge import DISCARD, HOLD
 from fumehood.core.report import printable, short
+from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest, FumehoodError, Refused, Unavailable, plain_error
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing
