@@ -6,7 +6,7 @@ import _thread
 import os
 import stat
 import time
-import zlib
+from binascii import crc32
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def forget(directory: str, prefixes: tuple[str, ...], before: float) -> None:
 
 
 def _sum(content: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(content)
+    return b"%08x" % crc32(content)
 
 
 # Look things up on the disk, and remember what was seen, so that it can be told whether an answer still holds.
@@ -248,7 +248,7 @@ def _names(path: str) -> dict[str, str]:
 
 
 def _sum_of(names: dict[str, str]) -> int:
-    return zlib.crc32("/".join(f"{name}/{names[name]}" for name in sorted(names)).encode(errors="surrogateescape"))
+    return crc32("/".join(f"{name}/{names[name]}" for name in sorted(names)).encode(errors="surrogateescape"))
 
 
 class Lookup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import zlib
+from binascii import crc32
 
 from fumehood.linux import cache, libc
 from fumehood.linux.bwrap import memory
@@ -43,7 +43,7 @@ def filter_for(directory: str, *, unix_sockets: bool, pretends_owners: bool = Fa
         tables = _tables()
         variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
         # Named by content: installations that share a cache keep out of each other's way.
-        path = f"{directory}/{KEPT}{machine()}{variant}-{zlib.crc32(tables):08x}"
+        path = f"{directory}/{KEPT}{machine()}{variant}-{crc32(tables):08x}"
         program = cache.recalled(path) if tables else None
         if program is None:
             program = _compiled(unix_sockets=unix_sockets, pretends_owners=pretends_owners)

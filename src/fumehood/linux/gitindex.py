@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from struct import Struct
-from struct import error as TooShort  # noqa: N812 - what it means here
 
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
@@ -19,8 +17,7 @@ if TYPE_CHECKING:
 
 LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
 
-_HEADER = Struct(">4sII")
-_EXTENSION = Struct(">4sI")
+_HEADER, _EXTENSION = 12, 8  # bytes: a name and two numbers, a name and one
 _HASHES = (("sha1", 20), ("sha256", 32))
 _PLAIN, _COMPRESSED = 2, 4
 _VERSIONS = (_PLAIN, 3, _COMPRESSED)
@@ -42,9 +39,9 @@ def meaning(data: bytes) -> str:
     """
     import hashlib
 
-    if len(data) > LARGEST or len(data) < _HEADER.size:
+    if len(data) > LARGEST or len(data) < _HEADER:
         return ""
-    magic, version, count = _HEADER.unpack_from(data)
+    magic, version, count = data[:4], int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
     if magic != b"DIRC" or version not in _VERSIONS:
         return ""
     for name, size in _HASHES:
@@ -53,7 +50,7 @@ def meaning(data: bytes) -> str:
         if not any(checksum) or hashlib.new(name, body, usedforsecurity=False).digest() == checksum:
             try:
                 return _digest(body, version, count, size)
-            except (_NotUnderstood, TooShort, ValueError, IndexError):
+            except (_NotUnderstood, ValueError, IndexError):
                 continue
     return ""
 
@@ -64,8 +61,8 @@ def _digest(body: bytes, version: int, count: int, size: int) -> str:
     digest = hashlib.sha256(bytes((size,)), usedforsecurity=False)
     at = _take_entries(digest.update, body, version, count, size)
     while at < len(body):
-        kind, length = _EXTENSION.unpack_from(body, at)
-        at += _EXTENSION.size + length
+        kind, length = body[at : at + 4], int.from_bytes(body[at + 4 : at + _EXTENSION], "big")
+        at += _EXTENSION + length
         # Git itself gives up on one that it does not know, unless it begins with a capital letter.
         if not kind[:1].isupper():
             raise _NotUnderstood
@@ -81,7 +78,7 @@ def _take_entries(take: Callable[[bytes], None], body: bytes, version: int, coun
 
     Of the flags, those that git acts on are taken with the length of the path, which is no news.
     """
-    at, path, flags_at = _HEADER.size, b"", _OBJECT_AT + size
+    at, path, flags_at = _HEADER, b"", _OBJECT_AT + size
     for _ in range(count):
         start = at
         at = start + flags_at + 2

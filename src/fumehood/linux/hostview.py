@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-import zlib
+from binascii import crc32
 
 from fumehood.core.masks import FRESH, HOMES, PROC, UNSEEN, inside, is_below, is_in
 from fumehood.core.request import quoted
@@ -105,7 +105,7 @@ class HostViews:
         import marshal
 
         key = f"{FORMAT} {sight!r} {mount_table()!r}".encode(errors="surrogateescape")
-        path = f"{self._directory}/{KEPT}{zlib.crc32(key):08x}"
+        path = f"{self._directory}/{KEPT}{crc32(key):08x}"
         kept = cache.recalled(path)
         # Its beginning tells that it is whole, ours and an answer to the same question.
         if kept is not None and kept.startswith(key):

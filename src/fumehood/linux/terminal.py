@@ -7,10 +7,8 @@ import _thread
 import fcntl
 import os
 import select
-import struct
-import termios
+import sys
 import time
-import tty
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +25,17 @@ class Terminal:
     """
 
     def __init__(self, person: int = 0) -> None:
+        import termios
+
         self._person = person
         self._before = termios.tcgetattr(person)
         self._resized: Any = None
         self.master = self.slave = -1
 
     def __enter__(self) -> Terminal:
+        import termios
+        import tty
+
         self.master, self.slave = os.openpty()
         termios.tcsetattr(self.slave, termios.TCSANOW, self._before)
         self._resize()
@@ -49,6 +52,8 @@ class Terminal:
 
     def restore(self) -> None:
         """Return the person their terminal back."""
+        import termios
+
         # In the background, where this would stop us, it is somebody else's at the moment.
         before = _signal.signal(_signal.SIGTTOU, _signal.SIG_IGN)
         try:
@@ -60,8 +65,10 @@ class Terminal:
 
     def _resize(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Make it as large as the person's; the kernel tells the command."""
+        import termios
+
         try:
-            size = fcntl.ioctl(self._person, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+            size = fcntl.ioctl(self._person, termios.TIOCGWINSZ, bytes(8))
             fcntl.ioctl(self.master, termios.TIOCSWINSZ, size)
         except OSError:
             return  # one of the two is gone
@@ -94,7 +101,10 @@ class ProgramTerminal:
         with self._lock:
             self._size = columns, rows
             if self.master >= 0:
-                fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+                import termios
+                from struct import pack
+
+                fcntl.ioctl(self.master, termios.TIOCSWINSZ, pack("HHHH", rows, columns, 0, 0))
 
 
 # One question at a time on a terminal, whichever process asks it.
@@ -140,7 +150,7 @@ class TerminalTurn:
 
 def _lock_file(tty: int, locks: str) -> int:
     """Open what is locked for a terminal."""
-    (number,) = struct.unpack("I", fcntl.ioctl(tty, _TIOCGDEV, bytes(4)))
+    number = int.from_bytes(fcntl.ioctl(tty, _TIOCGDEV, bytes(4)), sys.byteorder)
     major, minor = (number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)
     try:
         path = "/dev/" + os.path.basename(os.readlink(f"/sys/dev/char/{major}:{minor}"))

@@ -10,7 +10,6 @@ from fumehood.core.changes import needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.gitindex import SeenIndexes
-from fumehood.linux.layer import scan
 from fumehood.linux.namespaces import Layer
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
 from fumehood.store.places import has_entries
@@ -183,6 +182,10 @@ def scanned(
     settled = settled_of(layers)
     scanned_changes: list[Change] = []
     for number, layer in enumerate(layers):
+        if _is_untouched(layer):
+            continue
+        from fumehood.linux.layer import scan
+
         tops = [open_top(layer.upper), *(open_top(each) for each in _left_of(layer))]
         try:
             changes = scan(number, *tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
@@ -196,6 +199,14 @@ def scanned(
             for top in tops:
                 os.close(top)
     return scanned_changes
+
+
+def _is_untouched(layer: Layer) -> bool:
+    """Return True if nothing was written to a layer, as by most commands: what reads one need not be loaded."""
+    status = os.stat(layer.upper)
+    if status.st_mode != layer.mode or not status.st_mode & stat.S_IRUSR or has_entries(layer.upper):
+        return False
+    return not any(name.endswith(".opaque") for name in os.listxattr(layer.upper))
 
 
 def init_file(layers: Sequence[Layer]) -> str:

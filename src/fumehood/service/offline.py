@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-import zlib
+from binascii import crc32
 
 from fumehood.core.masks import UNSEEN, is_in
 from fumehood.linux.cache import replace
@@ -82,7 +82,7 @@ def _with_own_name(hosts: bytes) -> bytes:
 
 def in_place(cache: str, target: str, content: bytes, why: str) -> list[Operation]:
     """Show a file of ours, named by what it holds, in place of another; where it can't be kept, the other stays."""
-    path = f"{cache}/names-{zlib.crc32(content):08x}-{len(content)}"
+    path = f"{cache}/names-{crc32(content):08x}-{len(content)}"
     if plain_file(path) != content:
         try:
             replace(path, content, by_many=True, mode=0o644)

@@ -30,7 +30,7 @@ from fumehood.linux.mounts import Bind, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service import inside
 from fumehood.service.loopback import Loopback
-from fumehood.service.scratch import is_directory
+from fumehood.service.playground import is_directory
 from fumehood.store.history import CHECKPOINT, LAST, Reach
 from fumehood.store.places import make_private
 

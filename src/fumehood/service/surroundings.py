@@ -23,7 +23,7 @@ from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
 from fumehood.service.identity import account, known_in_tree, known_on_host, trusted_files
 from fumehood.service.offline import names_of_host, names_of_tree, resolver_in_sight
-from fumehood.service.scratch import PLAYGROUND, Playground, made, playground
+from fumehood.service.playground import PLAYGROUND, Playground, made, playground
 from fumehood.store.places import home
 
 TYPE_CHECKING = False

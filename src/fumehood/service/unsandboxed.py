@@ -15,9 +15,9 @@ from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.streams import Stream
 from fumehood.service import layers as layering
+from fumehood.service.playground import PLAYGROUND, made
 from fumehood.service.profiles import resolved
 from fumehood.service.running import attend, printed, take_note
-from fumehood.service.scratch import PLAYGROUND, made
 from fumehood.service.settle import APPLIED, FAILED
 from fumehood.service.surroundings import HOST, home_of
 

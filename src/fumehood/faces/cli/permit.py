@@ -18,7 +18,7 @@ from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.faces.cli.output import whole_number
 from fumehood.faces.cli.prompt import terminal
-from fumehood.service import scratch
+from fumehood.service import playground
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root, offered, remove_root
 from fumehood.store.config import compile_file, file_of, load, policy_for
@@ -105,12 +105,12 @@ def _grant_line(grant: Grant) -> str:
 def _playground(context: Context) -> int:
     places, what = context.store.places, context.options.what
     if what == "clean":
-        freed = scratch.emptied(places)
+        freed = playground.emptied(places)
         return context.say({"bytes": freed}, lambda: print(f"{size_told(freed)} freed"))
-    path = scratch.made(places)
+    path = playground.made(places)
     if what == "path":
         return context.say({"path": path}, lambda: print(printable(path)))
-    size = scratch.size(places)
+    size = playground.size(places)
     return context.say({"path": path, "bytes": size}, lambda: print(size_told(size)))
 
 

@@ -17,9 +17,9 @@ from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
+from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
-from fumehood.service.scratch import PLAYGROUND
 from fumehood.service.store import Store
 from fumehood.service.upkeep import upkeep
 from fumehood.store.audit import CLI, HOOK

@@ -175,7 +175,7 @@ class _Wizard:
 
     def make_playground(self) -> None:
         """Make the directory of the agent's own."""
-        from fumehood.service.scratch import made
+        from fumehood.service.playground import made
 
         self._title("3. The playground")
         path = made(self._context.store.places)

@@ -21,7 +21,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_e
 from fumehood.faces.web import api, runs, views
 from fumehood.faces.web.house import House, received
 from fumehood.linux.cache import replace
-from fumehood.service import overview, scratch
+from fumehood.service import overview, playground
 from fumehood.service.opened import OpenedStore
 from fumehood.service.restore import restore
 from fumehood.store.audit import WEB
@@ -253,7 +253,7 @@ def _configure(house: House, _request: Request, form: FormData) -> str:
 
 
 def _clean_playground(house: House, _request: Request, _form: FormData) -> str:
-    scratch.emptied(house.store.places)
+    playground.emptied(house.store.places)
     return "/settings#playground"
 
 
