@@ -7,7 +7,7 @@ In the file: the head, the length of the list of modules, that list, and the cod
 when it begins comes first, in one piece: names and texts that several modules have are read once.
 """
 
-from __future__ import annotations
+# Without `annotations` from `__future__`: that is a module too, and would have to be looked for.
 
 import marshal
 import os
@@ -57,7 +57,7 @@ class Bundle:
             self._first = marshal.loads(os.read(self._opened, first))  # noqa: S302 - the same
             self._codes = len(_HEAD) + _LENGTH + length + first
 
-    def find_spec(self, name: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, _path: "Sequence[str] | None" = None, _target: object = None) -> ModuleSpec | None:
         """Find a module that was kept and whose source is still the same."""
         kept = self._modules.get(name)
         if kept is None or _stamp(kept[0]) != kept[1:3]:
@@ -73,7 +73,7 @@ class Bundle:
             spec.submodule_search_locations = [directory]
         return spec
 
-    def _code(self, name: str) -> CodeType | None:
+    def _code(self, name: str) -> "CodeType | None":
         """Return the code of a module that is kept; None for a library."""
         place, length = self._modules[name][4:]
         if not length:
@@ -130,11 +130,11 @@ class Bundle:
 class KeptLoader(SourceFileLoader):
     """Loads a module from its kept code; whatever else is asked of it comes from the source."""
 
-    def __init__(self, name: str, source: str, code: CodeType) -> None:
+    def __init__(self, name: str, source: str, code: "CodeType") -> None:
         super().__init__(name, source)
         self._code = code
 
-    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002
+    def get_code(self, fullname: str) -> "CodeType":  # noqa: ARG002
         """The module's code."""
         return self._code
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fumehood import Policy, Sandbox
+from fumehood.core.masks import Sight
 from fumehood.linux.cache import Snapshot
-from fumehood.linux.hostview import HostView, Sight, look_over
-from fumehood.linux.mounts import Tmpfs, View
+from fumehood.linux.mounts import HostView, Tmpfs, View
+from fumehood.linux.survey import look_over
 from patience import LONG_S, eventually
 
 pytestmark = pytest.mark.namespaces

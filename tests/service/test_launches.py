@@ -12,7 +12,7 @@ import pytest
 from fumehood import LaunchFailed, Policy, Sandbox
 from fumehood.core.policy import Profile
 from fumehood.errors import OverlayUnavailable
-from fumehood.linux import hostview
+from fumehood.linux import hostview, survey
 from fumehood.linux.launcher import shared
 from fumehood.linux.mounts import View
 from fumehood.store.places import places
@@ -79,13 +79,13 @@ def test_one_that_is_ended_at_any_moment_of_its_start_is_gone(sandbox):
 @pytest.fixture
 def surveys(monkeypatch):
     """What the host was looked over for, each time."""
-    sights, look_over = [], hostview.look_over
+    sights, look_over = [], survey.look_over
 
     def counted(sight, written):
         sights.append(sight)
         return look_over(sight, written)
 
-    monkeypatch.setattr(hostview, "look_over", counted)
+    monkeypatch.setattr(survey, "look_over", counted)
     return sights
 
 

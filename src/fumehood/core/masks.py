@@ -153,3 +153,22 @@ def reason(path: str, home: str) -> str:
             if path == prefix + entry or is_below(path, prefix + entry):
                 return why
     return "you masked it"
+
+
+class Sight(Value):
+    """What decides how much of the host a command sees.
+
+    `homes` are where the command's user is at home, by real path, the one that HOME names first. `points` is where
+    something else will be mounted: the roots first of all. `hidden` are masked paths, `shown` those that a person
+    unmasked, `added` what else of the homes a person shows. `variables` are the person's own that tell where tools
+    are; none where the homes are visible.
+    """
+
+    homes: tuple[str, ...]
+    points: tuple[str, ...]
+    hidden: tuple[str, ...]
+    shown: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    is_home_hidden: bool = False
+    is_locked: bool = True  # in a user namespace, what has mounts inside can't be overlaid

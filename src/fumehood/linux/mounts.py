@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
+    from fumehood.linux.cache import Snapshot
+
 DATA_FD = 8  # the first of the descriptors that bubblewrap reads texts from
 PROC = "/proc"
 _READ_ONLY = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV
@@ -382,3 +384,12 @@ def _mode(path: str) -> int:
         return os.lstat(path).st_mode
     except OSError:
         return 0
+
+
+class HostView(Value):
+    """How the host is shown: operations, and what is masked and lies in a root, where no view can hide it."""
+
+    operations: tuple[Operation, ...]
+    inside: tuple[str, ...]
+    watched: Snapshot  # what it was read from
+    look: int  # a number that differs after another look at the host

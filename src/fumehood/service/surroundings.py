@@ -7,7 +7,7 @@ import stat
 import sys
 
 from fumehood.core.environment import inherited
-from fumehood.core.masks import Masks, inside, is_below, is_in, masks
+from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks
 from fumehood.core.policy import HIDDEN, PRETEND
 from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
@@ -16,7 +16,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.capture import BWRAP, COPY, KERNEL
 from fumehood.linux.homes import relevant
-from fumehood.linux.hostview import HostViews, Sight, kernel_masks
+from fumehood.linux.hostview import HostViews, kernel_masks
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top

@@ -1,0 +1,330 @@
+"""Look the host over: what of it a command sees, as a list of mount operations."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from fumehood.core.masks import FRESH, HOMES, UNSEEN, Sight, inside, is_below, is_in
+from fumehood.core.request import quoted
+from fumehood.linux.cache import Lookup
+from fumehood.linux.mounts import Bind, Devices, Folder, HostView, Link, Operation, Text, Tmpfs, View
+from fumehood.linux.namespaces import mount_table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fumehood.linux.hometools import InSight
+
+# Asking a server that is gone may take for ever, so these are shown only where a command can't do without.
+_REMOTE = frozenset({"afs", "autofs", "ceph", "cifs", "nfs", "nfs4", "smb3", "smbfs", "ncpfs", "davfs", "glusterfs"})
+# Can't be overlaid, and can't hold a socket either.
+_SOCKETLESS = frozenset({"vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "iso9660", "udf", "hfs", "hfsplus"})
+# Views of the kernel itself.
+_PSEUDO = frozenset(
+    {
+        "bpf", "binfmt_misc", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
+        "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
+    }
+)  # fmt: skip
+_PEOPLE = 1000
+_SMALL = 16 << 10
+_NEEDED = ("/usr", "/etc", "/opt", "/var", "/nix", "/bin", "/lib")
+# What programs ask the machine's description for, given as plain files.
+_SYS = (
+    "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible", "/sys/devices/system/cpu/present",
+    "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "/sys/kernel/mm/transparent_hugepage/enabled",
+)  # fmt: skip
+# Links that programs are found through on some systems.
+_RUN = ("/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/shm")
+
+
+def look_over(sight: Sight, written: Sequence[str] = ()) -> HostView:
+    """Look the host over, whatever is remembered; `written` are places besides the roots that commands write."""
+    survey = _Survey(sight, written)
+    survey.place_all("/")
+    if sight.is_home_hidden:
+        survey.furnish_homes()
+    return survey.finished()
+
+
+class _Survey:
+    def __init__(self, sight: Sight, written: Sequence[str]) -> None:
+        self._sight = sight
+        self._written = written
+        self._disk = Lookup()
+        self._watched = self._disk.watched
+        self._mounts = {os.fsdecode(point): kind for point, kind in mount_table()}
+        shown = [path for path in sight.shown if not is_in(path, FRESH)]
+        self._shown = tuple(path for path in shown if self._disk.exists(path) and os.path.exists(path))
+        self._hidden_homes: tuple[str, ...] = ()
+        if sight.is_home_hidden:
+            # Those that are there and not in a root, those inside of others last.
+            homes = [home for home in sight.homes if home != "/" and os.path.isdir(home)]
+            self._hidden_homes = tuple(sorted((home for home in homes if not is_in(home, sight.points)), key=len))
+        self._kept = (*sight.homes, *sight.points, *self._shown, *sight.added)
+        self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
+        self._operations: list[Operation] = []
+
+    def _other_homes(self) -> list[str]:
+        """Find the homes of people, from 1000 on, that are not in the directories known to hold homes."""
+        self._watched.file("/etc/passwd")
+        try:
+            with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as file:
+                accounts = [line.rstrip("\n").split(":") for line in file]
+        except OSError:
+            return []
+        homes = {one[5].rstrip("/") for one in accounts if len(one) > 6 and one[2].isdigit() and int(one[2]) >= _PEOPLE}
+        return [home for home in homes if home.startswith("/") and not self._is_needed(home)]
+
+    def _resolved(self, hidden: Iterable[str]) -> frozenset[str]:
+        """Find what names really mean: a secret behind a symbolic link is hidden where it lies, too."""
+        folders: dict[str, str] = {}
+        paths = set()
+        for path in hidden:
+            folder, _, name = path.rpartition("/")
+            if folder not in folders:
+                folders[folder] = self._real_folder(folder)
+            above = folders[folder]
+            if not os.path.isdir(above):
+                # The first part of the way that does not exist: what is made there later is hidden with it.
+                missing = above
+                while not os.path.isdir(os.path.dirname(missing)):
+                    missing = os.path.dirname(missing)
+                self._disk.exists(missing)
+                paths.add(missing)
+                continue
+            real = f"{above.rstrip('/')}/{name}"
+            if self._watched.leads(real):
+                target = os.path.realpath(real)
+                if not self._is_needed(target):
+                    paths.add(target)
+            paths.add(real)
+        never = ("/", *self._sight.homes, *self._sight.points, *self._shown)
+        return frozenset(path for path in paths if path not in never)
+
+    def _real_folder(self, folder: str) -> str:
+        """Resolve a directory, and notice when one on its way becomes another."""
+        parts = folder.split("/")
+        for length in range(2, len(parts) + 1):
+            self._watched.leads("/".join(parts[:length]))
+        return os.path.realpath(folder or "/")
+
+    def furnish_homes(self) -> None:
+        """Put an empty home in the place of each, with the tools in it and settings that hold no secret."""
+        for home in self._hidden_homes:
+            self._add(
+                Tmpfs(
+                    target=home, mode=stat.S_IMODE(os.stat(home).st_mode) | stat.S_IRWXU, is_mine=True,
+                    why="the home: tools only; what is written here is thrown away",
+                )
+            )  # fmt: skip
+        from fumehood.linux.hometools import tools_in_sight
+
+        tools = tools_in_sight(
+            self._hidden_homes, dict(self._sight.variables), self._sight.points, written=self._written,
+            hidden=self._sight.hidden,
+        )  # fmt: skip
+        self._watched.add(tools.watched)
+        self._hidden |= {path for path, _ in tools.masked}
+        for path, to, why in tools.links:
+            self._add(Link(target=path, to=to, why=why))
+        for path, why in tools.folders:
+            self._show(path, why)
+        for path in self._sight.added:
+            real = os.path.realpath(path)
+            self._disk.exists(path)
+            self._disk.exists(real)
+            # Never what is masked by name.
+            if os.path.exists(real) and not is_in(real, self._hidden) and self._is_unseen(real):
+                self._show(real, "you show it")
+                if real != path and not os.path.islink(os.path.dirname(path)):
+                    self._add(Link(target=path, to=real, why="you show it"))
+        self._add_settings(tools)
+
+    def _show(self, path: str, why: str) -> None:
+        """Show a directory or a single file of a home, if no root shows it anyway."""
+        if is_in(path, self._sight.points):
+            return
+        if os.path.isdir(path):
+            self._directory(path, why)
+        else:
+            self._add(Bind(target=path, source=path, why=why))
+
+    def _add_settings(self, tools: InSight) -> None:
+        """Write the settings of git and of package managers into the home, less what is secret in them."""
+        home, variables = self._sight.homes[0], dict(self._sight.variables)
+        if home not in self._hidden_homes:
+            return
+        from fumehood.linux.home_settings import NAME, flat_git_settings, package_settings
+
+        roots = self._sight.points
+        git = flat_git_settings(
+            home, variables.get("XDG_CONFIG_HOME", ""), variables, roots[0] if roots else "",
+            in_sight=(*roots, *(path for path, _ in tools.folders)),
+        )  # fmt: skip
+        packages = package_settings(home, variables, roots)
+        texts = {NAME: git.text, **dict(git.files)}
+        path = variables.get("PATH", "")
+        if any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
+            # What a login shell reads last: the system's files set PATH anew, without the tools of the home.
+            texts[".profile"] = texts[".zprofile"] = f"PATH={quoted(path, always=True)}\nexport PATH\n"
+        texts |= {each.path: each.text for each in packages.files}
+        self._watched.add(git.watched)
+        self._watched.add(packages.watched)
+        for name, text in texts.items():
+            target = f"{home}/{name}"
+            if is_in(target, [path for path, _ in tools.folders]):
+                self._hidden |= {target}  # it would be shown as it is, with what is secret in it
+            elif text:
+                self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
+
+    def place_all(self, folder: str) -> None:
+        """Decide on each entry of a directory that is made anew."""
+        for name, kind in sorted(self._disk.listing(folder).items()):
+            self._place(f"{folder.rstrip('/')}/{name}", kind)
+
+    def _place(self, path: str, kind: str) -> None:
+        if path in UNSEEN:
+            self._add(Folder(target=path))
+        elif path in self._hidden:
+            if self._leads_to_kept(path):
+                self._add(Folder(target=path))
+        elif kind == "l":
+            self._add(Link(target=path, to=self._watched.leads(path)))
+        elif kind == "d":
+            self._directory(path)
+        elif kind == "f" and os.access(path, os.R_OK):
+            if os.path.getsize(path) > _SMALL:
+                self._disk.exists(path)
+                self._add(Bind(target=path, source=path))
+                return
+            mode = stat.S_IMODE(self._disk.mode(path)) & 0o755
+            with open(path, "rb") as file:  # a copy costs no mount in every run
+                self._add(Text(target=path, content=file.read(), mode=mode))
+
+    def _add(self, operation: Operation) -> None:
+        self._operations.append(operation)
+
+    def _directory(self, path: str, why: str = "") -> None:
+        kind = self._mounts.get(path, "")
+        if path in self._hidden_homes:
+            self._add(Folder(target=path))
+        elif kind in _SOCKETLESS:
+            self._add(Bind(target=path, source=path, why=why))
+        elif kind in _PSEUDO or (_is_remote(kind) and not self._is_needed(path)):
+            self._add(Folder(target=path))
+        elif path in HOMES and path not in self._sight.homes:
+            self._way_to_kept(path)
+        elif self._sight.is_locked and any(is_below(point, path) for point in self._mounts):
+            self._add(Folder(target=path))
+            self.place_all(path)
+        elif self._is_empty(path):
+            self._add(Folder(target=path))
+        else:
+            self._add(View(target=path, sources=(path,), why=why))
+            # Another file system inside is not seen through the view, and gets one of its own.
+            for point in sorted(self._mounts):
+                if is_below(point, path) and not is_in(point, self._hidden) and not is_in(point, UNSEEN):
+                    self._inner(point)
+
+    def _is_empty(self, path: str) -> bool:
+        """Return True if a directory has no entry; what entries it has makes no difference."""
+        try:
+            with os.scandir(path) as entries:
+                is_empty = next(entries, None) is None
+        except OSError:
+            is_empty = True
+        return not self._disk.listing(path) if is_empty else not self._disk.exists(path)
+
+    def _way_to_kept(self, path: str) -> None:
+        """Make a directory anew, with only those entries that lead to what is needed."""
+        self._add(Folder(target=path))
+        names = {place[len(path) + 1 :].partition("/")[0] for place in self._kept if is_below(place, path)}
+        for child in sorted(f"{path}/{name}" for name in names):
+            self._disk.exists(child)
+            is_link = bool(self._watched.leads(child))
+            if child in self._sight.homes or child in self._shown:
+                self._place(child, "l" if is_link else "d" if os.path.isdir(child) else "f")
+            elif os.path.isdir(child) and not is_link:
+                self._way_to_kept(child)
+
+    def _inner(self, point: str) -> None:
+        kind = self._mounts[point]
+        if kind in _PSEUDO or (_is_remote(kind) and not self._is_needed(point)):
+            return
+        try:
+            is_directory = stat.S_ISDIR(os.lstat(point).st_mode)
+        except OSError:  # covered by another mount
+            return
+        if is_directory and kind not in _SOCKETLESS:
+            self._add(View(target=point, sources=(point,)))
+        else:
+            self._add(Bind(target=point, source=point))
+
+    def finished(self) -> HostView:
+        """Hide what is masked in each view, and add what every command has."""
+        operations = self._with_masks()
+        operations += [Link(target=path, to=to) for path in _RUN if (to := self._watched.leads(path))]
+        for path in _SYS:
+            try:
+                with open(path, "rb") as file:
+                    operations.append(Text(target=path, content=file.read(4096), mode=0o444))
+            except OSError:
+                continue
+        return HostView(
+            operations=(Tmpfs(target="/", is_sealed=True), *operations, Devices(target="/dev")),
+            inside=inside(sorted(self._hidden), self._sight.points), watched=self._watched, look=self._watched.sum,
+        )  # fmt: skip
+
+    def _with_masks(self) -> list[Operation]:
+        views = [each.target for each in self._operations if isinstance(each, View)]
+        hidden: dict[str, list[str]] = {view: [] for view in views}
+        opened: list[Operation] = []
+        for path in sorted(self._hidden):
+            around = self._view_of(path, views)
+            if around is None:
+                continue
+            if self._leads_to_kept(path) and os.path.isdir(path):
+                # It holds something that is to be seen: an empty directory takes its place, with the way there.
+                opened.append(Tmpfs(target=path, is_sealed=True, why="masked"))
+            elif not any(is_below(path, f"{around}/{other}") for other in hidden[around]):
+                hidden[around].append(path[len(around) + 1 :])
+        # The places that something is mounted on and that the host lacks.
+        points: dict[str, list[str]] = {view: [] for view in views}
+        for path in self._sight.points:
+            around = self._view_of(path, views)
+            if around is not None and not is_in(path, self._hidden) and not os.path.lexists(path):
+                points[around].append(path[len(around) + 1 :])
+        operations = [
+            each.replace(hidden=tuple(hidden[each.target]), points=tuple(points[each.target]))
+            if isinstance(each, View) else each
+            for each in self._operations
+        ]  # fmt: skip
+        unmasked: list[Operation] = [
+            View(target=path, sources=(path,), why="you unmasked it") if os.path.isdir(path)
+            else Bind(target=path, source=path, why="you unmasked it")
+            for path in self._shown if self._is_unseen(path)
+        ]  # fmt: skip
+        return [*operations, *opened, *unmasked]
+
+    def _view_of(self, path: str, views: list[str]) -> str | None:
+        """Return the view that shows a path, or would; a hidden home covers the view around it."""
+        around = max((view for view in views if is_below(path, view)), key=len, default=None)
+        home = max((home for home in self._hidden_homes if is_in(path, (home,))), key=len, default=None)
+        return around if around is None or home is None or is_below(around, home) else None
+
+    def _is_unseen(self, path: str) -> bool:
+        is_others = is_in(path, HOMES) and not is_in(path, self._sight.homes)
+        return is_others or any(is_in(path, places) for places in (self._hidden, UNSEEN, self._hidden_homes))
+
+    def _leads_to_kept(self, path: str) -> bool:
+        return any(is_in(place, (path,)) for place in self._kept)
+
+    def _is_needed(self, path: str) -> bool:
+        return any(is_in(place, (path,)) for place in (*self._kept, *_NEEDED))
+
+
+def _is_remote(kind: str) -> bool:
+    return kind in _REMOTE or (kind.startswith("fuse") and kind not in _SOCKETLESS)
