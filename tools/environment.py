@@ -9,6 +9,7 @@ may write the project and must not be able to replace what the host executes.
 import fcntl
 import hashlib
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -262,6 +263,8 @@ def add_sources(target: Path) -> None:
         "from fumehood.faces.cli.main import command\n"
         "command(bundle)\n"
     )
+    # Python keeps no bytecode of the program that it is told to run.
+    py_compile.compile(str(target / "launch.py"), str(target / "launch.pyc"), doraise=True)
 
 
 def mark(target: Path, name: str, checkout_as_named: str) -> None:

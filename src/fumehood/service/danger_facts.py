@@ -197,7 +197,7 @@ def _target(side: Parents, path: str) -> str:
 
 
 # Of an environment or an installation of Python. Beside them may lie anything: some make the project itself one.
-_PARTS = ("bin", "lib", "lib64", "pyvenv.cfg", "launch.py", "pycache", "made-from")
+_PARTS = ("bin", "lib", "lib64", "pyvenv.cfg", "launch.py", "launch.pyc", "pycache", "made-from")
 _PACKAGES = ("site-packages", "dist-packages")
 # Of a checkout, with which the wrapper starts.
 _WRAPPER = ("fumehood", "tools", "requirements")

@@ -161,6 +161,7 @@ def _dispatch(words: list[str], begin: Callable[[], None]) -> int:
     begin()
     # Not before everything is imported: what is there now stays to the end, and is not looked through each time.
     gc.freeze()
+    gc.set_threshold(10_000)  # a short command makes no more
     gc.enable()
     return act(rest)
 

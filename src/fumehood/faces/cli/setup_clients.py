@@ -216,7 +216,7 @@ def _tell(answer: dict[str, Any]) -> None:
 def installed_command() -> list[str]:
     """Return how this program is started by somebody else, from anywhere."""
     started = os.path.abspath(sys.argv[0])
-    if os.path.basename(started) == "launch.py":
+    if os.path.basename(started) in ("launch.py", "launch.pyc"):
         # The wrapper of a checkout, which finds the environment again when that is made anew.
         wrapper = os.path.abspath(f"{os.path.dirname(__file__)}/../../../../fumehood")
         if os.access(wrapper, os.X_OK):
