@@ -119,21 +119,6 @@ def test_what_is_loaded_when_a_command_begins_is_kept_apart_from_what_it_loads_l
     assert started.run(path=False, meanwhile=f"import late, more; {first}").startswith("['inner', 'inner.part']\n")
 
 
-def test_functions_are_kept_without_texts_and_types_and_do_the_same(started: Started) -> None:
-    (started.sources / "shown.py").write_text(
-        "VALUE = 1\nclass Record:\n    'What it is.'\n    field: int = 3\n"
-        "def only_told(one: int, *more: str, key: bytes = b'k') -> tuple:\n    'Says so.'\n"
-        "async def later(one: int) -> int:\n    'Says so.'\n    assert one, 'none'\n    return lambda two: (one, two)\n"
-    )
-    look = (
-        "f = shown.only_told; assert f(1, 'a', key=b'x') is None and f.__kwdefaults__ == {'key': b'k'};"
-        " assert (shown.Record.__annotations__, shown.Record.__doc__) == ({'field': int}, 'What it is.');"
-        " import types; c = shown.later(0);\ntry: c.send(None)\nexcept AssertionError as e: print(e, f.__doc__)"
-    )
-    assert started.run(meanwhile=look) == "none Says so.\n1 2 True True\n"
-    assert started.run(path=False, meanwhile=look) == "none None\n1 2 True True\n"
-
-
 def test_a_place_that_can_not_be_written_is_no_error(started: Started) -> None:
     started.file.parent.rmdir()
     assert started.run() == "1 2 True True\n"

@@ -28,8 +28,6 @@ ORDER += ["faces", "adapters", "__main__"]
 SLOW = {"argparse", "asyncio", "contextlib", "dataclasses", "enum", "inspect", "json", "logging", "pathlib"}
 SLOW |= {"collections", "ctypes", "functools", "re", "signal", "socket", "sqlite3", "subprocess", "threading"}
 SLOW |= {"tomllib", "typing"}
-# Ours that a run needs only where something was asked or changed.
-SLOW |= {"fumehood.core.questions", "fumehood.linux.layer", "fumehood.service.scratch", "fumehood.store.records"}
 
 
 def layer(dotted: str) -> str:

@@ -102,7 +102,7 @@ class Bundle:
         rows = [(name, *kept[:4], self._code(name)) for name, kept in self._modules.items() if name not in missing]
         for name, spec in missing.items():
             before = _stamp(spec.origin)
-            code = None if isinstance(spec.loader, ExtensionFileLoader) else _lean(name, spec.loader)
+            code = None if isinstance(spec.loader, ExtensionFileLoader) else spec.loader.get_code(name)
             directory = os.path.dirname(spec.origin) if spec.submodule_search_locations is not None else ""
             if _stamp(spec.origin) == before:  # else somebody is writing it at this moment
                 rows.append((name, spec.origin, *before, directory, code))
@@ -125,25 +125,6 @@ class Bundle:
             os.replace(new, self._file)
         except OSError:
             return  # the environment can't be written, as in the hood, or the disk is full
-
-
-def _lean(name: str, loader: "Any") -> "CodeType":
-    """Return a module's code without the types and texts of its functions, which a command has no use for.
-
-    That is a fifteenth less to read. Those of classes stay: records have their fields from there.
-    """
-    import ast
-
-    tree = ast.parse(loader.get_source(name))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node.returns = None
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
-        elif isinstance(node, ast.arg):
-            node.annotation = None
-    code: CodeType = compile(tree, loader.path, "exec", dont_inherit=True)
-    return code
 
 
 class KeptLoader(SourceFileLoader):
