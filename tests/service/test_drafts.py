@@ -7,12 +7,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from faulty import BEFORE, CHANGE
-from fumehood import BadRequest, ChangedMeanwhile, DraftConflict, Policy, Sandbox
+from fumehood import BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
 from fumehood.core.hunks import merged
+from fumehood.service import drafting
 from fumehood.service.drafts import apply_draft, discard_draft
 from fumehood.service.store import Store
 from fumehood.store.projects import Project
@@ -440,6 +442,26 @@ def test_a_draft_can_become_a_commit_on_a_branch(sandbox: Sandbox, repository: P
     assert sandbox.drafts() == []
     sandbox.undo(run)
     assert git(repository, "branch", "--format=%(refname:short)") == "main\n"
+
+
+def test_what_is_written_while_a_commit_is_made_is_not_thrown_away(
+    sandbox: Sandbox, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = sandbox.draft("fix")
+    draft.run("echo new > a.txt")
+    apply = drafting.drafts.apply_draft
+
+    def apply_late(*arguments: Any, **options: Any) -> Run:
+        monkeypatch.undo()
+        draft.run("echo late > late")
+        return apply(*arguments, **options)
+
+    monkeypatch.setattr(drafting.drafts, "apply_draft", apply_late)
+    with pytest.raises(ChangedMeanwhile, match="has changed since"):
+        draft.commit()
+    assert draft.run("cat late; git branch").stdout == "late\n* main\n"
+    assert draft.commit().state == "applied"
+    assert git(repository, "show", "fix:late") == "late\n"
 
 
 def test_what_git_ignores_is_not_thrown_away_for_a_commit(sandbox: Sandbox, repository: Path) -> None:

@@ -8,7 +8,7 @@ import tarfile
 from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, ChangedMeanwhile
 from fumehood.service import draft_merge, drafts
 from fumehood.service.commands import Commands
 from fumehood.service.decide import discard_held
@@ -95,6 +95,7 @@ class Draft(Commands):
         `author` is "Name <mail>"; without it, git's own settings tell. What git ignores would be thrown away, so it is
         refused where there is any, save with `force`. Returns the run that has applied the commit, and can be undone.
         """
+        seen = self._store.drafts.shown_at(self._record)
         branch, paths = branch or self.name, [each.path for each in self.changes()]
         if not paths:
             raise BadRequest(f"draft {self.name} holds nothing", hint=f"fumehood draft log {self.name}")
@@ -116,7 +117,13 @@ class Draft(Commands):
             raise BadRequest(f"no commit was made: {why}", hint='--branch NAME, --author "Name <mail>"')
         parts = ("objects", f"refs/heads/{branch}", f"logs/refs/heads/{branch}")
         only = [f"{directory}/{part}" for part in parts]
-        return self._marked(drafts.apply_draft(self._store, self._project, self._record, only=only))
+        try:
+            run = drafts.apply_draft(self._store, self._project, self._record, only=only, seen=seen, besides=made.run)
+        except ChangedMeanwhile:
+            # What another command wrote since is not in the commit, and would be thrown away.
+            discard_held(self._store, self._project, made)
+            raise
+        return self._marked(run)
 
     def rebase(self) -> tuple[list[str], list[Conflict]]:
         """Bring both versions together, in the draft, of texts that the project has changed too.

@@ -222,19 +222,19 @@ def _is_never_written(path: str, status: os.stat_result) -> bool:
 
 def apply_draft(
     store: Store, project: Project, draft: DraftRecord, *, force: bool = False, only: Sequence[str] = (),
-    seen: str = "",
+    seen: str = "", besides: str = "",
 ) -> Run:  # fmt: skip
     """Take over all that a draft holds as one run, merged with what the project has changed meanwhile.
 
     Where both have changed the same, DraftConflict is raised and nothing done; with `force`, the draft's version counts
     there, and what the project has is saved first. What the host would act on by itself is held, as of any run.
     `only` are paths: nothing else of it is taken over then, and the rest is thrown away. `seen` names the state that
-    the person was shown (`Drafts.shown_at`); any other raises ChangedMeanwhile.
+    the person was shown (`Drafts.shown_at`), a run `besides` left out; any other raises ChangedMeanwhile.
     """
     claim = layering.Claim(store.places, new_id())
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld(), claim:
         _refuse_running(store, draft)
-        refuse_another(store, draft, seen)
+        refuse_another(store, draft, seen, besides)
         whole = folded_draft(store, project, draft, claim)
         try:
             refuse_marks(store, draft, whole)
@@ -286,9 +286,9 @@ def _refuse_running(store: Store, draft: DraftRecord) -> None:
         raise BadRequest(f"a command is running in draft {draft.name}", hint="wait for it, or end it: fumehood ps")
 
 
-def refuse_another(store: Store, draft: DraftRecord, seen: str) -> None:
+def refuse_another(store: Store, draft: DraftRecord, seen: str, besides: str = "") -> None:
     """Refuse a word on a draft in which something ran since it was shown."""
-    if seen and store.drafts.shown_at(draft) != seen:
+    if seen and store.drafts.shown_at(draft, besides) != seen:
         raise ChangedMeanwhile(
             f"draft {draft.name} has changed since it was shown: nothing was done", hint="look at it again, then decide"
         )

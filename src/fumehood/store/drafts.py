@@ -96,10 +96,13 @@ class Drafts:
         query = f"SELECT {_COLUMNS} FROM drafts WHERE project = ? AND state = 'open' ORDER BY id"
         return [_draft(row) for row in self.database.rows(query, (project,))]
 
-    def shown_at(self, draft: DraftRecord) -> str:
-        """Name the state of a draft: another one as soon as something is recorded of a run in it."""
-        query = "SELECT coalesce(max(events.n), 0) FROM events JOIN runs ON runs.id = events.run WHERE runs.draft = ?"
-        ((last,),) = self.database.rows(query, (draft.id,))
+    def shown_at(self, draft: DraftRecord, besides: str = "") -> str:
+        """Name the state of a draft: another one as soon as something is recorded of a run in it, save `besides`."""
+        query = (
+            "SELECT coalesce(max(events.n), 0) FROM events JOIN runs ON runs.id = events.run"
+            " WHERE runs.draft = ? AND runs.id <> ?"
+        )
+        ((last,),) = self.database.rows(query, (draft.id, besides))
         return str(last)
 
     def rename(self, draft: DraftRecord, name: str) -> DraftRecord:
