@@ -22,6 +22,7 @@ SHARE = 2 if os.geteuid() == 0 else 1  # points of each act that are tried here
 JOURNAL = {"create", "write", "flush", "remove"}
 STEPS = {"rename", "make a directory", "link"}
 COPYING = {"copy", "set a size", "set a mode", "set times", "symlink"}
+STAGED = ("apply", "undo", "recover", "draft")  # tried on two file systems too; the sweep does so with all
 # What an act can't be done without, whatever the calls are named here; on two file systems, COPYING besides.
 NEEDED = {
     "run": JOURNAL | STEPS | {"set a mode"}, "apply": JOURNAL | STEPS | {"set a mode", "make a node"},
@@ -73,8 +74,11 @@ def is_known_here(call):
     return subprocess.run(["strace", f"--trace={call}@64", "true"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["one file system", "two file systems"])
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(
+    ("act", "staged"),
+    [*((act, False) for act in ACTS), *((act, True) for act in STAGED)],
+    ids=[*ACTS, *(f"{act}, two file systems" for act in STAGED)],
+)
 def test_killed_at_any_call_the_project_is_before_or_after(act, staged, cache):
     need(not staged or os.path.isdir("/dev/shm"), "there is no second file system")
     found, after = points(act, staged=staged, cache=cache)
