@@ -275,8 +275,10 @@ def test_a_job_that_fills_the_workers_disk_fails_and_the_next_is_done(
         # What was written fits into a bundle, or no bundle can be made of it.
         for source, state, told_in in (("zero", "held", "output"), ("urandom", "failed", "reason")):
             full = sent(machines, project, "run", "--", f"head -c 64M /dev/{source} > big")
-            assert (full["state"], full["exit_code"] or 1) == (state, 1), full["reason"]
-            assert "No space left" in full[told_in], full[told_in]
+            assert (full["state"], full["exit_code"] == 0) == (state, False), full["reason"]
+            # The kernel says so, or the command was ended for the last of the disk: whichever is quicker.
+            words = f"{full[told_in]} {full['blocked']}"
+            assert "No space left" in words or "the disk has only" in words, words
         assert "Traceback" not in machines.logs(), machines.logs()
         run = sent(machines, project, "run", "--", "cat src/a.py; echo n > new")
         assert (run["state"], run["output"]) == ("held", "one = 1\n")
