@@ -216,7 +216,7 @@ class ChangesView(Acting):
         self.app.call_from_thread(self._show_place, branch, about, text, digest)
 
     def _show_place(self, branch: Branch, about: list[Text], text: str, digest: str) -> None:
-        if branch == self._branch:
+        if self.app.is_running and branch == self._branch:  # while the program ends, its parts go one by one
             self._versions_digest = digest
             self.query_one(Pieces).show_difference(about, text, can_mark=bool(digest))
 
