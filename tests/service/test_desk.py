@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,10 @@ import fumehood
 from conftest import command_line
 from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question, apply_question, network_question
 from fumehood.core.wording import Item
-from fumehood.service.ask import ask_all
+from fumehood.service.ask import Asked, ask_all
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
-from patience import eventually
+from patience import LONG_S, eventually
 
 HOSTILE = Question(
     what="network", text="Run command with network access: \x1b[2Jcurl \udcff?", command="\x1b[2Jcurl \udcff",
@@ -42,7 +45,7 @@ with desk.attend():
 
 ASKER = """
 from fumehood.core.questions import Question
-from fumehood.service.ask import ask_all
+from fumehood.service.ask import Asked, ask_all
 from fumehood.service.desk import Desk
 from fumehood.store.places import places
 question = Question(what="w", text="t", command="c", directory="/", project="/", target="x")
@@ -115,6 +118,22 @@ def test_a_question_of_a_process_that_died_is_gone(desk: Desk) -> None:
         asker.wait()
         assert desk.waiting() == []
         assert not desk.answer(waiting.id, True)
+
+
+def test_an_interrupt_while_a_question_is_laid_down_is_an_interrupt(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = Asked.on_close
+
+    def register_and_interrupt(asked: Asked, closing: Callable[[], object]) -> None:
+        register(asked, closing)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Asked, "on_close", register_and_interrupt)
+    with desk.attend(), pytest.raises(KeyboardInterrupt):
+        ask_all([desk], HOSTILE, LONG_S)
+    assert desk.waiting() == []
+    assert "fumehood-desk" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_somebody_who_leaves_is_no_longer_present(desk: Desk) -> None:

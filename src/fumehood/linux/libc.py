@@ -136,7 +136,8 @@ def tee(source: int, sink: int, size: int, flags: int) -> int:
 def peek(source: int, size: int) -> bytes:
     """Return what waits at a socket, and leave it there."""
     answer = (c_char * size)()
-    return answer.raw[: _check(_libc.recv(source, answer, c_ulong(size), _MSG_PEEK | _MSG_DONTWAIT), "recv")]
+    length = _check(_libc.recv(source, answer, c_ulong(size), _MSG_PEEK | _MSG_DONTWAIT), "recv")
+    return answer.raw[:length]
 
 
 def born_ns(path: bytes) -> int:

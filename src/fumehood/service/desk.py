@@ -19,6 +19,7 @@ import weakref
 from fumehood.core.questions import ALLOW, DENY, Question, understood
 from fumehood.core.wording import Item
 from fumehood.errors import BadRequest
+from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.terminal import leave_resuming_to_main
 from fumehood.store.places import LENGTH, make_private, new_id
 
@@ -142,8 +143,9 @@ class Desk:
                 _remove(self._path(key, ending))
             os.close(file)
 
-        asked.on_close(close)
-        thread.start()
+        with InterruptsHeld():  # between the two, what is closed had not begun
+            asked.on_close(close)
+            thread.start()
 
     def _laid(self, key: str, asked: Asked) -> int:
         """Make a question's file; returns the descriptor that keeps it locked."""

@@ -8,6 +8,7 @@ import time
 
 from fumehood.core import questions
 from fumehood.core.wording import WIDTH
+from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.terminal import hear_resuming, leave_resuming_to_main, tell_when_resumed
 
 TYPE_CHECKING = False
@@ -62,8 +63,9 @@ class AtTerminal:
             for descriptor in (closed, resumed, resuming, tty):
                 os.close(descriptor)
 
-        asked.on_close(close)
-        thread.start()
+        with InterruptsHeld():  # between the two, what is closed had not begun
+            asked.on_close(close)
+            thread.start()
 
 
 def _opened() -> int | None:
